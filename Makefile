@@ -1,0 +1,51 @@
+# `make train` and `make test` each do their own set-up; a second call reuses what is there.
+
+PYTHON ?= python3
+PROMPT ?= To be, or not to be
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help train test fast lint bench clean
+
+help: ## show this
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (ARGS="key=value …", PROMPT="…")
+	$(BIN)/python -m mingpt.data.fetch shakespeare
+	@# torchrun would set OMP_NUM_THREADS to 1 itself, under a banner of asterisks
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m mingpt.train experiment=shakespeare_char $(ARGS)
+	$(BIN)/python -m mingpt.generate runs/shakespeare-char/snapshots --prompt "$(PROMPT)" --tokens 300 --seed 1
+
+test: lint ## lint, then all tests but the lab's: the fast ones first
+	$(BIN)/python -m pytest -m "not lab and not slow"
+	$(BIN)/python -m pytest -m "slow and not lab"
+	@echo "Not run here: tests marked 'lab' (they need the Slurm and SkyPilot cluster of tests/lab)."
+
+fast: $(INSTALLED) ## the fast tests only
+	$(BIN)/python -m pytest -m "not lab and not slow"
+
+lint: $(INSTALLED) ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(INSTALLED) ## run every benchmark; each prints JSON
+	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done
+
+clean: ## remove .venv, caches and build outputs (runs/ and data/ stay)
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find mingpt tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# constraints.txt is the lock for Python 3.10 to 3.13 and every platform. To renew it: run the command in its first
+# lines (uv keeps the versions it finds there; `--upgrade-package NAME` moves one).
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "mingpt needs Python 3.10 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: try make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV): a minute or two the first time."
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

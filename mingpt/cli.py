@@ -1,0 +1,162 @@
+"""From the command line to a Config: Hydra's override grammar through its Compose API, every mistake listed at once.
+
+`@hydra.main` is not used: it stops at the first bad override with exit code 1, and makes a folder per process.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import mingpt
+from mingpt.config import Config, choices, keys, nearest, validate, without_secrets
+from mingpt.errors import MISTAKE, Mistake
+
+
+def config_dir() -> Path:
+    """configs/: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(mingpt.__file__).resolve().parent
+    return next(p for p in (package / "configs", package.parent / "configs") if p.is_dir())
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {message}; see --help", file=sys.stderr)
+        sys.exit(MISTAKE)
+
+
+def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
+    """The validated config of a command line; None if it asked for --help or --cfg, which are answered on stdout.
+
+    Raises Mistake with every problem in it.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--cfg", choices=["job"])
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_intermixed_args(arguments)
+    if options.help:
+        print(help_text())
+        return None
+    composed, problems = _compose(options.overrides)
+    if options.cfg and not problems:
+        print(OmegaConf.to_yaml(composed, resolve=options.resolve), end="")
+        return None
+    raw, unresolved = _resolve(composed)
+    return validate(raw, world_size, also=(*problems, *unresolved))
+
+
+def as_yaml(config: Config) -> str:
+    """The resolved config for people, without secrets."""
+    return yaml.safe_dump(without_secrets(config.model_dump()), sort_keys=False)
+
+
+def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """Compose train.yaml with the overrides; those that Hydra refuses are left out and told as problems."""
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        try:
+            return compose("train", list(overrides)), []
+        except (HydraException, OmegaConfBaseException):
+            pass
+        # Hydra stops at the first problem. Adding the overrides one by one finds each bad one; groups come first,
+        # because the keys that exist depend on them.
+        problems: list[str] = []
+        parsed: list[tuple[bool, str, Override]] = []
+        for text in overrides:
+            try:
+                override = OverridesParser.create().parse_override(text)
+                parsed.append((not _is_group(override.key_or_group), text, override))
+            except HydraException:
+                problems.append(f"{text!r} is not an override: write key=value, group=option, +key=value or ~key")
+        good: list[str] = []
+        for _, text, override in sorted(parsed, key=lambda item: item[0]):
+            try:
+                compose("train", [*good, text])
+                good.append(text)
+            except (HydraException, OmegaConfBaseException) as error:
+                problems.append(_refused(text, override, error))
+        return compose("train", good), problems
+
+
+def groups() -> dict[str, dict[str, str]]:
+    """Each group's options, with the first comment line of each one's file."""
+    found: dict[str, dict[str, str]] = {}
+    for file in sorted(config_dir().glob("*/*.yaml")):
+        comment = next((line[1:].strip() for line in file.read_text().splitlines() if re.match("# [^@]", line)), "")
+        found.setdefault(file.parent.name, {})[file.stem] = comment
+    return found
+
+
+def _is_group(key: str) -> bool:
+    return key in groups()
+
+
+def _refused(text: str, override: Override, error: Exception) -> str:
+    key, value = override.key_or_group, override.value()
+    if _is_group(key):
+        options = groups()[key]
+        if value not in options:
+            return f"{text}: there is no {key} {value!r}; there are {', '.join(options)}"
+    elif key not in keys() and not override.is_add():
+        return f"{key} is not a key{nearest(key)}"
+    return f"{text}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    """Hydra's own words, without the frames and keys that it adds below them."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else _first_line(error.__cause__) if error.__cause__ else type(error).__name__
+
+
+def _resolve(composed: DictConfig) -> tuple[dict[str, Any], list[str]]:
+    """The plain dict with interpolations resolved; one problem for each that can't be."""
+    problems: list[str] = []
+
+    def plain(node: DictConfig, prefix: str) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key in node:
+            name = f"{prefix}{key}"
+            try:
+                value = node[key]
+            except OmegaConfBaseException as error:
+                problems.append(f"{name}: {_first_line(error)}")
+                continue
+            out[str(key)] = (
+                plain(value, f"{name}.")
+                if isinstance(value, DictConfig)
+                else OmegaConf.to_container(value, resolve=True)
+                if OmegaConf.is_config(value)
+                else value
+            )
+        return out
+
+    return plain(composed, ""), problems
+
+
+def help_text() -> str:
+    lines = [
+        "python -m mingpt.train [--cfg job [--resolve]] [override ...]",
+        "",
+        "Overrides have Hydra's grammar: key=value, group=option, +new=value, ~gone.",
+        "",
+        "Groups (group=option):",
+    ]
+    for group, options in groups().items():
+        lines += [f"  {group}/", *(f"    {option:<16} {comment}" for option, comment in options.items())]
+    lines += ["", "Keys (key=value):"]
+    for key, text in keys().items():
+        words = choices(key)
+        takes = f" [{' | '.join(words)}]" if all(isinstance(w, str) for w in words) and words else ""
+        lines.append(f"  {key:<28} {text}{takes}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Token sequences for training, and the real corpora to make them from."""

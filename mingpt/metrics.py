@@ -1,0 +1,94 @@
+"""Metrics for programs (JSON lines) and for people (one console line).
+
+Each attempt writes a segment of its own, `<run.dir>/metrics/attempt-00001.jsonl`, since object stores cannot append and
+two attempts may overlap. Readers merge the segments by step: the newest attempt that reached a step has the word.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from mingpt.storage import is_local, open_fs, place
+
+SEGMENT = re.compile(r"attempt-([0-9]{5})\.jsonl")
+
+
+def _segments(run_dir: str) -> list[tuple[int, str]]:
+    """(attempt, path) of each segment, oldest first."""
+    fs, root = open_fs(run_dir, "run.dir")
+    fs.invalidate_cache()
+    with place("run.dir", run_dir):
+        try:
+            paths = fs.ls(f"{root.rstrip('/')}/metrics", detail=False)
+        except FileNotFoundError:
+            return []
+    return sorted((int(m[1]), p) for p in paths if (m := SEGMENT.fullmatch(Path(p).name)))
+
+
+def next_attempt(run_dir: str) -> int:
+    """The number of a new attempt: one more than that of the newest segment."""
+    return max((attempt for attempt, _ in _segments(run_dir)), default=0) + 1
+
+
+def read_metrics(run_dir: str) -> list[dict[str, Any]]:
+    """The merged metrics of a run by step. A line that a killed attempt left half written is passed over."""
+    fs, _ = open_fs(run_dir, "run.dir")
+    rows: dict[int, dict[str, Any]] = {}
+    for attempt, path in _segments(run_dir):
+        for line in fs.cat_file(path).decode(errors="replace").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            # A newer attempt replaces an older one's line; within an attempt, a step's evaluation joins its loss.
+            old = rows.get(row["step"], {})
+            rows[row["step"]] = (old if old.get("attempt") == attempt else {}) | row
+    return [rows[step] for step in sorted(rows)]
+
+
+class MetricsLog:
+    """One attempt's segment. On a local disk each line is there at once; elsewhere, after each `flush`."""
+
+    def __init__(self, run_dir: str, attempt: int) -> None:
+        self.attempt = attempt
+        self.fs, root = open_fs(run_dir, "run.dir")
+        self.path = f"{root.rstrip('/')}/metrics/attempt-{attempt:05d}.jsonl"
+        self.lines: list[str] = []
+        self.file: TextIO | None = None
+        with place("run.dir", run_dir):
+            if is_local(self.fs):
+                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+                self.file = Path(self.path).open("x", buffering=1)
+            else:
+                self.fs.pipe_file(self.path, b"")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps({"attempt": self.attempt, **row}) + "\n"
+        if self.file:
+            self.file.write(line)
+        else:
+            self.lines.append(line)
+
+    def flush(self) -> None:
+        if not self.file and self.lines:
+            self.fs.pipe_file(self.path, "".join(self.lines).encode())
+
+    def close(self) -> None:
+        self.flush()
+        if self.file:
+            self.file.close()
+
+
+def say(text: str) -> None:
+    """One line for a person, at once."""
+    print(text, flush=True)
+
+
+def console_line(row: Mapping[str, Any], max_steps: int) -> str:
+    """`step 100/2000  loss 2.3456  lr 1.00e-03  norm 0.85  12,345 tokens/s  210 ms/step`."""
+    return (
+        f"step {row['step']:>{len(str(max_steps))}}/{max_steps}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
+        f"norm {row['grad_norm']:.2f}  {row['tokens_per_second']:,.0f} tokens/s  {row['step_seconds'] * 1e3:.0f} ms/step"
+    )

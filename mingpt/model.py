@@ -1,0 +1,176 @@
+"""GPT-2, exactly: the architecture of the published checkpoints, with Hugging Face's parameter names and shapes.
+
+This file imports torch and nothing else of the project. Every parameter keeps the name and the layout that
+`transformers` uses (`GPT2LMHeadModel`), so a snapshot's model part can be read by it as it is.
+
+Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; Karpathy's nanoGPT, for what to
+leave out.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+IGNORE = -100  # a target that does not count, torch's and Hugging Face's convention
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a GPT. `vocab_multiple` pads the embedding's rows up to a multiple; 64 fits GPU tiles."""
+
+    vocab_size: int
+    block_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float = 0.0
+    vocab_multiple: int = 1
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+
+class Projection(nn.Module):
+    """An affine map whose weight is stored (in, out), as GPT-2's checkpoints store it; `nn.Linear` has (out, in)."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_in, n_out))
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.t(), self.bias)
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention; position t sees positions 0..t and nothing later."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.dropout = config.dropout
+        self.c_attn = Projection(config.n_embd, 3 * config.n_embd)
+        self.c_proj = Projection(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = self.c_attn(x).view(batch, time, 3, self.n_head, width // self.n_head).unbind(2)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=True,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        y = self.c_proj(y.transpose(1, 2).reshape(batch, time, width))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.c_fc = Projection(config.n_embd, 4 * config.n_embd)
+        self.c_proj = Projection(4 * config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """Pre-norm: each half reads a normalised copy and adds to the residual stream."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(nn.Module):
+    """All but the output layer: tokens (batch, time) to activations (batch, time, width)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = F.dropout(self.wte(tokens) + self.wpe(positions), self.dropout, self.training)
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+
+class GPT(nn.Module):
+    """A language model. The output layer is the token embedding itself (tied), so it has no parameter of its own."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.transformer = Transformer(config)
+        for name, parameter in self.named_parameters():
+            if name.endswith("c_proj.weight"):
+                # 2 x layers additions flow into the residual stream; this keeps its variance at the start (GPT-2).
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.n_layer))
+            elif parameter.dim() >= 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of `targets` (batch, time) given `tokens` (batch, time), both int64.
+
+        Returns (sum of the losses in nats, float32 scalar; number of targets that counted, float32 scalar). Sums, not
+        means, so that batches whose masks are uneven (targets of IGNORE) average right when they are added up.
+        """
+        logits = self.padded_logits(self.transformer(tokens))
+        if self.config.padded_vocab_size > self.config.vocab_size:
+            # In the sum of the softmax the padding has weight exp(-inf) = 0: never predicted, never trained.
+            logits[..., self.config.vocab_size :] = -torch.inf
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        return loss, (targets != IGNORE).sum().float()
+
+    def padded_logits(self, activations: Tensor) -> Tensor:
+        return F.linear(activations, self.transformer.wte.weight).float()
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token at every position: (batch, time) to (batch, time, vocab_size), without the padding."""
+        return self.padded_logits(self.transformer(tokens))[..., : self.config.vocab_size]
+
+    @torch.no_grad()
+    def generate(
+        self, tokens: Tensor, count: int, *, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
+    ) -> Tensor:
+        """Continue `tokens` (batch, time >= 1) by `count` tokens; temperature 0 takes the likeliest token each time.
+
+        The same seed gives the same text on the same machine. In a context longer than block_size, only the newest
+        block_size tokens are seen.
+        """
+        generator = torch.Generator(tokens.device).manual_seed(seed)
+        training = self.training
+        self.eval()
+        for _ in range(count):
+            logits = self.logits(tokens[:, -self.config.block_size :])[:, -1]
+            if top_k is not None and top_k < logits.shape[-1]:
+                smallest_kept = torch.topk(logits, top_k).values[:, -1:]
+                logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+            if temperature == 0:
+                chosen = logits.argmax(-1, keepdim=True)
+            else:
+                chosen = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
+            tokens = torch.cat([tokens, chosen], dim=1)
+        self.train(training)
+        return tokens

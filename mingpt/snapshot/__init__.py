@@ -1,0 +1,1 @@
+"""Snapshots: the format, the store, the writer, the reader."""

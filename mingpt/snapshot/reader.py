@@ -1,0 +1,54 @@
+"""Reading snapshots: everything verified, the newest good one chosen, the damaged ones set aside."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mingpt.snapshot.format import Damaged, Kind, Manifest, decode_manifest, decode_part
+from mingpt.snapshot.store import Store
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A verified snapshot; its tensors lie in CPU memory."""
+
+    manifest: Manifest
+    state: dict[Kind, dict[str, Tensor]]
+
+
+def read_manifest(store: Store, step: int) -> Manifest:
+    """Raises Damaged."""
+    try:
+        manifest = decode_manifest(store.read_manifest(step))
+    except FileNotFoundError as error:
+        raise Damaged("there is no manifest") from error
+    if manifest.step != step:
+        raise Damaged(f"the manifest is that of step {manifest.step}")
+    return manifest
+
+
+def read(store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer")) -> Loaded:
+    """Read and verify one snapshot. Raises Damaged, naming the file; other errors of the store as they are."""
+    manifest = read_manifest(store, step)
+    state: dict[Kind, dict[str, Tensor]] = {kind: {} for kind in kinds}
+    for name in sorted(manifest.parts):
+        for kind in kinds:
+            if name.startswith(kind):
+                raw = store.read_part(step, name, manifest.parts[name].size)
+                state[kind] |= decode_part(manifest, name, raw)
+    return Loaded(manifest, state)
+
+
+def read_newest(store: Store, say: Callable[[str], None]) -> Loaded | None:
+    """The newest snapshot that is good. A damaged one is set aside, loudly, and the next older one tried."""
+    for step in store.steps():
+        try:
+            return read(store, step)
+        except Damaged as damage:
+            name = store.set_aside(step)
+            say(
+                f"DAMAGED SNAPSHOT of step {step} in {store.url}: {damage}. Set aside (its manifest is now {name}); "
+                f"trying the next older one."
+            )
+    return None

@@ -1,0 +1,104 @@
+"""A folder of snapshots on any fsspec URL: list, read, write, commit, set aside, delete.
+
+A snapshot is committed by its manifest: before that is there, the folder means nothing to a reader, and whatever a
+killed writer left in it does no harm. Parts carry the hash of their content in their names, so two writers of one step
+can only write the same bytes under one name.
+"""
+
+import os
+import re
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged
+from mingpt.storage import is_local, open_fs, place
+
+STEP_FOLDER = re.compile(r"step-([0-9]{9})")
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a folder's new entries survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Store:
+    """The snapshots under one URL."""
+
+    def __init__(self, url: str, key: str = "snapshot.dir") -> None:
+        self.url, self.key = url.rstrip("/"), key
+        self.fs, path = open_fs(url, key)
+        self.root = path.rstrip("/")
+        self.local = is_local(self.fs)
+
+    def folder(self, step: int) -> str:
+        return f"{self.root}/step-{step:09d}"
+
+    def steps(self) -> list[int]:
+        """The committed steps, newest first."""
+        self.fs.invalidate_cache()  # object-store clients remember listings; another process may have written since
+        with place(self.key, self.url):
+            try:
+                names = [Path(p).name for p in self.fs.ls(self.root, detail=False)]
+            except FileNotFoundError:
+                return []
+            found = [int(m[1]) for n in names if (m := STEP_FOLDER.fullmatch(n))]
+            return sorted((s for s in found if self.fs.exists(f"{self.folder(s)}/{MANIFEST}")), reverse=True)
+
+    def size(self, step: int, name: str) -> int:
+        """Raises FileNotFoundError."""
+        return int(self.fs.size(f"{self.folder(step)}/{name}"))
+
+    def read_part(self, step: int, name: str, size: int) -> bytes:
+        """At most `size` + 1 bytes, so that a file that is longer than it should be is seen but not read."""
+        try:
+            return self.fs.cat_file(f"{self.folder(step)}/{name}", start=0, end=size + 1)
+        except FileNotFoundError as error:
+            raise Damaged(f"{name} is missing") from error
+
+    def read_manifest(self, step: int) -> bytes:
+        raw = self.fs.cat_file(f"{self.folder(step)}/{MANIFEST}", start=0, end=MANIFEST_LIMIT + 1)
+        if len(raw) > MANIFEST_LIMIT:
+            raise Damaged(f"{MANIFEST} is larger than {MANIFEST_LIMIT} bytes")
+        return raw
+
+    def write(self, step: int, name: str, content: bytes) -> None:
+        """Write a file so that it is there whole or not at all. On an object store a put is just that."""
+        target = f"{self.folder(step)}/{name}"
+        if not self.local:
+            self.fs.pipe_file(target, content)
+            return
+        path = Path(target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{name}.{uuid4().hex}.tmp")
+        try:
+            with temporary.open("xb") as f:
+                f.write(content)
+                f.flush()
+                os.fsync(f.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+
+    def commit(self, step: int, manifest: bytes) -> None:
+        """The last write of a snapshot; all its parts must be there."""
+        self.write(step, MANIFEST, manifest)
+        if self.local:
+            _sync_folder(Path(self.root))  # the step's folder itself
+
+    def set_aside(self, step: int) -> str:
+        """Un-commit a damaged snapshot without deleting anything: rename its manifest. Returns the new name."""
+        source = f"{self.folder(step)}/{MANIFEST}"
+        name = f"set-aside-{sha256(self.fs.cat_file(source)).hexdigest()[:8]}-{MANIFEST}"
+        self.fs.mv(source, f"{self.folder(step)}/{name}")
+        return name
+
+    def delete(self, step: int) -> None:
+        """Manifest first: a reader sees the whole snapshot or none."""
+        self.fs.rm_file(f"{self.folder(step)}/{MANIFEST}")
+        self.fs.rm(self.folder(step), recursive=True)

@@ -1,0 +1,45 @@
+"""fsspec URLs with errors for people. Every place that a user names (data, run directory, snapshots) comes through here."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from mingpt.config import without_secrets
+from mingpt.errors import Mistake
+
+
+def open_fs(url: str, key: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a URL and the path inside it. Raises Mistake, naming the config `key`, if there is none."""
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
+        scheme = url.partition("://")[0]
+        extra = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}.get(scheme)
+        cure = f"pip install 'mingpt[{extra}]'" if extra else "use a local path, s3://…, gs://…, az://… or another scheme"
+        raise Mistake(f"{key}={without_secrets(url)}: {error}: {cure}") from error
+    return fs, path
+
+
+def is_local(fs: fsspec.AbstractFileSystem) -> bool:
+    return isinstance(fs, LocalFileSystem)
+
+
+@contextmanager
+def place(key: str, url: str) -> Iterator[None]:
+    """Turn what a store says no with (missing, forbidden, wrong credentials) into a Mistake that names the key."""
+    shown = f"{key}={without_secrets(url)}"
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Mistake(f"{shown}: there is no such file or bucket") from error
+    except PermissionError as error:
+        raise Mistake(f"{shown}: permission denied: check the permissions, or the credentials in the environment") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Mistake(f"{shown}: the disk is full: free some space or choose another place") from error
+        if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG):
+            raise Mistake(f"{shown}: {error.strerror}: choose another place") from error
+        raise

@@ -1,0 +1,84 @@
+"""What travels with each step's reduction besides gradients: losses, token counts, and wishes to stop or to snapshot.
+
+All of it is known before the last microbatch's backward, so the exchange runs beside it and costs no time of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mingpt.distributed import World, all_gather, share
+from mingpt.reduction import tree_sum_of
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A step's figures, equal in every process, on the device that sent them.
+
+    losses: (M,) float64, each microbatch's summed loss. tokens: scalar, targets that counted. wishes: (K,) float64, for
+    each wish the number of processes that have it.
+    """
+
+    losses: Tensor
+    tokens: Tensor
+    wishes: Tensor
+
+    def mean_loss(self) -> float:
+        """Nats a token, added up along the tree. Waits for the device."""
+        return tree_sum_of(self.losses.tolist()) / max(1.0, self.tokens.item())
+
+
+class TallyExchange:
+    def __init__(self, world: World, microbatches: int, wishes: int) -> None:
+        self.world, self.wishes = world, wishes
+        self.shares = [len(share(r, world.size, microbatches)) for r in range(world.size)]
+        self.longest = max(self.shares)
+        self._received: Tensor | None = None
+        self._sent: Tensor | None = None
+        self._work: dist.Work | None = None
+
+    def start(self, losses: Sequence[Tensor], tokens: Sequence[Tensor], wishes: Sequence[bool]) -> None:
+        """Losses and token counts of this process's microbatches (float32 scalars), and its wishes."""
+        n, longest = len(losses), self.longest
+        # float64 holds each float32 loss and any token count exactly.
+        row = torch.zeros(2 * longest + self.wishes, dtype=torch.float64, device=losses[0].device)
+        row[:n] = torch.stack(list(losses)).detach()
+        row[longest : longest + n] = torch.stack(list(tokens))
+        if any(wishes):
+            row[2 * longest :] = torch.tensor(wishes, dtype=torch.float64)
+        self._sent = row.to(self.world.wire)
+        self._received = self._sent.new_empty(self.world.size * len(row))
+        self._work = all_gather(self._received, self._sent, async_op=True)
+
+    def finish(self) -> Tally:
+        assert self._work is not None and self._received is not None
+        self._work.wait()
+        rows, longest = self._received.view(self.world.size, -1), self.longest
+        losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
+        tokens = rows[:, longest : 2 * longest].sum()  # whole numbers: exact in any order
+        return Tally(losses, tokens, rows[:, 2 * longest :].sum(0))
+
+
+class HostView:
+    """Reads small device tensors without waiting for the device: on CUDA, each call gives the value of the call before.
+
+    All processes are late by the same one call, so they still act alike at the same step.
+    """
+
+    def __init__(self) -> None:
+        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def __call__(self, value: Tensor) -> list[float]:
+        if value.device.type == "cpu":
+            return value.tolist()  # type: ignore[no-any-return]
+        before = self._pending
+        event = torch.cuda.Event()
+        self._pending = (value.to("cpu", non_blocking=True), event)
+        event.record()
+        if before is None:
+            return [0.0] * value.numel()
+        before[1].synchronize()
+        return before[0].tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,44 @@
+"""`python -m mingpt.train [overrides]`: train a GPT, alone or as one of torchrun's processes.
+
+Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snapshot; 70 a crash, try again.
+"""
+
+import sys
+import time
+import traceback
+
+from mingpt import cli, trainer
+from mingpt.data.text import open_text
+from mingpt.distributed import join, speaks_for_node, world_size
+from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake
+from mingpt.metrics import say
+
+SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        config = cli.configure(arguments, world_size())
+        if config is None:  # --help or --cfg has been answered
+            return FINISHED
+        text = open_text(config.data, config.model.block_size)
+        with join(config.world) as world:
+            world.agree("data", text.sha256)
+            world.agree("configs", cli.as_yaml(config))
+            if world.speaks:
+                say(cli.as_yaml(config))
+            return trainer.train(config, text, world)
+    except Mistake as mistake:
+        if mistake.everywhere and not speaks_for_node():
+            # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first
+            # would have torchrun end that one before it has printed.
+            time.sleep(SPEAK_SECONDS)
+        print(f"error: {mistake}", file=sys.stderr, flush=True)
+        return MISTAKE
+    except Exception:
+        traceback.print_exc()
+        return CRASHED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,271 @@
+"""The loop: batches -> model -> reduction -> optimizer -> snapshot -> metrics. Read `train` from top to bottom.
+
+Only the weights and `Update.state()` are state; everything else in here is a function of (config, step), so an attempt
+that starts at any step with any number of processes computes what an undisturbed run would have.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from datetime import datetime, timezone
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from mingpt.batches import BatchPlan, Share, derive
+from mingpt.config import Config, without_secrets
+from mingpt.data.text import Pieces, Text, Windows
+from mingpt.distributed import World
+from mingpt.errors import FINISHED, STOPPED, Mistake
+from mingpt.metrics import MetricsLog, console_line, next_attempt, say
+from mingpt.model import GPT, GPTConfig
+from mingpt.numerics import differences, fingerprint, pin
+from mingpt.optim import Update
+from mingpt.reduction import ExactReduction, FastReduction, Reduction, tree_sum_of
+from mingpt.snapshot.format import State
+from mingpt.snapshot.reader import Loaded, read, read_newest
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.tally import HostView, TallyExchange
+
+STOP, SNAPSHOT = range(2)  # the wishes that travel with each step
+
+
+def train(config: Config, text: Text, world: World) -> int:
+    """Train to train.max_steps, or until a signal asks to stop; returns the exit code."""
+    pin(config, world.device)
+    torch.manual_seed(derive("weights", config.seed))
+    model = GPT(GPTConfig(vocab_size=text.vocabulary.size, **config.model.model_dump())).to(world.device)
+    plan = BatchPlan(len(text.train), config.seed, config.global_size(world.size), config.batch.micro_size)
+    update = Update(
+        model.named_parameters(),
+        config.optimizer,
+        config.schedule,
+        global_size=plan.global_size,
+        tokens_per_microbatch=plan.micro_size * config.model.block_size,
+        fp16=config.precision == "fp16",
+        device=world.device,
+    )
+    best_val_loss = torch.tensor(torch.inf, dtype=torch.float64)
+
+    # Everything above is equal in all processes by construction; everything below starts from the same snapshot.
+    def state() -> State:
+        return {"model": model.state_dict(), "optimizer": update.state() | {"best_val_loss": best_val_loss}}
+
+    store = Store(config.snapshot.dir)
+    numerics = fingerprint(config, world.device, text.sha256)
+    start, history = 0, list[dict[str, Any]]()
+    if loaded := _newest_for_all(store, world):
+        _check_fits(loaded, config, text, model)
+        start, history = loaded.manifest.step, loaded.manifest.history
+        model.load_state_dict(loaded.state["model"])
+        update.load(loaded.state["optimizer"])
+        best_val_loss.copy_(loaded.state["optimizer"]["best_val_loss"])
+        if world.speaks:
+            say(f"resumed from step {start} of {store.url} (digest {loaded.manifest.digest})")
+            _say_differences(loaded, config, numerics)
+        if start >= config.train.max_steps:
+            if world.speaks:
+                say(f"nothing to do: the run has reached step {start}, and train.max_steps={config.train.max_steps}")
+            return FINISHED
+    attempt = world.from_speaker(next_attempt(config.run.dir) if world.speaks else None)
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    history.append({"attempt": attempt, "from_step": start, "world_size": world.size, "at": now, "numerics": numerics})
+
+    if config.train.compile:
+        model.compile()  # before DDP wraps it: see numerics.pin
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    mine = world.share(plan.microbatches)
+    reduction: Reduction = (
+        ExactReduction(ddp, plan.microbatches, world) if config.reduce == "exact" else FastReduction(ddp)
+    )
+    tallies, host_view, wishes = TallyExchange(world, plan.microbatches, wishes=2), HostView(), Wishes()
+    autocast = _autocast(config, world.device)
+    microbatches = _loader(config, text.train, Share(plan, mine, start, config.train.max_steps), world)
+    validation = Pieces(text.validation, plan.micro_size)
+    snapshots = SnapshotWriter(
+        store,
+        world,
+        config.snapshot.keep,
+        provenance={
+            "run": config.run.name,
+            "vocabulary": text.vocabulary.to_json(),
+            "config": without_secrets(config.model_dump()),
+            "fingerprint": numerics,
+            "history": history,
+        },
+        say=say,
+    )
+    metrics = MetricsLog(config.run.dir, attempt) if world.speaks else None
+    if world.speaks:
+        say(
+            f"attempt {attempt}: steps {start + 1} to {config.train.max_steps}, {world.size} processes on {world.device.type} "
+            f"({world.backend}), {plan.microbatches} microbatches of {plan.micro_size} x {config.model.block_size} tokens, "
+            f"{sum(p.numel() for p in model.parameters()):,} parameters"
+        )
+
+    last_snapshot = last_log = time.monotonic()
+    last_logged, stopping = start, False
+    for step in range(start, config.train.max_steps):
+        model.train()
+        update.optimizer.zero_grad(set_to_none=True)
+        losses, tokens = list[Tensor](), list[Tensor]()
+        for microbatch in mine:
+            inputs, targets = (x.to(world.device, non_blocking=True) for x in next(microbatches))
+            torch.manual_seed(plan.dropout_seed(step, microbatch))
+            last = microbatch == mine[-1]
+            with nullcontext() if last else ddp.no_sync():
+                with autocast:
+                    loss, count = ddp(inputs, targets)
+                losses.append(loss)
+                tokens.append(count)
+                if last:
+                    time_wish = 0 < config.snapshot.every_seconds <= time.monotonic() - last_snapshot
+                    tallies.start(losses, tokens, (wishes.stop, time_wish))
+                update.scaled(loss).backward()
+            if not last:
+                reduction.push(microbatch)
+        reduction.finish()
+        tally = tallies.finish()
+        norm = update(step, tally.tokens.to(world.device))
+
+        done = step + 1
+        wished = host_view(tally.wishes)
+        stopping = wished[STOP] > 0
+        final = done == config.train.max_steps
+        if done % config.train.log_every == 0 or final:
+            mean_loss, grad_norm = tally.mean_loss(), float(norm)
+            elapsed = time.monotonic() - last_log
+            row = {
+                "step": done,
+                "loss": mean_loss,
+                "lr": update.lr(step),
+                "grad_norm": grad_norm,
+                "tokens_per_second": (done - last_logged) * plan.global_size * config.model.block_size / elapsed,
+                "step_seconds": elapsed / (done - last_logged),
+                "world_size": world.size,
+            }
+            if metrics:
+                metrics.write({k: v if math.isfinite(v) else None for k, v in row.items()})
+                say(console_line(row, config.train.max_steps) + ("" if math.isfinite(grad_norm) else "  SKIPPED"))
+            last_log, last_logged = time.monotonic(), done
+        if len(validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
+            began = time.monotonic()
+            val_loss = evaluate(model, validation, world, autocast)
+            best_val_loss.clamp_(max=val_loss)
+            if metrics:
+                metrics.write({"step": done, "val_loss": val_loss})
+                say(f"step {done}: validation loss {val_loss:.4f} (best {best_val_loss.item():.4f})")
+            last_log += time.monotonic() - began  # the next line's speed is that of training
+        by_steps = config.snapshot.every_steps and done % config.snapshot.every_steps == 0
+        if by_steps or final or stopping or wished[SNAPSHOT] > 0:
+            began = time.monotonic()
+            digest = snapshots.save(done, state())
+            if metrics:
+                metrics.flush()
+                say(f"step {done}: snapshot {digest[:16]} in {time.monotonic() - began:.2f} s")
+            last_snapshot = time.monotonic()
+            last_log += last_snapshot - began
+        if stopping and not final:
+            break
+    if metrics:
+        metrics.close()
+        say(f"stopped on request after step {done}" if stopping and not final else f"finished: step {done}, digest {digest}")
+    world.barrier()
+    return STOPPED if stopping and not final else FINISHED
+
+
+class Wishes:
+    """Whether somebody has asked this process to stop. The first signal asks; the handler stays quiet after it."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop = True
+
+
+@torch.no_grad()
+def evaluate(model: GPT, pieces: Pieces, world: World, autocast: Any) -> float:
+    """Mean loss in nats a token over a whole split; the same number for any world size."""
+    model.eval()
+    figures: list[Tensor] = []
+    for microbatch in world.share(len(pieces)):
+        inputs, targets = (x.to(world.device) for x in pieces[microbatch])
+        with autocast:
+            figures.append(torch.stack(model(inputs, targets)))
+    mine = torch.stack(figures).tolist() if figures else []
+    everybodys = [figure for part in world.gather(mine) for figure in part]
+    return tree_sum_of([loss for loss, _ in everybodys]) / sum(count for _, count in everybodys)
+
+
+def _autocast(config: Config, device: torch.device) -> Any:
+    if config.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
+
+
+def _ignore_signals(_worker: int) -> None:
+    """A loader worker must outlive the signal that asks its trainer to stop (lightning#20542)."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _loader(config: Config, windows: Windows, work: Share, world: World) -> Iterator[Sequence[Tensor]]:
+    """This process's microbatches, one after the other from the first step to the last."""
+    workers = config.data.workers
+    return iter(
+        DataLoader(
+            windows,
+            batch_size=None,  # each item of the sampler is a whole microbatch
+            sampler=work,
+            num_workers=workers,
+            pin_memory=world.device.type == "cuda",
+            # spawned, since fsspec's threads do not survive a fork
+            multiprocessing_context="spawn" if workers else None,
+            worker_init_fn=_ignore_signals if workers else None,
+            timeout=config.world.timeout_seconds if workers else 0,
+            generator=torch.Generator(),  # else torch draws the workers' seeds from the global generator
+        )
+    )
+
+
+def _newest_for_all(store: Store, world: World) -> Loaded | None:
+    """The newest good snapshot: one process chooses the step, all read it and agree on its digest."""
+    chosen = read_newest(store, say) if world.speaks else None
+    step = world.from_speaker(chosen.manifest.step if chosen else None)
+    if step is None:
+        return None
+    loaded = chosen or read(store, step)
+    world.agree(f"contents in {store.url}", f"step {step}, digest {loaded.manifest.digest}")
+    return loaded
+
+
+def _check_fits(loaded: Loaded, config: Config, text: Text, model: GPT) -> None:
+    """Raise Mistake unless the snapshot is one of this model over this vocabulary."""
+    where = f"the snapshot of step {loaded.manifest.step} in {config.snapshot.dir}"
+    cure = "set the keys back, or take another run.dir"
+    if loaded.manifest.vocabulary != text.vocabulary.to_json():
+        raise Mistake(f"{where} has another vocabulary than data.path={config.data.path}: {cure}")
+    if {k: v.shape for k, v in loaded.state["model"].items()} != {k: v.shape for k, v in model.state_dict().items()}:
+        changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
+        raise Mistake(f"{where} is one of another model ({', '.join(changed)}): {cure}")
+
+
+def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -> None:
+    """Tell which settings changed since the snapshot, and from which step bits may differ from an undisturbed run's."""
+    step = loaded.manifest.step
+    if changed := differences(loaded.manifest.fingerprint, numerics):
+        say(f"the numerics changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")
+    ours = {"run", "world", "snapshot"}  # sections that don't enter the result
+    before, after = loaded.manifest.config, without_secrets(config.model_dump())
+    if changed := [d for d in differences(before, after) if d.split(".")[0] not in ours]:
+        say(f"the config changed since step {step}: {', '.join(changed)}")
