@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -20,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
 from mingpt.config import Config, choices, keys, nearest, validate, without_secrets
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.errors import MISTAKE
 
 
 def config_dir() -> Path:
@@ -38,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
 def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     """The validated config of a command line; None if it asked for --help or --cfg, which are answered on stdout.
 
-    Raises Mistake with every problem in it.
+    Raises errors.Mistake with every problem in it.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
@@ -59,7 +58,7 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
 
 def as_yaml(config: Config) -> str:
     """The resolved config for people, without secrets."""
-    return yaml.safe_dump(without_secrets(config.model_dump()), sort_keys=False)
+    return OmegaConf.to_yaml(OmegaConf.create(without_secrets(config.model_dump())))
 
 
 def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
@@ -126,7 +125,7 @@ def _resolve(composed: DictConfig) -> tuple[dict[str, Any], list[str]]:
     def plain(node: DictConfig, prefix: str) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key in node:
-            name = f"{prefix}{key}"
+            name = f"{prefix}{key!s}"
             try:
                 value = node[key]
             except OmegaConfBaseException as error:

@@ -17,7 +17,9 @@ from mingpt.errors import Mistake
 
 class Section(BaseModel):
     # Strict types, except that YAML's `1` may stand for a float; inf and nan are never a sensible setting.
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class Run(Section):
@@ -305,6 +307,6 @@ def without_secrets(value: Any) -> Any:
         return {k: without_secrets(v) for k, v in value.items()}
     if isinstance(value, str) and "://" in value:
         url = urlsplit(value)
-        host = url.netloc.rpartition("@")[2]
-        return urlunsplit(url._replace(netloc=f"***@{host}" if "@" in url.netloc else host, query="***" if url.query else ""))
+        user, at, host = url.netloc.rpartition("@")
+        return urlunsplit(url._replace(netloc=("***" if user else "") + at + host, query="***" if url.query else ""))
     return value

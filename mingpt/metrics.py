@@ -60,7 +60,7 @@ class MetricsLog:
         with place("run.dir", run_dir):
             if is_local(self.fs):
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-                self.file = Path(self.path).open("x", buffering=1)
+                self.file = Path(self.path).open("x", buffering=1)  # noqa: SIM115 (closed by `close`)
             else:
                 self.fs.pipe_file(self.path, b"")
 
@@ -90,5 +90,6 @@ def console_line(row: Mapping[str, Any], max_steps: int) -> str:
     """`step 100/2000  loss 2.3456  lr 1.00e-03  norm 0.85  12,345 tokens/s  210 ms/step`."""
     return (
         f"step {row['step']:>{len(str(max_steps))}}/{max_steps}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
-        f"norm {row['grad_norm']:.2f}  {row['tokens_per_second']:,.0f} tokens/s  {row['step_seconds'] * 1e3:.0f} ms/step"
+        f"norm {row['grad_norm']:.2f}  {row['tokens_per_second']:,.0f} tokens/s  "
+        f"{row['step_seconds'] * 1e3:.0f} ms/step"
     )

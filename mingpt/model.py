@@ -147,7 +147,7 @@ class GPT(nn.Module):
         return F.linear(activations, self.transformer.wte.weight).float()
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token at every position: (batch, time) to (batch, time, vocab_size), without the padding."""
+        """Logits of the next token at every position: (batch, time) to (batch, time, vocab_size), padding left out."""
         return self.padded_logits(self.transformer(tokens))[..., : self.config.vocab_size]
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ def pin(config: Config, device: torch.device) -> None:
 
 
 def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[str, Any]:
-    """Two runs of one config give equal bits if their fingerprints are equal. In `fast` mode there is no such promise."""
+    """Two runs of one config give equal bits if their fingerprints are equal (in `exact` mode)."""
     cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}",

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.distributed import World, all_gather, share
@@ -97,12 +97,12 @@ class ExactReduction:
     """
 
     def __init__(self, ddp: DistributedDataParallel, microbatches: int, world: World) -> None:
-        self.parameters = [p for p in ddp.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in ddp.parameters() if p.requires_grad]
         self.count, self.world = microbatches, world
         self.parents = parents(microbatches)
         self.mine = world.share(microbatches)
         self.nodes = [whole_nodes(s.start, s.stop, 0, microbatches) for s in self.shares()]
-        self.stack: list[tuple[Node, dict[nn.Parameter, Tensor]]] = []
+        self.stack: list[tuple[Node, dict[Tensor, Tensor]]] = []
         self.exchanges: list[_Exchange] = []
         ddp.register_comm_hook(state=None, hook=self._hook)
 
@@ -187,7 +187,7 @@ class ExactReduction:
 
 
 class FastReduction:
-    """DDP's plain all-reduce: microbatches add up in .grad under no_sync, processes in whatever order gloo or nccl adds."""
+    """DDP's plain all-reduce: microbatches add up in .grad, processes in whatever order gloo or nccl adds."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.works: list[dist.Work | None] = []
@@ -197,9 +197,7 @@ class FastReduction:
         pass  # no_sync has added to .grad already
 
     def _hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        # DDP's own default divides by the world size; the loss here is a sum, so its gradient is one, too. Waiting in
-        # `finish`, not in a Python callback of the work's future: such a callback is released by one of gloo's threads,
-        # and when that happened while Python was shutting down, the process ended with SIGABRT (1 in 20 at world 4).
+        # DDP's own default divides by the world size; the loss here is a sum, so its gradient is one, too.
         self.works.append(dist.all_reduce(bucket.buffer(), async_op=True))
         return _completed(bucket.buffer())
 

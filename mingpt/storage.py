@@ -1,4 +1,4 @@
-"""fsspec URLs with errors for people. Every place that a user names (data, run directory, snapshots) comes through here."""
+"""fsspec URLs with errors for people: every place that a user names comes through here."""
 
 import errno
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def open_fs(url: str, key: str) -> tuple[fsspec.AbstractFileSystem, str]:
     except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
         scheme = url.partition("://")[0]
         extra = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}.get(scheme)
-        cure = f"pip install 'mingpt[{extra}]'" if extra else "use a local path, s3://…, gs://…, az://… or another scheme"
+        cure = f"pip install 'mingpt[{extra}]'" if extra else "use a local path, s3://…, gs://… or az://…"
         raise Mistake(f"{key}={without_secrets(url)}: {error}: {cure}") from error
     return fs, path
 
@@ -36,7 +36,7 @@ def place(key: str, url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise Mistake(f"{shown}: there is no such file or bucket") from error
     except PermissionError as error:
-        raise Mistake(f"{shown}: permission denied: check the permissions, or the credentials in the environment") from error
+        raise Mistake(f"{shown}: permission denied: check it, or the credentials in the environment") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Mistake(f"{shown}: the disk is full: free some space or choose another place") from error

@@ -54,7 +54,8 @@ class TallyExchange:
         self._work = all_gather(self._received, self._sent, async_op=True)
 
     def finish(self) -> Tally:
-        assert self._work is not None and self._received is not None
+        assert self._work is not None
+        assert self._received is not None
         self._work.wait()
         rows, longest = self._received.view(self.world.size, -1), self.longest
         losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
@@ -73,7 +74,7 @@ class HostView:
 
     def __call__(self, value: Tensor) -> list[float]:
         if value.device.type == "cpu":
-            return value.tolist()  # type: ignore[no-any-return]
+            return value.tolist()
         before = self._pending
         event = torch.cuda.Event()
         self._pending = (value.to("cpu", non_blocking=True), event)
@@ -81,4 +82,4 @@ class HostView:
         if before is None:
             return [0.0] * value.numel()
         before[1].synchronize()
-        return before[0].tolist()  # type: ignore[no-any-return]
+        return before[0].tolist()

@@ -3,6 +3,7 @@
 Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snapshot; 70 a crash, try again.
 """
 
+import os
 import sys
 import time
 import traceback
@@ -41,4 +42,9 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The exit code is what launchers act on. After an error, its traceback still holds DDP and with it gloo's threads
+    # (see distributed.join), so Python's own shutdown could replace the code by SIGABRT.
+    os._exit(code)

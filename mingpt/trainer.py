@@ -105,9 +105,9 @@ def train(config: Config, text: Text, world: World) -> int:
     metrics = MetricsLog(config.run.dir, attempt) if world.speaks else None
     if world.speaks:
         say(
-            f"attempt {attempt}: steps {start + 1} to {config.train.max_steps}, {world.size} processes on {world.device.type} "
-            f"({world.backend}), {plan.microbatches} microbatches of {plan.micro_size} x {config.model.block_size} tokens, "
-            f"{sum(p.numel() for p in model.parameters()):,} parameters"
+            f"attempt {attempt}: steps {start + 1} to {config.train.max_steps}, {world.size} processes on "
+            f"{world.device.type} ({world.backend}), {plan.microbatches} microbatches of {plan.micro_size} x "
+            f"{config.model.block_size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters"
         )
 
     last_snapshot = last_log = time.monotonic()
@@ -176,9 +176,9 @@ def train(config: Config, text: Text, world: World) -> int:
             break
     if metrics:
         metrics.close()
-        say(f"stopped on request after step {done}" if stopping and not final else f"finished: step {done}, digest {digest}")
+        say(f"{'finished' if final else 'stopped on request'}: step {done}, digest {digest}")
     world.barrier()
-    return STOPPED if stopping and not final else FINISHED
+    return FINISHED if final else STOPPED
 
 
 class Wishes:

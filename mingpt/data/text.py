@@ -131,9 +131,7 @@ def _tokenize(raw: bytes, config: Data) -> tuple[NDArray[Any], Vocabulary]:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise Mistake(
-            f"{shown}: not UTF-8 at byte {error.start}: convert the file, or use data.tokens=byte"
-        ) from error
+        raise Mistake(f"{shown}: not UTF-8 at byte {error.start}: convert the file, or use data.tokens=byte") from error
     points, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
     if len(points) < 2:
         raise Mistake(f"{shown}: only one character, {chr(points[0])!r}, over and over: nothing to learn")
@@ -164,7 +162,8 @@ def _cached(config: Data) -> tuple[Path, dict[str, Any]]:
         if fs.isdir(remote):
             raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         info = fs.info(remote)  # size, modification time, ETag: a changed file gets another name in the cache
-    identity = json.dumps([CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info], sort_keys=True, default=str)
+    source = [CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info]
+    identity = json.dumps(source, sort_keys=True, default=str)
     folder = Path(config.cache_dir).expanduser()
     stem = folder / f"text-{sha256(identity.encode()).hexdigest()[:32]}"
     tokens, about = stem.with_suffix(".npy"), stem.with_suffix(".json")
@@ -177,8 +176,9 @@ def _cached(config: Data) -> tuple[Path, dict[str, Any]]:
                         raw = fs.cat_file(remote)
                     array, vocabulary = _tokenize(raw, config)
                     _commit(tokens, array)
-                    known = {"vocabulary": vocabulary.to_json(), "sha256": sha256(raw).hexdigest(), "tokens": len(array)}
-                    _commit(about, json.dumps(known).encode())  # last: its presence says that the tokens are whole
+                    known = {"vocabulary": vocabulary.to_json(), "sha256": sha256(raw).hexdigest()}
+                    # Last: its presence says that the tokens are whole.
+                    _commit(about, json.dumps(known | {"tokens": len(array)}).encode())
         except Timeout:
             raise Mistake(
                 f"another process of this node has been tokenizing data.path for {config.cache_timeout_seconds:.0f} s "
@@ -198,7 +198,7 @@ def open_text(config: Data, block_size: int) -> Text:
     validation = Windows(path, border, about["tokens"], block_size, config.stride)
     if len(train) == 0:
         raise Mistake(
-            f"model.block_size={block_size} is longer than the data: data.path={without_secrets(config.path)} has {border} "
-            f"training tokens, and one more than a block is needed: lower model.block_size or take a longer text"
+            f"model.block_size={block_size} is longer than the data: data.path={without_secrets(config.path)} has "
+            f"{border} training tokens, and a sample takes {block_size + 1}: lower model.block_size or take more text"
         )
     return Text(train, validation, Vocabulary.from_json(about["vocabulary"]), about["sha256"])

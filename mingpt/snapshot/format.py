@@ -98,7 +98,7 @@ def lay_out(state: State, part_bytes: int = PART_BYTES) -> list[Part]:
 
 def tensor_sha256(tensor: Tensor) -> str:
     """sha256 of a contiguous CPU tensor's bytes, without copying them."""
-    return sha256(tensor.flatten().view(torch.uint8).numpy() if tensor.numel() else b"").hexdigest()
+    return sha256(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"").hexdigest()
 
 
 def encode_part(part: Part, tensors: Mapping[str, Tensor]) -> tuple[str, bytes, PartInfo, dict[str, TensorInfo]]:

@@ -1,0 +1,68 @@
+"""What several test files share."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runs import Run
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too: other counts give other bits
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of 6,000 characters with something to learn in it: lines of words from a small vocabulary."""
+    chooser = random.Random(1)
+    words = [
+        "the",
+        "king",
+        "is",
+        "dead",
+        "long",
+        "live",
+        "queen",
+        "and",
+        "all",
+        "her",
+        "men",
+        "O",
+        "woe",
+        "thou",
+        "art",
+    ]
+    lines = (" ".join(chooser.choices(words, k=6)) + ",.;!?"[chooser.randrange(5)] for _ in range(1000))
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(lines)[:6000])
+    return path
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def new_run(tmp_path: Path, text: Path, cache: Path) -> Callable[..., Run]:
+    """Makes runs that train on `text`, each in a folder of its own."""
+
+    def make(*overrides: str, name: str = "run") -> Run:
+        return Run(str(tmp_path / name), text, cache, overrides)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -> Callable[..., Run]:
+    """The finished run of one process that was never interrupted, for given overrides; computed once a session."""
+    finished: dict[tuple[str, ...], Run] = {}
+
+    def get(*overrides: str) -> Run:
+        if overrides not in finished:
+            run = Run(str(tmp_path_factory.mktemp("undisturbed")), text, cache, overrides)
+            run.finish(1)
+            finished[overrides] = run
+        return finished[overrides]
+
+    return get
