@@ -9,10 +9,12 @@ import time
 import traceback
 
 from mingpt import cli, trainer
-from mingpt.data.text import open_text
-from mingpt.distributed import join, speaks_for_node, world_size
+from mingpt.config import Config
+from mingpt.data.text import Text, open_text
+from mingpt.distributed import World, join, speaks_for_node, world_size
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake
 from mingpt.metrics import say
+from mingpt.numerics import differences
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
 
@@ -24,8 +26,7 @@ def main(arguments: list[str]) -> int:
             return FINISHED
         text = open_text(config.data, config.model.block_size)
         with join(config.world) as world:
-            world.agree("data", text.sha256)
-            world.agree("configs", cli.as_yaml(config))
+            agree_on_inputs(world, config, text)
             if world.speaks:
                 say(cli.as_yaml(config))
             return trainer.train(config, text, world)
@@ -39,6 +40,16 @@ def main(arguments: list[str]) -> int:
     except Exception:
         traceback.print_exc()
         return CRASHED
+
+
+def agree_on_inputs(world: World, config: Config, text: Text) -> None:
+    """Raise Mistake in every process unless all have the same config and the same data."""
+    first, *others = world.gather({"data.sha256": text.sha256} | config.model_dump())
+    for rank, inputs in enumerate(others, 1):
+        if changed := differences(first, inputs):
+            raise Mistake(
+                f"process {rank} has other settings or data than process 0: {', '.join(changed)}"
+            )
 
 
 if __name__ == "__main__":

@@ -60,6 +60,9 @@ def train(config: Config, text: Text, world: World) -> int:
 
     store = Store(config.snapshot.dir)
     numerics = fingerprint(config, world.device, text.sha256)
+    mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
+    if mixed and world.speaks:
+        say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
     start, history = 0, list[dict[str, Any]]()
     if loaded := _newest_for_all(store, world):
         _check_fits(loaded, config, text, model)

@@ -1,0 +1,160 @@
+"""`python benchmarks/throughput.py [--nanogpt DIR]`: training speed as ratios measured in one run, printed as JSON.
+
+What is compared, 6 layers x width 192 x block 128, microbatches of 12, one thread a process:
+  one, two          this project's trainer with 1 and 2 processes, reduce=exact
+  fast              with 2 processes, reduce=fast
+  bare              a bare eager PyTorch loop over this project's model, one process
+  nanogpt           nanoGPT's own model and optimizer (DIR: a checkout of karpathy/nanoGPT), one process
+
+The contestants take turns for `--rounds` rounds, so that a machine whose speed drifts hits all of them alike; a ratio
+is the median over the rounds of the ratios within each round. Speeds are tokens a second after the first 3 steps.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BLOCK, MICRO, STEPS, WARM = 128, 12, 13, 3
+SHAPE = {"n_layer": 6, "n_head": 6, "n_embd": 192, "block_size": BLOCK}
+MICROBATCHES = 4
+
+
+def trainer(processes: int, reduce: str, text: Path) -> float:
+    """Tokens a second of `mingpt.train`, from its own metrics."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(torchrun if processes > 1 else ()),
+            *("-m", "mingpt.train", "model=gpt-mini", f"data.path={text}", f"run.dir={folder}", f"reduce={reduce}"),
+            *(f"batch.micro_size={MICRO}", f"batch.global_size={MICRO * MICROBATCHES}", f"train.max_steps={STEPS}"),
+            *("train.log_every=1", "train.eval_every=0", "data.val_fraction=0", "snapshot.every_seconds=0"),
+        ]  # fmt: skip
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        rows = [json.loads(line) for line in Path(folder, "metrics", "attempt-00001.jsonl").read_text().splitlines()]
+        seconds = sum(row["step_seconds"] for row in rows[WARM:])
+        return (STEPS - WARM) * MICRO * MICROBATCHES * BLOCK / seconds
+
+
+def loop(step: Callable[[], None]) -> float:
+    """Tokens a second of `step`, which does MICROBATCHES microbatches and an optimizer update."""
+    for _ in range(WARM):
+        step()
+    began = time.perf_counter()
+    for _ in range(STEPS - WARM):
+        step()
+    return (STEPS - WARM) * MICRO * MICROBATCHES * BLOCK / (time.perf_counter() - began)
+
+
+def bare(text: Path) -> float:
+    """A loop without DDP, exactness, metrics or snapshots: what PyTorch alone gives for this project's model."""
+    import torch
+
+    from mingpt.model import GPT, GPTConfig
+
+    torch.set_num_threads(1)
+    data, vocabulary = _tokens(text)
+    model = GPT(GPTConfig(vocab_size=vocabulary, **SHAPE))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(MICROBATCHES):
+            inputs, targets = _batch(data)
+            loss, count = model(inputs, targets)
+            (loss / (count * MICROBATCHES)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return loop(step)
+
+
+def nanogpt(text: Path, checkout: Path) -> float:
+    """nanoGPT's model and its configure_optimizers, in the loop of its train.py (CPU, no compile)."""
+    sys.path.insert(0, str(checkout))
+    import torch
+    from model import GPT, GPTConfig  # type: ignore[import-not-found]
+
+    torch.set_num_threads(1)
+    data, vocabulary = _tokens(text)
+    model = GPT(GPTConfig(vocab_size=vocabulary, dropout=0.0, bias=True, **SHAPE))
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+
+    def step() -> None:
+        for _ in range(MICROBATCHES):
+            inputs, targets = _batch(data)
+            _, loss = model(inputs, targets)
+            (loss / MICROBATCHES).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return loop(step)
+
+
+def _tokens(text: Path) -> tuple[Any, int]:
+    import torch
+
+    content = text.read_text()
+    characters = sorted(set(content))
+    ids = {c: i for i, c in enumerate(characters)}
+    return torch.tensor([ids[c] for c in content]), len(characters)
+
+
+def _batch(data: Any) -> tuple[Any, Any]:
+    import torch
+
+    starts = torch.randint(len(data) - BLOCK - 1, (MICRO,))
+    rows = data[starts[:, None] + torch.arange(BLOCK + 1)]
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, default=Path("data/shakespeare.txt"))
+    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT to measure beside ours")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # a contestant in a process of its own: no shared allocator
+    options = parser.parse_args()
+    if options.one:
+        print(bare(options.text) if options.one == "bare" else nanogpt(options.text, options.nanogpt))
+        return
+    alone = ["bare", *(["nanogpt"] if options.nanogpt else [])]
+    speeds: dict[str, list[float]] = {name: [] for name in ("one", "two", "fast", *alone)}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for _ in range(options.rounds):
+        speeds["one"].append(trainer(1, "exact", options.text))
+        for name in alone:
+            again = [sys.executable, *sys.argv, "--one", name]
+            speeds[name].append(float(subprocess.run(again, check=True, capture_output=True, text=True).stdout))
+        speeds["two"].append(trainer(2, "exact", options.text))
+        speeds["fast"].append(trainer(2, "fast", options.text))
+
+    def ratio(a: str, b: str) -> float:
+        return round(statistics.median(x / y for x, y in zip(speeds[a], speeds[b], strict=True)), 3)
+
+    print(
+        json.dumps(
+            {
+                "tokens_per_second": {name: round(statistics.median(s)) for name, s in speeds.items()},
+                "exact / fast, 2 processes": ratio("two", "fast"),
+                "2 processes / 1 process": ratio("two", "one"),
+                "1 process / bare loop": ratio("one", "bare"),
+                **({"1 process / nanoGPT": ratio("one", "nanogpt")} if options.nanogpt else {}),
+                "rounds": options.rounds,
+                "all": {name: [round(x) for x in s] for name, s in speeds.items()},
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

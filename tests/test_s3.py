@@ -1,0 +1,90 @@
+"""A run whose directory is a bucket, on a real S3 server (moto) on loopback."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from runs import Run
+
+from mingpt.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty bucket; this process and those it starts find the server through the environment."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-that-nobody-may-see")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-that-nobody-may-see")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    import fsspec
+
+    fsspec.config.set_conf_env(fsspec.config.conf)
+    try:
+        for _ in range(200):
+            with socket.socket() as s:
+                if s.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        fsspec.filesystem("s3").mkdir("runs")
+        yield "s3://runs"
+    finally:
+        server.kill()
+        server.wait()
+        fsspec.config.conf.pop("s3", None)
+
+
+def test_a_run_in_a_bucket_is_killed_resized_and_ends_with_the_same_bits(
+    bucket: str, text: Path, cache: Path, undisturbed: Callable[..., Run]
+) -> None:
+    run = Run(f"{bucket}/there", text, cache)
+    started = run.start(2, restarts=5)
+    kills = [6, 13]
+    chooser = random.Random(3)
+
+    def kill(step: int) -> None:
+        if kills and step >= kills[0]:
+            kills.pop(0)
+            os.kill(chooser.choice(started.workers()), signal.SIGKILL)
+        if step == 20:
+            os.kill(started.process.pid, signal.SIGTERM)
+
+    started.on_step = kill
+    started.wait()
+    assert kills == []
+    assert run.store.steps()[0] in range(20, 24)
+    output = started.output + run.finish(3)
+    assert run.digest() == undisturbed().digest()
+    assert [row["step"] for row in read_metrics(run.dir)] == list(range(1, 25))
+    manifest = run.store.read_manifest(24).decode()
+    assert "nobody-may-see" not in output + manifest
+
+
+def test_text_is_read_from_a_bucket_and_a_missing_bucket_is_a_mistake(
+    bucket: str, text: Path, cache: Path, tmp_path: Path, undisturbed: Callable[..., Run]
+) -> None:
+    import fsspec
+
+    fsspec.filesystem("s3").put_file(str(text), "runs/text.txt")
+    run = Run(str(tmp_path / "run"), text, cache)
+    run.finish(1, f"data.path={bucket}/text.txt")
+    assert run.digest() == undisturbed().digest()
+    started = run.start(1, "data.path=s3://nowhere/text.txt")
+    assert started.wait() == 64
+    assert "error: data.path=s3://nowhere/text.txt: there is no such file or bucket" in started.output
