@@ -6,19 +6,18 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
-from mingpt.config import Config, choices, keys, nearest, validate, without_secrets
+from mingpt.config import SECTIONS, Config, choices, keys, nearest, validate, without_secrets
 from mingpt.errors import MISTAKE
 
 
@@ -52,8 +51,9 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     if options.cfg and not problems:
         print(OmegaConf.to_yaml(composed, resolve=options.resolve), end="")
         return None
-    raw, unresolved = _resolve(composed)
-    return validate(raw, world_size, also=(*problems, *unresolved))
+    follows = _follows(composed)
+    raw, unresolved = _resolve(composed, follows)
+    return validate(raw, world_size, also=(*problems, *unresolved), follows=follows)
 
 
 def as_yaml(config: Config) -> str:
@@ -65,8 +65,8 @@ def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Compose train.yaml with the overrides; those that Hydra refuses are left out and told as problems."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         try:
-            return compose("train", list(overrides)), []
-        except (HydraException, OmegaConfBaseException):
+            return _filled(compose("train", list(overrides))), []
+        except Exception:  # Hydra has errors of its own for most slips, and ValueError or TypeError for others
             pass
         # Hydra stops at the first problem. Adding the overrides one by one finds each bad one; groups come first,
         # because the keys that exist depend on them.
@@ -76,16 +76,36 @@ def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
             try:
                 override = OverridesParser.create().parse_override(text)
                 parsed.append((not _is_group(override.key_or_group), text, override))
-            except HydraException:
-                problems.append(f"{text!r} is not an override: write key=value, group=option, +key=value or ~key")
+            except Exception:
+                problems.append(
+                    f"{_shown(text)!r} is not an override: write key=value, group=option, +key=value or ~key"
+                )
         good: list[str] = []
         for _, text, override in sorted(parsed, key=lambda item: item[0]):
             try:
                 compose("train", [*good, text])
                 good.append(text)
-            except (HydraException, OmegaConfBaseException) as error:
-                problems.append(_refused(text, override, error))
-        return compose("train", good), problems
+            except Exception as error:
+                problems.append(_refused(_shown(text), override, error))
+        return _filled(compose("train", good)), problems
+
+
+def _shown(override: str) -> str:
+    """An override for the eye. What Hydra refuses is often a URL whose `?` is not in quotes."""
+    return str(without_secrets(override))
+
+
+def _filled(composed: DictConfig) -> DictConfig:
+    """With the schema's defaults for keys that the command line deleted (`~key`); other keys may follow them."""
+    for key in keys():
+        section, _, name = key.rpartition(".")
+        if section and section not in list(composed):
+            OmegaConf.update(composed, section, {}, force_add=True)
+        holder = composed[section] if section else composed
+        if isinstance(holder, DictConfig) and name not in list(holder):
+            schema = SECTIONS[section] if section else Config
+            OmegaConf.update(composed, key, schema.model_fields[name].default, force_add=True)
+    return composed
 
 
 def groups() -> dict[str, dict[str, str]]:
@@ -105,10 +125,14 @@ def _refused(text: str, override: Override, error: Exception) -> str:
     key, value = override.key_or_group, override.value()
     if _is_group(key):
         options = groups()[key]
+        if not isinstance(value, str):
+            return f"{text}: {key} takes one of {', '.join(options)}"
         if value not in options:
             return f"{text}: there is no {key} {value!r}; there are {', '.join(options)}"
+        if override.is_add():
+            return f"{text}: {key} has a default already: write {key}={value} without the +"
     elif key not in keys() and not override.is_add():
-        return f"{key} is not a key{nearest(key)}"
+        return f"{key} is not a key{nearest(key)}" if key else f"{text!r} has no key"
     return f"{text}: {_first_line(error)}"
 
 
@@ -118,9 +142,22 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else _first_line(error.__cause__) if error.__cause__ else type(error).__name__
 
 
-def _resolve(composed: DictConfig) -> tuple[dict[str, Any], list[str]]:
-    """The plain dict with interpolations resolved; one problem for each that can't be."""
-    problems: list[str] = []
+def _follows(composed: DictConfig) -> dict[str, list[str]]:
+    """For each key that takes its value from others (`${…}`), those others."""
+    out: dict[str, list[str]] = {}
+    for key in keys():
+        section, _, name = key.rpartition(".")
+        holder = composed[section] if section else composed
+        if isinstance(holder, DictConfig) and OmegaConf.is_interpolation(holder, name):
+            raw = OmegaConf.to_container(holder, resolve=False)
+            assert isinstance(raw, dict)
+            out[key] = re.findall(r"\$\{([\w.]+)\}", str(raw[name]))
+    return out
+
+
+def _resolve(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], list[str]]:
+    """The plain dict with interpolations resolved; one problem for each that can't be, told where it begins."""
+    failed: dict[str, str] = {}
 
     def plain(node: DictConfig, prefix: str) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -128,19 +165,16 @@ def _resolve(composed: DictConfig) -> tuple[dict[str, Any], list[str]]:
             name = f"{prefix}{key!s}"
             try:
                 value = node[key]
+                if isinstance(value, DictConfig):
+                    out[str(key)] = plain(value, f"{name}.")
+                else:
+                    out[str(key)] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             except OmegaConfBaseException as error:
-                problems.append(f"{name}: {_first_line(error)}")
-                continue
-            out[str(key)] = (
-                plain(value, f"{name}.")
-                if isinstance(value, DictConfig)
-                else OmegaConf.to_container(value, resolve=True)
-                if OmegaConf.is_config(value)
-                else value
-            )
+                failed[name] = f"{name}: {_first_line(error)}"
         return out
 
-    return plain(composed, ""), problems
+    raw = plain(composed, "")
+    return raw, [text for name, text in failed.items() if not failed.keys() & set(follows.get(name, ()))]
 
 
 def help_text() -> str:

@@ -4,11 +4,11 @@ The attribute docstrings below are the help texts that `python -m mingpt.train -
 configs/ and the command line (cli.py); the defaults here serve a key that the command line deleted (`~key`).
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -223,9 +223,9 @@ def _microbatches(c: Config, world_size: int) -> str | None:
                 f"choose a multiple"
             )
     elif size % micro:
-        return (
-            f"batch.global_size={size} is not a multiple of batch.micro_size={micro}: "
-            f"the nearest are {size // micro * micro or micro} and {-(-size // micro) * micro}"
+        below = size // micro * micro
+        return f"batch.global_size={size} is not a multiple of batch.micro_size={micro}: " + (
+            f"the nearest are {below} and {below + micro}" if below else f"the nearest is {micro}"
         )
     elif size // micro < world_size:
         return (
@@ -264,9 +264,17 @@ def _words(error: Any, key: str) -> str:
     return f"{key}={given!r}: {message}"
 
 
-def validate(raw: dict[str, Any], world_size: int = 1, also: tuple[str, ...] = ()) -> Config:
-    """The typed config of a resolved plain dict. `also`: problems found earlier, to be listed with these.
+def validate(
+    raw: dict[str, Any],
+    world_size: int = 1,
+    *,
+    also: Sequence[str] = (),
+    follows: Mapping[str, Sequence[str]] | None = None,
+) -> Config:
+    """The typed config of a resolved plain dict.
 
+    also: problems found earlier, to be listed with these. follows: for keys whose values are taken from other keys,
+    those keys; a wrong value is told where it comes from, not where it goes.
     Raises Mistake with every problem: unknown keys, wrong types, values out of range, impossible combinations.
     """
     problems, wrong, good = list(also), set[str](), dict[str, Any]()
@@ -282,10 +290,11 @@ def validate(raw: dict[str, Any], world_size: int = 1, also: tuple[str, ...] = (
     try:
         config = Config.model_validate(good)
     except ValidationError as errors:
-        for error in errors.errors():
-            key = ".".join(str(part) for part in error["loc"])
-            problems.append(_words(error, key))
-            wrong.add(key)
+        found = {".".join(str(part) for part in error["loc"]): error for error in errors.errors()}
+        wrong = set(found)
+        for key, error in found.items():
+            if not wrong.intersection((follows or {}).get(key, ())):
+                problems.append(_words(error, key))
             section, _, leaf = key.rpartition(".")
             if section:
                 good[section] = {k: v for k, v in good[section].items() if k != leaf}
@@ -306,7 +315,5 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: without_secrets(v) for k, v in value.items()}
     if isinstance(value, str) and "://" in value:
-        url = urlsplit(value)
-        user, at, host = url.netloc.rpartition("@")
-        return urlunsplit(url._replace(netloc=("***" if user else "") + at + host, query="***" if url.query else ""))
+        return re.sub(r"\?.*", "?***", re.sub(r"://[^/@]*@", "://***@", value))
     return value

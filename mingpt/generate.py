@@ -24,10 +24,16 @@ def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary]:
         loaded = read(found.store, found.steps[0], kinds=("model",))
     except Damaged as damage:
         raise Mistake(f"{found.store.folder(found.steps[0])}: {damage}: choose another with --step") from damage
-    vocabulary = Vocabulary.from_json(loaded.manifest.vocabulary)
-    model = Model.model_validate(loaded.manifest.config["model"])
-    gpt = GPT(GPTConfig(vocab_size=vocabulary.size, **model.model_dump()))
-    gpt.load_state_dict(loaded.state["model"])
+    try:
+        vocabulary = Vocabulary.from_json(loaded.manifest.vocabulary)
+        shape = Model.model_validate(loaded.manifest.config.get("model")).model_dump()
+        gpt = GPT(GPTConfig(vocab_size=vocabulary.size, **shape))
+        gpt.load_state_dict(loaded.state["model"])
+    except (ValueError, KeyError, RuntimeError) as error:
+        what = str(error).splitlines()[0]
+        raise Mistake(
+            f"{found.store.folder(found.steps[0])}: not a snapshot of a GPT of this version: {what}"
+        ) from error
     return gpt.eval(), vocabulary
 
 

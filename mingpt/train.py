@@ -47,9 +47,7 @@ def agree_on_inputs(world: World, config: Config, text: Text) -> None:
     first, *others = world.gather({"data.sha256": text.sha256} | config.model_dump())
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):
-            raise Mistake(
-                f"process {rank} has other settings or data than process 0: {', '.join(changed)}"
-            )
+            raise Mistake(f"process {rank} has other settings or data than process 0: {', '.join(changed)}")
 
 
 if __name__ == "__main__":

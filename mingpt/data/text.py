@@ -38,7 +38,10 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         """Raises Mistake if the text has characters that the vocabulary lacks."""
         if self.kind == "byte":
-            return list(text.encode())
+            try:
+                return list(text.encode(errors="surrogateescape"))  # how Python hands over bytes that aren't UTF-8
+            except UnicodeEncodeError as error:
+                raise Mistake(f"the text is no Unicode: {error}") from error
         ids = {c: i for i, c in enumerate(self.characters)}
         if unknown := sorted(set(text) - set(ids)):
             raise Mistake(f"the text has characters that the model never saw: {''.join(unknown)!r}")

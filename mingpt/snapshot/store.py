@@ -54,9 +54,12 @@ class Store:
         return int(self.fs.size(f"{self.folder(step)}/{name}"))
 
     def read_part(self, step: int, name: str, size: int) -> bytes:
-        """At most `size` + 1 bytes, so that a file that is longer than it should be is seen but not read."""
+        """A file of `size` bytes. Raises Damaged, before reading it, if it has another size."""
         try:
-            return self.fs.cat_file(f"{self.folder(step)}/{name}", start=0, end=size + 1)
+            if (actual := self.size(step, name)) != size:
+                raise Damaged(f"{name} has {actual} bytes in place of {size}")
+            content: bytes = self.fs.cat_file(f"{self.folder(step)}/{name}")
+            return content
         except FileNotFoundError as error:
             raise Damaged(f"{name} is missing") from error
 

@@ -54,6 +54,9 @@ class SnapshotWriter:
     def _write_my_parts(self, step: int, state: State) -> dict[str, Any]:
         """Write this process's share of the parts; what it wrote, or what went wrong, as JSON for the others."""
         parts = lay_out(state)
+        twice = state["model"].keys() & state["optimizer"].keys()
+        if twice:
+            raise ValueError(f"both kinds of state have a tensor named {', '.join(sorted(twice))}")
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
         try:
             with place(self.store.key, self.store.url):

@@ -1,0 +1,77 @@
+"""What the tests of snapshots share: small states, a writer alone in its world, manifests that an attacker signed."""
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mingpt.distributed import World
+from mingpt.snapshot.format import Kind, State
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.writer import SnapshotWriter
+
+ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), backend="gloo")
+PROVENANCE: dict[str, Any] = {
+    "run": "name",
+    "vocabulary": {"kind": "char", "characters": "ab–漢"},
+    # 1e-08 is in every run's config, and is the one JSON value with a letter that may change its case.
+    "config": {"optimizer": {"eps": 1e-08}, "seed": None, "compile": False},
+    "fingerprint": {"torch": "2"},
+    "history": [{"attempt": 1, "world_size": 4, "at": "2026-01-01T00:00:00+00:00"}],
+}
+
+
+def state_of(step: int) -> State:
+    """A state that is another one at each step."""
+    return {
+        "model": {"w": torch.arange(6.0).view(2, 3) + step, "b": torch.full((4,), step, dtype=torch.bfloat16)},
+        "optimizer": {"w.exp_avg": torch.zeros(2, 3) - step, "w.step": torch.tensor(float(step))},
+    }
+
+
+def save(
+    store: Store, step: int, state: State | None = None, keep: int = 9, provenance: Mapping[str, Any] = PROVENANCE
+) -> str:
+    return SnapshotWriter(store, ALONE, keep, provenance, say=print).save(step, state or state_of(step))
+
+
+def files(folder: Path) -> list[str]:
+    """Every file and empty folder below, by relative path; hidden ones too."""
+    found = (p for p in folder.rglob("*") if p.is_file() or p.is_symlink() or not any(p.iterdir()))
+    return sorted(str(p.relative_to(folder)) for p in found)
+
+
+def equal(a: Mapping[Kind, Mapping[str, Tensor]], b: Mapping[Kind, Mapping[str, Tensor]]) -> bool:
+    """Same kinds, names, dtypes, shapes and bytes."""
+    return a.keys() == b.keys() and all(
+        a[kind].keys() == b[kind].keys()
+        and all(
+            x.dtype == y.dtype and x.shape == y.shape and bytes(raw(x)) == bytes(raw(y))
+            for x, y in ((a[kind][name], b[kind][name]) for name in a[kind])
+        )
+        for kind in a
+    )
+
+
+def raw(tensor: Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def canonical(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=False).encode()
+
+
+def signed(fields: Mapping[str, Any]) -> bytes:
+    """A manifest with a right checksum over whatever it says, as an attacker can make it."""
+    rest = {k: v for k, v in fields.items() if k != "checksum"}
+    return canonical(rest | {"checksum": sha256(canonical(rest)).hexdigest()})
+
+
+def digest_of(tensors: Mapping[str, Mapping[str, Any]]) -> str:
+    """design.md's formula, from a manifest's tensors as JSON."""
+    lines = sorted(f"{n} {t['dtype']} {json.dumps(t['shape'])} {t['sha256']}\n" for n, t in tensors.items())
+    return sha256("".join(lines).encode()).hexdigest()

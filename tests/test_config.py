@@ -1,0 +1,228 @@
+"""mingpt.config and configs/: every file composes, and nothing is in one that the other does not know."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from mingpt import cli
+from mingpt.config import SECTIONS, Config, keys, validate, without_secrets
+from mingpt.errors import Mistake
+
+TEXT = "data.path=text.txt"  # some options leave it open
+FILES = sorted(cli.config_dir().glob("*/*.yaml"))
+# The keys that the issue promises to scripts.
+PROMISED = {
+    "": ("seed", "reduce", "precision"),
+    "run.": ("dir", "name"),
+    "train.": ("max_steps", "threads"),
+    "batch.": ("global_size", "micro_size"),
+    "snapshot.": ("dir", "every_steps", "every_seconds", "keep"),
+    "data.": ("path",),
+}
+
+
+def configured(*arguments: str, world_size: int = 1) -> Config:
+    config = cli.configure(arguments, world_size)
+    assert config is not None
+    return config
+
+
+def problems(*arguments: str) -> list[str]:
+    with pytest.raises(Mistake) as mistake:
+        cli.configure(arguments)
+    return list(mistake.value.problems)
+
+
+def value(config: Config, key: str) -> Any:
+    found: Any = config
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def stem(path: Path) -> str:
+    return f"{path.parent.name}={path.stem}"
+
+
+def yaml_of(path: Path) -> DictConfig:
+    loaded = OmegaConf.load(path)
+    assert isinstance(loaded, DictConfig)
+    return loaded
+
+
+def test_the_groups_and_options_are_those_of_the_issue() -> None:
+    options = {group: sorted(found) for group, found in cli.groups().items()}
+    gpts = ["gopher-44m", "gpt-micro", "gpt-mini", "gpt-nano", "gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]
+    assert options["model"] == gpts
+    assert options["schedule"] == ["constant", "cosine", "linear"]
+    assert options["experiment"] == ["gpt2_124m", "shakespeare_char"]
+    assert options.keys() == {"model", "data", "optimizer", "schedule", "snapshot", "experiment"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=stem)
+def test_every_option_composes_and_has_a_line_of_help(file: Path) -> None:
+    configured(stem(file), TEXT)
+    assert cli.groups()[file.parent.name][file.stem] != ""
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parent.name != "experiment"], ids=stem)
+def test_an_option_has_exactly_the_keys_of_its_section(file: Path) -> None:
+    assert set(yaml_of(file)) == SECTIONS[file.parent.name].model_fields.keys()
+
+
+def test_train_yaml_and_its_groups_have_exactly_the_keys_of_the_schema() -> None:
+    yaml = yaml_of(cli.config_dir() / "train.yaml")
+    groups = {key for default in yaml.pop("defaults") if isinstance(default, DictConfig) for key in default}
+    assert groups == cli.groups().keys()
+    assert set(yaml) | groups == Config.model_fields.keys() | {"experiment"}
+    for name in SECTIONS.keys() - groups:
+        assert set(yaml[name]) == SECTIONS[name].model_fields.keys()
+
+
+def test_every_key_has_a_line_of_help() -> None:
+    assert [key for key, text in keys().items() if not text or "\n" in text] == []
+
+
+def test_the_promised_keys_are_there_with_the_promised_defaults() -> None:
+    assert {prefix + name for prefix, names in PROMISED.items() for name in names} <= keys().keys()
+    config = configured()
+    assert config.train.threads == 1
+    assert (config.reduce, config.precision) == ("exact", "fp32")
+    assert configured("run.dir=s3://b/x").snapshot.dir == "s3://b/x/snapshots"
+    assert configured("run.name=one").run.dir == "runs/one"
+    for mode in ("exact", "fast"):
+        assert configured(f"reduce={mode}").reduce == mode
+    for precision in ("fp32", "bf16", "fp16"):
+        assert configured(f"precision={precision}").precision == precision
+
+
+# Radford et al. 2019 and the Hugging Face checkpoints; minGPT's table; Rae et al. 2021, table A1.
+@pytest.mark.parametrize(
+    ("name", "layers", "heads", "width", "parameters"),
+    [
+        ("gpt-nano", 3, 3, 48, None),
+        ("gpt-micro", 4, 4, 128, None),
+        ("gpt-mini", 6, 6, 192, None),
+        ("gopher-44m", 8, 16, 512, None),
+        ("gpt2", 12, 12, 768, 124_439_808),
+        ("gpt2-medium", 24, 16, 1024, 354_823_168),
+        ("gpt2-large", 36, 20, 1280, 774_030_080),
+        ("gpt2-xl", 48, 25, 1600, 1_557_611_200),
+    ],
+)
+def test_models_have_their_published_sizes(
+    name: str, layers: int, heads: int, width: int, parameters: int | None
+) -> None:
+    model = configured(f"model={name}").model
+    assert (model.n_layer, model.n_head, model.n_embd) == (layers, heads, width)
+    if parameters:
+        blocks = model.n_layer * (12 * model.n_embd**2 + 13 * model.n_embd)
+        assert blocks + (50257 + model.block_size + 2) * model.n_embd == parameters
+
+
+def test_gpt2_124m_is_gpt2_and_runs_unedited_on_four_nodes_of_four_gpus() -> None:
+    config = configured("experiment=gpt2_124m", TEXT, world_size=16)
+    microbatches = config.batch.global_size // config.batch.micro_size
+    assert microbatches >= 16
+    assert microbatches & (microbatches - 1) == 0  # a power of two: every share is a whole subtree of the sum
+    assert config.model.model_dump() | {"vocab_multiple": 64} == configured("model=gpt2").model.model_dump()
+    assert config.data.stride == config.model.block_size
+
+
+def test_shakespeare_char_runs_unedited_in_two_processes() -> None:
+    config = configured("experiment=shakespeare_char", world_size=2)
+    assert config.data == configured("data=shakespeare").data
+    assert config.run.dir == "runs/shakespeare-char"
+
+
+def test_a_group_option_replaces_the_whole_section() -> None:
+    assert configured("model=gpt2").model != configured().model
+    assert configured("schedule=linear").schedule.kind == "linear"
+
+
+def test_keys_of_the_command_line_win_wherever_they_stand() -> None:
+    for order in (("model=gpt2", "model.n_layer=1"), ("model.n_layer=1", "model=gpt2")):
+        model = configured(*order).model
+        assert (model.n_layer, model.n_embd) == (1, 768)
+    config = configured("experiment=shakespeare_char", "model=gpt-nano", "batch.global_size=32", "seed=7", "++seed=8")
+    assert (config.model.n_layer, config.batch.global_size, config.seed) == (3, 32, 8)
+
+
+def test_an_experiment_changes_keys_and_groups() -> None:
+    config = configured("experiment=gpt2_124m", TEXT)
+    assert (config.precision, config.model.n_layer, config.data.tokens) == ("bf16", 12, "byte")
+
+
+def test_a_group_that_has_a_default_takes_no_plus() -> None:
+    assert problems("+experiment=gpt2_124m") == [
+        "+experiment=gpt2_124m: experiment has a default already: write experiment=gpt2_124m without the +"
+    ]
+
+
+@pytest.mark.parametrize("new", ["+batch.new=1", "++batch.new=1"])
+def test_a_new_key_is_refused(new: str) -> None:
+    assert problems(new) == ["batch.new is not a key"]
+
+
+# Hydra takes a key that is null for one that is not there, and refuses to delete it.
+@pytest.mark.parametrize("key", [key for key in keys() if key != "batch.per_process_size"])
+def test_a_deleted_key_takes_the_schemas_default(key: str) -> None:
+    section, _, name = key.rpartition(".")
+    default = (SECTIONS[section] if section else Config).model_fields[name].get_default()
+    assert value(configured(f"~{key}"), key) == default
+
+
+def test_a_deletion_undoes_what_stands_before_it() -> None:
+    assert configured("seed=7", "~seed").seed == 1
+    assert configured("model=gpt2", "~model.n_layer").model.n_layer == 4
+
+
+def test_an_interpolation_follows_the_command_line() -> None:
+    config = configured("train.max_steps=77", "batch.global_size=32", "seed=${train.threads}")
+    assert (config.schedule.decay_steps, config.optimizer.reference_batch, config.seed) == (77, 32, 1)
+
+
+def test_the_microbatches_grow_with_the_processes_if_the_user_says_so() -> None:
+    config = configured("batch.per_process_size=32", world_size=8)
+    assert config.global_size(8) == 256
+    assert configured(world_size=4).global_size(4) == 64
+
+
+def test_validate_fills_what_is_missing_and_refuses_what_is_unknown() -> None:
+    assert validate({}).train.max_steps == 1000
+    with pytest.raises(Mistake, match=r"^trains is not a key$"):
+        validate({"trains": {}})
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/key", "s3://bucket/key"),
+        ("s3://user:password@bucket/key", "s3://***@bucket/key"),
+        ("https://user:password@host:8/x?sig=abc", "https://***@host:8/x?***"),
+        ("https://host/x?sig=abc&y=1", "https://host/x?***"),
+        ("https://user@host/x", "https://***@host/x"),
+        ("gs://bucket/user@example.com/x", "gs://bucket/user@example.com/x"),
+        ("simplecache::s3://user:password@bucket/key", "simplecache::s3://***@bucket/key"),
+        ("/data/a@b:c?d.txt", "/data/a@b:c?d.txt"),
+        ("runs/run", "runs/run"),
+    ],
+)
+def test_a_shown_url_has_no_secrets(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
+    assert without_secrets({"a": {"b": url, "c": 1, "d": None}}) == {"a": {"b": shown, "c": 1, "d": None}}
+
+
+def test_what_only_looks_like_a_url_is_no_crash() -> None:
+    assert without_secrets("http://[x/y") == "http://[x/y"
+
+
+def test_the_printed_config_is_yaml_without_secrets() -> None:
+    config = configured("data.path='https://me:secret@host/x?sig=secret'", "optimizer.lr=1e-3")
+    assert config.data.path == "https://me:secret@host/x?sig=secret"
+    text = cli.as_yaml(config)
+    assert "secret" not in text
+    shown = OmegaConf.to_container(OmegaConf.create(text))
+    assert shown == config.model_dump() | {"data": config.data.model_dump() | {"path": "https://***@host/x?***"}}

@@ -1,0 +1,163 @@
+"""Every mistake in a command line is listed, each in a line that names the key and what to do."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mingpt import cli
+from mingpt.config import keys
+from mingpt.errors import Mistake
+
+MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt2-large, gpt2-medium, gpt2-xl, gpt2"
+GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key"
+
+
+def problems(*arguments: str, world_size: int = 1) -> list[str]:
+    with pytest.raises(Mistake) as mistake:
+        cli.configure(arguments, world_size)
+    return list(mistake.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # A key that does not exist, with the nearest one that does.
+        ("batch.micro_siz=8", ["batch.micro_siz is not a key (did you mean batch.micro_size?)"]),
+        ("snapshot.every_second=5", ["snapshot.every_second is not a key (did you mean snapshot.every_seconds?)"]),
+        ("modle.n_head=4", ["modle.n_head is not a key (did you mean model.n_head?)"]),
+        ("n_head=4", ["n_head is not a key (did you mean model.n_head?)"]),
+        ("+model.n_heads=4", ["model.n_heads is not a key (did you mean model.n_head?)"]),
+        ("++model.n_heads=4", ["model.n_heads is not a key (did you mean model.n_head?)"]),
+        ("zzz=1", ["zzz is not a key"]),
+        ("~zzz", ["zzz is not a key"]),
+        ("+model.a.b=1", ["model.a is not a key"]),
+        ("+seed=7", ["+seed=7: Could not append to config. An item is already at 'seed'."]),
+        # A value out of range, of a wrong type, or not one of the words.
+        ("batch.micro_size=0", ["batch.micro_size=0: must be greater than or equal to 1"]),
+        ("model.dropout=1", ["model.dropout=1: must be less than 1"]),
+        ("optimizer.lr=-0.1", ["optimizer.lr=-0.1: must be greater than 0"]),
+        ("optimizer.lr=nan", ["optimizer.lr=nan: must be a finite number"]),
+        ("snapshot.keep=0", ["snapshot.keep=0: must be greater than or equal to 1"]),
+        ("model.n_layer=abc", ["model.n_layer='abc': must be a valid integer"]),
+        ("model.n_layer=1.5", ["model.n_layer=1.5: must be a valid integer"]),
+        ("model.n_layer=[1]", ["model.n_layer=[1]: must be a valid integer"]),
+        ("train.threads=true", ["train.threads=True: must be a valid integer"]),
+        ("train.compile=1", ["train.compile=1: must be a valid boolean"]),
+        ("seed=null", ["seed=None: must be a valid integer"]),
+        ("run.name=a/b", ["run.name='a/b' may hold letters, digits, '.', '-' and '_' only"]),
+        ("reduce=exat", ["reduce=exat is not one of exact, fast (did you mean exact?)"]),
+        ("precision=int8", ["precision=int8 is not one of fp32, bf16, fp16"]),
+        # Combinations.
+        ("model.n_head=5", ["model.n_head=5 does not divide model.n_embd=128: choose a divisor"]),
+        (
+            "batch.global_size=65",
+            ["batch.global_size=65 is not a multiple of batch.micro_size=16: the nearest are 64 and 80"],
+        ),
+        (
+            "batch.per_process_size=20",
+            ["batch.per_process_size=20 is not a multiple of batch.micro_size=16: choose a multiple"],
+        ),
+        (
+            "world.device=cpu world.backend=nccl",
+            ["world.backend=nccl needs GPUs, but world.device=cpu: use world.backend=gloo"],
+        ),
+        # Groups, sections, interpolations, grammar.
+        ("model=gpt3", [f"model=gpt3: there is no model 'gpt3'; there are {MODELS}"]),
+        ("experiment=x", ["experiment=x: there is no experiment 'x'; there are gpt2_124m, shakespeare_char"]),
+        ("world=5", ["world=5 is a section of keys, not a value: set world.<key>=…"]),
+        ("data=char", ["data.path: Missing mandatory value: data.path"]),
+        ("data.cache_dir=${nope}", ["data.cache_dir: Interpolation key 'nope' not found"]),
+        ("model.n_head", [f"'model.n_head' {GRAMMAR}"]),
+        ("seed=1,2", ["seed=1,2: Ambiguous value for argument 'seed=1,2'"]),
+        # Several at once. A combination is passed over where one of its keys is mistyped already.
+        (
+            "model=gpt3 schedule=cos model.n_head=7",
+            [
+                f"model=gpt3: there is no model 'gpt3'; there are {MODELS}",
+                "schedule=cos: there is no schedule 'cos'; there are constant, cosine, linear",
+                "model.n_head=7 does not divide model.n_embd=128: choose a divisor",
+            ],
+        ),
+        ("model.n_head=5 model.n_embd=abc", ["model.n_embd='abc': must be a valid integer"]),
+        (
+            "batch.global_size=65 model.n_head=5 precision=fp63 train.max_step=4 ( +new=1 data.cache_dir=${nope}",
+            [
+                f"'(' {GRAMMAR}",
+                "train.max_step is not a key (did you mean train.max_steps?)",
+                "data.cache_dir: Interpolation key 'nope' not found",
+                "new is not a key",
+                "precision=fp63 is not one of fp32, bf16, fp16 (did you mean fp32?)",
+                "model.n_head=5 does not divide model.n_embd=128: choose a divisor",
+                "batch.global_size=65 is not a multiple of batch.micro_size=16: the nearest are 64 and 80",
+            ],
+        ),
+    ],
+)
+def test_a_bad_command_line_gives_exactly_its_problems(arguments: str, expected: list[str]) -> None:
+    assert problems(*arguments.split()) == expected
+
+
+def test_more_processes_than_microbatches_are_refused() -> None:
+    assert cli.configure([], world_size=4) is not None
+    assert problems(world_size=8) == [
+        "8 processes, but only 4 microbatches (batch.global_size=64 / batch.micro_size=16): start at most 4 processes, "
+        "lower batch.micro_size or raise batch.global_size"
+    ]
+    assert problems("experiment=gpt2_124m", "data.path=x", world_size=65) == [
+        "65 processes, but only 64 microbatches (batch.global_size=512 / batch.micro_size=8): start at most 64 "
+        "processes, lower batch.micro_size or raise batch.global_size"
+    ]
+
+
+def test_a_size_for_each_process_serves_any_number_of_them() -> None:
+    assert cli.configure(["batch.per_process_size=16"], world_size=100) is not None
+    # global_size is out of the game then.
+    assert cli.configure(["batch.per_process_size=16", "batch.global_size=65"], world_size=2) is not None
+
+
+@pytest.mark.parametrize(
+    ("mistake", "expected"),
+    [
+        # schedule.decay_steps and snapshot.dir follow these keys: their problems are the same one again.
+        ("train.max_steps=0", ["train.max_steps=0: must be greater than or equal to 1"]),
+        ("run.dir=${nope}", ["run.dir: Interpolation key 'nope' not found"]),
+        (
+            "batch.global_size=10",
+            ["batch.global_size=10 is not a multiple of batch.micro_size=16: the nearest is 16"],
+        ),
+    ],
+)
+def test_one_mistake_is_told_once(mistake: str, expected: list[str]) -> None:
+    assert problems(mistake) == expected
+
+
+# Hydra answers these with a ValueError or TypeError of its own.
+@pytest.mark.parametrize("argument", ["model=null", "model=5", "experiment=null", "=3", "model=gpt2,gpt2-xl"])
+def test_a_group_that_is_not_one_word_is_a_mistake(argument: str) -> None:
+    [problem] = problems(argument)
+    assert argument in problem
+
+
+def test_a_refused_override_does_not_show_its_secret() -> None:
+    """`?` needs quotes in Hydra's grammar, and a user who forgets them has a signed URL in the log."""
+    [problem] = problems("data.path=https://user:password@host/x?sig=abc")
+    assert "data.path" in problem
+    assert "password" not in problem
+    assert "abc" not in problem
+
+
+PIECES = st.sampled_from(
+    [*keys(), *cli.groups(), *"=+~.,:${}[]()'\"\\@/ \nä1", "++", "null", "???", "1e3", "gpt2", "${run.name}", "hydra"]
+)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(PIECES, min_size=1, max_size=5).map("".join))
+@example("seed=1")
+@example("+snapshot=-,data")
+@example("=1")
+def test_whatever_is_typed_is_a_config_or_a_mistake(argument: str) -> None:
+    with suppress(Mistake):
+        assert cli.configure([argument]) is not None

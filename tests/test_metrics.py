@@ -1,0 +1,142 @@
+"""mingpt.metrics: one segment an attempt, merged by step; the newest attempt that reached a step has the word."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from mingpt.errors import Mistake
+from mingpt.metrics import MetricsLog, console_line, next_attempt, read_metrics
+
+
+@pytest.fixture(params=["local", "memory"])
+def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A run directory on a disk, and one where nothing can be appended to, as in a bucket."""
+    if request.param == "local":
+        yield str(tmp_path / "run")
+        return
+    yield "memory://test-metrics/run"
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/test-metrics"):
+        memory.rm("/test-metrics", recursive=True)
+
+
+def log(run_dir: str, attempt: int, *rows: Mapping[str, object]) -> None:
+    segment = MetricsLog(run_dir, attempt)
+    for row in rows:
+        segment.write(row)
+    segment.close()
+
+
+def test_each_attempt_writes_json_lines_into_a_segment_of_its_own(tmp_path: Path) -> None:
+    log(str(tmp_path), 1, {"step": 1, "loss": 2.5}, {"step": 2, "loss": None})
+    log(str(tmp_path), 12, {"step": 3, "loss": 2.0})
+    folder = tmp_path / "metrics"
+    assert sorted(p.name for p in folder.iterdir()) == ["attempt-00001.jsonl", "attempt-00012.jsonl"]
+    lines = (folder / "attempt-00001.jsonl").read_text().splitlines()
+    expected = [{"attempt": 1, "step": 1, "loss": 2.5}, {"attempt": 1, "step": 2, "loss": None}]
+    assert [json.loads(line) for line in lines] == expected
+
+
+def test_the_newest_attempt_that_reached_a_step_has_the_word(run_dir: str) -> None:
+    log(run_dir, 1, *({"step": s, "loss": 1.0 + s} for s in (10, 20, 30, 40)))
+    log(run_dir, 3, {"step": 30, "loss": 3.3})
+    log(run_dir, 2, {"step": 20, "loss": 2.2}, {"step": 25, "loss": 2.25}, {"step": 30, "loss": 2.3})
+    assert read_metrics(run_dir) == [
+        {"attempt": 1, "step": 10, "loss": 11.0},
+        {"attempt": 2, "step": 20, "loss": 2.2},
+        {"attempt": 2, "step": 25, "loss": 2.25},
+        {"attempt": 3, "step": 30, "loss": 3.3},
+        {"attempt": 1, "step": 40, "loss": 41.0},
+    ]
+
+
+def test_the_validation_loss_joins_its_step(run_dir: str) -> None:
+    log(run_dir, 1, {"step": 10, "loss": 2.0}, {"step": 10, "val_loss": 2.1}, {"step": 15, "val_loss": 2.05})
+    assert read_metrics(run_dir) == [
+        {"attempt": 1, "step": 10, "loss": 2.0, "val_loss": 2.1},
+        {"attempt": 1, "step": 15, "val_loss": 2.05},
+    ]
+
+
+def test_the_figures_of_two_attempts_are_never_mixed_in_one_step(run_dir: str) -> None:
+    log(run_dir, 1, {"step": 10, "loss": 2.0, "world_size": 4}, {"step": 10, "val_loss": 2.1})
+    log(run_dir, 2, {"step": 10, "loss": 2.0})
+    assert read_metrics(run_dir) == [{"attempt": 2, "step": 10, "loss": 2.0}]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 25])
+def test_a_line_that_a_killed_attempt_left_half_written_is_passed_over(tmp_path: Path, cut: int) -> None:
+    log(str(tmp_path), 1, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5})
+    segment = tmp_path / "metrics" / "attempt-00001.jsonl"
+    segment.write_bytes(segment.read_bytes()[:-cut])
+    log(str(tmp_path), 2, {"step": 3, "loss": 1.0})
+    expected = [1, 2, 3] if cut == 1 else [1, 3]  # without its newline only, the line is whole
+    assert [row["step"] for row in read_metrics(str(tmp_path))] == expected
+
+
+def test_a_local_line_is_there_at_once(tmp_path: Path) -> None:
+    segment = MetricsLog(str(tmp_path), 1)
+    segment.write({"step": 1})
+    assert read_metrics(str(tmp_path)) == [{"attempt": 1, "step": 1}]
+    segment.close()
+
+
+def test_lines_of_a_remote_run_are_there_after_each_flush() -> None:
+    run_dir = "memory://test-metrics/flushed"
+    segment = MetricsLog(run_dir, 1)
+    try:
+        segment.write({"step": 1})
+        assert read_metrics(run_dir) == []
+        segment.flush()
+        assert read_metrics(run_dir) == [{"attempt": 1, "step": 1}]
+        segment.write({"step": 2})
+        segment.flush()
+        segment.write({"step": 3})
+        assert [row["step"] for row in read_metrics(run_dir)] == [1, 2]
+        segment.close()
+        assert [row["step"] for row in read_metrics(run_dir)] == [1, 2, 3]
+    finally:
+        fsspec.filesystem("memory").rm("/test-metrics", recursive=True)
+
+
+def test_a_run_that_never_was_has_no_metrics(run_dir: str) -> None:
+    assert read_metrics(run_dir) == []
+    assert next_attempt(run_dir) == 1
+
+
+def test_attempts_are_numbered_from_the_newest_segment_on(run_dir: str) -> None:
+    MetricsLog(run_dir, next_attempt(run_dir)).close()  # an attempt that died before its first line counts too
+    assert next_attempt(run_dir) == 2
+    log(run_dir, 41)
+    assert next_attempt(run_dir) == 42
+
+
+def test_files_that_are_no_segments_are_left_alone(tmp_path: Path) -> None:
+    log(str(tmp_path), 7, {"step": 1})
+    for name in ("attempt-00099.jsonl.tmp", "attempt-99.jsonl", "notes-00099.jsonl", "Xattempt-00099.jsonl"):
+        (tmp_path / "metrics" / name).write_text('{"attempt": 99, "step": 1}\n')
+    assert next_attempt(str(tmp_path)) == 8
+    assert read_metrics(str(tmp_path)) == [{"attempt": 7, "step": 1}]
+
+
+def test_no_attempt_overwrites_anothers_segment(tmp_path: Path) -> None:
+    log(str(tmp_path), 1, {"step": 1})
+    with pytest.raises(Mistake, match=r"^run\.dir="):
+        MetricsLog(str(tmp_path), 1)
+    assert read_metrics(str(tmp_path)) == [{"attempt": 1, "step": 1}]
+
+
+def test_the_console_line_says_where_the_run_is() -> None:
+    row = {
+        "step": 100,
+        "loss": 2.34567,
+        "lr": 0.001,
+        "grad_norm": 0.8512,
+        "tokens_per_second": 12345.6,
+        "step_seconds": 0.2104,
+    }
+    expected = "step  100/2000  loss 2.3457  lr 1.00e-03  norm 0.85  12,346 tokens/s  210 ms/step"
+    assert console_line(row, 2000) == expected

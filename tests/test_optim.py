@@ -1,0 +1,294 @@
+"""mingpt.optim: the update is AdamW's on the mean loss; what is not finite changes nothing; all it remembers is in
+state()."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mingpt import optim
+from mingpt.config import Optimizer, Schedule
+from mingpt.optim import Update, batch_factor, make_optimizer, schedule_factor
+
+CONSTANT = Schedule(kind="constant", warmup_steps=0)
+COSINE = Schedule(kind="cosine", warmup_steps=3, decay_steps=10, min_ratio=0.1)
+
+
+class Net(nn.Module):
+    """Two matrices, two biases and a norm; returns the sum of its squared errors, and how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        errors = (self.last(torch.tanh(self.norm(self.first(x)))) - y).square()
+        return errors.sum(), torch.tensor(float(errors.numel()))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def microbatches(step: int, scale: float = 1.0) -> list[tuple[Tensor, Tensor]]:
+    """Three of uneven size, so that a mean of means is not the mean."""
+    g = torch.Generator().manual_seed(step)
+    return [(torch.randn(n, 6, generator=g), scale * torch.randn(n, 3, generator=g)) for n in (1, 5, 2)]
+
+
+def update_for(
+    model: nn.Module, config: Optimizer | None = None, schedule: Schedule = CONSTANT, fp16: bool = False
+) -> Update:
+    return Update(
+        model.named_parameters(),
+        config or Optimizer(lr=0.01),
+        schedule,
+        global_size=64,
+        tokens_per_microbatch=7,  # no power of two, and not the real count: it must cancel out
+        fp16=fp16,
+        device=torch.device("cpu"),
+    )
+
+
+Spoil = Callable[[Net], None]
+
+
+def take(model: Net, update: Update, step: int, scale: float = 1.0, spoil: Spoil | None = None) -> Tensor:
+    """One step as the trainer takes it."""
+    update.optimizer.zero_grad(set_to_none=True)
+    tokens = torch.zeros(())
+    for x, y in microbatches(step, scale):
+        loss, count = model(x, y)
+        update.scaled(loss).backward()
+        tokens += count
+    if spoil:
+        spoil(model)
+    return update(step, tokens)
+
+
+def spoil_with(value: float) -> Spoil:
+    def spoil(model: Net) -> None:
+        assert model.last.weight.grad is not None
+        model.last.weight.grad[1, 2] = value
+
+    return spoil
+
+
+def snapshot(model: Net, update: Update) -> dict[str, Tensor]:
+    return {k: v.detach().clone() for k, v in (model.state_dict() | update.state()).items()}
+
+
+def assert_same_bits(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert list(ours) == list(theirs)
+    assert [k for k in ours if not torch.equal(ours[k], theirs[k]) or ours[k].dtype != theirs[k].dtype] == []
+
+
+# --- groups, learning rate ---
+
+
+def test_matrices_decay_and_nothing_else_does() -> None:
+    model = net()
+    optimizer = make_optimizer(
+        model.named_parameters(), Optimizer(lr=0.02, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3)
+    )
+    names = {p: name for name, p in model.named_parameters()}
+    groups = {g["weight_decay"]: [names[p] for p in g["params"]] for g in optimizer.param_groups}
+    assert groups == {
+        0.3: ["first.weight", "last.weight"],
+        0.0: ["first.bias", "last.bias", "norm.bias", "norm.weight"],
+    }
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["betas"], group["eps"], group["fused"]) == (0.02, (0.8, 0.9), 1e-6, True)
+
+
+def test_a_model_of_matrices_alone_has_one_group() -> None:
+    optimizer = make_optimizer(nn.Linear(2, 2, bias=False).named_parameters(), Optimizer())
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "global_size", "expected"),
+    [("none", 256, 1), ("linear", 256, 4), ("linear", 16, 0.25), ("sqrt", 256, 2), ("sqrt", 16, 0.5), ("sqrt", 64, 1)],
+)
+def test_the_learning_rate_grows_with_the_batch_as_configured(scaling: str, global_size: int, expected: float) -> None:
+    config = Optimizer.model_validate({"lr": 0.01, "lr_scaling": scaling, "reference_batch": 64})
+    assert batch_factor(config, global_size) == expected
+    update = Update(
+        net().named_parameters(),
+        config,
+        CONSTANT,
+        global_size=global_size,
+        tokens_per_microbatch=1,
+        fp16=False,
+        device=torch.device("cpu"),
+    )
+    assert update.lr(5) == pytest.approx(0.01 * expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        # step 0, 1, warm-up's last, its end, a quarter down, half, the end, long after
+        ("cosine", [0.2, 0.4, 0.8, 1, 0.2 + 0.8 * (0.5 + math.sqrt(2) / 4), 0.6, 0.2, 0.2]),
+        ("linear", [0.2, 0.4, 0.8, 1, 0.8, 0.6, 0.2, 0.2]),
+        ("constant", [0.2, 0.4, 0.8, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_the_schedule_warms_up_and_falls_to_its_floor(kind: str, expected: list[float]) -> None:
+    config = Schedule.model_validate({"kind": kind, "warmup_steps": 4, "decay_steps": 24, "min_ratio": 0.2})
+    factors = [schedule_factor(config, step) for step in (0, 1, 3, 4, 9, 14, 24, 1000)]
+    assert factors == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_a_schedule_may_have_no_warm_up_or_nothing_after_it(kind: str) -> None:
+    none = Schedule.model_validate({"kind": kind, "warmup_steps": 0, "decay_steps": 10, "min_ratio": 0.1})
+    assert schedule_factor(none, 0) == 1
+    only = Schedule.model_validate({"kind": kind, "warmup_steps": 10, "decay_steps": 5, "min_ratio": 0.1})
+    assert [schedule_factor(only, step) for step in (9, 10, 11)] == pytest.approx([10 / 11, 1, 0.1])
+
+
+# --- the update ---
+
+
+@pytest.mark.parametrize(("clip_norm", "clips"), [(0.05, True), (1e3, False), (0.0, False)])
+def test_the_update_is_torchs_adamw_on_the_clipped_gradient_of_the_mean_loss(clip_norm: float, clips: bool) -> None:
+    config = Optimizer(lr=0.01, beta1=0.8, beta2=0.9, weight_decay=0.2, clip_norm=clip_norm)
+    model, theirs = net(), net()
+    update = update_for(model, config, COSINE)
+    reference = torch.optim.AdamW(
+        [
+            {"params": [theirs.first.weight, theirs.last.weight], "weight_decay": 0.2},
+            {"params": [theirs.first.bias, theirs.last.bias, *theirs.norm.parameters()], "weight_decay": 0.0},
+        ],
+        betas=(0.8, 0.9),
+        fused=False,
+    )
+    for step in range(8):
+        norm = take(model, update, step)
+        reference.zero_grad()
+        sums = [theirs(x, y) for x, y in microbatches(step)]
+        (sum(loss for loss, _ in sums) / sum(count for _, count in sums)).backward()
+        their_norm = nn.utils.clip_grad_norm_(theirs.parameters(), clip_norm if clips else math.inf)
+        assert (their_norm.item() > clip_norm) == (clips or clip_norm == 0)
+        for group in reference.param_groups:
+            group["lr"] = 0.01 * schedule_factor(COSINE, step)
+        reference.step()
+        assert norm.item() == pytest.approx(their_norm.item(), rel=1e-5)
+        for (name, ours), wanted in zip(model.named_parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-6, msg=name)
+    assert (model.first.weight - net().first.weight).abs().max() > 0.01  # there was a way to go
+
+
+def test_the_order_in_which_parameters_are_given_changes_no_bit() -> None:
+    ours, theirs = net(), net()
+    update = update_for(ours)
+    other = Update(
+        reversed(list(theirs.named_parameters())),
+        Optimizer(lr=0.01),
+        CONSTANT,
+        global_size=64,
+        tokens_per_microbatch=7,
+        fp16=False,
+        device=torch.device("cpu"),
+    )
+    for step in range(3):
+        take(ours, update, step)
+        take(theirs, other, step)
+    assert_same_bits(snapshot(ours, update), snapshot(theirs, other))
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments_nor_counters(
+    value: float, clip_norm: float, fp16: bool
+) -> None:
+    model = net()
+    update = update_for(model, Optimizer(lr=0.01, clip_norm=clip_norm), fp16=fp16)
+    take(model, update, 0)
+    take(model, update, 1)
+    before = snapshot(model, update)
+    norm = take(model, update, 2, spoil=spoil_with(value))
+    assert not torch.isfinite(norm)
+    after = snapshot(model, update)
+    for key in ("loss_scale", "loss_scale.finite_steps"):
+        assert (before.pop(key, None) is not None) == (after.pop(key, None) is not None) == fp16  # tested below
+    assert_same_bits(before, after)
+    assert after["first.weight.step"].item() == 2
+
+
+def test_training_goes_on_after_a_skipped_step_as_if_it_had_not_been() -> None:
+    ours, theirs = net(), net()
+    update, other = update_for(ours), update_for(theirs)
+    take(ours, update, 0, spoil=spoil_with(math.nan))  # the very first, when there are no moments yet
+    for step in range(3):
+        take(ours, update, step)
+        take(theirs, other, step)
+    assert_same_bits(snapshot(ours, update), snapshot(theirs, other))
+
+
+def test_the_loss_scale_of_fp16_cancels_out_to_the_bit() -> None:
+    ours, theirs = net(), net()
+    scaled, plain = update_for(ours, schedule=COSINE, fp16=True), update_for(theirs, schedule=COSINE)
+    for step in range(6):
+        norms = take(ours, scaled, step, scale=10), take(theirs, plain, step, scale=10)
+        assert torch.equal(*norms)
+        assert norms[0] > 1  # so clipping took part
+    state = snapshot(ours, scaled)
+    assert (state.pop("loss_scale").item(), state.pop("loss_scale.finite_steps").item()) == (2.0**16, 6)
+    assert_same_bits(state, snapshot(theirs, plain))
+    loss = torch.tensor(3.0)
+    assert (scaled.scaled(loss) / plain.scaled(loss)).item() == 2.0**16
+
+
+def test_the_loss_scale_halves_on_a_bad_step_and_doubles_after_enough_good_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(optim, "GROW_AFTER", 3)
+    model = net()
+    update = update_for(model, fp16=True)
+    seen = []
+    for step, good in enumerate([True, True, False, False, True, True, True, True, True, False, True, True, True]):
+        take(model, update, step, spoil=None if good else spoil_with(math.inf))
+        state = update.state()
+        seen.append((math.log2(state["loss_scale"].item()), state["loss_scale.finite_steps"].item()))
+    # fmt: off
+    assert seen == [
+        (16, 1), (16, 2), (15, 0), (14, 0),  # two bad ones: halved twice, and the count starts anew
+        (14, 1), (14, 2), (15, 0),  # three good ones in a row
+        (15, 1), (15, 2), (14, 0), (14, 1), (14, 2), (15, 0),
+    ]
+    # fmt: on
+
+
+def test_without_fp16_there_is_no_loss_scale_to_remember() -> None:
+    model = net()
+    update = update_for(model)
+    take(model, update, 0)
+    names = [name for name, _ in model.named_parameters()]
+    assert set(update.state()) == {f"{name}.{slot}" for name in names for slot in ("step", "exp_avg", "exp_avg_sq")}
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_loaded_state_continues_to_the_bit_as_the_one_saved(fp16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "GROW_AFTER", 4)  # falls due after the resume, counting steps from before it
+    model = net()
+    update = update_for(model, schedule=COSINE, fp16=fp16)
+    for step in range(3):
+        take(model, update, step, spoil=spoil_with(math.inf) if step == 0 else None)
+    saved = copy.deepcopy(update.state())
+    resumed = net()
+    resumed.load_state_dict(model.state_dict())
+    other = update_for(resumed, schedule=COSINE, fp16=fp16)
+    other.load(saved)
+    assert_same_bits(snapshot(resumed, other), snapshot(model, update))
+    kept = {k: v.clone() for k, v in saved.items()}
+    for step in range(3, 7):
+        assert torch.equal(take(model, update, step), take(resumed, other, step))
+        assert_same_bits(snapshot(resumed, other), snapshot(model, update))
+    assert_same_bits(saved, kept)  # load takes copies

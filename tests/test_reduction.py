@@ -1,0 +1,196 @@
+"""mingpt.reduction: one order of additions, whoever adds. (With several processes: test_exactness.py.)"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mingpt.config import WorldConfig
+from mingpt.distributed import World, join, share
+from mingpt.reduction import ExactReduction, FastReduction, middle, parents, tree_sum, tree_sum_of, whole_nodes
+from mingpt.tally import TallyExchange
+
+COUNTS = range(1, 41)
+
+
+def leaves(count: int, seed: int, size: int = 64) -> list[Tensor]:
+    """Values of both signs and of magnitudes so different that any other order of additions gives other bits."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.randint(-12, 12, (count, size), generator=generator).float().exp2()
+    return list(torch.randn(count, size, generator=generator) * scales)
+
+
+def left_fold(values: list[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def ancestors_of(count: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Each node of the tree over `count` with the nodes above it."""
+    above: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def walk(a: int, b: int, path: list[tuple[int, int]]) -> None:
+        above[a, b] = path
+        if b - a > 1:
+            walk(a, (a + b) // 2, [*path, (a, b)])
+            walk((a + b) // 2, b, [*path, (a, b)])
+
+    walk(0, count, [])
+    return above
+
+
+def test_the_tree_of_five_is_the_one_that_is_promised() -> None:
+    """Pinned: another tree would end the equality with every snapshot that exists."""
+    assert middle(0, 5) == 2
+    assert parents(5) == {
+        ((0, 2), (2, 5)): (0, 5),
+        ((0, 1), (1, 2)): (0, 2),
+        ((2, 3), (3, 5)): (2, 5),
+        ((3, 4), (4, 5)): (3, 5),
+    }
+    a, b, c, d, e = leaves(5, 0)
+    assert torch.equal(tree_sum_of([a, b, c, d, e]), (a + b) + (c + (d + e)))
+    assert parents(1) == {}
+    assert tree_sum_of([1.5]) == 1.5
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_each_node_but_the_root_has_one_parent_and_one_sibling(count: int) -> None:
+    family = parents(count)
+    nodes = ancestors_of(count)
+    assert set(family.values()) == {node for node in nodes if node[1] - node[0] > 1}
+    assert len(family) == count - 1
+    children = [child for siblings in family for child in siblings]
+    assert sorted([*children, (0, count)]) == sorted(nodes)
+    for (left, right), parent in family.items():
+        assert (left[0], left[1], right[1]) == (parent[0], right[0], parent[1])
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_shares_nodes_tile_all_microbatches_in_order(count: int) -> None:
+    above = ancestors_of(count)
+    for world in range(1, count + 1):
+        shares = [share(rank, world, count) for rank in range(world)]
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        own = [whole_nodes(s.start, s.stop, 0, count) for s in shares]
+        nodes = [node for nodes in own for node in nodes]
+        assert [m for a, b in nodes for m in range(a, b)] == list(range(count))
+        for found, s in zip(own, shares, strict=True):
+            assert all(node in above for node in found)
+            # The largest ones: the node above reaches out of the share.
+            assert all(not (s.start <= a and b <= s.stop) for node in found for a, b in above[node][-1:])
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_world_adds_up_to_the_same_bits(data: st.DataObject) -> None:
+    count = data.draw(st.sampled_from(COUNTS))
+    world = data.draw(st.integers(1, count))
+    values = leaves(count, data.draw(st.integers(0, 2**32)))
+    known = {}
+    for rank in range(world):
+        mine = share(rank, world, count)
+        for a, b in whole_nodes(mine.start, mine.stop, 0, count):
+            known[a, b] = tree_sum(a, b, {(m, m + 1): values[m] for m in mine})  # sees no other share's values
+    assert torch.equal(tree_sum(0, count, known), tree_sum_of(values))
+
+
+@pytest.mark.parametrize("count", range(4, 41))
+def test_a_left_fold_gives_other_bits(count: int) -> None:
+    """So that the equalities here can fail."""
+    values = leaves(count, seed=1)
+    assert not torch.equal(left_fold(values), tree_sum_of(values))
+    assert torch.allclose(left_fold(values), tree_sum_of(values), atol=0.1)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with join(WorldConfig(device="cpu")) as world:
+        yield world
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 3))
+
+
+def inputs(microbatch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(microbatch)
+    return torch.randn(5, 40, generator=generator) * 10.0 ** (microbatch % 5 - 2)
+
+
+def loss_of(net: nn.Module, microbatch: int) -> Tensor:
+    return net(inputs(microbatch)).square().sum()
+
+
+def gradients(count: int) -> list[list[Tensor]]:
+    """Each microbatch's, computed alone, without DDP."""
+    net = model()
+    return [list(torch.autograd.grad(loss_of(net, m), list(net.parameters()))) for m in range(count)]
+
+
+def buckets(ddp: DistributedDataParallel) -> int:
+    return len(ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
+
+
+@pytest.mark.parametrize("bucket_mb", [0.001, 25])
+@pytest.mark.parametrize("count", range(1, 9))
+def test_exact_reduction_gives_the_tree_sum_of_the_gradients(world: World, count: int, bucket_mb: float) -> None:
+    net = model()
+    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
+    reduction = ExactReduction(ddp, count, world)
+    expected = [tree_sum_of(column) for column in zip(*gradients(count), strict=True)]
+    folded = [left_fold(list(column)) for column in zip(*gradients(count), strict=True)]
+    for step in range(3):  # DDP rebuilds its buckets after the first
+        ddp.zero_grad(set_to_none=True)
+        deepest = 0
+        for m in range(count):
+            last = m == count - 1
+            with nullcontext() if last else ddp.no_sync():
+                loss_of(ddp, m).backward()
+            if not last:
+                reduction.push(m)
+                deepest = max(deepest, len(reduction.stack))
+        reduction.finish()
+        found = [p.grad for p in net.parameters()]
+        assert all(g is not None and torch.equal(g, e) for g, e in zip(found, expected, strict=True)), f"step {step}"
+        assert deepest <= count.bit_length()  # 1 + log2(count), rounded down
+        assert (reduction.stack, reduction.exchanges) == ([], [])
+    assert (buckets(ddp) > 1) == (bucket_mb < 1)
+    # A plain accumulation is another sum from four on, so the equality above is no accident. (The tree of three is
+    # a + (b + c), that of two a + b.)
+    assert any(not torch.equal(f, e) for f, e in zip(folded, expected, strict=True)) == (count > 2)
+
+
+def test_fast_reduction_gives_the_left_fold(world: World) -> None:
+    net = model()
+    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
+    reduction = FastReduction(ddp)
+    for m in range(5):
+        with nullcontext() if m == 4 else ddp.no_sync():
+            loss_of(ddp, m).backward()
+        if m < 4:
+            reduction.push(m)
+    reduction.finish()
+    for p, column in zip(net.parameters(), zip(*gradients(5), strict=True), strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, left_fold(list(column)))
+
+
+def test_a_tally_has_every_loss_and_adds_along_the_tree(world: World) -> None:
+    losses = [torch.tensor(x) for x in (1e8, 1.0, -1e8, 3.0, 1e-8)]
+    exchange = TallyExchange(world, 5, wishes=2)
+    exchange.start(losses, [torch.tensor(2.0**24), *[torch.tensor(1.0)] * 4], (False, True))
+    tally = exchange.finish()
+    assert tally.losses.tolist() == [x.item() for x in losses]
+    assert tally.tokens.item() == 2**24 + 4  # in float32 it would be 2**24
+    assert tally.wishes.tolist() == [0, 1]
+    a, b, c, d, e = (x.item() for x in losses)
+    assert tally.mean_loss() == ((a + b) + (c + (d + e))) / (2**24 + 4)

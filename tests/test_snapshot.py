@@ -1,0 +1,277 @@
+"""mingpt.snapshot: what is written, byte for byte, and that it comes back."""
+
+import errno
+import json
+import os
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from struct import pack
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+from snapshot_kit import PROVENANCE, canonical, equal, files, raw, save, state_of
+from torch import Tensor
+
+from mingpt.errors import Mistake
+from mingpt.snapshot import format as snapshot_format
+from mingpt.snapshot import writer
+from mingpt.snapshot.format import DTYPES, Damaged, Kind, Manifest, Part, PartInfo, State, TensorInfo, lay_out
+from mingpt.snapshot.reader import read, read_newest
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.writer import SnapshotFailed
+
+
+def bytes_of(sizes: dict[str, int]) -> dict[str, Tensor]:
+    return {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "snapshots") if request.param == "local" else f"memory://{uuid4().hex}/snapshots")
+
+
+def listing(store: Store) -> list[str]:
+    return sorted(path.removeprefix(store.root + "/") for path in store.fs.find(store.root))
+
+
+def encoded(state: State, part_bytes: int) -> tuple[Manifest, dict[str, bytes]]:
+    """A manifest and its parts, without any store."""
+    parts = dict[str, PartInfo]()
+    tensors = dict[str, TensorInfo]()
+    contents = dict[str, bytes]()
+    for part in lay_out(state, part_bytes):
+        name, content, info, infos = snapshot_format.encode_part(part, state[part.kind])
+        parts[name], contents[name] = info, content
+        tensors |= infos
+    digest = snapshot_format.digest_of(tensors)
+    return Manifest(format=1, step=1, digest=digest, parts=parts, tensors=tensors, **PROVENANCE), contents
+
+
+def test_the_layout_follows_sorted_names_and_sizes() -> None:
+    state: dict[Kind, dict[str, Tensor]] = {
+        "optimizer": bytes_of({"z": 1}),
+        "model": bytes_of({"e": 4, "b": 6, "a": 4, "c": 11, "d": 0, "f": 7}),
+    }
+    assert lay_out(state, part_bytes=10) == [
+        Part("model", 1, ("a", "b")),  # exactly full
+        Part("model", 2, ("c",)),  # larger than a part: alone
+        Part("model", 3, ("d", "e")),
+        Part("model", 4, ("f",)),
+        Part("optimizer", 1, ("z",)),
+    ]
+
+
+def test_the_layout_does_not_depend_on_the_order_of_the_dicts() -> None:
+    state = state_of(1)
+    turned: State = {kind: dict(reversed(list(state[kind].items()))) for kind in reversed(list(state))}
+    assert list(turned) != list(state)
+    for size in (1, 8, 24, 1000):
+        assert lay_out(turned, size) == lay_out(state, size)
+        assert encoded(turned, size)[1] == encoded(state, size)[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)], ids=str)
+def test_every_dtype_and_shape_comes_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensor = torch.randint(0, 2, shape, generator=generator).to(dtype)
+    if dtype.is_floating_point and tensor.numel() > 1:
+        tensor.view(-1)[0] = -0.0  # compares equal to 0.0: only its bytes tell
+        tensor.view(-1)[1] = torch.nan
+    state: State = {"model": {"t": tensor}}
+    manifest, contents = encoded(state, 100)
+    [name] = contents
+    decoded = snapshot_format.decode_part(manifest, name, contents[name])
+    assert equal({"model": decoded}, state)
+
+
+def test_a_transposed_tensor_comes_back_with_its_own_bytes() -> None:
+    state: State = {"model": {"t": torch.arange(6.0).view(2, 3).t()}}
+    manifest, contents = encoded(state, 100)
+    [name] = contents
+    assert snapshot_format.decode_part(manifest, name, contents[name])["t"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert manifest.tensors["t"].sha256 == sha256(pack("<6f", 0, 3, 1, 4, 2, 5)).hexdigest()
+
+
+def test_the_digest_is_that_of_the_specification() -> None:
+    """From hand-packed bytes and design.md's sentence alone, and pinned: a change would orphan every snapshot."""
+    state: State = {
+        "optimizer": {"w.step": torch.tensor(3.0), "n": torch.tensor([-1], dtype=torch.int64)},
+        "model": {"w": torch.tensor([[1.0, 2.0], [3.0, -0.0]]), "b": torch.tensor([1.0, -2.0], dtype=torch.bfloat16)},
+    }
+    lines = [
+        f"b BF16 [2] {sha256(bytes.fromhex('803f00c0')).hexdigest()}\n",
+        f"n I64 [1] {sha256(pack('<q', -1)).hexdigest()}\n",
+        f"w F32 [2, 2] {sha256(pack('<4f', 1, 2, 3, -0.0)).hexdigest()}\n",
+        f"w.step F32 [] {sha256(pack('<f', 3)).hexdigest()}\n",
+    ]
+    expected = sha256("".join(lines).encode()).hexdigest()
+    assert expected == "984258b44a22116de613b5f5e7704954ed36074d0ee09bd59acdbff86a1bb209"
+    for size in (1, 9, 20, 10_000):
+        assert encoded(state, size)[0].digest == expected
+
+
+def test_the_digest_sees_every_bit_name_dtype_and_shape() -> None:
+    def digest(name: str, tensor: Tensor) -> str:
+        return encoded({"model": {name: tensor}}, 100)[0].digest
+
+    zeros = torch.zeros(4)
+    others = [
+        digest("x", zeros),
+        digest("y", zeros),
+        digest("x", zeros.view(2, 2)),
+        digest("x", zeros.view(torch.int32)),
+        digest("x", torch.tensor([0.0, 0.0, 0.0, -0.0])),
+    ]
+    assert len(set(others)) == len(others)
+
+
+def test_a_snapshot_is_its_parts_and_a_manifest_and_nothing_else(store: Store) -> None:
+    digest = save(store, 3)
+    contents = {name: store.fs.cat_file(f"{store.root}/{name}") for name in listing(store)}
+    manifest = json.loads(contents.pop("step-000000003/manifest.json"))
+    parts = {Path(name).name: content for name, content in contents.items()}
+    hashes = {name: sha256(content).hexdigest() for name, content in parts.items()}
+    kinds = sorted(name.split("-")[0] for name in parts)
+    assert kinds == ["model", "optimizer"]
+    for name in parts:
+        assert name == f"{name.split('-')[0]}-00001-{hashes[name][:16]}.safetensors"
+    model, optimizer = sorted(parts)
+    checksum = manifest.pop("checksum")
+    assert manifest == PROVENANCE | {
+        "format": 1,
+        "step": 3,
+        "digest": digest,
+        "parts": {name: {"size": len(parts[name]), "sha256": hashes[name]} for name in parts},
+        "tensors": {
+            name: {"dtype": dtype, "shape": shape, "sha256": sha256(raw(tensor)).hexdigest(), "part": part}
+            for name, dtype, shape, tensor, part in [
+                ("b", "BF16", [4], state_of(3)["model"]["b"], model),
+                ("w", "F32", [2, 3], state_of(3)["model"]["w"], model),
+                ("w.exp_avg", "F32", [2, 3], state_of(3)["optimizer"]["w.exp_avg"], optimizer),
+                ("w.step", "F32", [], state_of(3)["optimizer"]["w.step"], optimizer),
+            ]
+        },
+    }
+    assert checksum == sha256(canonical(manifest)).hexdigest()
+    loaded = read(store, 3)
+    assert equal(loaded.state, state_of(3))
+    assert (loaded.manifest.step, loaded.manifest.digest, loaded.manifest.vocabulary["characters"]) == (
+        3, digest, "ab–漢",
+    )  # fmt: skip
+
+
+def test_many_parts_come_back_and_have_the_same_digest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = save(store, 1, state_of(7))
+    monkeypatch.setattr(writer, "lay_out", partial(lay_out, part_bytes=1))
+    assert save(store, 2, state_of(7)) == whole
+    assert len([name for name in listing(store) if name.startswith("step-000000002/")]) == 5
+    assert equal(read(store, 2).state, state_of(7))
+    assert read(store, 2, kinds=("model",)).state.keys() == {"model"}
+
+
+def test_writing_a_step_again_changes_no_file(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    save(store, 1)
+    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+    save(store, 1)
+    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+
+
+def test_only_the_newest_are_kept(store: Store) -> None:
+    for step in (1, 5, 2, 10, 7):  # any order, as after a fallback to an older step
+        save(store, step, keep=3)
+    assert store.steps() == [10, 7, 5]
+    assert {name.split("/")[0] for name in listing(store)} == {"step-000000005", "step-000000007", "step-000000010"}
+    assert equal(read(store, 5).state, state_of(5))
+
+
+def test_an_old_snapshot_loses_its_manifest_before_its_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a reader, or a kill at any moment, sees the whole snapshot or none; and the new one is committed by then."""
+    save(store, 1)
+    parts = [name for name in listing(store) if name.endswith(".safetensors")]
+    real, seen = store.fs.rm, []
+
+    def watched(path: str, **options: Any) -> None:
+        seen.append((path, store.steps(), [name for name in listing(store) if name.startswith("step-000000001/")]))
+        real(path, **options)
+
+    monkeypatch.setattr(store.fs, "rm", watched)
+    save(store, 2, keep=1)
+    assert seen == [(store.folder(1), [2], parts)]
+    assert {name.split("/")[0] for name in listing(store)} == {"step-000000002"}
+
+
+def test_what_is_no_committed_step_is_not_listed(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    assert (store.steps(), read_newest(store, print)) == ([], None)
+    save(store, 1)
+    parts_only = tmp_path / "step-000000002"  # what a killed writer leaves
+    parts_only.mkdir()
+    (parts_only / ".manifest.json.0.tmp").write_text("{}")
+    for name in ("step-3", "step-0000000004", "step-000000005x", "xstep-000000006", "tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    assert store.steps() == [1]
+    assert Store(str(tmp_path / "nowhere")).steps() == []
+
+
+def test_a_full_disk_is_a_mistake_and_what_was_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(str(tmp_path))
+    save(store, 1, keep=1)
+    before = files(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Mistake) as mistake:
+        save(store, 2, keep=1)
+    assert str(mistake.value) == (
+        f"the snapshot of step 2 could not be written: snapshot.dir={tmp_path}: the disk is full: free some space or "
+        f"choose another place"
+    )
+    assert files(tmp_path) == [*before, "step-000000002"]  # no temporary file; an empty folder means nothing
+    assert equal(read(store, 1).state, state_of(1))
+
+
+def test_a_file_in_place_of_the_folder_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Mistake, match=r"snapshot\.dir=.*/file/snapshots: Not a directory: choose another place$"):
+        save(Store(f"{tmp_path}/file/snapshots"), 1)
+
+
+def test_a_part_that_the_store_dropped_stops_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(f"memory://{uuid4().hex}")
+    real = store.fs.pipe_file
+    monkeypatch.setattr(store.fs, "pipe_file", lambda path, content: real(path, content[:-1]))
+    with pytest.raises(SnapshotFailed) as failed:
+        save(store, 1)
+    name = Path(listing(store)[0]).name
+    size = store.size(1, name)
+    assert str(failed.value) == (
+        f"the snapshot of step 1 could not be committed in {store.url}: {name} has {size} bytes in place of {size + 1} "
+        f"after it was written; with several nodes, snapshot.dir must be a place that all of them share"
+    )
+    assert store.steps() == []
+
+
+def test_a_snapshot_that_could_not_be_read_back_is_not_committed(tmp_path: Path) -> None:
+    """One name in both kinds of state: the manifest has room for one."""
+    store = Store(str(tmp_path))
+    state: State = {"model": {"a": torch.ones(2)}, "optimizer": {"a": torch.zeros(2)}}
+    with pytest.raises((SnapshotFailed, ValueError)):
+        save(store, 1, state)
+    assert store.steps() == []
+
+
+def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    save(store, 1)
+    next(tmp_path.glob("*/optimizer-*")).write_bytes(b"damaged")
+    assert read(store, 1, kinds=("model",)).state.keys() == {"model"}
+    with pytest.raises(Damaged, match=r"^optimizer-"):
+        read(store, 1)

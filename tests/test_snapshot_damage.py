@@ -1,0 +1,200 @@
+"""A damaged snapshot is set aside, loudly, and the next older one is read."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from snapshot_kit import equal, files, save, signed, state_of
+
+from mingpt.snapshot.format import Damaged, decode_manifest
+from mingpt.snapshot.reader import read, read_newest
+from mingpt.snapshot.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Three good snapshots."""
+    store = Store(str(tmp_path / "snapshots"))
+    for step in (1, 2, 3):
+        save(store, step)
+    return store
+
+
+def newest(store: Store) -> Path:
+    return Path(store.folder(store.steps()[0]))
+
+
+def part(folder: Path, kind: str) -> Path:
+    [path] = folder.glob(f"{kind}-*.safetensors")
+    return path
+
+
+def flip(path: Path, byte: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def truncated(kind: str, keep: float) -> Callable[[Path], str]:
+    def damage(folder: Path) -> str:
+        path = part(folder, kind)
+        size = path.stat().st_size
+        path.write_bytes(path.read_bytes()[: int(size * keep)])
+        return f"{path.name} has {int(size * keep)} bytes in place of {size}"
+
+    return damage
+
+
+def flipped(kind: str, byte: int) -> Callable[[Path], str]:
+    def damage(folder: Path) -> str:
+        path = part(folder, kind)
+        flip(path, byte)
+        return f"{path.name} does not have the checksum that the manifest gives"
+
+    return damage
+
+
+def missing(kind: str) -> Callable[[Path], str]:
+    def damage(folder: Path) -> str:
+        path = part(folder, kind)
+        path.unlink()
+        return f"{path.name} is missing"
+
+    return damage
+
+
+def longer(folder: Path) -> str:
+    path = part(folder, "model")
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b"\0" * 100)
+    return f"{path.name} has {size + 100} bytes in place of {size}"  # seen before anything of it is read
+
+
+def of_another_step(folder: Path) -> str:
+    older = folder.with_name("step-000000002")
+    for path in older.iterdir():  # the whole of it, good in itself
+        (folder / path.name).write_bytes(path.read_bytes())
+    return "the manifest is that of step 2"
+
+
+def manifest_is(content: bytes, says: str) -> Callable[[Path], str]:
+    def damage(folder: Path) -> str:
+        (folder / "manifest.json").write_bytes(content)
+        return says
+
+    return damage
+
+
+def manifest_of_a_newer_format(folder: Path) -> str:
+    path = folder / "manifest.json"
+    path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 2}))
+    return "manifest.json has format 2; this version of mingpt reads 1"
+
+
+DAMAGES = {
+    "model part truncated": truncated("model", 0.9),
+    "model part empty": truncated("model", 0),
+    "optimizer part truncated": truncated("optimizer", 0.5),
+    "bit flipped in model's header": flipped("model", 12),
+    "bit flipped in model's data": flipped("model", -1),
+    "bit flipped in optimizer's header": flipped("optimizer", 0),
+    "bit flipped in optimizer's data": flipped("optimizer", -3),
+    "model part missing": missing("model"),
+    "optimizer part missing": missing("optimizer"),
+    "model part longer": longer,
+    "manifest empty": manifest_is(b"", "manifest.json is not JSON: Expecting value: line 1 column 1 (char 0)"),
+    "manifest no object": manifest_is(b"[]", "manifest.json is not a JSON object"),
+    "manifest of a newer format": manifest_of_a_newer_format,
+    "manifest of another step": of_another_step,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_snapshot_is_set_aside_and_the_older_one_read(store: Store, damage: Callable[[Path], str]) -> None:
+    folder = newest(store)
+    expected = damage(folder)
+    before = {name: (folder / name).read_bytes() for name in files(folder)}
+    aside = f"set-aside-{sha256(before['manifest.json']).hexdigest()[:8]}-manifest.json"
+    said: list[str] = []
+    loaded = read_newest(store, said.append)
+    assert loaded
+    assert loaded.manifest.step == 2
+    assert equal(loaded.state, state_of(2))
+    assert said == [
+        f"DAMAGED SNAPSHOT of step 3 in {store.url}: {expected}. Set aside (its manifest is now {aside}); "
+        f"trying the next older one."
+    ]
+    # Nothing is deleted: every file is there with its content, only the manifest has another name.
+    before[aside] = before.pop("manifest.json")
+    assert {name: (folder / name).read_bytes() for name in files(folder)} == before
+    assert store.steps() == [2, 1]
+
+
+def test_a_damaged_snapshot_is_set_aside_in_an_object_store_too() -> None:
+    store = Store(f"memory://{uuid4().hex}")
+    save(store, 1)
+    save(store, 2)
+    [name] = (n for n in read(store, 2).manifest.parts if n.startswith("model"))
+    store.fs.pipe_file(f"{store.folder(2)}/{name}", b"damaged")
+    said: list[str] = []
+    loaded = read_newest(store, said.append)
+    assert loaded
+    assert equal(loaded.state, state_of(1))
+    assert len(said) == 1
+    assert name in said[0]
+    assert len(store.fs.ls(store.folder(2))) == 3
+
+
+def test_all_damaged_is_no_snapshot(store: Store) -> None:
+    for step, damage in enumerate(("model part missing", "manifest empty", "optimizer part truncated"), 1):
+        DAMAGES[damage](Path(store.folder(step)))
+    said: list[str] = []
+    assert read_newest(store, said.append) is None
+    assert [line.split(" in ")[0] for line in said] == [f"DAMAGED SNAPSHOT of step {s}" for s in (3, 2, 1)]
+    assert store.steps() == []
+
+
+def test_the_step_can_be_saved_again(store: Store) -> None:
+    DAMAGES["bit flipped in model's data"](newest(store))
+    read_newest(store, print)
+    save(store, 3)
+    loaded = read_newest(store, print)
+    assert loaded
+    assert equal(loaded.state, state_of(3))
+
+
+def test_an_error_of_the_store_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that is down for a moment must not cost the newest snapshot."""
+
+    def down(*_: Any, **__: Any) -> bytes:
+        raise ConnectionError("down")
+
+    monkeypatch.setattr(store.fs, "cat_file", down)
+    with pytest.raises(ConnectionError, match="down"):
+        read_newest(store, print)
+    assert store.steps() == [3, 2, 1]
+
+
+def test_every_flipped_bit_of_a_manifest_is_seen(store: Store) -> None:
+    good = store.read_manifest(3)
+    unseen = []
+    for position in range(8 * len(good)):
+        bad = bytearray(good)
+        bad[position // 8] ^= 1 << position % 8
+        with suppress(Damaged):
+            decode_manifest(bytes(bad))
+            unseen.append(bytes(bad[position // 8 - 6 : position // 8 + 6]))
+    assert unseen == []
+
+
+def test_every_truncation_of_a_manifest_is_seen(store: Store) -> None:
+    good = store.read_manifest(3)
+    assert decode_manifest(good).step == 3
+    for length in range(len(good)):
+        with pytest.raises(Damaged):
+            decode_manifest(good[:length])

@@ -1,0 +1,250 @@
+"""`python -m mingpt.snapshots` and `python -m mingpt.generate`: exit codes, and exactly what they print."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from snapshot_kit import PROVENANCE, save, state_of
+
+from mingpt import generate, snapshots
+from mingpt.config import Model
+from mingpt.model import GPT, GPTConfig
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's directory with the snapshots of steps 4 and 30."""
+    store = Store(str(tmp_path / "snapshots"))
+    save(store, 4)
+    save(store, 30)
+    return tmp_path
+
+
+def digest(run: Path, step: int) -> str:
+    return read(Store(f"{run}/snapshots"), step).manifest.digest
+
+
+def damage(run: Path, step: int, file: str) -> str:
+    [path] = run.glob(f"snapshots/step-{step:09d}/{file}")
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    return path.name
+
+
+def test_digest_prints_the_newest_digest_alone(run: Path, capsys: Captured) -> None:
+    assert snapshots.main(["digest", str(run)]) == 0
+    assert capsys.readouterr() == (f"{digest(run, 30)}\n", "")
+    assert snapshots.main(["digest", str(run), "--step", "4"]) == 0
+    assert capsys.readouterr() == (f"{digest(run, 4)}\n", "")
+    assert digest(run, 4) != digest(run, 30)
+
+
+@pytest.mark.parametrize(
+    ("url", "step"),
+    [
+        ("{run}", 30),
+        ("{run}/", 30),
+        ("{run}/snapshots", 30),
+        ("{run}/snapshots/", 30),
+        ("{run}/snapshots/step-000000004", 4),
+        ("{run}/snapshots/step-000000004/", 4),
+        ("file://{run}", 30),
+        (".", 30),
+        ("snapshots", 30),
+        ("snapshots/step-000000004", 4),
+    ],
+)
+def test_a_url_is_a_run_its_snapshots_or_a_step(
+    run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, url: str, step: int
+) -> None:
+    monkeypatch.chdir(run)
+    assert snapshots.main(["digest", url.format(run=run)]) == 0
+    assert capsys.readouterr().out == f"{digest(run, step)}\n"
+
+
+def test_list_is_a_table_of_the_steps(run: Path, capsys: Captured) -> None:
+    assert snapshots.main(["list", str(run)]) == 0
+    by = "4          attempt 1 of 2026-01-01T00:00:00+00:00"
+    assert capsys.readouterr() == (
+        "step  digest            parts         processes  written by\n"
+        f"30    {digest(run, 30)[:16]}  0.0 MiB in 2  {by}\n"
+        f"4     {digest(run, 4)[:16]}  0.0 MiB in 2  {by}\n",
+        "",
+    )
+    assert snapshots.main(["list", str(run), "--step", "4"]) == 0
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_list_names_a_damaged_manifest_and_exits_1(run: Path, capsys: Captured) -> None:
+    damage(run, 30, "manifest.json")
+    assert snapshots.main(["list", str(run)]) == 1
+    _, bad, good = capsys.readouterr().out.splitlines()
+    assert re.match(r"30 +DAMAGED +manifest\.json ", bad)
+    assert good.startswith(f"4     {digest(run, 4)[:16]}")
+
+
+def test_verify_says_good_of_each_step(run: Path, capsys: Captured) -> None:
+    assert snapshots.main(["verify", str(run)]) == 0
+    assert capsys.readouterr() == (
+        f"step 30: good, digest {digest(run, 30)}\nstep 4: good, digest {digest(run, 4)}\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize("file", ["model-*", "optimizer-*"])
+def test_a_damaged_part_is_named(run: Path, capsys: Captured, file: str) -> None:
+    name = damage(run, 4, file)
+    what = f"{run}/snapshots/step-000000004: {name} does not have the checksum that the manifest gives"
+    assert snapshots.main(["verify", str(run)]) == 1
+    assert capsys.readouterr() == (f"step 30: good, digest {digest(run, 30)}\nstep 4: DAMAGED: {what}\n", "")
+    assert snapshots.main(["verify", str(run), "--step", "30"]) == 0
+    capsys.readouterr()
+    assert snapshots.main(["digest", str(run), "--step", "4"]) == 1
+    assert capsys.readouterr() == ("", f"error: {what}\n")
+    assert snapshots.main(["digest", str(run)]) == 0
+    capsys.readouterr()
+    assert snapshots.main(["list", str(run)]) == 0  # reads manifests only
+
+
+def test_looking_changes_nothing(run: Path) -> None:
+    damage(run, 30, "model-*")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for command in ("list", "verify", "digest"):
+        snapshots.main([command, str(run)])
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{run}", "--step", "5"], "{run}/snapshots: no snapshot of step 5; there are 4, 30"),
+        (["{run}/snapshots/step-000000005"], "{run}/snapshots: no snapshot of step 5; there are 4, 30"),
+        (
+            ["{run}/nowhere"],
+            "{run}/nowhere: no snapshot is there: give a run's directory, its snapshots folder, or a step's folder",
+        ),
+        (["nope://x"], "URL=nope://x: Protocol not known: nope: use a local path, s3://…, gs://… or az://…"),
+    ],
+)
+def test_what_is_not_there_is_a_mistake(run: Path, capsys: Captured, arguments: list[str], message: str) -> None:
+    filled = [argument.format(run=run) for argument in arguments]
+    for command in (["list"], ["verify"], ["digest"]):
+        assert snapshots.main([*command, *filled]) == 64
+        assert capsys.readouterr() == ("", f"error: {message.format(run=run)}\n")
+    assert generate.main(filled) == 64
+    assert capsys.readouterr() == ("", f"error: {message.format(run=run)}\n")
+
+
+VOCABULARY = "\n abc"
+
+
+def gpt(seed: int, size: int = len(VOCABULARY)) -> GPT:
+    """Weights large enough for text that depends on them."""
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(vocab_size=size, block_size=8, n_layer=1, n_head=2, n_embd=8, vocab_multiple=4))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(30)
+    return model
+
+
+def train(folder: Path, step: int, kind: str = "char") -> GPT:
+    """A snapshot as the trainer writes it."""
+    characters = VOCABULARY if kind == "char" else ""
+    model = gpt(step, len(characters) or 256)
+    settings = Model(n_layer=1, n_head=2, n_embd=8, block_size=8, vocab_multiple=4)
+    provenance = PROVENANCE | {
+        "vocabulary": {"kind": kind, "characters": characters},
+        "config": {"model": settings.model_dump()},
+    }
+    state = {"model": model.state_dict(), "optimizer": state_of(step)["optimizer"]}
+    save(Store(f"{folder}/snapshots"), step, state, provenance=provenance)  # type: ignore[arg-type]
+    return model
+
+
+def test_generate_continues_the_prompt_with_the_newest_model(tmp_path: Path, capsys: Captured) -> None:
+    older, newer = train(tmp_path, 9), train(tmp_path, 10)
+    ids = torch.tensor([[VOCABULARY.index(c) for c in "ab a"]])
+    texts = []
+    for model, step in ((newer, []), (older, ["--step", "9"])):
+        expected = model.generate(ids, 40, temperature=0.5, top_k=3, seed=7)[0].tolist()
+        texts.append("".join(VOCABULARY[i] for i in expected))
+        arguments = "--prompt", "ab a", "--tokens", "40", "--temperature", "0.5", "--top-k", "3", "--seed", "7"
+        assert generate.main([str(tmp_path), *arguments, *step]) == 0
+        assert capsys.readouterr() == (texts[-1] + "\n", "")
+        assert texts[-1].startswith("ab a")
+        assert len(texts[-1]) == 44
+    assert texts[0] != texts[1]
+
+
+def test_the_same_seed_gives_the_same_text(tmp_path: Path, capsys: Captured) -> None:
+    train(tmp_path, 1)
+    texts = []
+    for seed in (1, 1, 2):
+        assert generate.main([str(tmp_path), "--tokens", "60", "--temperature", "2", "--seed", str(seed)]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("\n")
+    assert len(texts[0]) == 1 + 60 + 1
+
+
+def test_bytes_are_decoded_and_what_is_no_utf_8_replaced(tmp_path: Path, capsys: Captured) -> None:
+    model = train(tmp_path, 1, kind="byte")
+    ids = model.generate(torch.tensor([list("é".encode())]), 20, temperature=0)[0].tolist()
+    assert generate.main([str(tmp_path), "--prompt", "é", "--tokens", "20", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == bytes(ids).decode(errors="replace") + "\n"
+
+
+def test_generate_needs_no_good_optimizer_but_a_good_model(tmp_path: Path, capsys: Captured) -> None:
+    train(tmp_path, 1)
+    damage(tmp_path, 1, "optimizer-*")
+    assert generate.main([str(tmp_path)]) == 0
+    capsys.readouterr()
+    name = damage(tmp_path, 1, "model-*")
+    assert generate.main([str(tmp_path)]) == 64
+    assert capsys.readouterr() == (
+        "",
+        f"error: {tmp_path}/snapshots/step-000000001: {name} does not have the checksum that the manifest gives: "
+        f"choose another with --step\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", "zxa"], "the text has characters that the model never saw: 'xz'"),
+        (["--tokens", "0"], "--tokens 0: at least 1"),
+        (["--temperature", "nan"], "--temperature nan: 0 or more"),
+        (
+            ["--prompt", "", "--temperature", "-1", "--top-k", "0"],
+            "3 problems:\n  1. --prompt is empty: give it at least one character\n  2. --temperature -1.0: 0 or more\n"
+            "  3. --top-k 0: at least 1",
+        ),
+    ],
+)
+def test_bad_options_of_generate_exit_64(tmp_path: Path, capsys: Captured, arguments: list[str], message: str) -> None:
+    train(tmp_path, 1)
+    assert generate.main([str(tmp_path), *arguments]) == 64
+    assert capsys.readouterr() == ("", f"error: {message}\n")
+
+
+def test_a_snapshot_of_something_else_is_a_mistake(run: Path, capsys: Captured) -> None:
+    """Good in itself, but its config has no model."""
+    assert generate.main([str(run)]) == 64
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {run}/snapshots/step-000000030: ")
+
+
+def test_a_byte_model_takes_any_byte_and_no_lone_surrogate(tmp_path: Path, capsys: Captured) -> None:
+    """U+DCFF is what Python makes of a byte FF on the command line."""
+    train(tmp_path, 1, kind="byte")
+    assert generate.main([str(tmp_path), "--prompt", "\udcff"]) == 0
+    assert generate.main([str(tmp_path), "--prompt", "\ud800"]) == 64
+    assert capsys.readouterr().err.startswith("error: the text is no Unicode: ")

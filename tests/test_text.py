@@ -1,0 +1,283 @@
+"""mingpt.data.text: exact tokens, disjoint splits, one cache entry a node, and errors that name the key."""
+
+import json
+import multiprocessing
+import os
+from hashlib import sha256
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mingpt.config import Data
+from mingpt.data import text as text_module
+from mingpt.data.text import Text, Vocabulary, open_text
+from mingpt.errors import Mistake
+
+SENTENCE = "der Bär, größer – 漢字 🙂\n"
+
+
+def settings_for(path: Path | str, tmp_path: Path, **changes: object) -> Data:
+    return Data.model_validate({"path": str(path), "cache_dir": str(tmp_path / "cache"), "val_fraction": 0.0} | changes)
+
+
+def written(tmp_path: Path, content: bytes | str) -> Path:
+    path = tmp_path / "source.txt"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def opened(content: bytes | str, tmp_path: Path, block_size: int = 1, **changes: object) -> Text:
+    return open_text(settings_for(written(tmp_path, content), tmp_path, **changes), block_size)
+
+
+def all_tokens(text: Text) -> list[int]:
+    tokens: list[int] = text.train.tokens.tolist()
+    return tokens
+
+
+def cached(tmp_path: Path) -> list[str]:
+    """The cache's files. filelock leaves its lock files on some systems and not on others."""
+    return sorted(p.name for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock")
+
+
+# --- tokens ---
+
+
+def test_characters_are_numbered_by_their_rank_in_the_sorted_vocabulary(tmp_path: Path) -> None:
+    text = opened("hello, world", tmp_path)
+    assert text.vocabulary == Vocabulary("char", " ,dehlorw")
+    assert text.vocabulary.size == 9
+    assert all_tokens(text) == [4, 3, 5, 5, 6, 1, 0, 8, 6, 7, 5, 2]
+    assert text.train.tokens.dtype == np.uint8
+    assert text.sha256 == sha256(b"hello, world").hexdigest()
+
+
+def test_a_character_is_a_code_point_however_many_bytes_it_has(tmp_path: Path) -> None:
+    text = opened(SENTENCE, tmp_path)
+    assert list(text.vocabulary.characters) == sorted(set(SENTENCE))
+    assert len(all_tokens(text)) == len(SENTENCE)
+    assert text.vocabulary.decode(all_tokens(text)) == SENTENCE
+    assert text.vocabulary.encode(SENTENCE) == all_tokens(text)
+
+
+def test_line_endings_and_a_byte_order_mark_are_characters_like_others(tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbfa\r\nb\x00"
+    assert opened(content, tmp_path).vocabulary.characters == "\x00\n\rab\ufeff"
+
+
+def test_byte_tokens_are_the_bytes(tmp_path: Path) -> None:
+    content = bytes(range(256)) + b"\xff\xfe"  # not UTF-8
+    text = opened(content, tmp_path, tokens="byte")
+    assert bytes(all_tokens(text)) == content
+    assert text.vocabulary == Vocabulary("byte")
+    assert text.vocabulary.size == 256
+
+
+def test_byte_vocabulary_goes_through_utf8_and_survives_a_torn_character() -> None:
+    vocabulary = Vocabulary("byte")
+    assert vocabulary.encode("aé") == [97, 0xC3, 0xA9]
+    assert vocabulary.decode([97, 0xC3, 0xA9]) == "aé"
+    assert vocabulary.decode([97, 0xC3]) == "a\ufffd"  # a model may well generate half of one
+
+
+@pytest.mark.parametrize(("characters", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16)])
+def test_tokens_are_stored_in_the_smallest_type_that_holds_them(
+    tmp_path: Path, characters: int, dtype: type[np.generic]
+) -> None:
+    points = [p for p in range(0x20, 0x20000) if not 0xD800 <= p < 0xE000][:characters]
+    text = opened("".join(map(chr, points)), tmp_path)
+    assert text.train.tokens.dtype == dtype
+    assert all_tokens(text) == list(range(characters))
+
+
+@pytest.mark.parametrize("vocabulary", [Vocabulary("char", "\nabé漢"), Vocabulary("byte")])
+def test_a_vocabulary_survives_json(vocabulary: Vocabulary) -> None:
+    assert Vocabulary.from_json(json.loads(json.dumps(vocabulary.to_json()))) == vocabulary
+
+
+def test_a_prompt_with_unknown_characters_is_a_mistake_that_shows_them() -> None:
+    with pytest.raises(Mistake, match=r"^the text has characters that the model never saw: '!z'$"):
+        Vocabulary("char", "abc").encode("zab!z")
+
+
+# --- the cache ---
+
+
+def test_a_second_opening_takes_the_cache_and_never_reads_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened("to be or not to be", tmp_path)
+    before = first.train.path.stat()
+    names = cached(tmp_path)
+    assert [Path(n).suffix for n in names] == [".json", ".npy"]
+
+    def read(*_: object) -> bytes:
+        raise AssertionError("read the text")
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.cat_file", read)
+    second = open_text(settings_for(tmp_path / "source.txt", tmp_path), 1)
+    after = second.train.path.stat()
+    assert second.train.path == first.train.path
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert cached(tmp_path) == names
+    assert (all_tokens(second), second.vocabulary, second.sha256) == (all_tokens(first), first.vocabulary, first.sha256)
+
+
+def test_a_changed_file_gets_an_entry_of_its_own(tmp_path: Path) -> None:
+    first = opened("to be or not", tmp_path)
+    second = opened("to do or not", tmp_path)  # as long as the first
+    assert first.train.path != second.train.path
+    assert first.vocabulary.decode(all_tokens(first)) == "to be or not"
+    assert second.vocabulary.decode(all_tokens(second)) == "to do or not"
+    assert len(cached(tmp_path)) == 4
+
+
+def test_another_kind_of_token_gets_an_entry_of_its_own(tmp_path: Path) -> None:
+    characters, as_bytes = opened("abab", tmp_path), opened("abab", tmp_path, tokens="byte")
+    assert all_tokens(characters) == [0, 1, 0, 1]
+    assert all_tokens(as_bytes) == [97, 98, 97, 98]
+
+
+def test_another_split_or_stride_uses_the_same_entry(tmp_path: Path) -> None:
+    config = settings_for(written(tmp_path, "to be or not"), tmp_path)
+    paths = {
+        open_text(config.model_copy(update=changes), block_size).train.path
+        for changes in ({}, {"val_fraction": 0.5}, {"stride": 3})
+        for block_size in (1, 2)
+    }
+    assert len(paths) == 1
+
+
+def test_tokens_without_their_description_are_built_anew(tmp_path: Path) -> None:
+    """What a builder leaves that was killed between its two files."""
+    first = opened("to be or not", tmp_path)
+    expected = all_tokens(first)
+    first.train.path.with_suffix(".json").unlink()
+    first.train.path.write_bytes(b"torn")
+    assert all_tokens(open_text(settings_for(tmp_path / "source.txt", tmp_path), 1)) == expected
+
+
+def test_a_failure_while_building_leaves_no_file_and_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", full)
+        with pytest.raises(Mistake) as error:
+            opened("to be or not", tmp_path)
+    assert str(error.value).startswith(f"data.cache_dir={tmp_path / 'cache'}: the disk is full")
+    assert cached(tmp_path) == []
+    assert len(all_tokens(open_text(settings_for(tmp_path / "source.txt", tmp_path), 1))) == 12
+
+
+def open_with_others(config: Data, start: Barrier, builds: Path) -> tuple[str, int, str]:
+    """In a process of its own: open the text when all are ready, noting each tokenization in the folder `builds`."""
+    tokenize = text_module._tokenize
+
+    def noted(raw: bytes, config: Data) -> tuple[NDArray[np.generic], Vocabulary]:
+        (builds / str(os.getpid())).touch()
+        return tokenize(raw, config)
+
+    text_module._tokenize = noted
+    start.wait(timeout=60)
+    text = open_text(config, 1)
+    content = np.asarray(text.train.tokens).tobytes()
+    return sha256(content).hexdigest(), text.train.path.stat().st_ino, text.vocabulary.characters
+
+
+def test_of_several_processes_at_once_one_builds_and_all_get_the_same(tmp_path: Path) -> None:
+    content = "".join(map(chr, range(32, 127))) * 20_000  # takes long enough to tokenize that all would be at it
+    config = settings_for(written(tmp_path, content), tmp_path)
+    (builds := tmp_path / "builds").mkdir()
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Manager() as manager, spawn.Pool(4) as pool:
+        start = manager.Barrier(4)
+        arguments = [(config, start, builds)] * 4
+        results = pool.starmap(open_with_others, arguments, chunksize=1)
+    expected = np.tile(np.arange(95, dtype=np.uint8), 20_000)
+    assert {digest for digest, _, _ in results} == {sha256(expected.tobytes()).hexdigest()}
+    assert {characters for _, _, characters in results} == {"".join(map(chr, range(32, 127)))}
+    assert len({inode for _, inode, _ in results}) == 1
+    assert len(list(builds.iterdir())) == 1
+    assert [Path(n).suffix for n in cached(tmp_path)] == [".json", ".npy"]
+
+
+def test_a_text_can_lie_at_any_url_that_fsspec_knows(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/texts/of-test-text.txt", b"abcab")
+    try:
+        text = open_text(settings_for("memory://texts/of-test-text.txt", tmp_path), 1)
+    finally:
+        memory.rm_file("/texts/of-test-text.txt")
+    assert all_tokens(text) == [0, 1, 2, 0, 1]
+    assert text.sha256 == sha256(b"abcab").hexdigest()
+
+
+# --- mistakes ---
+
+
+def problem(config: Data, block_size: int = 1) -> str:
+    with pytest.raises(Mistake) as error:
+        open_text(config, block_size)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "tokens", "expected"),
+    [
+        (b"", "char", "the file is empty"),
+        (b"", "byte", "the file is empty"),
+        (b"aaaa", "char", "only one character, 'a', over and over: nothing to learn"),
+        (b"abc\xffde", "char", "not UTF-8 at byte 3: convert the file, or use data.tokens=byte"),
+        ("aé".encode()[:2], "char", "not UTF-8 at byte 1: convert the file, or use data.tokens=byte"),
+    ],
+)
+def test_a_file_that_is_no_text_is_a_mistake_and_leaves_no_cache_entry(
+    tmp_path: Path, content: bytes, tokens: str, expected: str
+) -> None:
+    path = written(tmp_path, content)
+    assert problem(settings_for(path, tmp_path, tokens=tokens)) == f"data.path={path}: {expected}"
+    assert cached(tmp_path) == []
+
+
+def test_a_missing_file_is_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "missing.txt"
+    assert problem(settings_for(path, tmp_path)) == f"data.path={path}: there is no such file or bucket"
+    assert problem(settings_for("memory://no/such.txt", tmp_path)).startswith(
+        "data.path=memory://no/such.txt: there is no"
+    )
+
+
+def test_a_folder_is_a_mistake(tmp_path: Path) -> None:
+    assert problem(settings_for(tmp_path, tmp_path)) == f"data.path={tmp_path}: a folder; name one text file"
+
+
+def test_an_unknown_scheme_is_a_mistake(tmp_path: Path) -> None:
+    message = problem(settings_for("foo://x", tmp_path))
+    assert message.startswith("data.path=foo://x: ")
+    assert "use a local path, s3://…" in message
+
+
+def test_a_text_too_short_for_a_block_is_a_mistake_that_names_both_keys(tmp_path: Path) -> None:
+    path = written(tmp_path, "abcdefghij")
+    config = settings_for(path, tmp_path, val_fraction=0.2)
+    assert len(open_text(config, 7).train) == 1  # eight training tokens: seven and the one after
+    message = problem(config, 8)
+    assert message.startswith(f"model.block_size=8 is longer than the data: data.path={path} has 8 training tokens")
+
+
+def test_a_cache_that_cannot_be_there_is_a_mistake(tmp_path: Path) -> None:
+    path = written(tmp_path, "abc")
+    config = Data(path=str(path), cache_dir=str(path / "cache"))  # below a file
+    assert problem(config).startswith(f"data.cache_dir={path / 'cache'}: ")
+
+
+def test_a_builder_that_never_ends_is_waited_for_no_longer_than_configured(tmp_path: Path) -> None:
+    text = opened("abc", tmp_path)
+    config = settings_for(tmp_path / "source.txt", tmp_path, cache_timeout_seconds=0.05)
+    with text_module.FileLock(text.train.path.with_suffix(".lock")):
+        assert "data.cache_timeout_seconds" in problem(config)
