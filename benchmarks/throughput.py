@@ -133,7 +133,8 @@ def main() -> None:
         speeds["one"].append(trainer(1, "exact", options.text))
         for name in alone:
             again = [sys.executable, *sys.argv, "--one", name]
-            speeds[name].append(float(subprocess.run(again, check=True, capture_output=True, text=True).stdout))
+            said = subprocess.run(again, check=True, capture_output=True, text=True).stdout
+            speeds[name].append(float(said.split()[-1]))  # nanoGPT talks, too
         speeds["two"].append(trainer(2, "exact", options.text))
         speeds["fast"].append(trainer(2, "fast", options.text))
 

@@ -174,7 +174,9 @@ def _resolve(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
         return out
 
     raw = plain(composed, "")
-    return raw, [text for name, text in failed.items() if not failed.keys() & set(follows.get(name, ()))]
+    # In a circle each key follows another that failed: those are all told, or none would be.
+    told = [t for name, t in failed.items() if "Recursive" in t or not failed.keys() & set(follows.get(name, ()))]
+    return raw, told
 
 
 def help_text() -> str:

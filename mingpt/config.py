@@ -315,5 +315,5 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: without_secrets(v) for k, v in value.items()}
     if isinstance(value, str) and "://" in value:
-        return re.sub(r"\?.*", "?***", re.sub(r"://[^/@]*@", "://***@", value))
+        return re.sub(r"\?.*", "?***", re.sub(r"://[^/]*@", "://***@", value))
     return value

@@ -87,9 +87,8 @@ def test_every_key_has_a_line_of_help() -> None:
 
 def test_the_promised_keys_are_there_with_the_promised_defaults() -> None:
     assert {prefix + name for prefix, names in PROMISED.items() for name in names} <= keys().keys()
-    config = configured()
-    assert config.train.threads == 1
-    assert (config.reduce, config.precision) == ("exact", "fp32")
+    for config in (configured(), configured("~train.threads", "~reduce", "~precision")):  # in the YAML, in the schema
+        assert (config.train.threads, config.reduce, config.precision) == (1, "exact", "fp32")
     assert configured("run.dir=s3://b/x").snapshot.dir == "s3://b/x/snapshots"
     assert configured("run.name=one").run.dir == "runs/one"
     for mode in ("exact", "fast"):
@@ -204,6 +203,8 @@ def test_validate_fills_what_is_missing_and_refuses_what_is_unknown() -> None:
         ("https://user:password@host:8/x?sig=abc", "https://***@host:8/x?***"),
         ("https://host/x?sig=abc&y=1", "https://host/x?***"),
         ("https://user@host/x", "https://***@host/x"),
+        ("https://user:p@ss@host/x", "https://***@host/x"),
+        ("memory://runs/x", "memory://runs/x"),
         ("gs://bucket/user@example.com/x", "gs://bucket/user@example.com/x"),
         ("simplecache::s3://user:password@bucket/key", "simplecache::s3://***@bucket/key"),
         ("/data/a@b:c?d.txt", "/data/a@b:c?d.txt"),

@@ -133,6 +133,23 @@ def test_one_mistake_is_told_once(mistake: str, expected: list[str]) -> None:
     assert problems(mistake) == expected
 
 
+# In a circle, each key's problem seems to be the next one's: none of them may be hidden for that.
+@pytest.mark.parametrize(
+    "circle",
+    [
+        "run.dir=${run.dir}",
+        "run.dir=${run.dir}/x",
+        "run.name=${run.dir}",
+        "seed=${train.threads} train.threads=${seed}",
+    ],
+)
+def test_a_circle_of_interpolations_is_a_mistake(circle: str) -> None:
+    found = problems(*circle.split())
+    key = circle.partition("=")[0]
+    assert f"{key}: Recursive interpolation detected" in found
+    assert all(problem.endswith(": Recursive interpolation detected") for problem in found)
+
+
 # Hydra answers these with a ValueError or TypeError of its own.
 @pytest.mark.parametrize("argument", ["model=null", "model=5", "experiment=null", "=3", "model=gpt2,gpt2-xl"])
 def test_a_group_that_is_not_one_word_is_a_mistake(argument: str) -> None:

@@ -212,7 +212,7 @@ def test_what_is_no_committed_step_is_not_listed(tmp_path: Path) -> None:
     parts_only = tmp_path / "step-000000002"  # what a killed writer leaves
     parts_only.mkdir()
     (parts_only / ".manifest.json.0.tmp").write_text("{}")
-    for name in ("step-3", "step-0000000004", "step-000000005x", "xstep-000000006", "tmp"):
+    for name in ("step-3", "step-0000000004", "step-000000001x", "xstep-000000006", "tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text("{}")
     assert store.steps() == [1]

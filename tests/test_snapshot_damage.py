@@ -170,14 +170,33 @@ def test_the_step_can_be_saved_again(store: Store) -> None:
 
 def test_an_error_of_the_store_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that is down for a moment must not cost the newest snapshot."""
+    real = store.fs.cat_file
 
-    def down(*_: Any, **__: Any) -> bytes:
-        raise ConnectionError("down")
+    def flaky(path: str, **options: Any) -> bytes:
+        if path.endswith(".safetensors"):
+            raise ConnectionError("down")
+        return bytes(real(path, **options))
 
-    monkeypatch.setattr(store.fs, "cat_file", down)
+    monkeypatch.setattr(store.fs, "cat_file", flaky)
     with pytest.raises(ConnectionError, match="down"):
         read_newest(store, print)
     assert store.steps() == [3, 2, 1]
+
+
+def test_a_part_of_another_size_is_not_even_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies there may be larger than the memory."""
+    longer(newest(store))
+    seen: list[str] = []
+    real = store.fs.cat_file
+
+    def watched(path: str, **options: Any) -> bytes:
+        seen.append(path)
+        return bytes(real(path, **options))
+
+    monkeypatch.setattr(store.fs, "cat_file", watched)
+    with pytest.raises(Damaged, match=r"^model-"):
+        read(store, 3)
+    assert seen == [f"{store.folder(3)}/manifest.json"]
 
 
 def test_every_flipped_bit_of_a_manifest_is_seen(store: Store) -> None:

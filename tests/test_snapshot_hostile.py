@@ -133,6 +133,8 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         changed("tensors/*/dtype", None),
         changed("tensors/*/sha256", "0" * 64),
         changed("config", None),
+        changed("config/seed", float("nan")),
+        changed("config/seed", float("-inf")),
         changed("history", {}),
     ],
 )

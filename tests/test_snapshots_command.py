@@ -173,13 +173,17 @@ def test_generate_continues_the_prompt_with_the_newest_model(tmp_path: Path, cap
     ids = torch.tensor([[VOCABULARY.index(c) for c in "ab a"]])
     texts = []
     for model, step in ((newer, []), (older, ["--step", "9"])):
-        expected = model.generate(ids, 40, temperature=0.5, top_k=3, seed=7)[0].tolist()
+        expected = model.generate(ids, 40, temperature=30, top_k=2, seed=7)[0].tolist()
         texts.append("".join(VOCABULARY[i] for i in expected))
-        arguments = "--prompt", "ab a", "--tokens", "40", "--temperature", "0.5", "--top-k", "3", "--seed", "7"
+        arguments = "--prompt", "ab a", "--tokens", "40", "--temperature", "30", "--top-k", "2", "--seed", "7"
         assert generate.main([str(tmp_path), *arguments, *step]) == 0
         assert capsys.readouterr() == (texts[-1] + "\n", "")
         assert texts[-1].startswith("ab a")
         assert len(texts[-1]) == 44
+        # Each option counts: without it the text is another one.
+        others = {"temperature": 0.1, "top_k": 2}, {"temperature": 30, "top_k": None}
+        for other in others:
+            assert model.generate(ids, 40, seed=7, **other)[0].tolist() != expected
     assert texts[0] != texts[1]
 
 

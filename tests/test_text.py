@@ -84,6 +84,12 @@ def test_byte_vocabulary_goes_through_utf8_and_survives_a_torn_character() -> No
     assert vocabulary.decode([97, 0xC3]) == "a\ufffd"  # a model may well generate half of one
 
 
+def test_a_byte_prompt_from_a_command_line_that_is_not_utf8_keeps_its_bytes() -> None:
+    assert Vocabulary("byte").encode(os.fsdecode(b"a\xff")) == [97, 0xFF]
+    with pytest.raises(Mistake, match=r"^the text is no Unicode: "):
+        Vocabulary("byte").encode("\ud800")
+
+
 @pytest.mark.parametrize(("characters", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16)])
 def test_tokens_are_stored_in_the_smallest_type_that_holds_them(
     tmp_path: Path, characters: int, dtype: type[np.generic]
