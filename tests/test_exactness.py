@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run
 
 from mingpt.metrics import read_metrics
+from run_kit import Run
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from runs import Run
 
 from mingpt.metrics import read_metrics
+from run_kit import Run
 
 pytestmark = pytest.mark.slow
 

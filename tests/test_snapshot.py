@@ -12,7 +12,6 @@ from uuid import uuid4
 
 import pytest
 import torch
-from snapshot_kit import PROVENANCE, canonical, equal, files, raw, save, state_of
 from torch import Tensor
 
 from mingpt.errors import Mistake
@@ -22,6 +21,7 @@ from mingpt.snapshot.format import DTYPES, Damaged, Kind, Manifest, Part, PartIn
 from mingpt.snapshot.reader import read, read_newest
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotFailed
+from snapshot_kit import PROVENANCE, canonical, equal, files, raw, save, state_of
 
 
 def bytes_of(sizes: dict[str, int]) -> dict[str, Tensor]:

@@ -9,11 +9,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from snapshot_kit import equal, files, save, signed, state_of
 
 from mingpt.snapshot.format import Damaged, decode_manifest
 from mingpt.snapshot.reader import read, read_newest
 from mingpt.snapshot.store import Store
+from snapshot_kit import equal, files, save, signed, state_of
 
 
 @pytest.fixture

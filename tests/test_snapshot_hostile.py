@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshot_kit import digest_of, save, signed
 
 from mingpt.snapshot.format import Damaged, decode_manifest
 from mingpt.snapshot.reader import read, read_newest
 from mingpt.snapshot.store import Store
+from snapshot_kit import digest_of, save, signed
 
 
 @pytest.fixture

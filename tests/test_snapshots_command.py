@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from snapshot_kit import PROVENANCE, save, state_of
 
 from mingpt import generate, snapshots
 from mingpt.config import Model
 from mingpt.model import GPT, GPTConfig
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
+from snapshot_kit import PROVENANCE, save, state_of
 
 Captured = pytest.CaptureFixture[str]
 

@@ -90,7 +90,9 @@ def test_a_byte_prompt_from_a_command_line_that_is_not_utf8_keeps_its_bytes() ->
         Vocabulary("byte").encode("\ud800")
 
 
-@pytest.mark.parametrize(("characters", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16)])
+@pytest.mark.parametrize(
+    ("characters", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)]
+)
 def test_tokens_are_stored_in_the_smallest_type_that_holds_them(
     tmp_path: Path, characters: int, dtype: type[np.generic]
 ) -> None:
@@ -143,7 +145,8 @@ def test_a_changed_file_gets_an_entry_of_its_own(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_token_gets_an_entry_of_its_own(tmp_path: Path) -> None:
-    characters, as_bytes = opened("abab", tmp_path), opened("abab", tmp_path, tokens="byte")
+    path = written(tmp_path, "abab")  # once: written again it would be another file, whatever the tokens
+    characters, as_bytes = (open_text(settings_for(path, tmp_path, tokens=kind), 1) for kind in ("char", "byte"))
     assert all_tokens(characters) == [0, 1, 0, 1]
     assert all_tokens(as_bytes) == [97, 98, 97, 98]
 
