@@ -27,7 +27,9 @@ def config_dir() -> Path:
     return next(p for p in (package / "configs", package.parent / "configs") if p.is_dir())
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """argparse with our exit code for a mistake."""
+
     def error(self, message: str) -> NoReturn:
         print(f"error: {message}; see --help", file=sys.stderr)
         sys.exit(MISTAKE)
@@ -38,7 +40,7 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
 
     Raises errors.Mistake with every problem in it.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", choices=["job"])
     parser.add_argument("--resolve", action="store_true")

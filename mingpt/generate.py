@@ -1,10 +1,10 @@
 """`python -m mingpt.generate URL --prompt …`: continue a text with the model of a snapshot."""
 
-import argparse
 import sys
 
 import torch
 
+from mingpt.cli import Parser
 from mingpt.config import Model
 from mingpt.data.text import Vocabulary
 from mingpt.errors import MISTAKE, Mistake
@@ -38,7 +38,7 @@ def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m mingpt.generate", description=__doc__)
+    parser = Parser(prog="python -m mingpt.generate", description=__doc__)
     parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
     parser.add_argument("--prompt", default="\n", help="the text to continue (default: a new line)")
     parser.add_argument("--tokens", type=int, default=200, help="how many tokens to add (default: 200)")

@@ -60,7 +60,10 @@ class MetricsLog:
         with place("run.dir", run_dir):
             if is_local(self.fs):
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-                self.file = Path(self.path).open("x", buffering=1)  # noqa: SIM115 (closed by `close`)
+                try:
+                    self.file = Path(self.path).open("x", buffering=1)  # noqa: SIM115 (closed by `close`)
+                except FileExistsError as error:  # nothing for the user to fix: the next attempt takes the next number
+                    raise RuntimeError(f"another attempt has started at the same time: {self.path} exists") from error
             else:
                 self.fs.pipe_file(self.path, b"")
 

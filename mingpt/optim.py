@@ -111,6 +111,7 @@ class Update:
         finite_steps.add_(1).mul_(1 - not_finite)
         grow = finite_steps >= GROW_AFTER
         self.loss_scale.mul_(torch.where(not_finite > 0, 0.5, torch.where(grow, 2.0, 1.0)))
+        self.loss_scale.clamp_(min=1.0)  # halved to 0, it would never come back
         finite_steps.mul_(~grow)
 
     def state(self) -> dict[str, Tensor]:

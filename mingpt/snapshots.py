@@ -3,10 +3,10 @@
 URL is a run's directory, its snapshots folder, or one step's folder; any fsspec URL.
 """
 
-import argparse
 import sys
 from dataclasses import dataclass
 
+from mingpt.cli import Parser
 from mingpt.errors import MISTAKE, Mistake
 from mingpt.snapshot.format import Damaged, Manifest
 from mingpt.snapshot.reader import read, read_manifest
@@ -92,7 +92,7 @@ COMMANDS = {"list": list_command, "verify": verify_command, "digest": digest_com
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m mingpt.snapshots", description=__doc__)
+    parser = Parser(prog="python -m mingpt.snapshots", description=__doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("url", metavar="URL")
     parser.add_argument("--step", type=int, help="one step instead of all (digest: instead of the newest)")

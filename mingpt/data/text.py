@@ -174,7 +174,7 @@ def _cached(config: Data) -> tuple[Path, dict[str, Any]]:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(stem.with_suffix(".lock"), timeout=config.cache_timeout_seconds):
-                if not about.exists():
+                if not (about.exists() and tokens.exists()):
                     with place("data.path", config.path):
                         raw = fs.cat_file(remote)
                     array, vocabulary = _tokenize(raw, config)

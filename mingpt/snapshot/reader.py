@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mingpt.snapshot.format import Damaged, Kind, Manifest, decode_manifest, decode_part
 from mingpt.snapshot.store import Store
+from mingpt.storage import place
 
 
 @dataclass(frozen=True)
@@ -19,24 +20,26 @@ class Loaded:
 
 def read_manifest(store: Store, step: int) -> Manifest:
     """Raises Damaged."""
-    try:
-        manifest = decode_manifest(store.read_manifest(step))
-    except FileNotFoundError as error:
-        raise Damaged("there is no manifest") from error
+    with place(store.key, store.url):
+        try:
+            manifest = decode_manifest(store.read_manifest(step))
+        except FileNotFoundError as error:
+            raise Damaged("there is no manifest") from error
     if manifest.step != step:
         raise Damaged(f"the manifest is that of step {manifest.step}")
     return manifest
 
 
 def read(store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer")) -> Loaded:
-    """Read and verify one snapshot. Raises Damaged, naming the file; other errors of the store as they are."""
+    """Read and verify one snapshot. Raises Damaged, naming the file, or Mistake if the store says no."""
     manifest = read_manifest(store, step)
     state: dict[Kind, dict[str, Tensor]] = {kind: {} for kind in kinds}
-    for name in sorted(manifest.parts):
-        for kind in kinds:
-            if name.startswith(kind):
-                raw = store.read_part(step, name, manifest.parts[name].size)
-                state[kind] |= decode_part(manifest, name, raw)
+    with place(store.key, store.url):
+        for name in sorted(manifest.parts):
+            for kind in kinds:
+                if name.startswith(kind):
+                    raw = store.read_part(step, name, manifest.parts[name].size)
+                    state[kind] |= decode_part(manifest, name, raw)
     return Loaded(manifest, state)
 
 
