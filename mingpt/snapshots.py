@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from mingpt.cli import Parser
+from mingpt.config import without_secrets
 from mingpt.errors import MISTAKE, Mistake
 from mingpt.snapshot.format import Damaged, Manifest
 from mingpt.snapshot.reader import read, read_manifest
@@ -31,7 +32,8 @@ def find(url: str, step: int | None = None) -> Found:
         if steps := store.steps():
             break
     else:
-        raise Mistake(f"{url}: no snapshot is there: give a run's directory, its snapshots folder, or a step's folder")
+        cure = "give a run's directory, its snapshots folder, or a step's folder"
+        raise Mistake(f"{without_secrets(url)}: no snapshot is there: {cure}")
     if step is not None:
         if step not in steps:
             raise Mistake(f"{store.url}: no snapshot of step {step}; there are {', '.join(map(str, sorted(steps)))}")

@@ -9,7 +9,7 @@ import time
 import traceback
 
 from mingpt import cli, trainer
-from mingpt.config import Config
+from mingpt.config import Config, without_secrets
 from mingpt.data.text import Text, open_text
 from mingpt.distributed import World, join, speaks_for_node, world_size
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake
@@ -47,7 +47,11 @@ def agree_on_inputs(world: World, config: Config, text: Text) -> None:
     first, *others = world.gather({"data.sha256": text.sha256} | config.model_dump())
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):
-            raise Mistake(f"process {rank} has other settings or data than process 0: {', '.join(changed)}")
+            # Where only a secret differs, the keys alone are told.
+            shown = ", ".join(
+                differences(without_secrets(first), without_secrets(inputs)) or (c.split(":")[0] for c in changed)
+            )
+            raise Mistake(f"process {rank} has other settings or data than process 0: {shown}")
 
 
 if __name__ == "__main__":

@@ -254,10 +254,10 @@ def _newest_for_all(store: Store, world: World) -> Loaded | None:
 
 def _check_fits(loaded: Loaded, config: Config, text: Text, model: GPT) -> None:
     """Raise Mistake unless the snapshot is one of this model over this vocabulary."""
-    where = f"the snapshot of step {loaded.manifest.step} in {config.snapshot.dir}"
+    where = f"the snapshot of step {loaded.manifest.step} in {without_secrets(config.snapshot.dir)}"
     cure = "set the keys back, or take another run.dir"
     if loaded.manifest.vocabulary != text.vocabulary.to_json():
-        raise Mistake(f"{where} has another vocabulary than data.path={config.data.path}: {cure}")
+        raise Mistake(f"{where} has another vocabulary than data.path={without_secrets(config.data.path)}: {cure}")
     if {k: v.shape for k, v in loaded.state["model"].items()} != {k: v.shape for k, v in model.state_dict().items()}:
         changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
         raise Mistake(f"{where} is one of another model ({', '.join(changed)}): {cure}")

@@ -10,6 +10,8 @@ from mingpt.config import Data
 from mingpt.data.text import open_text
 from mingpt.errors import Mistake
 from mingpt.metrics import MetricsLog, next_attempt
+from mingpt.snapshot.store import Store
+from mingpt.snapshots import find
 
 
 def test_a_web_server_that_says_no_is_a_mistake_that_names_data_path(tmp_path: Path) -> None:
@@ -46,3 +48,9 @@ def test_the_loser_of_a_race_for_an_attempts_number_is_not_told_to_change_its_co
     with pytest.raises(RuntimeError, match=r"^another attempt has started at the same time: "):  # exit 70: try again
         MetricsLog(str(tmp_path), second)
     assert next_attempt(str(tmp_path)) == 2
+
+
+def test_a_store_is_shown_without_its_secrets() -> None:
+    assert Store("memory://user:password@runs/").url == "memory://***@runs"
+    with pytest.raises(Mistake, match=r"^memory://\*\*\*@nowhere: no snapshot is there"):
+        find("memory://user:password@nowhere")

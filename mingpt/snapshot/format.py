@@ -25,7 +25,6 @@ DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 Kind = Literal["model", "optimizer"]
 State = Mapping[Kind, Mapping[str, Tensor]]
@@ -65,9 +64,6 @@ class Manifest(Strict):
     config: dict[str, Any]
     fingerprint: dict[str, Any]
     history: list[dict[str, Any]]
-
-    def names(self, kind: Kind) -> set[str]:
-        return {name for name, info in self.tensors.items() if info.part.startswith(kind)}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
+from mingpt.config import without_secrets
 from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged
 from mingpt.storage import is_local, open_fs, place
 
@@ -30,7 +31,7 @@ class Store:
     """The snapshots under one URL."""
 
     def __init__(self, url: str, key: str = "snapshot.dir") -> None:
-        self.url, self.key = url.rstrip("/"), key
+        self.url, self.key = without_secrets(url.rstrip("/")), key  # both are for messages only
         self.fs, path = open_fs(url, key)
         self.root = path.rstrip("/")
         self.local = is_local(self.fs)
