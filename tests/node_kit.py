@@ -1,0 +1,131 @@
+"""Helpers for tests with several nodes on one machine: each node is a tree of real processes.
+
+Every process of a node carries a marker in its environment, so that it is found whatever session, group or parent it
+has by now: that is how `kill` reaches workers whose agent is gone, and how a test proves that no process was left.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+TIME_LIMIT = 150  # seconds for one node's command; a hang fails the test instead of the whole suite
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(condition: Callable[[], object], what: str, limit: float = 60) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit} s: {what}"
+        time.sleep(0.02)
+
+
+class Node:
+    """One command, all that it starts, and its output, line by line (`on_line` is called by the reading thread)."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.marker = f"MINGPT_TEST_NODE={uuid4().hex}"
+        name, _, value = self.marker.partition("=")
+        self.lines: list[str] = []
+        self.on_line = on_line
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {}), name: value},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.append(line)
+            self.on_line(line)
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def processes(self) -> dict[int, str]:
+        """The living processes of this node: pid -> command line. Zombies are not alive."""
+        found: dict[int, str] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if self.marker.encode() not in (entry / "environ").read_bytes().split(b"\0"):
+                    continue
+                if re.search(r"^State:\s+[ZX]", (entry / "status").read_text(), re.M):
+                    continue
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except (OSError, ProcessLookupError):  # it has ended while we looked
+                continue
+        return found
+
+    def workers(self) -> list[int]:
+        """The training processes. (An agent's command line names mingpt.train, too, but not as its own module.)"""
+        return sorted(p for p, c in self.processes().items() if re.search(r"-u -m mingpt\.train ", c))
+
+    def loaders(self) -> list[int]:
+        """The data loader's processes."""
+        return sorted(p for p, c in self.processes().items() if "spawn_main" in c)
+
+    def kill(self) -> None:
+        """What the loss of a node does: SIGKILL to all of it, again and again until nothing is left."""
+        deadline = time.monotonic() + 20
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"cannot be killed: {left}"
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.02)
+            self.process.poll()
+
+    def wait(self, limit: float = TIME_LIMIT) -> int:
+        """The exit code. Fails, after killing everything, if the limit passes."""
+        try:
+            code = self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._reader.join(10)
+            raise AssertionError(f"still running after {limit} s:\n{self.output[-6000:]}") from None
+        self._reader.join(10)
+        return code
+
+    def assert_nothing_left(self, limit: float = 10) -> None:
+        """No process of this node is alive (any more, after `limit` seconds at the latest)."""
+        deadline = time.monotonic() + limit
+        while left := self.processes():
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"left behind after {limit} s: {left}\n{self.output[-3000:]}")
+            time.sleep(0.05)
