@@ -137,6 +137,13 @@ class Snapshot(Section):
     """How many of the newest snapshots are kept."""
 
 
+class Launch(Section):
+    max_attempts_without_progress: int = Field(default=3, ge=1)
+    """mingpt.launch gives up after this many attempts in a row that left no new snapshot."""
+    shutdown_timeout_seconds: int = Field(default=300, ge=1)
+    """Time from a request to stop until mingpt.launch kills: more than a step and a snapshot take."""
+
+
 class Config(Section):
     run: Run
     seed: int = Field(default=1, ge=0)
@@ -153,6 +160,7 @@ class Config(Section):
     optimizer: Optimizer
     schedule: Schedule
     snapshot: Snapshot
+    launch: Launch
 
     def global_size(self, world_size: int) -> int:
         """Samples in a step."""

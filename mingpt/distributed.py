@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +16,12 @@ import torch
 import torch.distributed as dist
 
 from mingpt.config import WorldConfig
-from mingpt.errors import Mistake
+from mingpt.errors import CRASHED, Mistake
 
 # torch 2.13 renamed it; the old name warns there, the new one is missing before.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+LEAVE_SECONDS = 20  # for leaving the world after a failure; torchrun kills 30 s after it has seen one
 
 
 def share(rank: int, size: int, count: int) -> range:
@@ -103,6 +106,33 @@ def _device(config: WorldConfig, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
+    """The store that the launcher's variables announce, this process's rank, and the number of processes.
+
+    Not through torch's env:// rendezvous: with torchrun's own store that puts every key under the agent's restart
+    count, and nodes whose agents have counted differently would never meet.
+    """
+    environment = os.environ
+    if missing := [k for k in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if k not in environment]:
+        raise Mistake(f"RANK is set in the environment, but not {', '.join(missing)}: start with torchrun, or set all")
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    # torchrun's agent may host the store itself.
+    hosts = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = dist.TCPStore(
+            host, port, is_master=hosts, timeout=timedelta(seconds=limit_seconds), wait_for_workers=False
+        )
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" in str(error):
+            raise Mistake(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
+        raise TimeoutError(
+            f"process {rank} of {size} got no answer from MASTER_ADDR={host}, MASTER_PORT={port} within "
+            f"{limit_seconds:g} s (world.init_timeout_seconds): is that machine up, and the port open?"
+        ) from error
+    return store, rank, size
+
+
 def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float) -> dist.Store:
     """The part of a store that this attempt shares with no earlier one; the processes find it by asking each other.
 
@@ -143,6 +173,12 @@ def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float
     return dist.PrefixStore(f"mingpt/{number}/", store)
 
 
+def _limit_the_rest_of_life(seconds: float) -> None:
+    timer = threading.Timer(seconds, os._exit, [CRASHED])
+    timer.daemon = True
+    timer.start()
+
+
 @contextmanager
 def join(config: WorldConfig) -> Iterator[World]:
     """Join the world that torchrun's variables describe, or be a world of one; leave it on every way out.
@@ -160,8 +196,7 @@ def join(config: WorldConfig) -> Iterator[World]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if "RANK" in environment:
-        wait = timedelta(seconds=config.init_timeout_seconds)
-        shared, rank, size = next(iter(dist.rendezvous("env://", timeout=wait)))
+        shared, rank, size = _announced_store(config.init_timeout_seconds)
         store = _own_namespace(shared, rank, size, config.init_timeout_seconds)
     else:
         store, rank, size = dist.HashStore(), 0, 1
@@ -170,6 +205,10 @@ def join(config: WorldConfig) -> Iterator[World]:
     )
     try:
         yield World(rank, size, local_rank, device, backend)
+    except BaseException:
+        # After a failure, nccl's own destruction may wait for peers that are gone.
+        _limit_the_rest_of_life(LEAVE_SECONDS)
+        raise
     finally:
         # DDP sits in reference cycles. Alive, it keeps gloo's threads running into Python's shutdown, where one of them
         # asking for the interpreter lock ends the process with SIGABRT (measured: 8 of 20 short runs at world 4; with

@@ -5,12 +5,11 @@ that starts at any step with any number of processes computes what an undisturbe
 """
 
 import math
-import signal
+import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timezone
-from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from mingpt.config import Config, without_secrets
 from mingpt.data.text import Pieces, Text, Windows
 from mingpt.distributed import World
 from mingpt.errors import FINISHED, STOPPED, Mistake
+from mingpt.lifetime import Lifetime, Phase, children_ignore_signals, end_with_parent
 from mingpt.metrics import MetricsLog, console_line, next_attempt, say
 from mingpt.model import GPT, GPTConfig
 from mingpt.numerics import differences, fingerprint, pin
@@ -37,8 +37,8 @@ from mingpt.tally import HostView, TallyExchange
 STOP, SNAPSHOT = range(2)  # the wishes that travel with each step
 
 
-def train(config: Config, text: Text, world: World) -> int:
-    """Train to train.max_steps, or until a signal asks to stop; returns the exit code."""
+def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
+    """Train to train.max_steps, or until somebody asks one of the processes to stop; returns the exit code."""
     pin(config, world.device)
     torch.manual_seed(derive("weights", config.seed))
     model = GPT(GPTConfig(vocab_size=text.vocabulary.size, **config.model.model_dump())).to(world.device)
@@ -88,7 +88,7 @@ def train(config: Config, text: Text, world: World) -> int:
     reduction: Reduction = (
         ExactReduction(ddp, plan.microbatches, world) if config.reduce == "exact" else FastReduction(ddp)
     )
-    tallies, host_view, wishes = TallyExchange(world, plan.microbatches, wishes=2), HostView(), Wishes()
+    tallies, host_view = TallyExchange(world, plan.microbatches, wishes=2), HostView()
     autocast = _autocast(config, world.device)
     microbatches = _loader(config, text.train, Share(plan, mine, start, config.train.max_steps), world)
     validation = Pieces(text.validation, plan.micro_size)
@@ -130,7 +130,7 @@ def train(config: Config, text: Text, world: World) -> int:
                 tokens.append(count)
                 if last:
                     time_wish = 0 < config.snapshot.every_seconds <= time.monotonic() - last_snapshot
-                    tallies.start(losses, tokens, (wishes.stop, time_wish))
+                    tallies.start(losses, tokens, (lifetime.stop, time_wish))
                 update.scaled(loss).backward()
             if not last:
                 reduction.push(microbatch)
@@ -139,6 +139,7 @@ def train(config: Config, text: Text, world: World) -> int:
         norm = update(step, tally.tokens.to(world.device))
 
         done = step + 1
+        lifetime.phase = Phase.TRAINING
         wished = host_view(tally.wishes)
         stopping = wished[STOP] > 0
         final = done == config.train.max_steps
@@ -180,20 +181,10 @@ def train(config: Config, text: Text, world: World) -> int:
     if metrics:
         metrics.close()
         say(f"{'finished' if final else 'stopped on request'}: step {done}, digest {digest}")
+    # Before the barrier: an agent signals the workers that are left as soon as one has exited.
+    lifetime.phase = Phase.OVER
     world.barrier()
     return FINISHED if final else STOPPED
-
-
-class Wishes:
-    """Whether somebody has asked this process to stop. The first signal asks; the handler stays quiet after it."""
-
-    def __init__(self) -> None:
-        self.stop = False
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.stop = True
 
 
 @torch.no_grad()
@@ -216,29 +207,33 @@ def _autocast(config: Config, device: torch.device) -> Any:
     return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
 
 
-def _ignore_signals(_worker: int) -> None:
-    """A loader worker must outlive the signal that asks its trainer to stop (lightning#20542)."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+def _begin_loader(_worker: int) -> None:
+    """A loader process does not outlive its trainer."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    assert parent.pid is not None
+    end_with_parent(parent.pid)
 
 
 def _loader(config: Config, windows: Windows, work: Share, world: World) -> Iterator[Sequence[Tensor]]:
     """This process's microbatches, one after the other from the first step to the last."""
     workers = config.data.workers
-    return iter(
-        DataLoader(
-            windows,
-            batch_size=None,  # each item of the sampler is a whole microbatch
-            sampler=work,
-            num_workers=workers,
-            pin_memory=world.device.type == "cuda",
-            # spawned, since fsspec's threads do not survive a fork
-            multiprocessing_context="spawn" if workers else None,
-            worker_init_fn=_ignore_signals if workers else None,
-            timeout=config.world.timeout_seconds if workers else 0,
-            generator=torch.Generator(),  # else torch draws the workers' seeds from the global generator
-        )
+    loader = DataLoader(
+        windows,
+        batch_size=None,  # each item of the sampler is a whole microbatch
+        sampler=work,
+        num_workers=workers,
+        pin_memory=world.device.type == "cuda",
+        # spawned, since fsspec's threads do not survive a fork
+        multiprocessing_context="spawn" if workers else None,
+        worker_init_fn=_begin_loader if workers else None,
+        timeout=config.world.timeout_seconds if workers else 0,
+        generator=torch.Generator(),  # else torch draws the workers' seeds from the global generator
     )
+    # A signal goes to the whole process group: loader processes that died of it would turn a stop into a crash
+    # (lightning#20542).
+    with children_ignore_signals() if workers else nullcontext():
+        return iter(loader)
 
 
 def _newest_for_all(store: Store, world: World) -> Loaded | None:
@@ -268,7 +263,7 @@ def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -
     step = loaded.manifest.step
     if changed := differences(loaded.manifest.fingerprint, numerics):
         say(f"the numerics changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")
-    ours = {"run", "world", "snapshot"}  # sections that don't enter the result
+    ours = {"run", "world", "snapshot", "launch"}  # sections that don't enter the result
     before, after = loaded.manifest.config, without_secrets(config.model_dump())
     if changed := [d for d in differences(before, after) if d.split(".")[0] not in ours]:
         say(f"the config changed since step {step}: {', '.join(changed)}")

@@ -1,0 +1,173 @@
+"""torch's elastic agent with our exit codes: what ends a run for good, what is tried again, and what is said last."""
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from torch.distributed.launcher import api
+
+from mingpt.errors import CRASHED, FINISHED, MISTAKE, STOPPED
+from mingpt.failures import LOST_PEER
+from mingpt.lifetime import STOP_SIGNALS
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How this node's workers ended in an attempt: exit codes and reasons of those that failed, the cause first."""
+
+    codes: list[int]
+    reasons: list[str]
+
+    @classmethod
+    def of(cls, failures: Mapping[int, ProcessFailure]) -> "Ending":
+        """From the failures by rank."""
+        told = {rank: _reason(failure) for rank, failure in failures.items()}
+
+        def order(rank: int) -> tuple[bool, bool, int]:
+            code = failures[rank].exitcode
+            # Victims last: those who lost a peer, and those whom the agent has asked to end.
+            return code != MISTAKE, LOST_PEER in told[rank] or code in (STOPPED, -signal.SIGTERM), rank
+
+        ranks = sorted(told, key=order)
+        return cls([failures[rank].exitcode for rank in ranks], [f"process {rank}: {told[rank]}" for rank in ranks])
+
+    def code(self, asked: bool = False) -> int:
+        """The run's exit code if it ends here. `asked`: whether this agent was asked to stop."""
+        if MISTAKE in self.codes:
+            return MISTAKE
+        # A worker that is asked to end in the milliseconds before it listens dies of the signal; nothing is lost.
+        early = {-number for number in STOP_SIGNALS}
+        if self.codes and set(self.codes) <= {STOPPED} | early and (asked or STOPPED in self.codes):
+            return STOPPED
+        return CRASHED if self.codes else FINISHED
+
+
+def _reason(failure: ProcessFailure) -> str:
+    """A worker's last words (lifetime.leave_reason), or what its exit code says."""
+    message = failure.error_file_data.get("message") if isinstance(failure.error_file_data, dict) else None
+    if isinstance(message, dict) and message.get("message"):
+        return str(message["message"])
+    if failure.exitcode == -signal.SIGKILL:
+        return (
+            "killed (SIGKILL); if nobody did it, the system ran out of memory: lower batch.micro_size or data.workers"
+        )
+    if failure.exitcode < 0:
+        return f"ended by {signal.Signals(-failure.exitcode).name}"
+    return "stopped on request after a snapshot" if failure.exitcode == STOPPED else f"exit code {failure.exitcode}"
+
+
+class Agent(LocalElasticAgent):
+    """Restarts the workers while attempts make progress; never after a mistake, and never after a stop.
+
+    limit: attempts in a row without progress, after which it gives up. newest: asks for the newest snapshot's step.
+    """
+
+    def __init__(
+        self, *arguments: Any, limit: int, newest: Callable[[], int], say: Callable[[str], None], **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.limit, self.newest, self.say = limit, newest, say
+        self.ending: Ending | None = None  # of the latest attempt
+        self._told: object = None  # the workers whose ending that is
+        self._grace = int(options.get("shutdown_timeout") or 30)
+        self._reached = newest()
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            self.ending, self._told = Ending.of(result.failures), self._pcontext
+            self._decide(self.ending)
+        return result
+
+    def _decide(self, ending: Ending) -> None:
+        """Set how many restarts are left: the agent's own loop looks at that number next."""
+        code = ending.code()
+        if code == STOPPED and self._nodes_waiting():
+            # Another node's agent has stopped its workers to let a node in: the world grows, nobody wants an end.
+            self._remaining_restarts += 1
+        elif code in (MISTAKE, STOPPED):
+            self._remaining_restarts = 0
+        else:
+            reached = self.newest()
+            if reached > self._reached:
+                self._reached, self._remaining_restarts = reached, self.limit
+            if self._remaining_restarts:
+                fruitless = self.limit - self._remaining_restarts
+                count = f" ({fruitless} of {self.limit} attempts in a row without a new snapshot)" if fruitless else ""
+                self.say(f"starting again{count} after {ending.reasons[0]}")
+
+    def _nodes_waiting(self) -> bool:
+        try:
+            return self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0
+        except RendezvousError:  # the store's host is gone
+            return False
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        # For a change of the world's size: torch would give the snapshot 30 s here, whatever the option says.
+        self._shutdown(timeout=self._grace)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        super()._shutdown(death_sig, timeout)
+        if self._pcontext is None or self._pcontext is self._told:
+            return
+        if ended := self._pcontext.wait(0):
+            ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+            self.ending = Ending.of({ranks[local]: failure for local, failure in ended.failures.items()})
+
+
+def run(arguments: list[str], limit: int, newest: Callable[[], int], say: Callable[[str], None]) -> tuple[int, str]:
+    """torchrun's own main function with our agent in it; returns the exit code and the reason of the end."""
+    agents: list[Agent] = []
+
+    def make_agent(*positional: Any, **named: Any) -> Agent:
+        agents.append(Agent(*positional, limit=limit, newest=newest, say=say, **named))
+        return agents[0]
+
+    # torch's launcher takes its agent's class from this name, and has no other place where ours could come in.
+    vars(api)["LocalElasticAgent"] = make_agent
+    asked, problem = False, ""
+    try:
+        torchrun.run(torchrun.parse_args(arguments))
+    except ChildFailedError:
+        pass  # who failed, and why, is in the agent's ending
+    except SignalException:
+        asked = True
+    except Exception as error:
+        problem = _about(error)
+    ending = agents[0].ending if agents else None
+    if ending is None:
+        return (STOPPED, "stopped on request before anything started") if asked else (CRASHED, problem)
+    code = ending.code(asked)
+    if code == FINISHED:
+        return code, "finished"
+    if code == STOPPED:
+        return code, "stopped on request: start the same command again to go on"
+    if code == CRASHED and problem:
+        return code, problem
+    gave_up = f"gave up after {limit} attempts in a row without a new snapshot (launch.max_attempts_without_progress): "
+    return code, (gave_up if code == CRASHED and not asked else "") + ending.reasons[0]
+
+
+def _about(error: Exception) -> str:
+    """What the rendezvous says, in words that name what to look at."""
+    if isinstance(error, RendezvousClosedError):
+        return "the other nodes have ended the run: the reason is in their logs"
+    if isinstance(error, (RendezvousTimeoutError, RendezvousConnectionError, DistNetworkError, DistStoreError)):
+        return (
+            f"no contact with the node that hosts the rendezvous, or not all nodes have come within "
+            f"world.init_timeout_seconds: are all up, is the address right, is the port open? ({error})"
+        )
+    return f"{type(error).__name__}: {error}"

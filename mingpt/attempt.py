@@ -1,0 +1,54 @@
+"""One attempt, as one of its processes lives it: config -> text -> world -> training; each ending has its exit code."""
+
+import sys
+import traceback
+
+from mingpt import cli, trainer
+from mingpt.config import Config, without_secrets
+from mingpt.data.text import Text, open_text
+from mingpt.distributed import World, join, speaks_for_node, world_size
+from mingpt.errors import FINISHED, Mistake
+from mingpt.failures import explain
+from mingpt.lifetime import Lifetime, Phase, leave_reason
+from mingpt.metrics import say
+from mingpt.numerics import differences
+
+SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
+
+
+def attempt(arguments: list[str], lifetime: Lifetime) -> int:
+    """Train as the command line says; returns the exit code."""
+    try:
+        config = cli.configure(arguments, world_size())
+        if config is None:  # --help or --cfg has been answered
+            return FINISHED
+        text = open_text(config.data, config.model.block_size)
+        with join(config.world) as world:
+            lifetime.phase = Phase.JOINED
+            agree_on_inputs(world, config, text)
+            if world.speaks:
+                say(cli.as_yaml(config))
+            return trainer.train(config, text, world, lifetime)
+    except Exception as error:
+        failure = explain(error, lifetime.phase)
+        leave_reason(failure.reason)
+        if isinstance(error, Mistake) and error.everywhere and not speaks_for_node():
+            # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first
+            # would have torchrun end that one before it has printed.
+            lifetime.linger(SPEAK_SECONDS)
+        if failure.trace:
+            traceback.print_exc()
+        print(f"error: {failure.reason}", file=sys.stderr, flush=True)
+        return failure.code
+
+
+def agree_on_inputs(world: World, config: Config, text: Text) -> None:
+    """Raise Mistake in every process unless all have the same config and the same data."""
+    first, *others = world.gather({"data.sha256": text.sha256} | config.model_dump())
+    for rank, inputs in enumerate(others, 1):
+        if changed := differences(first, inputs):
+            # Where only a secret differs, the keys alone are told.
+            shown = ", ".join(
+                differences(without_secrets(first), without_secrets(inputs)) or (c.split(":")[0] for c in changed)
+            )
+            raise Mistake(f"process {rank} has other settings or data than process 0: {shown}")

@@ -1,0 +1,45 @@
+"""What went wrong, in one line for people, and whether trying again can help."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mingpt.errors import CRASHED, MISTAKE, Mistake
+from mingpt.lifetime import Phase
+from mingpt.snapshot.writer import SnapshotFailed
+
+LOST_PEER = "lost contact with another process"  # a victim's words: the cause is in somebody else's
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A reason, the exit code that it asks for, and whether a stack trace helps to find the cause."""
+
+    reason: str
+    code: int
+    trace: bool
+
+
+def explain(error: Exception, phase: Phase) -> Failure:
+    """Sort an error by what the reader has to do. `phase` is how far this process has come."""
+    text = str(error).strip()
+    first_line = text.splitlines()[0] if text else ""
+    if isinstance(error, Mistake):
+        return Failure(str(error), MISTAKE, False)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
+        cure = "lower batch.micro_size, model.block_size or the model's size"
+        if phase < Phase.TRAINING:  # it would be so again
+            return Failure(f"out of memory in the first step: {cure} ({first_line})", MISTAKE, False)
+        return Failure(f"out of memory: if it happens again, {cure} ({first_line})", CRASHED, False)
+    if "DataLoader worker" in text:
+        cure = "if it happens again, look for the system's out-of-memory killer and lower data.workers"
+        return Failure(f"a data loader process died: {cure} ({first_line})", CRASHED, False)
+    if isinstance(error, (TimeoutError, SnapshotFailed)):  # ours, and told in full
+        return Failure(text, CRASHED, False)
+    if isinstance(error, RuntimeError):  # as torch.distributed reports whatever happens to the others
+        if "timed out" in text.lower() or "timeout" in text.lower():
+            what = "another process has not answered for world.timeout_seconds: look for the one whose log ends earlier"
+            return Failure(f"{what} ({first_line})", CRASHED, False)
+        if any(words in text for words in ("by peer", "connectFullMesh", "Broken pipe", "remote process exited")):
+            return Failure(f"{LOST_PEER} ({first_line})", CRASHED, False)
+    return Failure(f"{type(error).__name__}: {first_line}", CRASHED, True)

@@ -1,0 +1,197 @@
+"""The torchrun command of a node: from options and the platform's variables to arguments, each with its reason."""
+
+import argparse
+import errno
+import re
+import shlex
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mingpt.cli import Parser
+from mingpt.config import Config, without_secrets
+from mingpt.errors import Mistake
+from mingpt.lifetime import STOP_SIGNALS
+from mingpt.platforms import find_placement
+
+PORT = 29500  # torchrun's own default
+
+
+def options_parser() -> Parser:
+    parser = Parser(prog="python -m mingpt.launch", description="Train on this node; run the same on each other node.")
+    texts = {
+        "nnodes": ("N|MIN:MAX", "nodes of the run; MIN:MAX lets it go on with fewer (default: the platform's, else 1)"),
+        "nproc-per-node": ("N", "processes on this node; nodes may differ (default: its GPUs, else 1)"),
+        "rdzv-endpoint": ("HOST:PORT", "c10d rendezvous: the address of one node, the same on all nodes"),
+        "rdzv-id": ("NAME", "c10d rendezvous: the job's name (default: the platform's, else run.name)"),
+        "master-addr": ("HOST", "static rendezvous: the address of the node of rank 0"),
+        "master-port": ("PORT", f"static rendezvous: a free port there (default: {PORT})"),
+        "node-rank": ("N", "static rendezvous: this node's number, from 0"),
+        "local-addr": ("HOST", "the address under which other nodes reach this one (default: found by routing)"),
+    }
+    for name, (metavar, text) in texts.items():
+        # torchrun's two spellings
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", metavar=metavar, help=text)
+    parser.add_argument("--rdzv-backend", "--rdzv_backend", choices=["c10d", "static"], help="default: c10d")
+    parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="override", help="of the config: see python -m mingpt.train --help"
+    )
+    return parser
+
+
+@dataclass(frozen=True)
+class Command:
+    """torchrun's arguments, and the environment that it needs."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        """What a user can paste into a shell; URLs without their secrets."""
+        variables = [f"{k}={v}" for k, v in self.environment.items()]
+        return shlex.join([*variables, "torchrun", *map(str, map(without_secrets, self.arguments))])
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """What is known of this node and the others, all of it checked."""
+
+    least: int  # nodes
+    most: int
+    processes: int  # of this node
+    backend: str  # standalone, c10d or static
+    host: str  # of the store
+    port: int
+    rank: int | None  # of this node, where it is known
+    own: str  # this node's address
+    job: str | None
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def compose(cls, options: argparse.Namespace, environment: Mapping[str, str]) -> "Torchrun":
+        """Raises Mistake with every option that is missing or wrong."""
+        place = find_placement(environment)
+        problems: list[str] = []
+        least, most = _nodes(options.nnodes or str(len(place.addresses) if place else 1), problems)
+        rank = _number("--node-rank", options.node_rank, 0, problems)
+        rank = place.rank if rank is None and place else rank
+        backend = options.rdzv_backend or ("static" if options.master_addr else "c10d")
+        host, port = "", PORT
+        if most == 1:
+            backend, host = "standalone", "localhost"
+        elif backend == "static":
+            host = options.master_addr or (place.head if place else "")
+            port = _number("--master-port", options.master_port, 1, problems) or PORT
+            if not host:
+                problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
+            if rank is None:
+                problems.append(f"--nnodes={most} --rdzv-backend=static needs --node-rank, from 0 to {most - 1}")
+            if least != most:
+                problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")
+        else:
+            endpoint = options.rdzv_endpoint or (place.head if place else "")
+            host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(PORT))
+            port = int(given)
+            if not host:
+                problems.append(f"--nnodes={most} needs --rdzv-endpoint=HOST:PORT, the address of one node for all")
+        own = options.local_addr or (place.own if place else "")
+        if host and not own and not problems:
+            own = _address_towards(host, problems)
+        processes = _number("--nproc-per-node", options.nproc_per_node, 1, problems)
+        if problems:
+            raise Mistake(*problems)
+        if processes is None:
+            processes = max(1, place.gpus if place else _gpus())
+        job = options.rdzv_id or (place.job if place else None)
+        return cls(least, most, processes, backend, host, port, rank, own, job, tuple(options.overrides))
+
+    @property
+    def fewest_processes(self) -> int:
+        """As many as there will be at least: other nodes may have another number than this one."""
+        return self.processes + self.least - 1
+
+    def check_port(self) -> None:
+        """Raise Mistake if this node is to host the store and something else listens on its port already."""
+        if self.backend == "standalone" or self.rank != 0:
+            return
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(("", self.port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                option = "--master-port" if self.backend == "static" else "--rdzv-endpoint"
+                raise Mistake(
+                    f"{option}: port {self.port} is in use on this node: stop what listens there, or choose another"
+                ) from error
+
+    def command(self, config: Config) -> Command:
+        wait = int(config.world.init_timeout_seconds)
+        arguments = [f"--nproc-per-node={self.processes}"]
+        if self.backend == "standalone":
+            arguments = ["--standalone", *arguments]
+        elif self.backend == "static":
+            arguments = [f"--nnodes={self.most}", f"--node-rank={self.rank}", *arguments]
+            arguments += [f"--master-addr={self.host}", f"--master-port={self.port}", f"--rdzv-conf=timeout={wait}"]
+        else:
+            nodes = str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+            # Who hosts the store is said where it is known: torch guesses by names, which is wrong behind NAT. The head
+            # calls itself localhost, since it may not reach its own outer address.
+            head = self.rank == 0
+            hosting = "" if self.rank is None else f",is_host={'true' if head else 'false'}"
+            arguments = [f"--nnodes={nodes}", *arguments, "--rdzv-backend=c10d"]
+            arguments += [f"--rdzv-endpoint={'localhost' if head else self.host}:{self.port}"]
+            arguments += [f"--rdzv-id={self.job or config.run.name}"]
+            arguments += [f"--rdzv-conf=join_timeout={wait},read_timeout={wait}{hosting}"]
+        signals = [s.name for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+        arguments += [
+            f"--local-addr={self.own}",
+            f"--max-restarts={config.launch.max_attempts_without_progress - 1}",
+            f"--signals-to-handle={','.join(signals)}",
+            f"--shutdown-timeout={config.launch.shutdown_timeout_seconds}",
+            "-m",
+            "mingpt.train",
+            *self.overrides,
+        ]
+        # A store of each attempt's own: with the shared one, survivors of a lost node wait for its address.
+        environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": str(config.train.threads)}
+        return Command(arguments, environment)
+
+
+def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        problems.append(f"--nnodes={text}: give a number of nodes, or MIN:MAX")
+        return 1, 1
+    return least, most
+
+
+def _number(option: str, text: str | None, least: int, problems: list[str]) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < least:
+        problems.append(f"{option}={text}: give a number from {least}")
+        return None
+    return int(text)
+
+
+def _address_towards(host: str, problems: list[str]) -> str:
+    """This machine's address on the way to a host: the routing table knows, host names often don't."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as s:
+            s.connect(address)  # sends nothing
+            return str(s.getsockname()[0])
+    except OSError as error:
+        problems.append(f"{host}: {error.strerror or error}: give an address that this node can reach")
+        return ""
+
+
+def _gpus() -> int:
+    import torch  # seconds, and only where nobody has said how many
+
+    return torch.cuda.device_count()
