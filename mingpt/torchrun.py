@@ -25,6 +25,7 @@ def options_parser() -> Parser:
         "nproc-per-node": ("N", "processes on this node; nodes may differ (default: its GPUs, else 1)"),
         "rdzv-endpoint": ("HOST:PORT", "c10d rendezvous: the address of one node, the same on all nodes"),
         "rdzv-id": ("NAME", "c10d rendezvous: the job's name (default: the platform's, else run.name)"),
+        "rdzv-conf": ("KEY=VALUE,…", "more settings of the c10d rendezvous, as torchrun takes them"),
         "master-addr": ("HOST", "static rendezvous: the address of the node of rank 0"),
         "master-port": ("PORT", f"static rendezvous: a free port there (default: {PORT})"),
         "node-rank": ("N", "static rendezvous: this node's number, from 0"),
@@ -67,6 +68,7 @@ class Torchrun:
     rank: int | None  # of this node, where it is known
     own: str  # this node's address
     job: str | None
+    settings: str  # of the rendezvous, added to ours
     overrides: tuple[str, ...]
 
     @classmethod
@@ -105,7 +107,8 @@ class Torchrun:
         if processes is None:
             processes = max(1, place.gpus if place else _gpus())
         job = options.rdzv_id or (place.job if place else None)
-        return cls(least, most, processes, backend, host, port, rank, own, job, tuple(options.overrides))
+        settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
+        return cls(least, most, processes, backend, host, port, rank, own, job, settings, tuple(options.overrides))
 
     @property
     def fewest_processes(self) -> int:
@@ -145,7 +148,7 @@ class Torchrun:
             arguments = [f"--nnodes={nodes}", *arguments, "--rdzv-backend=c10d"]
             arguments += [f"--rdzv-endpoint={'localhost' if head else self.host}:{self.port}"]
             arguments += [f"--rdzv-id={self.job or config.run.name}"]
-            arguments += [f"--rdzv-conf=join_timeout={wait},read_timeout={wait}{hosting}"]
+            arguments += [f"--rdzv-conf=join_timeout={wait},read_timeout={wait}{hosting}{self.settings}"]
         signals = [s.name for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
         arguments += [
             f"--local-addr={self.own}",

@@ -1,0 +1,76 @@
+"""Two nodes that train together under one of the three launchers, for tests that break them."""
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from node_kit import Node, free_port, listening, wait_until
+from run_kit import TINY, Run
+
+LAUNCHERS = ("torchrun static", "torchrun c10d", "mingpt.launch")
+STEPS = 150
+LONG = (f"train.max_steps={STEPS}", "train.eval_every=0", "snapshot.every_steps=20", "snapshot.keep=20")
+# Short, so that a test that waits for one of them ends soon; no test needs the difference to be long.
+LIMITS = ("world.init_timeout_seconds=8", "launch.max_attempts_without_progress=2", "launch.shutdown_timeout_seconds=4")
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+
+
+@dataclass
+class Cluster:
+    """Node 0 hosts the store, at 127.0.0.1; node 1 is at 127.0.0.2."""
+
+    launcher: str
+    run: Run
+    processes: tuple[int, int] = (1, 1)
+    nodes: list[Node] = field(default_factory=list)
+    on_step: Callable[[int], None] = lambda step: None
+
+    def command(self, rank: int, port: int) -> list[str]:
+        address, nproc = f"127.0.0.{rank + 1}", self.processes[rank]
+        places = (f"run.dir={self.run.dir}", f"data.path={self.run.text}", f"data.cache_dir={self.run.cache}")
+        training = [*TINY, *LONG, *LIMITS, *places, *self.run.overrides]
+        hosting = f"is_host={'true' if rank == 0 else 'false'}"
+        c10d = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", f"--local-addr={address}"]
+        if self.launcher == "mingpt.launch":
+            options = ["--nnodes=2", f"--nproc-per-node={nproc}", *c10d, f"--rdzv-conf={hosting}"]
+            return [sys.executable, "-m", "mingpt.launch", *options, *training]
+        static = [f"--master-addr=127.0.0.1 --master-port={port} --node-rank={rank}"]
+        options = [
+            "--nnodes=2",
+            f"--nproc-per-node={nproc}",
+            "--max-restarts=1",
+            f"--signals-to-handle={SIGNALS}",
+            "--shutdown-timeout=4",
+            *(" ".join(static).split() if self.launcher == "torchrun static" else c10d),
+        ]
+        if self.launcher == "torchrun c10d":
+            options += ["--rdzv-backend=c10d", f"--rdzv-conf={hosting},join_timeout=8,read_timeout=8"]
+        return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "mingpt.train", *training]
+
+    def start(self) -> None:
+        port = free_port()
+        self.nodes = []
+        env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        for rank in (0, 1):
+            self.nodes.append(Node(self.command(rank, port), env, on_line=self._read))
+            if rank == 0:  # one that starts earlier would wait for it; this saves the second between two tries
+                wait_until(lambda: listening(port) or self.nodes[0].process.poll() is not None, "the store listens")
+
+    def _read(self, line: str) -> None:
+        if match := re.match(r"step +(\d+)/", line):
+            self.on_step(int(match[1]))
+
+    def wait(self) -> tuple[int, int]:
+        """The exit codes of the two nodes, after proving that nothing of them is left."""
+        head, other = (node.wait() for node in self.nodes)
+        for node in self.nodes:
+            node.assert_nothing_left()
+        return head, other
+
+    @property
+    def output(self) -> str:
+        return "".join(f"--- node {rank}\n{node.output}" for rank, node in enumerate(self.nodes))
+
+    def resumed_from(self) -> list[int]:
+        return [int(step) for step in re.findall(r"resumed from step (\d+) of ", self.output)]
