@@ -61,9 +61,7 @@ def _reason(failure: ProcessFailure) -> str:
     if isinstance(message, dict) and message.get("message"):
         return str(message["message"])
     if failure.exitcode == -signal.SIGKILL:
-        return (
-            "killed (SIGKILL); if nobody did it, the system ran out of memory: lower batch.micro_size or data.workers"
-        )
+        return "killed (SIGKILL). If nobody did that, memory ran out: lower batch.micro_size or data.workers"
     if failure.exitcode < 0:
         return f"ended by {signal.Signals(-failure.exitcode).name}"
     return "stopped on request after a snapshot" if failure.exitcode == STOPPED else f"exit code {failure.exitcode}"
@@ -84,6 +82,14 @@ class Agent(LocalElasticAgent):
         self._told: object = None  # the workers whose ending that is
         self._grace = int(options.get("shutdown_timeout") or 30)
         self._reached = newest()
+
+    @property
+    def has_workers(self) -> bool:
+        return self._pcontext is not None
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.ending = None
+        return super()._start_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -148,8 +154,12 @@ def run(arguments: list[str], limit: int, newest: Callable[[], int], say: Callab
     except Exception as error:
         problem = _about(error)
     ending = agents[0].ending if agents else None
+    if ending is None and asked:
+        if agents and agents[0].has_workers:
+            return CRASHED, "ended at once by another signal, before the workers had stopped"
+        return STOPPED, "stopped on request before anything started"
     if ending is None:
-        return (STOPPED, "stopped on request before anything started") if asked else (CRASHED, problem)
+        return CRASHED, problem
     code = ending.code(asked)
     if code == FINISHED:
         return code, "finished"

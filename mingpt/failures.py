@@ -1,5 +1,6 @@
 """What went wrong, in one line for people, and whether trying again can help."""
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,9 @@ def explain(error: Exception, phase: Phase) -> Failure:
     """Sort an error by what the reader has to do. `phase` is how far this process has come."""
     text = str(error).strip()
     first_line = text.splitlines()[0] if text else ""
+    first_line = re.sub(r"^\[[^]]*\] ", "", first_line).partition(". This is typically")[
+        0
+    ]  # gloo's source line and guess
     if isinstance(error, Mistake):
         return Failure(str(error), MISTAKE, False)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:

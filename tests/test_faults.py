@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -48,14 +49,13 @@ def signal_all(c: Cluster) -> None:
 
 def signal_twice(c: Cluster) -> None:
     """A worker that hangs keeps the others from stopping after the step; only the second signal ends them."""
-    os.kill(c.nodes[OTHER].workers()[0], signal.SIGSTOP)
+    hanging = c.nodes[OTHER].workers()[0]
+    os.kill(hanging, signal.SIGSTOP)
     for _ in range(2):
         os.kill(c.nodes[HEAD].process.pid, signal.SIGTERM)
         time.sleep(2.5)  # more than lifetime.AGAIN_SECONDS
-    # Whoever lost the head must not wait for ever either; the hanging process needs its agent's SIGKILL.
-    for _ in range(2):
-        os.kill(c.nodes[OTHER].process.pid, signal.SIGTERM)
-        time.sleep(0.5)
+    with suppress(ProcessLookupError):  # its agent may have ended it already: the head's store is gone
+        os.kill(hanging, signal.SIGCONT)
 
 
 KILLED = -signal.SIGKILL
