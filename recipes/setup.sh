@@ -24,8 +24,9 @@ wanted=$(cat pyproject.toml constraints.txt recipes/setup.sh <(echo "$package") 
 if [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
   PATH=$PATH:$HOME/.local/bin # where SkyPilot and uv's installer put uv
   if command -v uv >/dev/null; then
-    # Without --python, uv takes the environment that SkyPilot runs in. constraints.txt serves 3.10 to 3.13.
-    [ -x .venv/bin/python ] || uv venv --quiet --clear --python '>=3.11,<3.14' .venv
+    # Without --python, uv takes the Python that SkyPilot runs on; constraints.txt serves 3.10 to 3.13. --seed: with
+    # pip, which fetches the text.
+    [ -x .venv/bin/pip ] || uv venv --quiet --clear --seed --python '>=3.11,<3.14' .venv
     UV_LINK_MODE=copy uv pip install --quiet --python .venv/bin/python -c constraints.txt -e "$package"
   else
     python3 -m venv .venv || { echo "python3 can't make a venv here (apt install python3-venv), and there is no uv" >&2; exit 1; }
