@@ -154,6 +154,8 @@ def test_overrides_are_several_words_that_the_shell_leaves_alone(name: str, tmp_
     end = words.index("-m")
     assert words[end : end + 6] == ["-m", "mingpt.train", "experiment=e", "run.dir=s3://b/run 1", "x=*", "seed=3"]
     assert f"Starting distributed training, head node: {HEAD}\n" in output
+    words, _ = arguments(name, tmp_path, 0)
+    assert words[words.index("-m") :][:4] == ["-m", "mingpt.train", DEFAULT, "OMP=1"]  # nothing that is empty
 
 
 def test_static_ranks_meet_at_the_first_address(tmp_path: Path) -> None:
