@@ -121,15 +121,17 @@ def arguments(name: str, folder: Path, rank: int, gpus: int = 0, **changed: obje
     """The words that torchrun gets, and everything printed."""
     (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
     stub = folder / ".venv/bin/torchrun"
-    printed = '"$@" "OMP=$OMP_NUM_THREADS" "UNSHARED=$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"'
+    printed = '"$@" "OMP=$OMP_NUM_THREADS" "UNSHARED=$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" "PID=$$"'
     stub.write_text(f'#!/bin/sh\nprintf "<%s>\\n" {printed}\nexit 7\n')
     stub.chmod(0o755)
     env = {"PATH": os.environ["PATH"], **envs(name, **changed), **sky_variables(rank, gpus)}
-    done = subprocess.run(
-        ["bash", "-c", str(recipe(name)["run"])], env=env, cwd=folder, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 7, done.stderr  # the section's exit code is torchrun's
-    return re.findall("^<(.*)>$", done.stdout, re.M), done.stdout
+    script = folder / "run.sh"  # from a file, as SkyPilot does it
+    script.write_text(str(recipe(name)["run"]))
+    process = subprocess.Popen(["bash", script], env=env, cwd=folder, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 7  # the section's exit code is torchrun's
+    assert f"<PID={process.pid}>" in output  # and so are its signals
+    return re.findall("^<(.*)>$", output, re.M), output
 
 
 @pytest.mark.parametrize("name", RECIPES)
