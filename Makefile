@@ -7,6 +7,8 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+SKY := .venv-sky
+SKY_INSTALLED := $(SKY)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help train test fast lint bench clean
@@ -20,7 +22,7 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m mingpt.train experiment=shakespeare_char $(ARGS)
 	$(BIN)/python -m mingpt.generate runs/shakespeare-char/snapshots --prompt "$(PROMPT)" --tokens 300 --seed 1
 
-test: lint ## lint, then all tests but the lab's: the fast ones first
+test: lint $(SKY_INSTALLED) ## lint, then all tests but the lab's: the fast ones first
 	$(BIN)/python -m pytest -m "not lab and not slow"
 	$(BIN)/python -m pytest -m "slow and not lab"
 	@echo "Not run here: tests marked 'lab' (they need the Slurm and SkyPilot cluster of tests/lab)."
@@ -36,8 +38,8 @@ lint: $(INSTALLED) ## ruff and mypy
 bench: $(INSTALLED) ## run every benchmark; each prints JSON
 	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done
 
-clean: ## remove .venv, caches and build outputs (runs/ and data/ stay)
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+clean: ## remove .venv, .venv-sky, caches and build outputs (runs/ and data/ stay)
+	rm -rf $(VENV) $(SKY) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find mingpt tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # constraints.txt is the lock for Python 3.10 to 3.13 and every platform. To renew it: run the command in its first
@@ -48,4 +50,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): a minute or two the first time."
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# SkyPilot launches jobs and never trains, so it needs neither torch nor the versions above. constraints-sky.txt is its
+# lock; tests ask it whether it understands recipes/.
+$(SKY_INSTALLED): constraints-sky.txt
+	$(PYTHON) -m venv $(SKY)
+	@echo "Installing SkyPilot into $(SKY)."
+	$(SKY)/bin/python -m pip install --quiet -c constraints-sky.txt skypilot
 	@touch $@

@@ -57,7 +57,7 @@ def test_the_groups_and_options_are_those_of_the_issue() -> None:
     gpts = ["gopher-44m", "gpt-micro", "gpt-mini", "gpt-nano", "gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]
     assert options["model"] == gpts
     assert options["schedule"] == ["constant", "cosine", "linear"]
-    assert options["experiment"] == ["gpt2_124m", "shakespeare_char"]
+    assert options["experiment"] == ["gpt2_124m", "shakespeare_10m", "shakespeare_char"]
     assert options.keys() == {"model", "data", "optimizer", "schedule", "snapshot", "experiment"}
 
 

@@ -65,7 +65,10 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
         ),
         # Groups, sections, interpolations, grammar.
         ("model=gpt3", [f"model=gpt3: there is no model 'gpt3'; there are {MODELS}"]),
-        ("experiment=x", ["experiment=x: there is no experiment 'x'; there are gpt2_124m, shakespeare_char"]),
+        (
+            "experiment=x",
+            ["experiment=x: there is no experiment 'x'; there are gpt2_124m, shakespeare_10m, shakespeare_char"],
+        ),
         ("world=5", ["world=5 is a section of keys, not a value: set world.<key>=…"]),
         ("data=char", ["data.path: Missing mandatory value: data.path"]),
         ("data.cache_dir=${nope}", ["data.cache_dir: Interpolation key 'nope' not found"]),

@@ -1,0 +1,137 @@
+"""recipes/setup.sh with stubs in place of uv and Python: what it installs when, and that two at once don't collide."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "sha256sum", "sleep")
+
+# `python` stands for the environment's: it knows how to be pip, the fetch, and torch on a node without a usable GPU.
+PYTHON = """#!/bin/sh
+echo "python $*" >>log
+case "$*" in *torch*) exit 1 ;; esac
+"""
+
+# `uv venv` and `python3 -m venv` make an environment with that python; `uv pip` takes a while, or fails.
+TOOL = """#!/bin/sh
+echo "NAME $*" >>log
+case "$*" in
+  *venv*--python*|*-m\\ venv*) mkdir -p .venv/bin; cat python-stub >.venv/bin/python; chmod +x .venv/bin/python; : >.venv/bin/pip; chmod +x .venv/bin/pip ;;
+  *pip*) sleep 0.3; [ ! -e broken ] ;;
+esac
+"""  # noqa: E501
+
+
+class Machine:
+    """A folder with the set-up script, and a PATH that has nothing on it but what the script may need."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin = folder / "repository", folder / "bin"
+        (self.folder / "recipes").mkdir(parents=True)
+        self.bin.mkdir()
+        shutil.copy(ROOT / "recipes/setup.sh", self.folder / "recipes")
+        for name in ("pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, self.folder)
+        (self.folder / "python-stub").write_text(PYTHON)
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            assert found, tool
+            (self.bin / tool).symlink_to(found)
+
+    def has(self, name: str, script: str = TOOL) -> None:
+        (self.bin / name).write_text(script.replace("NAME", name))
+        (self.bin / name).chmod(0o755)
+
+    def start(self, **env: str) -> "subprocess.Popen[str]":
+        environment = {"PATH": str(self.bin), "HOME": str(self.folder), **env}
+        script = self.folder / "recipes/setup.sh"
+        return subprocess.Popen(["bash", script], env=environment, cwd="/", stderr=subprocess.PIPE, text=True)
+
+    def set_up(self, env: Mapping[str, str] | None = None, code: int = 0) -> list[str]:
+        """What it calls, in order."""
+        (self.folder / "log").unlink(missing_ok=True)
+        process = self.start(**(env or {}))
+        _, self.errors = process.communicate(timeout=60)
+        assert process.returncode == code, self.errors
+        return self.calls()
+
+    def calls(self) -> list[str]:
+        return (self.folder / "log").read_text().splitlines()
+
+
+MAKE = "uv venv --quiet --clear --seed --python >=3.11,<3.14 .venv"
+INSTALL = "uv pip install --quiet --python .venv/bin/python -c constraints.txt -e ."
+FETCH = "python -m mingpt.data.fetch shakespeare"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.has("uv")
+    return made
+
+
+def test_the_second_time_there_is_nothing_to_install(machine: Machine) -> None:
+    assert machine.set_up() == [MAKE, INSTALL, FETCH]
+    assert machine.set_up() == [FETCH]
+
+
+def test_a_changed_lock_is_installed_into_the_environment_that_is_there(machine: Machine) -> None:
+    machine.set_up()
+    with (machine.folder / "constraints.txt").open("a") as file:
+        file.write("# newer\n")
+    assert machine.set_up() == [INSTALL, FETCH]
+
+
+def test_a_set_up_that_failed_is_done_again(machine: Machine) -> None:
+    (machine.folder / "broken").touch()
+    assert machine.set_up(code=1) == [MAKE, INSTALL]
+    (machine.folder / "broken").unlink()
+    assert machine.set_up() == [INSTALL, FETCH]
+
+
+def test_of_two_nodes_that_share_a_folder_one_installs_and_the_other_waits(machine: Machine) -> None:
+    processes = [machine.start() for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert machine.calls() == [MAKE, INSTALL, FETCH, FETCH, FETCH]
+
+
+@pytest.mark.parametrize(
+    ("env", "extras"),
+    [
+        ({"RUN_DIR": "s3://b/run"}, "[s3]"),
+        ({"RUN_DIR": "gs://b/run", "OVERRIDES": "data.path=s3://b/x seed=1"}, "[s3,gcs]"),
+        ({"RUN_DIR": "/shared/run", "OVERRIDES": ""}, ""),
+    ],
+    ids=["s3", "two", "none"],
+)
+def test_the_storage_that_the_run_names_is_installed(machine: Machine, env: dict[str, str], extras: str) -> None:
+    assert machine.set_up(env)[1] == INSTALL + extras
+
+
+def test_without_uv_python_makes_the_environment(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.has("python3")
+    pip = "python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ."
+    assert machine.set_up() == ["python3 -m venv .venv", pip, FETCH]
+    assert machine.set_up() == [FETCH]
+
+
+def test_uv_is_found_where_skypilot_puts_it(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.bin = machine.folder / ".local/bin"  # HOME is the folder
+    machine.bin.mkdir(parents=True)
+    machine.has("uv")
+    machine.bin = tmp_path / "bin"
+    assert machine.set_up() == [MAKE, INSTALL, FETCH]
+
+
+def test_gpus_that_torch_cannot_use_fail_the_set_up_and_not_the_speed(machine: Machine) -> None:
+    machine.has("nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA L4'\n")
+    assert machine.set_up(code=1)[-1].startswith("python -c import torch")
+    assert "torch can't use this node's GPUs" in machine.errors
+    assert not (machine.folder / ".venv/.setup").exists()
