@@ -6,6 +6,7 @@ two attempts may overlap. Readers merge the segments by step: the newest attempt
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,6 +14,13 @@ from typing import Any, TextIO
 from mingpt.storage import is_local, open_fs, place
 
 SEGMENT = re.compile(r"attempt-([0-9]{5})\.jsonl")
+
+
+VISIBLE_SECONDS = 10  # NFS clients remember for a few seconds that a file was not there
+
+
+def _segment(root: str, attempt: int) -> str:
+    return f"{root.rstrip('/')}/metrics/attempt-{attempt:05d}.jsonl"
 
 
 def _segments(run_dir: str) -> list[tuple[int, str]]:
@@ -48,13 +56,26 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
+def segment_is_visible(run_dir: str, attempt: int) -> bool:
+    """Whether this process sees the segment that the speaking process has just made, at the latest after some time."""
+    fs, root = open_fs(run_dir, "run.dir")
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while True:
+        fs.invalidate_cache()
+        if fs.exists(_segment(root, attempt)):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+
+
 class MetricsLog:
     """One attempt's segment. On a local disk each line is there at once; elsewhere, after each `flush`."""
 
     def __init__(self, run_dir: str, attempt: int) -> None:
         self.attempt = attempt
         self.fs, root = open_fs(run_dir, "run.dir")
-        self.path = f"{root.rstrip('/')}/metrics/attempt-{attempt:05d}.jsonl"
+        self.path = _segment(root, attempt)
         self.lines: list[str] = []
         self.file: TextIO | None = None
         with place("run.dir", run_dir):

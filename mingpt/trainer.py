@@ -23,7 +23,7 @@ from mingpt.data.text import Pieces, Text, Windows
 from mingpt.distributed import World
 from mingpt.errors import FINISHED, STOPPED, Mistake
 from mingpt.lifetime import Lifetime, Phase, children_ignore_signals, end_with_parent
-from mingpt.metrics import MetricsLog, console_line, next_attempt, say
+from mingpt.metrics import MetricsLog, console_line, next_attempt, say, segment_is_visible
 from mingpt.model import GPT, GPTConfig
 from mingpt.numerics import differences, fingerprint, pin
 from mingpt.optim import Update
@@ -106,6 +106,13 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
         say=say,
     )
     metrics = MetricsLog(config.run.dir, attempt) if world.speaks else None
+    world.barrier()
+    blind = [rank for rank, sees in enumerate(world.gather(segment_is_visible(config.run.dir, attempt))) if not sees]
+    if blind:  # at once, and not at the first snapshot, hours later
+        raise Mistake(
+            f"run.dir={without_secrets(config.run.dir)} is not one place for all: process {blind[0]} does not see what "
+            f"process 0 has written there; nodes with a disk each need a folder that all share, or a bucket"
+        )
     if world.speaks:
         say(
             f"attempt {attempt}: steps {start + 1} to {config.train.max_steps}, {world.size} processes on "

@@ -15,6 +15,8 @@ from fault_kit import LONG, STEPS
 from node_kit import Node, free_port, listening, wait_until
 from run_kit import TINY, Run
 
+ROOT = Path(__file__).resolve().parent.parent
+
 pytestmark = pytest.mark.slow
 
 
@@ -170,6 +172,24 @@ def test_loader_processes_survive_the_signal_that_stops_their_trainer(new_run: C
     node.on_line = at_step(50, signal_everything)
     finish(node, 75)
     assert 50 <= run.store.steps()[0] < STEPS
+
+
+def test_nodes_that_do_not_share_the_run_directory_are_told_at_the_start(
+    tmp_path: Path, new_run: Callable[..., Run]
+) -> None:
+    run, port = new_run(), free_port()
+    nodes = []
+    for rank in (0, 1):
+        folder = tmp_path / f"disk{rank}"
+        folder.mkdir()
+        env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [sys.executable, "-m", "mingpt.train", *training(run, "run.dir=run")]
+        nodes.append(Node(command, {**env, "PYTHONPATH": str(ROOT)}, folder))
+    for node in nodes:
+        output = finish(node, 64)
+        assert not re.search(r"^step ", output, re.M)
+    told = "error: run.dir=run is not one place for all: process 1 does not see what process 0 has written there; "
+    assert any(line.startswith(told) for line in nodes[0].lines), nodes[0].output
 
 
 needs_mount = pytest.mark.skipif(

@@ -1,0 +1,233 @@
+"""What mingpt.launch makes of options and platform variables, and which ending gives which exit code."""
+
+import argparse
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from mingpt import cli
+from mingpt.agent import Ending
+from mingpt.errors import Mistake
+from mingpt.failures import explain
+from mingpt.launch import main
+from mingpt.lifetime import Phase, leave_reason
+from mingpt.platforms import find_placement
+from mingpt.snapshot.writer import SnapshotFailed
+from mingpt.torchrun import Torchrun, options_parser
+
+SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+SKYPILOT = {
+    "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "4",
+    "SKYPILOT_TASK_ID": "sky-7",
+}
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    return options_parser().parse_intermixed_args(arguments)
+
+
+def torchrun(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """The printed command, without what is the same in all of them."""
+    node = Torchrun.compose(options(*arguments), environment or {})
+    config = cli.configure(node.overrides, node.fewest_processes)
+    assert config is not None
+    words = str(node.command(config)).split()
+    assert words[:3] == ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", f"OMP_NUM_THREADS={config.train.threads}", "torchrun"]
+    end = words.index("--max-restarts=2")
+    assert words[end : end + 5] == ["--max-restarts=2", SIGNALS, "--shutdown-timeout=300", "-m", "mingpt.train"]
+    assert words[end + 5 :] == list(node.overrides)
+    return " ".join(words[3:end])
+
+
+def test_one_node_needs_no_options() -> None:
+    assert torchrun("--nproc-per-node", "2", "seed=2") == "--standalone --nproc-per-node=2 --local-addr=127.0.0.1"
+    assert torchrun("--nproc_per_node=2", "seed=2").startswith("--standalone --nproc-per-node=2")  # torchrun's way
+    assert torchrun(environment={}).startswith(f"--standalone --nproc-per-node={max(1, torch.cuda.device_count())} ")
+
+
+def test_c10d_by_hand_is_the_same_command_on_all_nodes() -> None:
+    assert torchrun("--nnodes=1:4", "--nproc-per-node=2", "--rdzv-endpoint=127.0.0.1:1234", "run.name=r") == (
+        "--nnodes=1:4 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:1234 --rdzv-id=r "
+        "--rdzv-conf=join_timeout=300,read_timeout=300 --local-addr=127.0.0.1"
+    )
+
+
+def test_static_by_hand() -> None:
+    static = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port=8008", "--node-rank=0")
+    assert torchrun(*static, "world.init_timeout_seconds=7") == (
+        "--nnodes=2 --node-rank=0 --nproc-per-node=1 --master-addr=127.0.0.1 --master-port=8008 --rdzv-conf=timeout=7 "
+        "--local-addr=127.0.0.1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rank", "endpoint", "is_host", "own"),
+    [("0", "localhost:29500", "true", "10.0.0.1"), ("1", "10.0.0.1:29500", "false", "10.0.0.2")],
+)
+def test_skypilot_tells_everything(rank: str, endpoint: str, is_host: str, own: str) -> None:
+    environment = {**SKYPILOT, "SKYPILOT_NODE_RANK": rank}
+    assert torchrun("batch.micro_size=4", environment=environment) == (
+        f"--nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint={endpoint} --rdzv-id=sky-7 "
+        f"--rdzv-conf=join_timeout=300,read_timeout=300,is_host={is_host} --local-addr={own}"
+    )
+    assert torchrun("--rdzv-backend=static", "batch.micro_size=4", environment=environment) == (
+        f"--nnodes=2 --node-rank={rank} --nproc-per-node=4 --master-addr=10.0.0.1 --master-port=29500 "
+        f"--rdzv-conf=timeout=300 --local-addr={own}"
+    )
+
+
+def test_a_node_without_gpus_has_one_process_unless_told_otherwise() -> None:
+    environment = {**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "0"}
+    assert " --nproc-per-node=1 " in torchrun(environment=environment)
+    assert " --nproc-per-node=3 " in torchrun("--nproc-per-node=3", environment=environment)
+
+
+def test_no_platform_gives_no_placement() -> None:
+    assert find_placement({}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        (["--nnodes=2"], {}, ["--nnodes=2 needs --rdzv-endpoint=HOST:PORT, the address of one node for all"]),
+        (
+            ["--nnodes=1:2", "--rdzv-backend=static"],
+            {},
+            [
+                "--nnodes=2 --rdzv-backend=static needs --master-addr, the address of node 0",
+                "--nnodes=2 --rdzv-backend=static needs --node-rank, from 0 to 1",
+                "--nnodes=1:2: a static rendezvous has one size: use --rdzv-backend=c10d",
+            ],
+        ),
+        (["--nnodes=two"], {}, ["--nnodes=two: give a number of nodes, or MIN:MAX"]),
+        (["--nnodes=3:2"], {}, ["--nnodes=3:2: give a number of nodes, or MIN:MAX"]),
+        (["--nproc-per-node=0"], {}, ["--nproc-per-node=0: give a number from 1"]),
+        (
+            [],
+            {**SKYPILOT, "SKYPILOT_NODE_RANK": "2"},
+            [
+                "SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES=2, SKYPILOT_NODE_RANK=2, and 2 "
+                "addresses in SKYPILOT_NODE_IPS"
+            ],
+        ),
+        (
+            [],
+            {"SKYPILOT_NODE_IPS": "10.0.0.1"},
+            ["SkyPilot's variables are broken: KeyError: 'SKYPILOT_NODE_RANK'"],
+        ),
+    ],
+)
+def test_each_wrong_option_is_told(arguments: list[str], environment: dict[str, str], expected: list[str]) -> None:
+    with pytest.raises(Mistake) as caught:
+        Torchrun.compose(options(*arguments), environment)
+    assert list(caught.value.problems) == expected
+
+
+def test_the_printed_command_shows_no_password() -> None:
+    node = Torchrun.compose(options("run.dir=s3://user:secret@bucket/run"), {})
+    config = cli.configure(node.overrides)
+    assert config is not None
+    command = node.command(config)
+    assert "secret" not in str(command)
+    assert command.arguments[-1] == "run.dir=s3://user:secret@bucket/run"
+
+
+def test_a_port_in_use_is_a_mistake_before_anything_starts(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**SKYPILOT, "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with socket.socket() as s:
+        s.bind(("", 0))
+        s.listen()
+        port = s.getsockname()[1]
+        assert main([f"--rdzv-endpoint=10.0.0.1:{port}"]) == 64
+    assert capfd.readouterr().err == (
+        f"error: --rdzv-endpoint: port {port} is in use on this node: stop what listens there, or choose another\n"
+    )
+
+
+# --- endings ---
+
+
+def failures(tmp_path: Any, *ends: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> dict[int, ProcessFailure]:
+    """What the agent sees of processes with these exit codes and last words."""
+    found = {}
+    for rank, (code, words) in enumerate(ends):
+        file = tmp_path / f"error-{rank}.json"
+        if words:
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+            leave_reason(words)
+        found[rank] = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file=str(file))
+    return found
+
+
+LOST = (70, "lost contact with another process (Connection reset by peer)")
+
+
+@pytest.mark.parametrize(
+    ("ends", "asked", "code", "reason"),
+    [
+        ([], False, 0, None),
+        ([LOST, (-9, "")], False, 70, "process 1: killed (SIGKILL). If nobody did that, memory ran out: "),
+        ([LOST, (70, "ValueError: x")], False, 70, "process 1: ValueError: x"),
+        ([LOST, (64, "run.dir=/x: permission denied")], False, 64, "process 1: run.dir=/x: permission denied"),
+        ([(75, ""), (75, "")], False, 75, "process 0: stopped on request after a snapshot"),
+        ([(75, ""), (-15, "")], False, 75, "process 0: stopped on request after a snapshot"),
+        ([(75, ""), (70, "OSError: y")], True, 70, "process 1: OSError: y"),
+        ([(-15, "")], True, 75, "process 0: ended by SIGTERM"),
+        ([(-15, "")], False, 70, "process 0: ended by SIGTERM"),  # somebody else's signal, before it listened
+        ([(-6, ""), LOST], False, 70, "process 0: ended by SIGABRT"),
+        ([(1, "")], False, 70, "process 0: exit code 1"),
+    ],
+)
+def test_the_worst_and_first_cause_of_an_ending_has_the_word(
+    ends: list[tuple[int, str]],
+    asked: bool,
+    code: int,
+    reason: str | None,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ending = Ending.of(failures(tmp_path, *ends, monkeypatch=monkeypatch))
+    assert ending.code(asked) == code
+    if reason:
+        assert ending.reasons[0].startswith(reason)
+
+
+MEMORY = "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "code", "reason", "trace"),
+    [
+        (Mistake("a", "b"), Phase.STARTING, 64, "2 problems:\n  1. a\n  2. b", False),
+        (RuntimeError(MEMORY), Phase.JOINED, 64, "out of memory in the first step: lower batch.micro_size, ", False),
+        (torch.OutOfMemoryError("CUDA"), Phase.TRAINING, 70, "out of memory: if it happens again, lower batch.", False),
+        (
+            RuntimeError(
+                "[/x/pair.cc:537] Read error [127.0.0.1]:5: Connection reset by peer. This is typically caused by a bug"
+            ),
+            Phase.TRAINING,
+            70,
+            "lost contact with another process (Read error [127.0.0.1]:5: Connection reset by peer)",
+            False,
+        ),
+        (RuntimeError("[/x/y.cc:7] Timed out waiting 3000ms"), Phase.TRAINING, 70, "another process has not", False),
+        (SnapshotFailed("the snapshot of step 3 …"), Phase.TRAINING, 70, "the snapshot of step 3 …", False),
+        (RuntimeError("DataLoader worker (pid 5) is killed"), Phase.TRAINING, 70, "a data loader process died", False),
+        (KeyError("x"), Phase.TRAINING, 70, "KeyError: 'x'", True),
+    ],
+)
+def test_an_error_says_what_to_do(error: Exception, phase: Phase, code: int, reason: str, trace: bool) -> None:
+    failure = explain(error, phase)
+    assert (failure.code, failure.trace) == (code, trace)
+    assert failure.reason.startswith(reason)
