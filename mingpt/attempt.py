@@ -18,12 +18,15 @@ SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is
 
 def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     """Train as the command line says; returns the exit code."""
+    lifetime.mark("import")
     try:
         config = cli.configure(arguments, world_size())
         if config is None:  # --help or --cfg has been answered
             return FINISHED
         text = open_text(config.data, config.model.block_size)
+        lifetime.mark("text")
         with join(config.world) as world:
+            lifetime.mark("rendezvous")
             lifetime.phase = Phase.JOINED
             agree_on_inputs(world, config, text)
             if world.speaks:

@@ -40,6 +40,8 @@ class Lifetime:
     def __init__(self) -> None:
         self.phase = Phase.STARTING
         self.stop = False
+        self.marks: dict[str, float] = {}  # seconds that each part of the start took
+        self._marked_at = time.monotonic()
         self._asked_at = 0.0
         self._released = threading.Event()
         self._parent: int | None = None
@@ -62,6 +64,11 @@ class Lifetime:
             if under_agent or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
+
+    def mark(self, part: str) -> None:
+        """Note that a part of the start is done."""
+        now = time.monotonic()
+        self.marks[part], self._marked_at = now - self._marked_at, now
 
     def linger(self, seconds: float) -> None:
         """Wait, but not beyond the next signal: an agent sends one as soon as another of its workers has ended."""

@@ -81,6 +81,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     history.append({"attempt": attempt, "from_step": start, "world_size": world.size, "at": now, "numerics": numerics})
 
+    lifetime.mark("load")
     if config.train.compile:
         model.compile()  # before DDP wraps it: see numerics.pin
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -146,7 +147,11 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
         norm = update(step, tally.tokens.to(world.device))
 
         done = step + 1
-        lifetime.phase = Phase.TRAINING
+        if lifetime.phase is Phase.JOINED:
+            lifetime.phase = Phase.TRAINING
+            lifetime.mark("first step")
+            if world.speaks:
+                say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in lifetime.marks.items()))
         wished = host_view(tally.wishes)
         stopping = wished[STOP] > 0
         final = done == config.train.max_steps
