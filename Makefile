@@ -18,8 +18,7 @@ help: ## show this
 
 train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (ARGS="key=value …", PROMPT="…")
 	$(BIN)/python -m mingpt.data.fetch shakespeare
-	@# torchrun would set OMP_NUM_THREADS to 1 itself, under a banner of asterisks
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m mingpt.train experiment=shakespeare_char $(ARGS)
+	$(BIN)/python -m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char $(ARGS)
 	$(BIN)/python -m mingpt.generate runs/shakespeare-char/snapshots --prompt "$(PROMPT)" --tokens 300 --seed 1
 
 test: lint $(SKY_INSTALLED) ## lint, then all tests but the lab's: the fast ones first
