@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
@@ -146,7 +147,10 @@ def run(arguments: list[str], limit: int, newest: Callable[[], int], say: Callab
     vars(api)["LocalElasticAgent"] = make_agent
     asked, problem = False, ""
     try:
-        torchrun.run(torchrun.parse_args(arguments))
+        options, unknown = torchrun.get_args_parser().parse_known_args(arguments)
+        if unknown:  # --shutdown-timeout came with torch 2.12; before, it is 30 s
+            say(f"torch {torch.__version__} has no {', '.join(unknown)}: left out")
+        torchrun.run(options)
     except ChildFailedError:
         pass  # who failed, and why, is in the agent's ending
     except SignalException:

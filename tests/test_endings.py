@@ -74,6 +74,16 @@ def test_a_signal_before_the_first_step_ends_at_once_with_75(new_run: Callable[.
     assert run.store.steps() == []
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_any_one_process_stops_all(rank: int, new_run: Callable[..., Run]) -> None:
+    run = new_run("snapshot.every_steps=0")
+    node = Node(launch(run))
+    node.on_line = at_step(20, lambda: os.kill(node.workers()[rank], signal.SIGUSR1))
+    finish(node, 75)
+    (stopped_at,) = run.store.steps()
+    assert 20 <= stopped_at < STEPS
+
+
 def test_a_closed_terminal_does_not_stop_a_run_under_nohup(
     new_run: Callable[..., Run], undisturbed: Callable[..., Run]
 ) -> None:

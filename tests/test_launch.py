@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from mingpt import cli
+from mingpt import agent, cli
 from mingpt.agent import Ending
 from mingpt.errors import Mistake
 from mingpt.failures import explain
@@ -153,6 +153,17 @@ def test_a_port_in_use_is_a_mistake_before_anything_starts(
     assert capfd.readouterr().err == (
         f"error: --rdzv-endpoint: port {port} is in use on this node: stop what listens there, or choose another\n"
     )
+
+
+def test_an_option_that_this_torch_does_not_know_is_left_out() -> None:
+    said: list[str] = []
+    # No node 1 ever comes, so that nothing starts; what counts is that torchrun has taken the rest.
+    arguments = ["--nnodes=2", "--no-such-option=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1"]
+    conf = "--rdzv-conf=is_host=false,read_timeout=1"
+    code, reason = agent.run([*arguments, conf, "-m", "mingpt.train"], 1, lambda: 0, said.append)
+    assert said == [f"torch {torch.__version__} has no --no-such-option=3: left out"]
+    assert code == 70
+    assert reason.startswith("no contact with the node that hosts the rendezvous")
 
 
 # --- endings ---
