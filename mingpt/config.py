@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from mingpt.errors import Mistake
+
+LARGEST = 2**31 - 1  # of any setting but the seed: 68 years in seconds; beyond it torch, numpy and timers overflow
 
 
 class Section(BaseModel):
@@ -20,6 +23,14 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @field_validator("*")
+    @classmethod
+    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
+        limit = 2**63 - 1 if info.field_name == "seed" else LARGEST
+        if isinstance(value, (int, float)) and value > limit:
+            raise PydanticCustomError("too_large", "must be at most {limit}", {"limit": limit})
+        return value
 
 
 class Run(Section):
