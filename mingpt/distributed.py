@@ -109,7 +109,7 @@ def _device(config: WorldConfig, local_rank: int) -> torch.device:
         raise Mistake(
             f"world.device={config.device}: process {local_rank} of this node needs a GPU of its own, but "
             f"{torch.cuda.device_count()} are visible: start fewer processes a node, or use world.device=cpu",
-            everywhere=False,
+            everywhere=not torch.cuda.is_available(),
         )
     return torch.device("cuda", local_rank)
 

@@ -63,10 +63,13 @@ class Lifetime:
                 signal.signal(number, lambda *_: None)
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
 
-    def linger(self, seconds: float) -> None:
-        """Wait, but not beyond the next signal: an agent sends one as soon as another of its workers has ended."""
+    def linger(self, seconds: float) -> bool:
+        """Wait, but not beyond the next signal: an agent sends one as soon as another of its workers has ended.
+
+        Returns whether there was one.
+        """
         self.phase = Phase.OVER
-        self._released.wait(seconds)
+        return self._released.wait(seconds)
 
     def _watch(self, pipe: int) -> None:
         while True:

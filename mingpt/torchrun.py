@@ -87,7 +87,7 @@ class Torchrun:
             port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or PORT
             if not host:
                 problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
-            if rank is None:
+            if rank is None and options.node_rank is None:
                 problems.append(f"--nnodes={most} --rdzv-backend=static needs --node-rank, from 0 to {most - 1}")
             if least != most:
                 problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")

@@ -34,6 +34,7 @@ class Scene:
     dir: Path
     form: str  # "train" or "launch"
     snapshots: Path  # of a good run, to be copied
+    s3: Callable[[str], str]  # the URL of an S3 server of a kind
     overrides: list[str] = field(default_factory=list)
     options: list[str] = field(default_factory=lambda: ["--nproc-per-node=2"])  # of mingpt.launch
     env: dict[str, str] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class Case:
     workers: bool = False
     also: tuple[str, ...] = ()  # more that must be said, before or in the last words
     limit: float = LIMIT
+    once: bool = True  # all processes find the same, and one of them tells it
 
 
 @dataclass(frozen=True)
@@ -249,15 +251,22 @@ def moved_out(scene: Scene) -> None:
     part.symlink_to(outside)
 
 
+# Kinds of S3 servers: one that knows nobody, so that all credentials are wrong; one that takes everybody; none at all.
+STRICT, OPEN, NOTHING = "strict", "open", "nothing"
+
+
 @contextmanager
-def s3_server(strict: bool) -> Iterator[str]:
-    """The URL of a real S3 server (moto). strict: it knows nobody, so all credentials are wrong."""
+def s3_server(kind: str) -> Iterator[str]:
+    """The URL of a real S3 server (moto)."""
     port = free_port()
+    if kind == NOTHING:
+        yield f"http://127.0.0.1:{port}"
+        return
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **({"INITIAL_NO_AUTH_ACTION_COUNT": "0"} if strict else {})},
+        env={**os.environ, **({"INITIAL_NO_AUTH_ACTION_COUNT": "0"} if kind == STRICT else {})},
     )
     try:
         deadline = time.monotonic() + 30
@@ -270,15 +279,16 @@ def s3_server(strict: bool) -> Iterator[str]:
         server.wait()
 
 
-def s3(endpoint: Callable[[ExitStack], str]) -> Spoil:
+def s3(kind: str) -> Spoil:
     """Credentials, and the server that they are shown to."""
 
     def spoil(scene: Scene) -> None:
         scene.env |= {
-            "FSSPEC_S3_ENDPOINT_URL": endpoint(scene.during),
+            "FSSPEC_S3_ENDPOINT_URL": scene.s3(kind),
             "AWS_ACCESS_KEY_ID": "key-that-nobody-may-see",
             "AWS_SECRET_ACCESS_KEY": "secret-that-nobody-may-see",
             "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_MAX_ATTEMPTS": "1",  # the client's own tries take 7 s
         }
 
     return spoil
