@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from mingpt.errors import Mistake
 
 LARGEST = 2**31 - 1  # of any setting but the seed: 68 years in seconds; beyond it torch, numpy and timers overflow
+MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
 
 
 class Section(BaseModel):
@@ -43,7 +44,7 @@ class Run(Section):
 class Train(Section):
     max_steps: int = Field(default=1000, ge=1)
     """Optimizer updates in the whole run, over all its attempts."""
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each process. Another number gives other bits."""
     compile: bool = False
     """torch.compile the model: slower to start, faster steps."""
@@ -97,7 +98,7 @@ class Data(Section):
     """The share at the end of the text that is kept for validation."""
     stride: int = Field(default=1, ge=1)
     """Tokens between the starts of two samples. 1: every position; block_size: each token once an epoch."""
-    workers: int = Field(default=0, ge=0)
+    workers: int = Field(default=0, ge=0, le=1024)
     """Loader processes for each training process. Never changes what is computed."""
     cache_dir: str = Field(default="~/.cache/mingpt", min_length=1)
     """A local folder for tokenized data, shared by the processes of a node."""
@@ -251,6 +252,11 @@ def _microbatches(c: Config, world_size: int) -> str | None:
             f"{world_size} processes, but only {size // micro} microbatches (batch.global_size={size} / "
             f"batch.micro_size={micro}): start at most {size // micro} processes, lower batch.micro_size or "
             f"raise batch.global_size"
+        )
+    if size // micro > MOST_MICROBATCHES:
+        return (
+            f"batch.global_size={size} / batch.micro_size={micro} is {size // micro} microbatches a step, more than "
+            f"{MOST_MICROBATCHES}: lower batch.global_size or raise batch.micro_size"
         )
     return None
 

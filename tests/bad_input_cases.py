@@ -89,6 +89,9 @@ OPTIONS = [
         with_port(busy=False)("--rdzv-endpoint=127.0.0.1:{port}"),), code=70, forms=LAUNCH, limit=30),
     Case("something else listens at the endpoint", r"world\.init_timeout_seconds", "is the address right", SHORT, (
         with_port(busy=True)("--nnodes=2", "--rdzv-endpoint=127.0.0.1:{port}"),), code=70, forms=LAUNCH, limit=40),
+    Case("something else listens, static", r"world\.init_timeout_seconds", "is the address right", SHORT, (with_port(
+        busy=True)("--nnodes=2", "--rdzv-backend=static", "--node-rank=1", "--master-addr=127.0.0.1",
+                   "--master-port={port}"),), code=70, forms=LAUNCH, limit=40),
     Case("the other node never comes", r"world\.init_timeout_seconds", "are all up", SHORT, (with_port(
         busy=False)("--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port={port}"),),
         code=70, forms=LAUNCH, limit=40),

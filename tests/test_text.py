@@ -170,6 +170,13 @@ def test_tokens_without_their_description_are_built_anew(tmp_path: Path) -> None
     assert all_tokens(open_text(settings_for(tmp_path / "source.txt", tmp_path), 1)) == expected
 
 
+def test_a_damaged_description_is_a_mistake_that_names_the_file(tmp_path: Path) -> None:
+    about = opened("to be or not", tmp_path).train.path.with_suffix(".json")
+    about.write_text("{")
+    message = problem(settings_for(tmp_path / "source.txt", tmp_path))
+    assert message == f"data.cache_dir={tmp_path / 'cache'}: {about.name} is damaged: delete it"
+
+
 def test_a_failure_while_building_leaves_no_file_and_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")

@@ -191,7 +191,10 @@ def _cached(config: Data) -> tuple[Path, dict[str, Any]]:
                 f"another process of this node has been tokenizing data.path for {config.cache_timeout_seconds:.0f} s "
                 f"(lock {stem}.lock): if it is alive, raise data.cache_timeout_seconds"
             ) from None
-        return tokens, json.loads(about.read_text())
+        try:
+            return tokens, json.loads(about.read_text())
+        except ValueError as error:
+            raise Mistake(f"data.cache_dir={folder}: {about.name} is damaged: delete it") from error
 
 
 def open_text(config: Data, block_size: int) -> Text:
