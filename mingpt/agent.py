@@ -1,6 +1,8 @@
 """torch's elastic agent with our exit codes: what ends a run for good, what is tried again, and what is said last."""
 
+import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,8 @@ from torch.distributed.launcher import api
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, STOPPED
 from mingpt.failures import LOST_PEER
 from mingpt.lifetime import STOP_SIGNALS
+
+CONTACT_SECONDS = 5  # beyond world.init_timeout_seconds: torch's own limit comes first where it works
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,16 @@ class Agent(LocalElasticAgent):
     """
 
     def __init__(
-        self, *arguments: Any, limit: int, newest: Callable[[], int], say: Callable[[str], None], **options: Any
+        self,
+        *arguments: Any,
+        limit: int,
+        newest: Callable[[], int],
+        say: Callable[[str], None],
+        watch: Callable[[], threading.Timer],
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self.limit, self.newest, self.say = limit, newest, say
+        self.limit, self.newest, self.say, self.watch = limit, newest, say, watch
         self.ending: Ending | None = None  # of the latest attempt
         self._told: object = None  # the workers whose ending that is
         self._grace = int(options.get("shutdown_timeout") or 30)
@@ -91,6 +101,14 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ending = None
         return super()._start_workers(worker_group)
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        contact = self.watch() if worker_group.spec.rdzv_handler.get_backend() == "static" else None
+        try:
+            super()._rendezvous(worker_group)
+        finally:
+            if contact:
+                contact.cancel()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -135,12 +153,39 @@ class Agent(LocalElasticAgent):
             self.ending = Ending.of({ranks[local]: failure for local, failure in ended.failures.items()})
 
 
-def run(arguments: list[str], limit: int, newest: Callable[[], int], say: Callable[[str], None]) -> tuple[int, str]:
+def _no_contact(what: object) -> str:
+    return (
+        f"no contact with the node that hosts the rendezvous, or not all nodes have come within "
+        f"world.init_timeout_seconds: are all up, is the address right, is the port open? ({what})"
+    )
+
+
+def run(
+    arguments: list[str], limit: int, wait_seconds: float, newest: Callable[[], int], say: Callable[[str], None]
+) -> tuple[int, str]:
     """torchrun's own main function with our agent in it; returns the exit code and the reason of the end."""
     agents: list[Agent] = []
 
+    def watch() -> threading.Timer:
+        """Ends this process in bounded time when a stranger listens at the rendezvous' address and says nothing.
+
+        torch's limits do not cover the wait for the first words, and the main thread is inside of it, deaf to signals.
+        """
+
+        def give_up() -> None:
+            say(f"exit code {CRASHED}: {_no_contact('what listens there does not answer')}")
+            os._exit(CRASHED)  # no worker has been started
+
+        timer = threading.Timer(wait_seconds + CONTACT_SECONDS, give_up)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    contact = watch()  # c10d: made before the agent; static: by the agent
+
     def make_agent(*positional: Any, **named: Any) -> Agent:
-        agents.append(Agent(*positional, limit=limit, newest=newest, say=say, **named))
+        contact.cancel()
+        agents.append(Agent(*positional, limit=limit, newest=newest, say=say, watch=watch, **named))
         return agents[0]
 
     # torch's launcher takes its agent's class from this name, and has no other place where ours could come in.
@@ -180,8 +225,5 @@ def _about(error: Exception) -> str:
     if isinstance(error, RendezvousClosedError):
         return "the other nodes have ended the run: the reason is in their logs"
     if isinstance(error, (RendezvousTimeoutError, RendezvousConnectionError, DistNetworkError, DistStoreError)):
-        return (
-            f"no contact with the node that hosts the rendezvous, or not all nodes have come within "
-            f"world.init_timeout_seconds: are all up, is the address right, is the port open? ({error})"
-        )
+        return _no_contact(error)
     return f"{type(error).__name__}: {error}"

@@ -35,10 +35,11 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     except Exception as error:
         failure = explain(error, lifetime.phase)
         leave_reason(failure.reason)
-        if isinstance(error, Mistake) and error.everywhere and not speaks_for_node():
-            # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first
-            # would have torchrun end that one before it has printed.
-            lifetime.linger(SPEAK_SECONDS)
+        told_by_another = isinstance(error, Mistake) and error.everywhere and not speaks_for_node()
+        # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first would
+        # have torchrun end that one before it has printed.
+        if told_by_another and lifetime.linger(SPEAK_SECONDS):
+            return failure.code
         if failure.trace:
             traceback.print_exc()
         print(f"error: {failure.reason}", file=sys.stderr, flush=True)

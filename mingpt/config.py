@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from mingpt.errors import Mistake
+
+LARGEST = 2**31 - 1  # of any setting but the seed: 68 years in seconds; beyond it torch, numpy and timers overflow
+MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
 
 
 class Section(BaseModel):
@@ -20,6 +24,14 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @field_validator("*")
+    @classmethod
+    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
+        limit = 2**63 - 1 if info.field_name == "seed" else LARGEST
+        if isinstance(value, (int, float)) and value > limit:
+            raise PydanticCustomError("too_large", "must be at most {limit}", {"limit": limit})
+        return value
 
 
 class Run(Section):
@@ -32,7 +44,7 @@ class Run(Section):
 class Train(Section):
     max_steps: int = Field(default=1000, ge=1)
     """Optimizer updates in the whole run, over all its attempts."""
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each process. Another number gives other bits."""
     compile: bool = False
     """torch.compile the model: slower to start, faster steps."""
@@ -86,7 +98,7 @@ class Data(Section):
     """The share at the end of the text that is kept for validation."""
     stride: int = Field(default=1, ge=1)
     """Tokens between the starts of two samples. 1: every position; block_size: each token once an epoch."""
-    workers: int = Field(default=0, ge=0)
+    workers: int = Field(default=0, ge=0, le=1024)
     """Loader processes for each training process. Never changes what is computed."""
     cache_dir: str = Field(default="~/.cache/mingpt", min_length=1)
     """A local folder for tokenized data, shared by the processes of a node."""
@@ -240,6 +252,11 @@ def _microbatches(c: Config, world_size: int) -> str | None:
             f"{world_size} processes, but only {size // micro} microbatches (batch.global_size={size} / "
             f"batch.micro_size={micro}): start at most {size // micro} processes, lower batch.micro_size or "
             f"raise batch.global_size"
+        )
+    if size // micro > MOST_MICROBATCHES:
+        return (
+            f"batch.global_size={size} / batch.micro_size={micro} is {size // micro} microbatches a step, more than "
+            f"{MOST_MICROBATCHES}: lower batch.global_size or raise batch.micro_size"
         )
     return None
 

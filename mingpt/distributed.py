@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +15,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
-from mingpt.config import WorldConfig
+from mingpt.config import LARGEST, WorldConfig
 from mingpt.errors import CRASHED, Mistake
 
 # torch 2.13 renamed it; the old name warns there, the new one is missing before.
@@ -29,9 +29,17 @@ def share(rank: int, size: int, count: int) -> range:
     return range(rank * count // size, (rank + 1) * count // size)
 
 
+def _announced(name: str, least: int, most: int, default: str = "") -> int:
+    """A number out of the environment, where a launcher has put it, or a person."""
+    text = os.environ.get(name, default)
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise Mistake(f"{name}={text} in the environment: set a number from {least} to {most}, or start with torchrun")
+    return int(text)
+
+
 def world_size() -> int:
     """The number of processes that the launcher announced; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _announced("WORLD_SIZE", 1, LARGEST, "1")
 
 
 def speaks_for_node() -> bool:
@@ -82,6 +90,19 @@ class World:
         """The speaking process's JSON value, in every process."""
         return self.gather(value if self.speaks else None)[0]
 
+    def ask_speaker(self, ask: Callable[[], Any]) -> Any:
+        """In every process, the JSON value that `ask` gives in the speaking one, or the Mistake it raises there."""
+        answer: dict[str, Any] = {}
+        if self.speaks:
+            try:
+                answer = {"value": ask()}
+            except Mistake as mistake:
+                answer = {"problems": mistake.problems}
+        answer = self.from_speaker(answer)
+        if "problems" in answer:
+            raise Mistake(*answer["problems"])
+        return answer["value"]
+
     def agree(self, what: str, value: str) -> None:
         """Raise Mistake in every process unless all of them have the same value."""
         values = self.gather(value)
@@ -101,7 +122,7 @@ def _device(config: WorldConfig, local_rank: int) -> torch.device:
         raise Mistake(
             f"world.device={config.device}: process {local_rank} of this node needs a GPU of its own, but "
             f"{torch.cuda.device_count()} are visible: start fewer processes a node, or use world.device=cpu",
-            everywhere=False,
+            everywhere=not torch.cuda.is_available(),
         )
     return torch.device("cuda", local_rank)
 
@@ -115,22 +136,35 @@ def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
     environment = os.environ
     if missing := [k for k in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if k not in environment]:
         raise Mistake(f"RANK is set in the environment, but not {', '.join(missing)}: start with torchrun, or set all")
-    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    size = world_size()
+    rank = _announced("RANK", 0, size - 1)
+    host, port = environment["MASTER_ADDR"], _announced("MASTER_PORT", 1, 65535)
     # torchrun's agent may host the store itself.
     hosts = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    try:
-        store = dist.TCPStore(
-            host, port, is_master=hosts, timeout=timedelta(seconds=limit_seconds), wait_for_workers=False
-        )
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" in str(error):
-            raise Mistake(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
-        raise TimeoutError(
-            f"process {rank} of {size} got no answer from MASTER_ADDR={host}, MASTER_PORT={port} within "
-            f"{limit_seconds:g} s (world.init_timeout_seconds): is that machine up, and the port open?"
-        ) from error
-    return store, rank, size
+    found, failed = list[dist.Store](), list[Exception]()
+
+    def connect() -> None:
+        limit = timedelta(seconds=limit_seconds)
+        try:
+            found.append(dist.TCPStore(host, port, is_master=hosts, timeout=limit, wait_for_workers=False))
+        except Exception as error:
+            failed.append(error)
+
+    # In a thread: torch's limit does not cover the wait for the first words of a stranger that listens there.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(limit_seconds + 1)
+    if found:
+        return found[0], rank, size
+    error = failed[0] if failed else None
+    if "EADDRINUSE" in str(error):
+        raise Mistake(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
+    if error and not isinstance(error, dist.DistNetworkError):
+        raise error
+    raise TimeoutError(
+        f"process {rank} of {size} got no answer from MASTER_ADDR={host}, MASTER_PORT={port} within "
+        f"{limit_seconds:g} s (world.init_timeout_seconds): is that machine up, and the port open?"
+    ) from error
 
 
 def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float) -> dist.Store:
@@ -186,7 +220,7 @@ def join(config: WorldConfig) -> Iterator[World]:
     Raises Mistake if the configured device or backend is not there.
     """
     environment = os.environ
-    local_rank = int(environment.get("LOCAL_RANK", "0"))
+    local_rank = _announced("LOCAL_RANK", 0, LARGEST, "0")
     device = _device(config, local_rank)
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":

@@ -6,6 +6,10 @@ CRASHED = 70  # a crash or a hang (EX_SOFTWARE): try again
 STOPPED = 75  # stopped on request after a snapshot (EX_TEMPFAIL): start again to go on
 
 
+class Unavailable(ConnectionError):
+    """A place (a disk, a bucket) failed in a way that may pass. Shown as it is, without a stack trace; exit 70."""
+
+
 class Mistake(Exception):
     """One or more problems that the user must fix. Shown as they are, without a stack trace; exit 64.
 

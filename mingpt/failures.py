@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
-from mingpt.errors import CRASHED, MISTAKE, Mistake
+from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.lifetime import Phase
+from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.writer import SnapshotFailed
 
 LOST_PEER = "lost contact with another process"  # a victim's words: the cause is in somebody else's
+
+# torch's allocator, and what it says of sizes that no machine could have.
+NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ def explain(error: Exception, phase: Phase) -> Failure:
     ]  # gloo's source line and guess
     if isinstance(error, Mistake):
         return Failure(str(error), MISTAKE, False)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in NO_MEMORY):
         cure = "lower batch.micro_size, model.block_size or the model's size"
         if phase < Phase.TRAINING:  # it would be so again
             return Failure(f"out of memory in the first step: {cure} ({first_line})", MISTAKE, False)
@@ -38,7 +42,7 @@ def explain(error: Exception, phase: Phase) -> Failure:
     if "DataLoader worker" in text:
         cure = "if it happens again, look for the system's out-of-memory killer and lower data.workers"
         return Failure(f"a data loader process died: {cure} ({first_line})", CRASHED, False)
-    if isinstance(error, (TimeoutError, SnapshotFailed)):  # ours, and told in full
+    if isinstance(error, (TimeoutError, Unavailable, SnapshotFailed, Damaged)):  # ours, and told in full
         return Failure(text, CRASHED, False)
     if isinstance(error, RuntimeError):  # as torch.distributed reports whatever happens to the others
         if "timed out" in text.lower() or "timeout" in text.lower():

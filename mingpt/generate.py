@@ -7,7 +7,7 @@ import torch
 from mingpt.cli import Parser
 from mingpt.config import Model
 from mingpt.data.text import Vocabulary
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.model import GPT, GPTConfig
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read
@@ -66,6 +66,9 @@ def main(arguments: list[str]) -> int:
     except Mistake as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return MISTAKE
+    except Unavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return CRASHED
 
 
 if __name__ == "__main__":

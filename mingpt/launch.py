@@ -43,7 +43,9 @@ def main(arguments: list[str]) -> int:
         from mingpt.agent import run
 
         limit = config.launch.max_attempts_without_progress
-        code, reason = run(command.arguments, limit, lambda: newest_step(config), say)
+        code, reason = run(
+            command.arguments, limit, config.world.init_timeout_seconds, lambda: newest_step(config), say
+        )
     except Mistake as mistake:
         print(f"error: {mistake}", file=sys.stderr, flush=True)
         return MISTAKE

@@ -70,10 +70,13 @@ class Lifetime:
         now = time.monotonic()
         self.marks[part], self._marked_at = now - self._marked_at, now
 
-    def linger(self, seconds: float) -> None:
-        """Wait, but not beyond the next signal: an agent sends one as soon as another of its workers has ended."""
+    def linger(self, seconds: float) -> bool:
+        """Wait, but not beyond the next signal: an agent sends one as soon as another of its workers has ended.
+
+        Returns whether there was one.
+        """
         self.phase = Phase.OVER
-        self._released.wait(seconds)
+        return self._released.wait(seconds)
 
     def _watch(self, pipe: int) -> None:
         while True:

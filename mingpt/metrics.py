@@ -73,7 +73,7 @@ class MetricsLog:
     """One attempt's segment. On a local disk each line is there at once; elsewhere, after each `flush`."""
 
     def __init__(self, run_dir: str, attempt: int) -> None:
-        self.attempt = attempt
+        self.attempt, self.run_dir = attempt, run_dir
         self.fs, root = open_fs(run_dir, "run.dir")
         self.path = _segment(root, attempt)
         self.lines: list[str] = []
@@ -90,14 +90,16 @@ class MetricsLog:
 
     def write(self, row: Mapping[str, Any]) -> None:
         line = json.dumps({"attempt": self.attempt, **row}) + "\n"
-        if self.file:
-            self.file.write(line)
-        else:
+        if not self.file:
             self.lines.append(line)
+            return
+        with place("run.dir", self.run_dir):
+            self.file.write(line)
 
     def flush(self) -> None:
         if not self.file and self.lines:
-            self.fs.pipe_file(self.path, "".join(self.lines).encode())
+            with place("run.dir", self.run_dir):
+                self.fs.pipe_file(self.path, "".join(self.lines).encode())
 
     def close(self) -> None:
         self.flush()

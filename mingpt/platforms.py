@@ -34,12 +34,19 @@ def skypilot(environment: Mapping[str, str]) -> Placement | None:
         rank = int(environment["SKYPILOT_NODE_RANK"])
         nodes = int(environment.get("SKYPILOT_NUM_NODES", len(addresses)))
         gpus = int(environment.get("SKYPILOT_NUM_GPUS_PER_NODE") or 0)
-    except (KeyError, ValueError) as error:
-        raise Mistake(f"SkyPilot's variables are broken: {type(error).__name__}: {error}") from error
+    except KeyError as error:
+        raise Mistake(
+            "SKYPILOT_NODE_IPS is set in the environment, but not SKYPILOT_NODE_RANK: set both, or none"
+        ) from error
+    except ValueError as error:
+        raise Mistake(
+            f"SkyPilot's variables SKYPILOT_NODE_RANK, SKYPILOT_NUM_NODES, SKYPILOT_NUM_GPUS_PER_NODE: {error}: set "
+            f"numbers, or unset SKYPILOT_NODE_IPS"
+        ) from error
     if nodes != len(addresses) or not 0 <= rank < nodes:
         raise Mistake(
             f"SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES={nodes}, SKYPILOT_NODE_RANK={rank}, and "
-            f"{len(addresses)} addresses in SKYPILOT_NODE_IPS"
+            f"{len(addresses)} addresses in SKYPILOT_NODE_IPS: correct them, or unset SKYPILOT_NODE_IPS"
         )
     return Placement("SkyPilot", addresses, rank, gpus, environment.get("SKYPILOT_TASK_ID", "sky"))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mingpt.cli import Parser
 from mingpt.config import without_secrets
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.snapshot.format import Damaged, Manifest
 from mingpt.snapshot.reader import read, read_manifest
 from mingpt.snapshot.store import STEP_FOLDER, Store
@@ -104,6 +104,9 @@ def main(arguments: list[str]) -> int:
     except Mistake as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return MISTAKE
+    except Unavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return CRASHED
 
 
 if __name__ == "__main__":

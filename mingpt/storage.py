@@ -1,6 +1,7 @@
 """fsspec URLs with errors for people: every place that a user names comes through here."""
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,10 +9,18 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from mingpt.config import without_secrets
-from mingpt.errors import Mistake
+from mingpt.errors import Mistake, Unavailable
 
 # The extra of this package that brings a scheme's client.
 EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "http": "http", "https": "http"}
+
+CLIENTS = {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs"}
+# Of these clients' errors, those that no second try cures. (CredentialRetrievalError may: a metadata server was busy.)
+NO_CREDENTIALS = re.compile(r"(No|Partial|Default)Credentials|ClientAuthentication|ProfileNotFound")
+FULL = {errno.ENOSPC, errno.EDQUOT}
+NEVER = {
+    errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENXIO
+}  # fmt: skip
 
 
 def open_fs(url: str, key: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -32,26 +41,35 @@ def is_local(fs: fsspec.AbstractFileSystem) -> bool:
 
 @contextmanager
 def place(key: str, url: str) -> Iterator[None]:
-    """Turn what a store says no with (missing, forbidden, wrong credentials) into a Mistake that names the key."""
+    """Name the key in whatever a store fails with: Mistake if the user must act, Unavailable if it may pass."""
     shown = f"{key}={without_secrets(url)}"
     try:
         yield
+    except Unavailable:  # of a place inside this one
+        raise
     except FileNotFoundError as error:
-        raise Mistake(f"{shown}: there is no such file or bucket") from error
+        raise Mistake(f"{shown}: there is no such file or bucket: check the spelling") from error
     except PermissionError as error:
         raise Mistake(_denied(shown)) from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise Mistake(f"{shown}: the disk is full: free some space or choose another place") from error
-        if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG):
+        if error.errno in NEVER:
             raise Mistake(f"{shown}: {error.strerror}: choose another place") from error
-        raise
+        raise _unavailable(shown, error) from error
     except Exception as error:
-        # aiohttp's errors, from http(s) URLs, are no OSErrors and carry a status instead.
-        if getattr(error, "status", None) in (401, 403):
+        # The clients' own errors are no OSErrors; aiohttp's, from http(s) URLs, carry a status.
+        if type(error).__module__.partition(".")[0] not in CLIENTS:
+            raise
+        if getattr(error, "status", None) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
             raise Mistake(_denied(shown)) from error
-        raise
+        raise _unavailable(shown, error) from error
 
 
 def _denied(shown: str) -> str:
     return f"{shown}: permission denied: check it, or the credentials in the environment"
+
+
+def _unavailable(shown: str, error: Exception) -> Unavailable:
+    what = str(without_secrets(str(error).strip())).splitlines() or [type(error).__name__]
+    return Unavailable(f"{shown}: {what[0]}: try again; if it stays so, look at the disk, the network and the address")

@@ -16,6 +16,7 @@ from mingpt.lifetime import STOP_SIGNALS
 from mingpt.platforms import find_placement
 
 PORT = 29500  # torchrun's own default
+LAST_PORT = 65535
 
 
 def options_parser() -> Parser:
@@ -77,7 +78,7 @@ class Torchrun:
         place = find_placement(environment)
         problems: list[str] = []
         least, most = _nodes(options.nnodes or str(len(place.addresses) if place else 1), problems)
-        rank = _number("--node-rank", options.node_rank, 0, problems)
+        rank = _number("--node-rank", options.node_rank, 0, problems, most - 1)
         rank = place.rank if rank is None and place else rank
         backend = options.rdzv_backend or ("static" if options.master_addr else "c10d")
         host, port = "", PORT
@@ -85,22 +86,23 @@ class Torchrun:
             backend, host = "standalone", "localhost"
         elif backend == "static":
             host = options.master_addr or (place.head if place else "")
-            port = _number("--master-port", options.master_port, 1, problems) or PORT
+            port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or PORT
             if not host:
                 problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
-            if rank is None:
+            if rank is None and options.node_rank is None:
                 problems.append(f"--nnodes={most} --rdzv-backend=static needs --node-rank, from 0 to {most - 1}")
             if least != most:
                 problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")
         else:
             endpoint = options.rdzv_endpoint or (place.head if place else "")
             host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(PORT))
-            port = int(given)
+            port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or PORT
             if not host:
                 problems.append(f"--nnodes={most} needs --rdzv-endpoint=HOST:PORT, the address of one node for all")
         own = options.local_addr or (place.own if place else "")
         if host and not own and not problems:
-            own = _address_towards(host, problems)
+            option = "--master-addr" if backend == "static" else "--rdzv-endpoint"
+            own = _address_towards(host, "localhost" if backend == "standalone" else option, problems)
         processes = _number("--nproc-per-node", options.nproc_per_node, 1, problems)
         if problems:
             raise Mistake(*problems)
@@ -173,16 +175,18 @@ def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
     return least, most
 
 
-def _number(option: str, text: str | None, least: int, problems: list[str]) -> int | None:
+def _number(
+    option: str, text: str | None, least: int, problems: list[str], most: int | None = None, sign: str = "="
+) -> int | None:
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < least:
-        problems.append(f"{option}={text}: give a number from {least}")
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        problems.append(f"{option}{sign}{text}: give a number from {least}" + ("" if most is None else f" to {most}"))
         return None
     return int(text)
 
 
-def _address_towards(host: str, problems: list[str]) -> str:
+def _address_towards(host: str, option: str, problems: list[str]) -> str:
     """This machine's address on the way to a host: the routing table knows, host names often don't."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, PORT, type=socket.SOCK_DGRAM)[0]
@@ -190,7 +194,7 @@ def _address_towards(host: str, problems: list[str]) -> str:
             s.connect(address)  # sends nothing
             return str(s.getsockname()[0])
     except OSError as error:
-        problems.append(f"{host}: {error.strerror or error}: give an address that this node can reach")
+        problems.append(f"{option}={host}: {error.strerror or error}: give an address that this node can reach")
         return ""
 
 

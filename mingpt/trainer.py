@@ -77,7 +77,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
             if world.speaks:
                 say(f"nothing to do: the run has reached step {start}, and train.max_steps={config.train.max_steps}")
             return FINISHED
-    attempt = world.from_speaker(next_attempt(config.run.dir) if world.speaks else None)
+    attempt = world.ask_speaker(lambda: next_attempt(config.run.dir))
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     history.append({"attempt": attempt, "from_step": start, "world_size": world.size, "at": now, "numerics": numerics})
 
@@ -106,8 +106,13 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
         },
         say=say,
     )
-    metrics = MetricsLog(config.run.dir, attempt) if world.speaks else None
-    world.barrier()
+    metrics: MetricsLog | None = None
+
+    def open_metrics() -> None:
+        nonlocal metrics
+        metrics = MetricsLog(config.run.dir, attempt)
+
+    world.ask_speaker(open_metrics)
     blind = [rank for rank, sees in enumerate(world.gather(segment_is_visible(config.run.dir, attempt))) if not sees]
     if blind:  # at once, and not at the first snapshot, hours later
         raise Mistake(
@@ -250,8 +255,14 @@ def _loader(config: Config, windows: Windows, work: Share, world: World) -> Iter
 
 def _newest_for_all(store: Store, world: World) -> Loaded | None:
     """The newest good snapshot: one process chooses the step, all read it and agree on its digest."""
-    chosen = read_newest(store, say) if world.speaks else None
-    step = world.from_speaker(chosen.manifest.step if chosen else None)
+    chosen: Loaded | None = None
+
+    def choose() -> int | None:
+        nonlocal chosen
+        chosen = read_newest(store, say)
+        return chosen.manifest.step if chosen else None
+
+    step = world.ask_speaker(choose)
     if step is None:
         return None
     loaded = chosen or read(store, step)

@@ -55,7 +55,7 @@ def test_one_mistake_is_one_line(tmp_path: Path) -> None:
 def test_a_missing_text_is_a_mistake_too(tmp_path: Path) -> None:
     done = train(tmp_path, f"data.path={tmp_path}/no.txt", f"data.cache_dir={tmp_path}/cache")
     assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr == f"error: data.path={tmp_path}/no.txt: there is no such file or bucket\n"
+    assert done.stderr == f"error: data.path={tmp_path}/no.txt: there is no such file or bucket: check the spelling\n"
 
 
 def test_cfg_job_prints_the_config_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
         ("model.dropout=1", ["model.dropout=1: must be less than 1"]),
         ("optimizer.lr=-0.1", ["optimizer.lr=-0.1: must be greater than 0"]),
         ("optimizer.lr=nan", ["optimizer.lr=nan: must be a finite number"]),
+        ("model.n_embd=100000000000000000000", ["model.n_embd=100000000000000000000: must be at most 2147483647"]),
+        ("world.timeout_seconds=1e300", ["world.timeout_seconds=1e+300: must be at most 2147483647"]),
+        ("seed=9223372036854775808", ["seed=9223372036854775808: must be at most 9223372036854775807"]),
+        ("train.threads=100000", ["train.threads=100000: must be less than or equal to 1024"]),
+        (
+            "batch.global_size=32000000",
+            [
+                "batch.global_size=32000000 / batch.micro_size=16 is 2000000 microbatches a step, more than 1000000: "
+                "lower batch.global_size or raise batch.micro_size"
+            ],
+        ),
         ("snapshot.keep=0", ["snapshot.keep=0: must be greater than or equal to 1"]),
         ("model.n_layer=abc", ["model.n_layer='abc': must be a valid integer"]),
         ("model.n_layer=1.5", ["model.n_layer=1.5: must be a valid integer"]),

@@ -114,13 +114,13 @@ def test_no_platform_gives_no_placement() -> None:
             {**SKYPILOT, "SKYPILOT_NODE_RANK": "2"},
             [
                 "SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES=2, SKYPILOT_NODE_RANK=2, and 2 "
-                "addresses in SKYPILOT_NODE_IPS"
+                "addresses in SKYPILOT_NODE_IPS: correct them, or unset SKYPILOT_NODE_IPS"
             ],
         ),
         (
             [],
             {"SKYPILOT_NODE_IPS": "10.0.0.1"},
-            ["SkyPilot's variables are broken: KeyError: 'SKYPILOT_NODE_RANK'"],
+            ["SKYPILOT_NODE_IPS is set in the environment, but not SKYPILOT_NODE_RANK: set both, or none"],
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_an_option_that_this_torch_does_not_know_is_left_out() -> None:
     # No node 1 ever comes, so that nothing starts; what counts is that torchrun has taken the rest.
     arguments = ["--nnodes=2", "--no-such-option=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1"]
     conf = "--rdzv-conf=is_host=false,read_timeout=1"
-    code, reason = agent.run([*arguments, conf, "-m", "mingpt.train"], 1, lambda: 0, said.append)
+    code, reason = agent.run([*arguments, conf, "-m", "mingpt.train"], 1, 60, lambda: 0, said.append)
     assert said == [f"torch {torch.__version__} has no --no-such-option=3: left out"]
     assert code == 70
     assert reason.startswith("no contact with the node that hosts the rendezvous")

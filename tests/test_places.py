@@ -1,17 +1,24 @@
 """What a store, a cache cleaner or a racing attempt can do to a start: each has its own clear end."""
 
+import errno
 import http.server
+import io
 import threading
 from pathlib import Path
 
+import botocore.exceptions
 import pytest
 
-from mingpt.config import Data
+from mingpt.config import Data, WorldConfig
 from mingpt.data.text import open_text
-from mingpt.errors import Mistake
+from mingpt.distributed import join
+from mingpt.errors import Mistake, Unavailable
+from mingpt.failures import explain
+from mingpt.lifetime import Phase
 from mingpt.metrics import MetricsLog, next_attempt
 from mingpt.snapshot.store import Store
 from mingpt.snapshots import find
+from mingpt.storage import place
 
 
 def test_a_web_server_that_says_no_is_a_mistake_that_names_data_path(tmp_path: Path) -> None:
@@ -54,3 +61,69 @@ def test_a_store_is_shown_without_its_secrets() -> None:
     assert Store("memory://user:password@runs/").url == "memory://***@runs"
     with pytest.raises(Mistake, match=r"^memory://\*\*\*@nowhere: no snapshot is there"):
         find("memory://user:password@nowhere")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), Mistake),
+        (OSError(errno.ELOOP, "Too many levels of symbolic links"), Mistake),
+        (PermissionError("403"), Mistake),
+        (botocore.exceptions.NoCredentialsError(), Mistake),
+        (botocore.exceptions.EndpointConnectionError(endpoint_url="http://user:password@host/x"), Unavailable),
+        (OSError(errno.EIO, "Input/output error"), Unavailable),
+        (ConnectionResetError("reset"), Unavailable),
+        (ValueError("a fault of ours"), ValueError),  # keeps its stack trace
+    ],
+)
+def test_what_a_store_fails_with_names_the_key_and_says_whether_to_try_again(error: Exception, kind: type) -> None:
+    # The key is the inner place's, which failed, not that of the place around it.
+    with pytest.raises(Exception) as caught, place("data.cache_dir", "/cache"), place("data.path", "s3://u:p@bucket"):  # noqa: PT011
+        raise error
+    assert type(caught.value) is kind
+    if kind is not ValueError:
+        assert str(caught.value).startswith("data.path=s3://***@bucket: ")
+        assert "password" not in str(caught.value)
+
+
+def test_a_disk_that_is_full_under_the_metrics_is_a_mistake(tmp_path: Path) -> None:
+    class Full(io.StringIO):
+        def write(self, line: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = MetricsLog(str(tmp_path), 1)
+    log.close()
+    log.file = Full()
+    with pytest.raises(Mistake, match=rf"^run\.dir={tmp_path}: the disk is full: free some space"):
+        log.write({"step": 1})
+
+
+def test_an_error_that_may_pass_ends_with_70_and_no_stack_trace() -> None:
+    failure = explain(Unavailable("data.path=x: down: try again"), Phase.STARTING)
+    assert (failure.code, failure.trace) == (70, False)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "two"},
+        {"WORLD_SIZE": "0"},
+        {"RANK": "2"},
+        {"RANK": "-1"},
+        {"MASTER_PORT": "99999"},
+        {"MASTER_PORT": ""},
+        {"LOCAL_RANK": "x"},
+    ],
+)
+def test_numbers_that_a_person_set_wrong_are_told_by_name(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    good = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_RANK": "0"}
+    for name, value in (good | variables).items():
+        monkeypatch.setenv(name, value)
+    [(name, value)] = variables.items()
+    with (
+        pytest.raises(Mistake, match=rf"^{name}={value} in the environment: set a number from \d+ to \d+"),
+        join(WorldConfig(device="cpu")),
+    ):
+        pass

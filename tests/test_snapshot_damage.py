@@ -1,6 +1,7 @@
 """A damaged snapshot is set aside, loudly, and the next older one is read."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -10,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from mingpt.errors import Mistake
 from mingpt.snapshot.format import Damaged, decode_manifest
 from mingpt.snapshot.reader import read, read_newest
 from mingpt.snapshot.store import Store
@@ -90,10 +92,26 @@ def manifest_is(content: bytes, says: str) -> Callable[[Path], str]:
     return damage
 
 
-def manifest_of_a_newer_format(folder: Path) -> str:
+def manifest_of_format(number: object) -> Callable[[Path], str]:
+    def damage(folder: Path) -> str:
+        path = folder / "manifest.json"
+        path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": number}))
+        return f"manifest.json has format {number!r}; this version of mingpt reads 1"
+
+    return damage
+
+
+def manifest_of_a_format_that_a_flipped_bit_makes(folder: Path) -> str:
     path = folder / "manifest.json"
-    path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 2}))
-    return "manifest.json has format 2; this version of mingpt reads 1"
+    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 3'))
+    return "manifest.json does not have its own checksum"
+
+
+def part_that_is_a_link_to_outside(folder: Path) -> str:
+    path = part(folder, "model")
+    path.rename(folder.parent / path.name)  # whole and right, but no longer in the snapshot's folder
+    path.symlink_to(folder.parent / path.name)
+    return f"{path.name} is a link that leads outside its folder"
 
 
 DAMAGES = {
@@ -109,7 +127,10 @@ DAMAGES = {
     "model part longer": longer,
     "manifest empty": manifest_is(b"", "manifest.json is not JSON: Expecting value: line 1 column 1 (char 0)"),
     "manifest no object": manifest_is(b"[]", "manifest.json is not a JSON object"),
-    "manifest of a newer format": manifest_of_a_newer_format,
+    "manifest of format 0": manifest_of_format(0),
+    "manifest of a format that is no number": manifest_of_format("2"),
+    "manifest of a format by a flipped bit": manifest_of_a_format_that_a_flipped_bit_makes,
+    "model part a link to outside": part_that_is_a_link_to_outside,
     "manifest of another step": of_another_step,
 }
 
@@ -133,6 +154,54 @@ def test_a_damaged_snapshot_is_set_aside_and_the_older_one_read(store: Store, da
     before[aside] = before.pop("manifest.json")
     assert {name: (folder / name).read_bytes() for name in files(folder)} == before
     assert store.steps() == [2, 1]
+
+
+def test_a_manifest_that_is_no_file_is_set_aside_without_reading_it(store: Store) -> None:
+    path = newest(store) / "manifest.json"
+    path.unlink()
+    os.mkfifo(path)  # whoever opens it waits for a writer
+    said: list[str] = []
+    assert (loaded := read_newest(store, said.append))
+    assert loaded.manifest.step == 2
+    assert "manifest.json is no file" in said[0]
+
+
+def test_a_part_that_is_a_folder_is_damage(store: Store) -> None:
+    path = part(newest(store), "model")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Damaged, match=f"^{path.name} is no file$"):
+        read(store, 3)
+
+
+def test_a_manifest_without_end_is_set_aside_without_taking_it_into_memory(store: Store) -> None:
+    os.truncate(newest(store) / "manifest.json", 2**40)
+    assert (loaded := read_newest(store, print))
+    assert loaded.manifest.step == 2
+
+
+def test_a_snapshots_folder_may_be_a_link(store: Store) -> None:
+    """Who moves a snapshot to a larger disk leaves one."""
+    folder = newest(store)
+    folder.rename(folder.parent.parent / "elsewhere")
+    folder.symlink_to(folder.parent.parent / "elsewhere")
+    assert read(store, 3).manifest.step == 3
+
+
+def test_a_snapshot_of_a_newer_format_is_a_mistake_and_stays(store: Store) -> None:
+    """To set it aside and go on from an older step would throw the newer program's work away."""
+    folder = newest(store)
+    path = folder / "manifest.json"
+    path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 2, "what else it has": [1]}))
+    before = files(folder)
+    with pytest.raises(Mistake) as mistake:
+        read_newest(store, print)
+    assert str(mistake.value) == (
+        f"snapshot.dir={store.url}: the snapshot of step 3 has format 2; this version of mingpt reads 1: use the newer "
+        f"version that wrote it, or another run.dir"
+    )
+    assert files(folder) == before
+    assert store.steps() == [3, 2, 1]
 
 
 def test_a_damaged_snapshot_is_set_aside_in_an_object_store_too() -> None:

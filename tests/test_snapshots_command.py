@@ -1,5 +1,6 @@
 """`python -m mingpt.snapshots` and `python -m mingpt.generate`: exit codes, and exactly what they print."""
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from mingpt.config import Model
 from mingpt.model import GPT, GPTConfig
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from snapshot_kit import PROVENANCE, save, state_of
+from snapshot_kit import PROVENANCE, save, signed, state_of
 
 Captured = pytest.CaptureFixture[str]
 
@@ -217,6 +218,33 @@ def test_generate_needs_no_good_optimizer_but_a_good_model(tmp_path: Path, capsy
         f"error: {tmp_path}/snapshots/step-000000001: {name} does not have the checksum that the manifest gives: "
         f"choose another with --step\n",
     )
+
+
+def test_a_snapshot_of_a_newer_format_is_a_mistake_for_every_command(tmp_path: Path, capsys: Captured) -> None:
+    train(tmp_path, 9)
+    train(tmp_path, 10)
+    path = tmp_path / "snapshots" / "step-000000010" / "manifest.json"
+    path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 2}))
+    for command in ("list", "verify", "digest"):
+        assert snapshots.main([command, str(tmp_path)]) == 64
+        assert "the snapshot of step 10 has format 2" in capsys.readouterr().err
+        assert snapshots.main([command, str(tmp_path), "--step", "9"]) == 0
+    assert generate.main([str(tmp_path)]) == 64
+    assert "use the newer version that wrote it" in capsys.readouterr().err
+    assert path.exists()
+
+
+def test_a_store_that_does_not_answer_is_told_in_one_line(
+    run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: object) -> None:
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr(Store, "_beginning_of_manifest", down)
+    for main, arguments in ((snapshots.main, ["list"]), (generate.main, [])):
+        assert main([*arguments, str(run)]) == 70
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: URL={run}/snapshots: nobody answers: try again")
 
 
 @pytest.mark.parametrize(

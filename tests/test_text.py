@@ -170,6 +170,13 @@ def test_tokens_without_their_description_are_built_anew(tmp_path: Path) -> None
     assert all_tokens(open_text(settings_for(tmp_path / "source.txt", tmp_path), 1)) == expected
 
 
+def test_a_damaged_description_is_a_mistake_that_names_the_file(tmp_path: Path) -> None:
+    about = opened("to be or not", tmp_path).train.path.with_suffix(".json")
+    about.write_text("{")
+    message = problem(settings_for(tmp_path / "source.txt", tmp_path))
+    assert message == f"data.cache_dir={tmp_path / 'cache'}: {about.name} is damaged: delete it"
+
+
 def test_a_failure_while_building_leaves_no_file_and_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -238,9 +245,9 @@ def problem(config: Data, block_size: int = 1) -> str:
 @pytest.mark.parametrize(
     ("content", "tokens", "expected"),
     [
-        (b"", "char", "the file is empty"),
-        (b"", "byte", "the file is empty"),
-        (b"aaaa", "char", "only one character, 'a', over and over: nothing to learn"),
+        (b"", "char", "the file is empty: name another"),
+        (b"", "byte", "the file is empty: name another"),
+        (b"aaaa", "char", "only one character, 'a', over and over: nothing to learn; name another text"),
         (b"abc\xffde", "char", "not UTF-8 at byte 3: convert the file, or use data.tokens=byte"),
         ("aé".encode()[:2], "char", "not UTF-8 at byte 1: convert the file, or use data.tokens=byte"),
     ],
@@ -255,7 +262,9 @@ def test_a_file_that_is_no_text_is_a_mistake_and_leaves_no_cache_entry(
 
 def test_a_missing_file_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "missing.txt"
-    assert problem(settings_for(path, tmp_path)) == f"data.path={path}: there is no such file or bucket"
+    assert problem(settings_for(path, tmp_path)) == (
+        f"data.path={path}: there is no such file or bucket: check the spelling"
+    )
     assert problem(settings_for("memory://no/such.txt", tmp_path)).startswith(
         "data.path=memory://no/such.txt: there is no"
     )
@@ -263,6 +272,19 @@ def test_a_missing_file_is_a_mistake(tmp_path: Path) -> None:
 
 def test_a_folder_is_a_mistake(tmp_path: Path) -> None:
     assert problem(settings_for(tmp_path, tmp_path)) == f"data.path={tmp_path}: a folder; name one text file"
+
+
+def test_a_pipe_is_a_mistake_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    config = settings_for(tmp_path / "pipe", tmp_path)
+    assert problem(config) == f"data.path={tmp_path / 'pipe'}: no regular file; name one text file"
+
+
+def test_a_share_for_validation_that_comes_to_nothing_is_a_mistake(tmp_path: Path) -> None:
+    path = written(tmp_path, "to be or not to be")
+    message = problem(settings_for(path, tmp_path, val_fraction=0.05))
+    assert message.startswith(f"data.val_fraction=0.05 of the 18 tokens of data.path={path} leaves nothing")
+    assert len(open_text(settings_for(path, tmp_path, val_fraction=0.12), 1).validation) == 1  # two tokens
 
 
 def test_an_unknown_scheme_is_a_mistake(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class Text:
 def _tokenize(raw: bytes, config: Data) -> tuple[NDArray[Any], Vocabulary]:
     shown = f"data.path={without_secrets(config.path)}"
     if not raw:
-        raise Mistake(f"{shown}: the file is empty")
+        raise Mistake(f"{shown}: the file is empty: name another")
     if config.tokens == "byte":
         return np.frombuffer(raw, dtype=np.uint8), Vocabulary("byte")
     try:
@@ -137,7 +137,9 @@ def _tokenize(raw: bytes, config: Data) -> tuple[NDArray[Any], Vocabulary]:
         raise Mistake(f"{shown}: not UTF-8 at byte {error.start}: convert the file, or use data.tokens=byte") from error
     points, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
     if len(points) < 2:
-        raise Mistake(f"{shown}: only one character, {chr(points[0])!r}, over and over: nothing to learn")
+        raise Mistake(
+            f"{shown}: only one character, {chr(points[0])!r}, over and over: nothing to learn; name another text"
+        )
     smallest = np.uint8 if len(points) <= 2**8 else np.uint16 if len(points) <= 2**16 else np.uint32
     return ids.reshape(-1).astype(smallest), Vocabulary("char", "".join(map(chr, points)))
 
@@ -165,6 +167,8 @@ def _cached(config: Data) -> tuple[Path, dict[str, Any]]:
         if fs.isdir(remote):
             raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         info = fs.info(remote)  # size, modification time, ETag: a changed file gets another name in the cache
+        if info["type"] == "other":  # a pipe or a device may never end
+            raise Mistake(f"data.path={without_secrets(config.path)}: no regular file; name one text file")
     source = [CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info]
     identity = json.dumps(source, sort_keys=True, default=str)
     folder = Path(config.cache_dir).expanduser()
@@ -187,7 +191,10 @@ def _cached(config: Data) -> tuple[Path, dict[str, Any]]:
                 f"another process of this node has been tokenizing data.path for {config.cache_timeout_seconds:.0f} s "
                 f"(lock {stem}.lock): if it is alive, raise data.cache_timeout_seconds"
             ) from None
-        return tokens, json.loads(about.read_text())
+        try:
+            return tokens, json.loads(about.read_text())
+        except ValueError as error:
+            raise Mistake(f"data.cache_dir={folder}: {about.name} is damaged: delete it") from error
 
 
 def open_text(config: Data, block_size: int) -> Text:
@@ -203,5 +210,10 @@ def open_text(config: Data, block_size: int) -> Text:
         raise Mistake(
             f"model.block_size={block_size} is longer than the data: data.path={without_secrets(config.path)} has "
             f"{border} training tokens, and a sample takes {block_size + 1}: lower model.block_size or take more text"
+        )
+    if config.val_fraction and about["tokens"] - border < 2:
+        raise Mistake(
+            f"data.val_fraction={config.val_fraction:g} of the {about['tokens']} tokens of "
+            f"data.path={without_secrets(config.path)} leaves nothing to validate on: raise it, or set it to 0"
         )
     return Text(train, validation, Vocabulary.from_json(about["vocabulary"]), about["sha256"])

@@ -35,6 +35,10 @@ class Damaged(Exception):
     """A snapshot that is not what its writer wrote, or not one at all; the message names the file."""
 
 
+class NewerFormat(Exception):
+    """A whole manifest that a newer version of this program wrote. To set it aside would throw that work away."""
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -158,19 +162,24 @@ def _no_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def decode_manifest(raw: bytes) -> Manifest:
-    """Raises Damaged unless the manifest is whole, consistent, and names nothing outside its own folder."""
+    """Raises Damaged unless the manifest is whole, consistent, and names nothing outside its own folder.
+
+    Raises NewerFormat if it is whole and of a format to come: every format has `format` and this `checksum`.
+    """
     try:
         fields = json.loads(raw, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{MANIFEST} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise Damaged(f"{MANIFEST} is not a JSON object")
-    if fields.get("format") != FORMAT:
-        raise Damaged(f"{MANIFEST} has format {fields.get('format')!r}; this version of mingpt reads {FORMAT}")
-    checksum = fields.pop("checksum", None)
+    checksum, version = fields.pop("checksum", None), fields.get("format")
     try:
         if checksum != sha256(_canonical(fields)).hexdigest() or raw != _canonical(fields | {"checksum": checksum}):
             raise Damaged(f"{MANIFEST} does not have its own checksum")
+        if type(version) is int and version > FORMAT:
+            raise NewerFormat(f"format {version}; this version of mingpt reads {FORMAT}")
+        if version != FORMAT:
+            raise Damaged(f"{MANIFEST} has format {version!r}; this version of mingpt reads {FORMAT}")
         manifest = Manifest.model_validate(fields)
     except (ValidationError, ValueError, RecursionError) as error:  # ValueError: lone surrogates, NaN
         raise Damaged(f"{MANIFEST} does not follow the format: {error}") from error

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mingpt.snapshot.format import Damaged, Kind, Manifest, decode_manifest, decode_part
+from mingpt.errors import Mistake
+from mingpt.snapshot.format import Damaged, Kind, Manifest, NewerFormat, decode_manifest, decode_part
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
@@ -19,12 +20,17 @@ class Loaded:
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
-    """Raises Damaged."""
+    """Raises Damaged, or Mistake if a newer version of this program wrote it."""
     with place(store.key, store.url):
         try:
             manifest = decode_manifest(store.read_manifest(step))
         except FileNotFoundError as error:
             raise Damaged("there is no manifest") from error
+        except NewerFormat as error:
+            raise Mistake(
+                f"{store.key}={store.url}: the snapshot of step {step} has {error}: use the newer version "
+                f"that wrote it, or another {'run.dir' if store.key == 'snapshot.dir' else store.key}"
+            ) from error
     if manifest.step != step:
         raise Damaged(f"the manifest is that of step {manifest.step}")
     return manifest

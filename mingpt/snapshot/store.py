@@ -56,6 +56,7 @@ class Store:
 
     def read_part(self, step: int, name: str, size: int) -> bytes:
         """A file of `size` bytes. Raises Damaged, before reading it, if it has another size."""
+        self._check_file(step, name)
         try:
             if (actual := self.size(step, name)) != size:
                 raise Damaged(f"{name} has {actual} bytes in place of {size}")
@@ -65,10 +66,27 @@ class Store:
             raise Damaged(f"{name} is missing") from error
 
     def read_manifest(self, step: int) -> bytes:
-        raw = self.fs.cat_file(f"{self.folder(step)}/{MANIFEST}", start=0, end=MANIFEST_LIMIT + 1)
+        raw = self._beginning_of_manifest(step)
         if len(raw) > MANIFEST_LIMIT:
             raise Damaged(f"{MANIFEST} is larger than {MANIFEST_LIMIT} bytes")
         return raw
+
+    def _beginning_of_manifest(self, step: int) -> bytes:
+        """However long it is, no more than one byte too many comes into memory."""
+        self._check_file(step, MANIFEST)
+        content: bytes = self.fs.cat_file(f"{self.folder(step)}/{MANIFEST}", start=0, end=MANIFEST_LIMIT + 1)
+        return content
+
+    def _check_file(self, step: int, name: str) -> None:
+        """Raise Damaged for what a local file system could have in place of a file of this folder."""
+        if not self.local:
+            return
+        folder = self.folder(step)
+        path = f"{folder}/{name}"
+        if Path(os.path.realpath(path)).parent != Path(os.path.realpath(folder)):
+            raise Damaged(f"{name} is a link that leads outside its folder")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise Damaged(f"{name} is no file")  # but a folder, or a pipe that would be waited for
 
     def write(self, step: int, name: str, content: bytes) -> None:
         """Write a file so that it is there whole or not at all. On an object store a put is just that."""
@@ -97,9 +115,12 @@ class Store:
 
     def set_aside(self, step: int) -> str:
         """Un-commit a damaged snapshot without deleting anything: rename its manifest. Returns the new name."""
-        source = f"{self.folder(step)}/{MANIFEST}"
-        name = f"set-aside-{sha256(self.fs.cat_file(source)).hexdigest()[:8]}-{MANIFEST}"
-        self.fs.mv(source, f"{self.folder(step)}/{name}")
+        try:
+            content = self._beginning_of_manifest(step)
+        except Damaged:
+            content = b""
+        name = f"set-aside-{sha256(content).hexdigest()[:8]}-{MANIFEST}"
+        self.fs.mv(f"{self.folder(step)}/{MANIFEST}", f"{self.folder(step)}/{name}")
         return name
 
     def delete(self, step: int) -> None:

@@ -82,7 +82,7 @@ class SnapshotWriter:
                     # looks to each node as if all went well.
                     if (size := self._size(step, name)) != part.size:
                         found = "is not there" if size is None else f"has {size} bytes in place of {part.size}"
-                        raise OSError(
+                        raise SnapshotFailed(
                             f"{name} {found} after it was written; with several nodes, {self.store.key} must be "
                             f"a place that all of them share"
                         )
