@@ -147,6 +147,12 @@ class Snapshot(Section):
     """Seconds between two snapshots; 0: none by time."""
     keep: int = Field(default=3, ge=1)
     """How many of the newest snapshots are kept."""
+    asynchronous: bool = True
+    """Write while training goes on, one at a time: what falls due meanwhile is left out, and the log says so."""
+    retry_seconds: float = Field(default=60, ge=0)
+    """For how long a write that fails is tried again, with growing pauses."""
+    max_failures: int = Field(default=3, ge=1)
+    """The run goes on without snapshots, and says so, until this many in a row have failed."""
 
 
 class Launch(Section):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -56,6 +56,7 @@ class World:
     local_rank: int
     device: torch.device
     backend: str
+    group: dist.ProcessGroup | None = None  # for messages; None: the group of all
 
     @property
     def speaks(self) -> bool:
@@ -67,6 +68,13 @@ class World:
         """Where tensors must lie to be sent: gloo exchanges CPU memory only."""
         return torch.device("cpu") if self.backend == "gloo" else self.device
 
+    def beside(self, limit_seconds: float) -> "World":
+        """The same processes with a group of their own, for a thread whose messages must not wait for training's."""
+        if self.size == 1:
+            return self
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_seconds))
+        return replace(self, group=group)
+
     def share(self, count: int) -> range:
         """This process's contiguous share of `count` items."""
         return share(self.rank, self.size, count)
@@ -77,12 +85,12 @@ class World:
             return [value]
         raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = torch.empty(self.size, dtype=torch.int64)
-        all_gather(sizes, torch.tensor([raw.numel()]))
+        all_gather(sizes, torch.tensor([raw.numel()]), group=self.group)
         longest = int(sizes.max())
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: raw.numel()] = raw
         everything = torch.empty(self.size * longest, dtype=torch.uint8)
-        all_gather(everything, padded)
+        all_gather(everything, padded, group=self.group)
         rows = everything.view(self.size, longest)
         return [json.loads(bytes(row[:n].tolist())) for row, n in zip(rows, sizes.tolist(), strict=True)]
 

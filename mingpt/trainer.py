@@ -5,9 +5,7 @@ that starts at any step with any number of processes computes what an undisturbe
 """
 
 import math
-import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from typing import Any
@@ -15,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from mingpt.batches import BatchPlan, Share, derive
 from mingpt.config import Config, without_secrets
-from mingpt.data.text import Pieces, Text, Windows
+from mingpt.data.loader import load
+from mingpt.data.text import Pieces, Text
 from mingpt.distributed import World
 from mingpt.errors import FINISHED, STOPPED, Mistake
-from mingpt.lifetime import Lifetime, Phase, children_ignore_signals, end_with_parent
+from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, console_line, next_attempt, say, segment_is_visible
 from mingpt.model import GPT, GPTConfig
 from mingpt.numerics import differences, fingerprint, pin
@@ -34,7 +32,7 @@ from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.tally import HostView, TallyExchange
 
-STOP, SNAPSHOT = range(2)  # the wishes that travel with each step
+STOP, SNAPSHOT, BUSY, BROKEN = range(4)  # what travels with each step: two wishes, and how the snapshots do
 
 
 def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
@@ -79,7 +77,15 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
             return FINISHED
     attempt = world.ask_speaker(lambda: next_attempt(config.run.dir))
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    history.append({"attempt": attempt, "from_step": start, "world_size": world.size, "at": now, "numerics": numerics})
+    this_attempt = {
+        "attempt": attempt,
+        "from_step": start,
+        "world_size": world.size,
+        "at": now,
+        "numerics": numerics,
+        "conditional_puts": world.ask_speaker(lambda: store.conditional_puts),
+    }
+    history.append(this_attempt)
 
     lifetime.mark("load")
     if config.train.compile:
@@ -89,13 +95,20 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
     reduction: Reduction = (
         ExactReduction(ddp, plan.microbatches, world) if config.reduce == "exact" else FastReduction(ddp)
     )
-    tallies, host_view = TallyExchange(world, plan.microbatches, wishes=2), HostView()
+    tallies, host_view = TallyExchange(world, plan.microbatches, wishes=4), HostView()
     autocast = _autocast(config, world.device)
-    microbatches = _loader(config, text.train, Share(plan, mine, start, config.train.max_steps), world)
+    work = Share(plan, mine, start, config.train.max_steps)
+    microbatches = load(text.train, work, config.data.workers, config.world.timeout_seconds, world.device)
     validation = Pieces(text.validation, plan.micro_size)
+
+    def committed(step: int, digest: str, seconds: float) -> None:
+        assert metrics
+        metrics.flush()
+        say(f"step {step}: snapshot {digest[:16]} in {seconds:.2f} s")
+
     snapshots = SnapshotWriter(
         store,
-        world,
+        world.beside(config.world.timeout_seconds),
         config.snapshot.keep,
         provenance={
             "run": config.run.name,
@@ -105,6 +118,8 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
             "history": history,
         },
         say=say,
+        committed=committed,
+        retry_seconds=config.snapshot.retry_seconds,
     )
     metrics: MetricsLog | None = None
 
@@ -143,12 +158,14 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
                 tokens.append(count)
                 if last:
                     time_wish = 0 < config.snapshot.every_seconds <= time.monotonic() - last_snapshot
-                    tallies.start(losses, tokens, (lifetime.stop, time_wish))
+                    broken = snapshots.failures >= config.snapshot.max_failures
+                    tallies.start(losses, tokens, (lifetime.stop, time_wish, snapshots.busy, broken))
                 update.scaled(loss).backward()
             if not last:
                 reduction.push(microbatch)
         reduction.finish()
         tally = tallies.finish()
+        snapshots.before_update()
         norm = update(step, tally.tokens.to(world.device))
 
         done = step + 1
@@ -184,15 +201,22 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
                 metrics.write({"step": done, "val_loss": val_loss})
                 say(f"step {done}: validation loss {val_loss:.4f} (best {best_val_loss.item():.4f})")
             last_log += time.monotonic() - began  # the next line's speed is that of training
-        by_steps = config.snapshot.every_steps and done % config.snapshot.every_steps == 0
+        if wished[BROKEN] > 0:
+            snapshots.wait()  # raises what went wrong with the last one
+        by_steps = config.snapshot.every_steps > 0 and done % config.snapshot.every_steps == 0
         if by_steps or final or stopping or wished[SNAPSHOT] > 0:
             began = time.monotonic()
-            digest = snapshots.save(done, state())
-            if metrics:
-                metrics.flush()
-                say(f"step {done}: snapshot {digest[:16]} in {time.monotonic() - began:.2f} s")
-            last_snapshot = time.monotonic()
-            last_log += last_snapshot - began
+            # On CUDA the tally is that of the step before: it can't know of a snapshot started after that.
+            busy = wished[BUSY] > 0 or (world.device.type == "cuda" and snapshots.step == done - 1)
+            if final or stopping or not config.snapshot.asynchronous:
+                digest = snapshots.save(done, state())
+            elif not busy:
+                snapshots.start(done, state())
+            elif by_steps and world.speaks:
+                say(f"step {done}: no snapshot, that of step {snapshots.step} is still being written")
+            if snapshots.step == done:
+                last_snapshot = time.monotonic()
+            last_log += time.monotonic() - began
         if stopping and not final:
             break
     if metrics:
@@ -222,35 +246,6 @@ def _autocast(config: Config, device: torch.device) -> Any:
     if config.precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
-
-
-def _begin_loader(_worker: int) -> None:
-    """A loader process does not outlive its trainer."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    assert parent.pid is not None
-    end_with_parent(parent.pid)
-
-
-def _loader(config: Config, windows: Windows, work: Share, world: World) -> Iterator[Sequence[Tensor]]:
-    """This process's microbatches, one after the other from the first step to the last."""
-    workers = config.data.workers
-    loader = DataLoader(
-        windows,
-        batch_size=None,  # each item of the sampler is a whole microbatch
-        sampler=work,
-        num_workers=workers,
-        pin_memory=world.device.type == "cuda",
-        # spawned, since fsspec's threads do not survive a fork
-        multiprocessing_context="spawn" if workers else None,
-        worker_init_fn=_begin_loader if workers else None,
-        timeout=config.world.timeout_seconds if workers else 0,
-        generator=torch.Generator(),  # else torch draws the workers' seeds from the global generator
-    )
-    # A signal goes to the whole process group: loader processes that died of it would turn a stop into a crash
-    # (lightning#20542).
-    with children_ignore_signals() if workers else nullcontext():
-        return iter(loader)
 
 
 def _newest_for_all(store: Store, world: World) -> Loaded | None:

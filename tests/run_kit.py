@@ -33,6 +33,7 @@ TINY = (
     "snapshot.every_steps=4",
     "snapshot.every_seconds=0",
     "snapshot.keep=10",
+    "snapshot.asynchronous=false",
 )
 
 

@@ -7,6 +7,9 @@ can only write the same bytes under one name.
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
@@ -25,6 +28,18 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _create_from(temporary: Path, target: Path) -> None:
+    """Give a whole file its name at once, unless that exists (FileExistsError)."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: two writers in one instant may both succeed
+        if target.exists():
+            raise FileExistsError(str(target)) from None
+        temporary.replace(target)
 
 
 class Store:
@@ -91,27 +106,66 @@ class Store:
     def write(self, step: int, name: str, content: bytes) -> None:
         """Write a file so that it is there whole or not at all. On an object store a put is just that."""
         target = f"{self.folder(step)}/{name}"
-        if not self.local:
+        if self.local:
+            with self._temporary(target, content) as temporary:
+                temporary.replace(target)
+            _sync_folder(Path(target).parent)
+        else:
             self.fs.pipe_file(target, content)
-            return
+
+    def commit(self, step: int, manifest: bytes) -> bool:
+        """The last write of a snapshot; all its parts must be there. The first one to commit a step has the word.
+
+        False: another writer's manifest is there already, and stays. So an attempt that wakes up late (a preempted node
+        that was still uploading) replaces nothing. A store without conditional puts can't promise that.
+        """
+        target = f"{self.folder(step)}/{MANIFEST}"
+        try:
+            if self.local:
+                with self._temporary(target, manifest) as temporary:
+                    _create_from(temporary, Path(target))
+                _sync_folder(Path(target).parent)
+                _sync_folder(Path(self.root))  # the step's folder itself
+            elif self.conditional_puts:
+                self.fs.pipe_file(target, manifest, mode="create")
+            else:
+                self.fs.pipe_file(target, manifest)
+        except FileExistsError:
+            return False
+        return True
+
+    @cached_property
+    def conditional_puts(self) -> bool:
+        """Whether this store refuses to create what exists. Tried, since clients take the option and some ignore it."""
+        if self.local:
+            return True
+        probe = f"{self.root}/.probe-{uuid4().hex}"
+        with place(self.key, self.url):
+            self.fs.pipe_file(probe, b"1")
+            try:
+                self.fs.pipe_file(probe, b"2", mode="create")
+                return False
+            except FileExistsError:
+                return True
+            except (TypeError, ValueError, NotImplementedError):  # a client without the option
+                return False
+            finally:
+                self.fs.rm_file(probe)
+
+    @contextmanager
+    def _temporary(self, target: str, content: bytes) -> Iterator[Path]:
+        """A synced file beside the target, gone afterwards."""
         path = Path(target)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{name}.{uuid4().hex}.tmp")
+        temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
         try:
             with temporary.open("xb") as f:
                 f.write(content)
                 f.flush()
                 os.fsync(f.fileno())
-            temporary.replace(path)
+            yield temporary
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
-
-    def commit(self, step: int, manifest: bytes) -> None:
-        """The last write of a snapshot; all its parts must be there."""
-        self.write(step, MANIFEST, manifest)
-        if self.local:
-            _sync_folder(Path(self.root))  # the step's folder itself
 
     def set_aside(self, step: int) -> str:
         """Un-commit a damaged snapshot without deleting anything: rename its manifest. Returns the new name."""

@@ -1,14 +1,26 @@
-"""Writing snapshots: the parts are shared out among the processes, the manifest comes last."""
+"""Writing snapshots beside the training: a copy at the step's boundary, the rest in a thread of its own.
 
+Each process copies, writes and hashes its share of the parts; when all have reported, one of them writes the manifest.
+Their reports travel over a group of their own, so that no collective of the training ever waits for a store.
+"""
+
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from mingpt.distributed import World
 from mingpt.errors import Mistake
 from mingpt.snapshot.format import (
     FORMAT,
+    Damaged,
     Manifest,
+    Part,
     PartInfo,
     State,
     TensorInfo,
@@ -17,19 +29,28 @@ from mingpt.snapshot.format import (
     encode_part,
     lay_out,
 )
+from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
+
+T = TypeVar("T")
+FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
 
 
 class SnapshotFailed(Exception):
     """The store failed in a way that may pass."""
 
 
+Copies = list[tuple[Part, dict[str, Tensor]]]  # this process's parts, each with its tensors in CPU memory
+
+
 @dataclass
 class SnapshotWriter:
     """Writes the snapshots of one attempt and keeps the newest `keep`.
 
-    `provenance` is what the manifest says beside the state: run, vocabulary, config, fingerprint, history.
+    world: the processes, with a group that nothing else uses. provenance: what the manifest says beside the state: run,
+    vocabulary, config, fingerprint, history. committed(step, digest, seconds): called in the process that speaks, from
+    the writer's thread. retry_seconds: for how long a write that fails is tried again.
     """
 
     store: Store
@@ -37,34 +58,106 @@ class SnapshotWriter:
     keep: int
     provenance: Mapping[str, Any]
     say: Callable[[str], None]
+    committed: Callable[[int, str, float], None] = lambda step, digest, seconds: None
+    retry_seconds: float = 0
+    step: int | None = None  # of the snapshot that was started last
+    failures: int = 0  # in a row; equal in all processes, but not known to all at the same moment
+    _job: "Future[str] | None" = None
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "snapshot"))
+    _buffers: dict[str, Tensor] = field(default_factory=dict)
+    _copied: "torch.cuda.Event | None" = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a snapshot is in flight."""
+        return self._job is not None and not self._job.done()
 
     def save(self, step: int, state: State) -> str:
-        """Save the state as step `step`; returns the digest. Called by all processes; returns after the commit.
+        """Save the state as step `step` and wait for it; returns the digest. Called by all processes.
 
         If one process can't write, all raise: Mistake if the user must act (no space, no permission), else
         SnapshotFailed.
         """
-        report = self._write_my_parts(step, state)
-        reports = self.world.gather(report)
-        self._raise_first(reports)
-        digest = self.world.from_speaker(self._commit(step, reports) if self.world.speaks else None)
-        self._raise_first([digest])
-        return str(digest["digest"])
+        if self._job is not None:
+            self._job.exception()  # one at a time; what became of that one has been said
+        self.start(step, state, shout=False)
+        return self.wait()
 
-    def _write_my_parts(self, step: int, state: State) -> dict[str, Any]:
-        """Write this process's share of the parts; what it wrote, or what went wrong, as JSON for the others."""
-        parts = lay_out(state)
+    def start(self, step: int, state: State, shout: bool = True) -> None:
+        """Save the state as step `step` in the background. Called by all processes, when none of them is busy.
+
+        shout: say it at once when it fails.
+        """
+        assert not self.busy
+        self.step = step
+        copies = self._copy_my_share(state)
+        self._job = self._pool.submit(self._write, step, copies, time.monotonic(), shout)
+
+    def wait(self) -> str:
+        """The digest of the snapshot in flight, or what went wrong with it, as `save` tells it."""
+        assert self._job is not None
+        return self._job.result()
+
+    def before_update(self) -> None:
+        """Call before the state changes: a copy from the device may still be under way. Does not stop the host."""
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+
+    def _copy_my_share(self, state: State) -> Copies:
+        """Copy into buffers that stay for the next time: page faults of fresh memory cost more than the copy itself."""
         twice = state["model"].keys() & state["optimizer"].keys()
         if twice:
             raise ValueError(f"both kinds of state have a tensor named {', '.join(sorted(twice))}")
+        parts = lay_out(state)
+        copies: Copies = []
+        on_device = any(t.is_cuda for tensors in state.values() for t in tensors.values())
+        stream = torch.cuda.Stream() if on_device else None
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # None: the current one
+            for i in self.world.share(len(parts)):
+                part = parts[i]
+                copies.append((part, {n: self._copy(n, state[part.kind][n]) for n in part.names}))
+        if stream is not None:
+            self._copied = torch.cuda.Event()
+            self._copied.record(stream)
+        return copies
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[name] = buffer
+        return buffer.copy_(tensor.detach(), non_blocking=True)
+
+    def _write(self, step: int, copies: Copies, began: float, shout: bool) -> str:
+        """The writer's thread. Every process comes to the same result."""
+        try:
+            if self._copied is not None:
+                self._copied.synchronize()
+            reports = self.world.gather(self._write_my_parts(step, copies))
+            self._raise_first(reports)
+            answer = self.world.from_speaker(self._commit(step, reports) if self.world.speaks else None)
+            self._raise_first([answer])
+        except (Mistake, SnapshotFailed) as error:
+            self.failures += 1
+            if shout and self.world.speaks:
+                self.say(f"SNAPSHOT FAILED ({self.failures} in a row): {error}. The run goes on.")
+            raise
+        self.failures = 0
+        if self.world.speaks:
+            self.committed(step, answer["digest"], time.monotonic() - began)
+        return str(answer["digest"])
+
+    def _write_my_parts(self, step: int, copies: Copies) -> dict[str, Any]:
+        """Write this process's share of the parts; what it wrote, or what went wrong, as JSON for the others."""
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
         try:
-            with place(self.store.key, self.store.url):
-                for i in self.world.share(len(parts)):
-                    name, raw, part, tensors = encode_part(parts[i], state[parts[i].kind])
-                    self.store.write(step, name, raw)
-                    written["parts"][name] = part.model_dump()
-                    written["tensors"] |= {n: t.model_dump() for n, t in tensors.items()}
+            for plan, tensors in copies:
+                name, raw, part, infos = encode_part(plan, tensors)
+                self._patiently(partial(self.store.write, step, name, raw))
+                written["parts"][name] = part.model_dump()
+                written["tensors"] |= {n: t.model_dump() for n, t in infos.items()}
         except Exception as error:  # whatever it is, the others must hear of it instead of waiting for this process
             return self._failure(f"the snapshot of step {step} could not be written", error)
         return written
@@ -75,23 +168,58 @@ class SnapshotWriter:
         manifest = Manifest(
             format=FORMAT, step=step, digest=digest_of(tensors), parts=parts, tensors=tensors, **self.provenance
         )
+
+        def commit() -> None:
+            for name, part in parts.items():
+                # A store may drop bytes without a word (pytorch#183878), and a folder that the nodes don't share looks
+                # to each node as if all went well.
+                if (size := self._size(step, name)) != part.size:
+                    found = "is not there" if size is None else f"has {size} bytes in place of {part.size}"
+                    raise SnapshotFailed(
+                        f"{name} {found} after it was written; with several nodes, {self.store.key} must be "
+                        f"a place that all of them share"
+                    )
+            if not self.store.commit(step, encode_manifest(manifest)):
+                self._accept(step, manifest)
+            for old in self.store.steps()[self.keep :]:
+                self.store.delete(old)
+
         try:
-            with place(self.store.key, self.store.url):
-                for name, part in parts.items():
-                    # A store may drop bytes without a word (pytorch#183878), and a folder that the nodes don't share
-                    # looks to each node as if all went well.
-                    if (size := self._size(step, name)) != part.size:
-                        found = "is not there" if size is None else f"has {size} bytes in place of {part.size}"
-                        raise SnapshotFailed(
-                            f"{name} {found} after it was written; with several nodes, {self.store.key} must be "
-                            f"a place that all of them share"
-                        )
-                self.store.commit(step, encode_manifest(manifest))
-                for old in self.store.steps()[self.keep :]:
-                    self.store.delete(old)
+            self._patiently(commit)
         except Exception as error:
             return self._failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
         return {"digest": manifest.digest}
+
+    def _accept(self, step: int, ours: Manifest) -> None:
+        """Another attempt has committed this step before us: leave it, unless it is damaged."""
+        try:
+            theirs = read_manifest(self.store, step)
+        except Damaged:
+            self.store.set_aside(step)
+            if not self.store.commit(step, encode_manifest(ours)):
+                raise SnapshotFailed("another attempt writes the same step at the same time") from None
+        else:
+            if theirs.digest != ours.digest:
+                self.say(
+                    f"step {step} of {self.store.url} is there already, from another attempt and with another digest "
+                    f"({theirs.digest[:16]}): it stays"
+                )
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        """Do it, again and again while the store fails in a way that may pass, with growing pauses."""
+        deadline, pause = time.monotonic() + self.retry_seconds, FIRST_RETRY_SECONDS
+        while True:
+            try:
+                with place(self.store.key, self.store.url):
+                    return act()
+            except Mistake:
+                raise
+            except Exception as error:
+                if time.monotonic() + pause > deadline:
+                    raise
+                self.say(f"{error}: next try in {pause:g} s")
+            time.sleep(pause)
+            pause *= 2
 
     def _size(self, step: int, name: str) -> int | None:
         try:
