@@ -111,6 +111,15 @@ class World:
             raise Mistake(*answer["problems"])
         return answer["value"]
 
+    def hand_on(self, raw: bytes | None, source: int, size: int) -> bytes:
+        """In every process, the `size` bytes that process `source` gives."""
+        if raw is not None and self.size == 1:
+            return raw
+        given = raw is not None and self.rank == source
+        buffer = torch.frombuffer(bytearray(raw or b""), dtype=torch.uint8) if given else torch.empty(size).byte()
+        dist.broadcast(buffer, src=source, group=self.group)
+        return buffer.numpy().tobytes()
+
     def agree(self, what: str, value: str) -> None:
         """Raise Mistake in every process unless all of them have the same value."""
         values = self.gather(value)

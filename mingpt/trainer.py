@@ -27,7 +27,8 @@ from mingpt.numerics import differences, fingerprint, pin
 from mingpt.optim import Update
 from mingpt.reduction import ExactReduction, FastReduction, Reduction, tree_sum_of
 from mingpt.snapshot.format import State
-from mingpt.snapshot.reader import Loaded, read, read_newest
+from mingpt.snapshot.reader import Loaded
+from mingpt.snapshot.restore import restore
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.tally import HostView, TallyExchange
@@ -62,7 +63,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
     if mixed and world.speaks:
         say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
     start, history = 0, list[dict[str, Any]]()
-    if loaded := _newest_for_all(store, world):
+    if loaded := restore(store, None, world, say):
         _check_fits(loaded, config, text, model)
         start, history = loaded.manifest.step, loaded.manifest.history
         model.load_state_dict(loaded.state["model"])
@@ -246,23 +247,6 @@ def _autocast(config: Config, device: torch.device) -> Any:
     if config.precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
-
-
-def _newest_for_all(store: Store, world: World) -> Loaded | None:
-    """The newest good snapshot: one process chooses the step, all read it and agree on its digest."""
-    chosen: Loaded | None = None
-
-    def choose() -> int | None:
-        nonlocal chosen
-        chosen = read_newest(store, say)
-        return chosen.manifest.step if chosen else None
-
-    step = world.ask_speaker(choose)
-    if step is None:
-        return None
-    loaded = chosen or read(store, step)
-    world.agree(f"contents in {store.url}", f"step {step}, digest {loaded.manifest.digest}")
-    return loaded
 
 
 def _check_fits(loaded: Loaded, config: Config, text: Text, model: GPT) -> None:

@@ -1,7 +1,7 @@
 """What the tests of snapshots share: small states, a writer alone in its world, manifests that an attacker signed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from mingpt.distributed import World
 from mingpt.snapshot.format import Kind, State
+from mingpt.snapshot.reader import Loaded
+from mingpt.snapshot.restore import restore
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 
@@ -37,6 +39,10 @@ def save(
     store: Store, step: int, state: State | None = None, keep: int = 9, provenance: Mapping[str, Any] = PROVENANCE
 ) -> str:
     return SnapshotWriter(store, ALONE, keep, provenance, say=print).save(step, state or state_of(step))
+
+
+def read_newest(store: Store, say: Callable[[str], None]) -> Loaded | None:
+    return restore(store, None, ALONE, say)
 
 
 def files(folder: Path) -> list[str]:

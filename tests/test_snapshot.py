@@ -18,10 +18,10 @@ from mingpt.errors import Mistake
 from mingpt.snapshot import format as snapshot_format
 from mingpt.snapshot import writer
 from mingpt.snapshot.format import DTYPES, Damaged, Kind, Manifest, Part, PartInfo, State, TensorInfo, lay_out
-from mingpt.snapshot.reader import read, read_newest
+from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotFailed
-from snapshot_kit import PROVENANCE, canonical, equal, files, raw, save, state_of
+from snapshot_kit import PROVENANCE, canonical, equal, files, raw, read_newest, save, state_of
 
 
 def bytes_of(sizes: dict[str, int]) -> dict[str, Tensor]:

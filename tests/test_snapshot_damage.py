@@ -13,9 +13,9 @@ import pytest
 
 from mingpt.errors import Mistake
 from mingpt.snapshot.format import Damaged, decode_manifest
-from mingpt.snapshot.reader import read, read_newest
+from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from snapshot_kit import equal, files, save, signed, state_of
+from snapshot_kit import equal, files, read_newest, save, signed, state_of
 
 
 @pytest.fixture

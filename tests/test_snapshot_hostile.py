@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mingpt.snapshot.format import Damaged, decode_manifest
-from mingpt.snapshot.reader import read, read_newest
+from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from snapshot_kit import digest_of, save, signed
+from snapshot_kit import digest_of, read_newest, save, signed
 
 
 @pytest.fixture

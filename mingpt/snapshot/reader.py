@@ -1,6 +1,5 @@
-"""Reading snapshots: everything verified, the newest good one chosen, the damaged ones set aside."""
+"""Reading one snapshot: everything in it is verified while it is read."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -47,17 +46,3 @@ def read(store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer
                     raw = store.read_part(step, name, manifest.parts[name].size)
                     state[kind] |= decode_part(manifest, name, raw)
     return Loaded(manifest, state)
-
-
-def read_newest(store: Store, say: Callable[[str], None]) -> Loaded | None:
-    """The newest snapshot that is good. A damaged one is set aside, loudly, and the next older one tried."""
-    for step in store.steps():
-        try:
-            return read(store, step)
-        except Damaged as damage:
-            name = store.set_aside(step)
-            say(
-                f"DAMAGED SNAPSHOT of step {step} in {store.url}: {damage}. Set aside (its manifest is now {name}); "
-                f"trying the next older one."
-            )
-    return None
