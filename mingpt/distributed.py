@@ -75,6 +75,22 @@ class World:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_seconds))
         return replace(self, group=group)
 
+    def on_node(self, identity: str, limit_seconds: float) -> "World":
+        """The processes that have the same identity as this one, with a group of their own, as `beside`."""
+        identities = self.gather(identity)
+        mine = self
+        for node in sorted(set(identities)):
+            ranks = [rank for rank, other in enumerate(identities) if other == node]
+            # Every process takes part in making every group.
+            group = (
+                dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=limit_seconds))
+                if self.size > 1
+                else None
+            )
+            if node == identity:
+                mine = replace(self, rank=ranks.index(self.rank), size=len(ranks), group=group)
+        return mine
+
     def share(self, count: int) -> range:
         """This process's contiguous share of `count` items."""
         return share(self.rank, self.size, count)
@@ -129,7 +145,7 @@ class World:
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
 
 def _device(config: WorldConfig, local_rank: int) -> torch.device:

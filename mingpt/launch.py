@@ -65,14 +65,14 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def newest_step(config: Config) -> int:
-    """The step of the newest snapshot; 0 if there is none, or if the store does not tell in time."""
-    from mingpt.snapshot.store import Store
+    """The step of the newest snapshot in either tier; 0 if there is none, or if the store does not tell in time."""
+    from mingpt.snapshot.tiers import newest
 
     found = [0]
 
     def look() -> None:
         with suppress(Exception):  # the workers meet the same problem, and tell it
-            found.extend(Store(config.snapshot.dir).steps())
+            found.append(newest(config))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

@@ -28,12 +28,8 @@ from mingpt.optim import Update
 from mingpt.reduction import ExactReduction, FastReduction, Reduction, tree_sum_of
 from mingpt.snapshot.format import State
 from mingpt.snapshot.reader import Loaded
-from mingpt.snapshot.restore import restore
-from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.snapshot.tiers import FLAGS, Snapshots
 from mingpt.tally import HostView, TallyExchange
-
-STOP, SNAPSHOT, BUSY, BROKEN = range(4)  # what travels with each step: two wishes, and how the snapshots do
 
 
 def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
@@ -57,20 +53,21 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
     def state() -> State:
         return {"model": model.state_dict(), "optimizer": update.state() | {"best_val_loss": best_val_loss}}
 
-    store = Store(config.snapshot.dir)
+    state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
+    snapshots = Snapshots(config, world, state_bytes, say)
     numerics = fingerprint(config, world.device, text.sha256)
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
     if mixed and world.speaks:
         say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
     start, history = 0, list[dict[str, Any]]()
-    if loaded := restore(store, None, world, say):
+    if loaded := snapshots.restore():
         _check_fits(loaded, config, text, model)
         start, history = loaded.manifest.step, loaded.manifest.history
         model.load_state_dict(loaded.state["model"])
         update.load(loaded.state["optimizer"])
         best_val_loss.copy_(loaded.state["optimizer"]["best_val_loss"])
         if world.speaks:
-            say(f"resumed from step {start} of {store.url} (digest {loaded.manifest.digest})")
+            say(f"resumed from step {start} of {loaded.url} (digest {loaded.manifest.digest})")
             _say_differences(loaded, config, numerics)
         if start >= config.train.max_steps:
             if world.speaks:
@@ -84,7 +81,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
         "world_size": world.size,
         "at": now,
         "numerics": numerics,
-        "conditional_puts": world.ask_speaker(lambda: store.conditional_puts),
+        "conditional_puts": world.ask_speaker(lambda: snapshots.store.conditional_puts),
     }
     history.append(this_attempt)
 
@@ -96,7 +93,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
     reduction: Reduction = (
         ExactReduction(ddp, plan.microbatches, world) if config.reduce == "exact" else FastReduction(ddp)
     )
-    tallies, host_view = TallyExchange(world, plan.microbatches, wishes=4), HostView()
+    tallies, host_view = TallyExchange(world, plan.microbatches, wishes=1 + len(FLAGS)), HostView()
     autocast = _autocast(config, world.device)
     work = Share(plan, mine, start, config.train.max_steps)
     microbatches = load(text.train, work, config.data.workers, config.world.timeout_seconds, world.device)
@@ -107,21 +104,14 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
         metrics.flush()
         say(f"step {step}: snapshot {digest[:16]} in {seconds:.2f} s")
 
-    snapshots = SnapshotWriter(
-        store,
-        world.beside(config.world.timeout_seconds),
-        config.snapshot.keep,
-        provenance={
-            "run": config.run.name,
-            "vocabulary": text.vocabulary.to_json(),
-            "config": without_secrets(config.model_dump()),
-            "fingerprint": numerics,
-            "history": history,
-        },
-        say=say,
-        committed=committed,
-        retry_seconds=config.snapshot.retry_seconds,
-    )
+    provenance = {
+        "run": config.run.name,
+        "vocabulary": text.vocabulary.to_json(),
+        "config": without_secrets(config.model_dump()),
+        "fingerprint": numerics,
+        "history": history,
+    }
+    snapshots.begin(provenance, committed)
     metrics: MetricsLog | None = None
 
     def open_metrics() -> None:
@@ -142,7 +132,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
             f"{config.model.block_size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters"
         )
 
-    last_snapshot = last_log = time.monotonic()
+    last_log = time.monotonic()
     last_logged, stopping = start, False
     for step in range(start, config.train.max_steps):
         model.train()
@@ -158,9 +148,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
                 losses.append(loss)
                 tokens.append(count)
                 if last:
-                    time_wish = 0 < config.snapshot.every_seconds <= time.monotonic() - last_snapshot
-                    broken = snapshots.failures >= config.snapshot.max_failures
-                    tallies.start(losses, tokens, (lifetime.stop, time_wish, snapshots.busy, broken))
+                    tallies.start(losses, tokens, (lifetime.stop, *snapshots.flags()))
                 update.scaled(loss).backward()
             if not last:
                 reduction.push(microbatch)
@@ -175,8 +163,8 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
             lifetime.mark("first step")
             if world.speaks:
                 say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in lifetime.marks.items()))
-        wished = host_view(tally.wishes)
-        stopping = wished[STOP] > 0
+        wishes_to_stop, *flags = host_view(tally.wishes)
+        stopping = wishes_to_stop > 0
         final = done == config.train.max_steps
         if done % config.train.log_every == 0 or final:
             mean_loss, grad_norm = tally.mean_loss(), float(norm)
@@ -202,24 +190,13 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
                 metrics.write({"step": done, "val_loss": val_loss})
                 say(f"step {done}: validation loss {val_loss:.4f} (best {best_val_loss.item():.4f})")
             last_log += time.monotonic() - began  # the next line's speed is that of training
-        if wished[BROKEN] > 0:
-            snapshots.wait()  # raises what went wrong with the last one
-        by_steps = config.snapshot.every_steps > 0 and done % config.snapshot.every_steps == 0
-        if by_steps or final or stopping or wished[SNAPSHOT] > 0:
-            began = time.monotonic()
-            # On CUDA the tally is that of the step before: it can't know of a snapshot started after that.
-            busy = wished[BUSY] > 0 or (world.device.type == "cuda" and snapshots.step == done - 1)
-            if final or stopping or not config.snapshot.asynchronous:
-                digest = snapshots.save(done, state())
-            elif not busy:
-                snapshots.start(done, state())
-            elif by_steps and world.speaks:
-                say(f"step {done}: no snapshot, that of step {snapshots.step} is still being written")
-            if snapshots.step == done:
-                last_snapshot = time.monotonic()
-            last_log += time.monotonic() - began
-        if stopping and not final:
+        began = time.monotonic()
+        if final or stopping:
+            digest = snapshots.last(done, state())
             break
+        snapshots.after_step(done, state, flags, late=world.device.type == "cuda")
+        last_log += time.monotonic() - began
+    snapshots.close()
     if metrics:
         metrics.close()
         say(f"{'finished' if final else 'stopped on request'}: step {done}, digest {digest}")

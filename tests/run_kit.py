@@ -33,7 +33,8 @@ TINY = (
     "snapshot.every_steps=4",
     "snapshot.every_seconds=0",
     "snapshot.keep=10",
-    "snapshot.asynchronous=false",
+    "snapshot.asynchronous=false",  # tests count on each of these snapshots
+    "snapshot.hot_every_steps=0",
 )
 
 

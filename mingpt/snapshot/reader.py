@@ -16,6 +16,7 @@ class Loaded:
 
     manifest: Manifest
     state: dict[Kind, dict[str, Tensor]]
+    url: str  # of the snapshots among which it was
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
@@ -45,4 +46,4 @@ def read(store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer
                 if name.startswith(kind):
                     raw = store.read_part(step, name, manifest.parts[name].size)
                     state[kind] |= decode_part(manifest, name, raw)
-    return Loaded(manifest, state)
+    return Loaded(manifest, state, store.url)

@@ -113,7 +113,7 @@ class _Together:
             raw = self.world.hand_on(raw, reader_of[name], manifest.parts[name].size)
             kind: Kind = "model" if name.startswith("model") else "optimizer"
             state[kind] |= decode_part(manifest, name, raw) if tensors is None else tensors
-        return Loaded(manifest, state)
+        return Loaded(manifest, state, self.world.gather(self.store.url if self.store else None)[readers[0]])
 
     def _read_manifest(self) -> str:
         assert self.store is not None

@@ -78,8 +78,7 @@ class SnapshotWriter:
         If one process can't write, all raise: Mistake if the user must act (no space, no permission), else
         SnapshotFailed.
         """
-        if self._job is not None:
-            self._job.exception()  # one at a time; what became of that one has been said
+        self.settle()
         self.start(step, state, shout=False)
         return self.wait()
 
@@ -97,6 +96,11 @@ class SnapshotWriter:
         """The digest of the snapshot in flight, or what went wrong with it, as `save` tells it."""
         assert self._job is not None
         return self._job.result()
+
+    def settle(self) -> None:
+        """Wait until nothing is in flight; what became of it has been said."""
+        if self._job is not None:
+            self._job.exception()
 
     def before_update(self) -> None:
         """Call before the state changes: a copy from the device may still be under way. Does not stop the host."""

@@ -1,0 +1,105 @@
+"""The hot tier: snapshots in a node's shared memory, in the same format. They outlive all processes, not the node.
+
+A folder belongs to one run by a random name that the run's own directory holds: whoever deletes that directory starts
+afresh, whatever is left in the memory of some node.
+"""
+
+import os
+import re
+import shutil
+import stat
+import time
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from mingpt.errors import Mistake
+from mingpt.snapshot.store import Store
+from mingpt.storage import open_fs, place
+
+KEEP = 1
+STALE_SECONDS = 86400  # after which what a killed run has left is anybody's to remove
+SPARE_BYTES = 2**20  # manifests, headers, scalars
+
+
+def find_run_id(run_dir: str) -> str | None:
+    """The run's own random name, if it has one yet."""
+    fs, path = _run_id_path(run_dir)
+    with place("run.dir", run_dir):
+        try:
+            found = fs.cat_file(path).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return None
+    return found if re.fullmatch("[0-9a-f]{32}", found) else None
+
+
+def run_id(run_dir: str) -> str:
+    """The run's own random name, drawn by its first attempt. Called by one process."""
+    found = find_run_id(run_dir)
+    if found is None:
+        found = uuid4().hex
+        fs, path = _run_id_path(run_dir)
+        with place("run.dir", run_dir):
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            fs.pipe_file(path, f"{found}\n".encode())
+    return found
+
+
+def _run_id_path(run_dir: str) -> tuple[Any, str]:
+    fs, root = open_fs(run_dir, "run.dir")
+    return fs, f"{root.rstrip('/')}/run-id"
+
+
+def folder(hot_dir: str, name: str, identity: str) -> Path:
+    """Where a node has the hot snapshots of a run."""
+    return Path(hot_dir) / f"mingpt-{os.getuid()}" / f"{name}-{identity}"
+
+
+def open_hot(hot_dir: str, name: str, identity: str, state_bytes: int) -> Store:
+    """This node's folder for a run, made where it is missing. Raises Mistake if there is no place for it.
+
+    Two snapshots must fit: the older one goes when the newer one is complete.
+    """
+    own = folder(hot_dir, name, identity)
+    base = own.parent
+    with place("snapshot.hot_dir", hot_dir):
+        base.mkdir(mode=0o700, exist_ok=True)
+        about = base.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            raise Mistake(f"snapshot.hot_dir={hot_dir}: {base} belongs to somebody else: remove it, or choose another")
+        own.mkdir(exist_ok=True)
+        _remove_stale(base, own)
+        taken = sum(_size(file) for file in own.rglob("*"))
+        free, needed = shutil.disk_usage(hot_dir).free + taken, 2 * state_bytes + SPARE_BYTES
+    if free < needed:
+        raise Mistake(
+            f"snapshot.hot_dir={hot_dir}: two snapshots take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are "
+            f"free: give it more (docker: --shm-size), or set snapshot.hot_every_steps=0"
+        )
+    return Store(str(own), "snapshot.hot_dir")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:  # another process of this node is tidying up
+        return 0
+
+
+def remove(store: Store) -> None:
+    shutil.rmtree(store.root, ignore_errors=True)
+
+
+def node_identity(hot_dir: str) -> str:
+    """Equal for processes that see the same shared memory: one kernel, one file system."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    kernel = boot.read_text().strip() if boot.exists() else os.uname().nodename
+    device = os.stat(hot_dir).st_dev if os.path.isdir(hot_dir) else os.getpid()
+    return f"{kernel}:{device}"
+
+
+def _remove_stale(base: Path, own: Path) -> None:
+    for other in base.iterdir():
+        newest = max((p.stat().st_mtime for p in [other, *other.glob("*")] if p.exists()), default=0.0)
+        if other != own and time.time() - newest > STALE_SECONDS:
+            shutil.rmtree(other, ignore_errors=True)
