@@ -155,6 +155,8 @@ class Snapshot(Section):
     """Steps between two hot snapshots, in each node's shared memory: they survive a crash, not the node. 0: none."""
     hot_dir: str = Field(default="/dev/shm", min_length=1)
     """A folder in memory on each node, with room for two snapshots."""
+    grace_seconds: float = Field(default=0, ge=0)
+    """On a request to stop: longest wait for the durable snapshot, after the hot one. 0: as long as it takes."""
     max_failures: int = Field(default=3, ge=1)
     """The run goes on without snapshots, and says so, until this many in a row have failed."""
 

@@ -108,8 +108,8 @@ class MetricsLog:
 
 
 def say(text: str) -> None:
-    """One line for a person, at once."""
-    print(text, flush=True)
+    """One line for a person, at once. In one write: the snapshots' thread has lines to say, too."""
+    print(f"{text}\n", end="", flush=True)
 
 
 def console_line(row: Mapping[str, Any], max_steps: int) -> str:

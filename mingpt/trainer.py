@@ -192,7 +192,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
             last_log += time.monotonic() - began  # the next line's speed is that of training
         began = time.monotonic()
         if final or stopping:
-            digest = snapshots.last(done, state())
+            digest = snapshots.last(done, state(), stopping)
             break
         snapshots.after_step(done, state, flags, late=world.device.type == "cuda")
         last_log += time.monotonic() - began

@@ -43,6 +43,7 @@ class Snapshots:
                 if world.local_rank == 0:
                     say(f"no hot snapshots on this node: {mistake}")
         self._last = time.monotonic()
+        self._too_late = False
 
     def restore(self) -> Loaded | None:
         return restore(self.store, self.hot_store, self.world, self.say)
@@ -100,13 +101,33 @@ class Snapshots:
             if not busy:
                 self.hot.start(step, state())
 
-    def last(self, step: int, state: State) -> str:
-        """The snapshot at the end of an attempt, waited for; returns its digest."""
-        return self.durable.save(step, state)
+    def last(self, step: int, state: State, stopping: bool) -> str:
+        """The snapshot at the end of an attempt, waited for; returns its digest.
+
+        When a stop has a limit (snapshot.grace_seconds), the hot tier comes first, and the durable one may be too late.
+        """
+        grace = self.settings.grace_seconds
+        if not (stopping and grace):
+            return self.durable.save(step, state)
+        deadline = time.monotonic() + grace
+        hot_digest = self.hot.save(step, state) if self.hot else None
+        try:
+            self.durable.settle(deadline - time.monotonic())
+            self.durable.start(step, state, shout=False)
+            return self.durable.wait(deadline - time.monotonic())
+        except TimeoutError:
+            self._too_late = True
+            if self.world.speaks:
+                on_nodes = f"step {step} on these nodes (in their memory), and from " if self.hot else ""
+                self.say(
+                    f"step {step}: the snapshot did not reach {self.store.url} within "
+                    f"snapshot.grace_seconds={grace:g}: the next attempt starts from {on_nodes}step {max(self.store.steps(), default=0)} elsewhere"
+                )
+            return hot_digest or "not saved"
 
     def close(self) -> None:
         """After the last durable snapshot, the hot ones have served."""
-        if self.hot:
+        if self.hot and not self._too_late:
             self.hot.settle()
             self.hot.world.barrier()
             if self.hot.world.speaks:

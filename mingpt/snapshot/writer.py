@@ -6,6 +6,7 @@ Their reports travel over a group of their own, so that no collective of the tra
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +43,13 @@ class SnapshotFailed(Exception):
 
 
 Copies = list[tuple[Part, dict[str, Tensor]]]  # this process's parts, each with its tensors in CPU memory
+
+
+def _in_time(ask: Callable[[float | None], T], limit_seconds: float | None) -> T:
+    try:
+        return ask(None if limit_seconds is None else max(0.0, limit_seconds))
+    except futures.TimeoutError as late:  # Python 3.10: not yet the builtin one
+        raise TimeoutError from late
 
 
 @dataclass
@@ -92,15 +100,15 @@ class SnapshotWriter:
         copies = self._copy_my_share(state)
         self._job = self._pool.submit(self._write, step, copies, time.monotonic(), shout)
 
-    def wait(self) -> str:
-        """The digest of the snapshot in flight, or what went wrong with it, as `save` tells it."""
+    def wait(self, limit_seconds: float | None = None) -> str:
+        """The digest of the snapshot in flight, or what went wrong with it, as `save` tells it, or TimeoutError."""
         assert self._job is not None
-        return self._job.result()
+        return _in_time(self._job.result, limit_seconds)
 
-    def settle(self) -> None:
-        """Wait until nothing is in flight; what became of it has been said."""
+    def settle(self, limit_seconds: float | None = None) -> None:
+        """Wait until nothing is in flight; what became of it has been said. Raises TimeoutError."""
         if self._job is not None:
-            self._job.exception()
+            _in_time(self._job.exception, limit_seconds)
 
     def before_update(self) -> None:
         """Call before the state changes: a copy from the device may still be under way. Does not stop the host."""

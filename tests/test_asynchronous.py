@@ -1,0 +1,205 @@
+"""Snapshots beside the training: what is written is the state of its step, and what a slow or failing store does."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fault_kit import LONG
+from mingpt.errors import Mistake
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from node_kit import Node
+from run_kit import TINY, Run
+from snapshot_kit import ALONE, PROVENANCE, save, state_of
+
+
+class Gate(Store):
+    """A real store behind a door: writes wait until it is open, and the first `failing` ones fail."""
+
+    def __init__(self, url: str, failing: int = 0) -> None:
+        super().__init__(url)
+        self.open, self.failing, self.tries = threading.Event(), failing, 0
+
+    def write(self, step: int, name: str, content: bytes) -> None:
+        assert self.open.wait(30)
+        self.tries += 1
+        if self.tries <= self.failing:
+            raise OSError(5, "Input/output error")
+        super().write(step, name, content)
+
+
+def writer(store: Store, said: list[str], **options: Any) -> SnapshotWriter:
+    return SnapshotWriter(store, ALONE, 9, PROVENANCE, said.append, **options)
+
+
+def test_what_is_written_is_the_state_at_the_start_whatever_training_does_meanwhile(tmp_path: Path) -> None:
+    store, said, committed = Gate(str(tmp_path)), list[str](), list[tuple[int, str]]()
+    under_way = writer(store, said, committed=lambda step, digest, seconds: committed.append((step, digest)))
+    state = state_of(1)
+    under_way.start(1, state)
+    assert under_way.busy
+    for tensors in state.values():
+        for tensor in tensors.values():
+            tensor.add_(1)  # the next update
+    assert store.steps() == []
+    store.open.set()
+    digest = under_way.wait()
+    assert digest == save(Store(str(tmp_path / "other")), 1) == read(store, 1).manifest.digest
+    assert committed == [(1, digest)]
+    under_way.start(2, state)  # into the same buffers
+    assert under_way.wait() == save(Store(str(tmp_path / "other")), 2, state)
+
+
+def test_a_write_that_fails_is_tried_again(tmp_path: Path) -> None:
+    store, said = Gate(str(tmp_path), failing=2), list[str]()
+    store.open.set()
+    digest = writer(store, said, retry_seconds=10).save(1, state_of(1))
+    assert read(store, 1).manifest.digest == digest
+    assert [re.sub(r".*next try", "next try", line) for line in said] == ["next try in 0.5 s", "next try in 1 s"]
+    assert said[0].startswith(f"snapshot.dir={tmp_path}: [Errno 5] Input/output error")
+
+
+def test_a_write_that_keeps_failing_is_told_and_counted_and_the_next_one_may_succeed(tmp_path: Path) -> None:
+    store, said = Gate(str(tmp_path), failing=1), list[str]()
+    store.open.set()
+    failing = writer(store, said)
+    failing.start(1, state_of(1))
+    with pytest.raises(SnapshotFailed, match="the snapshot of step 1 could not be written"):
+        failing.wait()
+    assert failing.failures == 1
+    assert len(said) == 1
+    assert said[0].startswith(
+        "SNAPSHOT FAILED (1 in a row): the snapshot of step 1 could not be written: snapshot.dir="
+    )
+    failing.start(2, state_of(2))
+    failing.wait()
+    assert failing.failures == 0
+    assert store.steps() == [2]
+
+
+@pytest.mark.parametrize("url", ["{}", "memory://{}"])
+def test_a_late_attempt_replaces_nothing(tmp_path: Path, url: str) -> None:
+    store, said = Store(url.format(tmp_path)), list[str]()
+    assert store.conditional_puts
+    first = save(store, 3)
+    manifest = store.read_manifest(3)
+    late = writer(Store(url.format(tmp_path)), said, retry_seconds=0)
+    late.save(3, state_of(4))  # the same step with other bits
+    assert store.read_manifest(3) == manifest
+    assert read(store, 3).manifest.digest == first
+    assert said == [
+        f"step 3 of {store.url} is there already, from another attempt and with another digest ({first[:16]}): it stays"
+    ]
+    late.save(3, state_of(3))  # the same bits: nothing to say
+    assert len(said) == 1
+
+
+def test_a_damaged_manifest_is_set_aside_by_whoever_comes_to_its_step(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    save(store, 3)
+    path = tmp_path / "step-000000003/manifest.json"
+    path.write_bytes(path.read_bytes()[:-9])
+    digest = save(store, 3)
+    assert read(store, 3).manifest.digest == digest
+    assert len(list(path.parent.glob("set-aside-*"))) == 1
+
+
+def test_a_store_without_conditional_puts_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(f"memory://{tmp_path}")
+    plain = store.fs.pipe_file
+    monkeypatch.setattr(store.fs, "pipe_file", lambda path, value, mode="overwrite": plain(path, value))
+    assert not store.conditional_puts
+    assert store.fs.find(store.root) == []  # nothing of the trial is left
+    monkeypatch.undo()
+
+
+# --- whole runs ---
+
+
+def training(run: Run, *more: str) -> list[str]:
+    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
+    launcher = ("-m", "mingpt.launch", "--nproc-per-node=2")
+    return [sys.executable, *launcher, *TINY, *LONG, *places, "snapshot.asynchronous=true", *more]
+
+
+@pytest.mark.slow
+def test_a_run_that_saves_beside_its_training_has_the_same_bits(
+    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run = new_run()
+    node = Node(training(run, "snapshot.every_steps=3"))
+    assert node.wait() == 0, node.output
+    assert run.digest() == undisturbed(*LONG).digest()
+    steps = [int(step) for step in re.findall(r"^step (\d+): snapshot ", node.output, re.M)]
+    left_out = [int(step) for step in re.findall(r"^step (\d+): no snapshot, that of step \d+ is", node.output, re.M)]
+    assert sorted(steps + left_out) == list(range(3, 151, 3))
+
+
+needs_mount = pytest.mark.skipif(
+    subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
+    reason="needs root: a disk of its own is mounted in a private namespace",
+)
+
+
+@needs_mount
+@pytest.mark.slow
+def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(tmp_path: Path, new_run: Callable[..., Run]) -> None:
+    run = new_run()
+    snapshots = tmp_path / "snapshots"
+    snapshots.mkdir()
+    command = training(run, f"snapshot.dir={snapshots}", "snapshot.max_failures=2", "snapshot.keep=9")
+    script = f'mount -t tmpfs -o size=600k tmpfs {snapshots}; "$@"; code=$?; ls {snapshots}/*/manifest.json; exit $code'
+    node = Node(["unshare", "-m", "bash", "-c", script, "bash", *command])
+    assert node.wait() == 64, node.output
+    failed = re.findall(r"^SNAPSHOT FAILED \((\d) in a row\): the snapshot of step (\d+) could", node.output, re.M)
+    assert [count for count, _ in failed] == ["1", "2"], node.output[-4000:]
+    assert int(failed[1][1]) == int(failed[0][1]) + 20
+    assert "the disk is full: free some space or choose another place. The run goes on." in node.output
+    assert f"step-{int(failed[0][1]) - 20:09d}/manifest.json" in node.output
+
+
+@pytest.mark.slow
+def test_a_stop_with_a_limit_leaves_the_step_in_memory_when_storage_is_too_slow(
+    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run = new_run()
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    tier = ("snapshot.hot_every_steps=10", f"snapshot.hot_dir={memory}", "snapshot.grace_seconds=0.000001")
+    node = Node(training(run, *tier))
+
+    def stop(line: str) -> None:
+        if re.match(r"step +50/", line):
+            os.kill(node.process.pid, signal.SIGTERM)
+
+    node.on_line = stop
+    assert node.wait() == 75, node.output
+    told = re.search(
+        rf"^step (\d+): the snapshot did not reach {run.dir}/snapshots within snapshot\.grace_seconds=1e-06: the next "
+        r"attempt starts from step (\d+) on these nodes \(in their memory\), and from step (\d+) elsewhere",
+        node.output,
+        re.M,
+    )
+    assert told, node.output[-3000:]
+    assert told[1] == told[2]
+    node = Node(training(run, *tier))
+    assert node.wait() == 0, node.output
+    assert f"resumed from step {told[1]} of {memory}" in node.output
+    assert run.digest() == undisturbed(*LONG).digest()
+
+
+def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = list[str]()
+    with pytest.raises(Mistake, match=r"snapshot\.dir="):
+        writer(Store(f"{tmp_path}/file/snapshots"), said, retry_seconds=60).save(1, state_of(1))
+    assert said == []
