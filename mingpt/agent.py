@@ -3,8 +3,10 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,8 +26,9 @@ from torch.distributed.launcher import api
 
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, STOPPED
 from mingpt.failures import LOST_PEER
-from mingpt.lifetime import STOP_SIGNALS
+from mingpt.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
 
+NOW_SECONDS = 3  # from a second request to SIGKILL
 CONTACT_SECONDS = 5  # beyond world.init_timeout_seconds: torch's own limit comes first where it works
 
 
@@ -85,10 +88,12 @@ class Agent(LocalElasticAgent):
         newest: Callable[[], int],
         say: Callable[[str], None],
         watch: Callable[[], threading.Timer],
+        lifetime: Lifetime,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self.limit, self.newest, self.say, self.watch = limit, newest, say, watch
+        self.limit, self.newest, self.say, self.watch, self.lifetime = limit, newest, say, watch, lifetime
+        self.requests: list[float] = []  # to stop: when they came
         self.ending: Ending | None = None  # of the latest attempt
         self._told: object = None  # the workers whose ending that is
         self._grace = int(options.get("shutdown_timeout") or 30)
@@ -100,9 +105,22 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ending = None
-        return super()._start_workers(worker_group)
+        self.lifetime.phase = Phase.OVER  # from here on, a signal is for the workers
+        started = super()._start_workers(worker_group)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)  # in place of torch's own handler
+        return started
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.requests and now - self.requests[0] <= AGAIN_SECONDS:
+            return  # the same request again: a platform may signal every process, and each hands it on
+        self.requests.append(now)
+        raise SignalException(f"asked to stop: {signal.Signals(number).name}", signal.Signals(number))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self.lifetime.phase = Phase.STARTING  # no worker lives, and torch's waits are deaf: the other thread may end us
         contact = self.watch() if worker_group.spec.rdzv_handler.get_backend() == "static" else None
         try:
             super()._rendezvous(worker_group)
@@ -145,7 +163,8 @@ class Agent(LocalElasticAgent):
         self._shutdown(timeout=self._grace)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        super()._shutdown(death_sig, timeout)
+        # A second request: what has not ended by then never will (a stopped process, a dead disk).
+        super()._shutdown(death_sig, timeout if len(self.requests) < 2 else min(timeout, NOW_SECONDS))
         if self._pcontext is None or self._pcontext is self._told:
             return
         if ended := self._pcontext.wait(0):
@@ -156,12 +175,18 @@ class Agent(LocalElasticAgent):
 def _no_contact(what: object) -> str:
     return (
         f"no contact with the node that hosts the rendezvous, or not all nodes have come within "
-        f"world.init_timeout_seconds: are all up, is the address right, is the port open? ({what})"
+        f"world.init_timeout_seconds: are all up, are the address and --rdzv-id right, is the "
+        f"port open? ({what})"
     )
 
 
 def run(
-    arguments: list[str], limit: int, wait_seconds: float, newest: Callable[[], int], say: Callable[[str], None]
+    arguments: list[str],
+    limit: int,
+    wait_seconds: float,
+    newest: Callable[[], int],
+    say: Callable[[str], None],
+    lifetime: Lifetime,
 ) -> tuple[int, str]:
     """torchrun's own main function with our agent in it; returns the exit code and the reason of the end."""
     agents: list[Agent] = []
@@ -185,7 +210,7 @@ def run(
 
     def make_agent(*positional: Any, **named: Any) -> Agent:
         contact.cancel()
-        agents.append(Agent(*positional, limit=limit, newest=newest, say=say, watch=watch, **named))
+        agents.append(Agent(*positional, limit=limit, newest=newest, say=say, watch=watch, lifetime=lifetime, **named))
         return agents[0]
 
     # torch's launcher takes its agent's class from this name, and has no other place where ours could come in.
@@ -225,5 +250,5 @@ def _about(error: Exception) -> str:
     if isinstance(error, RendezvousClosedError):
         return "the other nodes have ended the run: the reason is in their logs"
     if isinstance(error, (RendezvousTimeoutError, RendezvousConnectionError, DistNetworkError, DistStoreError)):
-        return _no_contact(error)
+        return _no_contact(error.__cause__ or str(error) or type(error).__name__)
     return f"{type(error).__name__}: {error}"

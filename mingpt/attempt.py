@@ -1,16 +1,15 @@
 """One attempt, as one of its processes lives it: config -> text -> world -> training; each ending has its exit code."""
 
-import sys
 import traceback
 
 from mingpt import cli, trainer
 from mingpt.config import Config, without_secrets
+from mingpt.console import complain, say
 from mingpt.data.text import Text, open_text
 from mingpt.distributed import World, join, speaks_for_node, world_size
 from mingpt.errors import FINISHED, Mistake
 from mingpt.failures import explain
 from mingpt.lifetime import Lifetime, Phase, leave_reason
-from mingpt.metrics import say
 from mingpt.numerics import differences
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
@@ -41,8 +40,8 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         if told_by_another and lifetime.linger(SPEAK_SECONDS):
             return failure.code
         if failure.trace:
-            traceback.print_exc()
-        print(f"error: {failure.reason}", file=sys.stderr, flush=True)
+            complain(traceback.format_exc().rstrip())
+        complain(f"error: {failure.reason}")
         return failure.code
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from multiprocessing import resource_tracker
 
+from mingpt.console import complain
 from mingpt.errors import CRASHED, STOPPED
 
 # All that torchrun can hand on to its workers. Slurm warns with SIGUSR1 if asked to, a closed terminal with SIGHUP.
@@ -35,9 +35,13 @@ class Phase(IntEnum):
 
 
 class Lifetime:
-    """The life of this process in its attempt. `stop`: whether somebody has asked this process to stop."""
+    """The life of this process in its attempt. `stop`: whether somebody has asked this process to stop.
 
-    def __init__(self) -> None:
+    says: how its last words begin.
+    """
+
+    def __init__(self, says: str = "") -> None:
+        self.says = says
         self.phase = Phase.STARTING
         self.stop = False
         self.marks: dict[str, float] = {}  # seconds that each part of the start took
@@ -97,12 +101,12 @@ class Lifetime:
             if self.phase is Phase.STARTING:
                 self._end(STOPPED, f"{number.name}: stopped on request before the first step")
         elif time.monotonic() - self._asked_at > AGAIN_SECONDS:
-            self._end(CRASHED, f"{number.name} again: ended at once, without a snapshot")
+            self._end(CRASHED, f"a second signal ({number.name}): ended at once, without a snapshot")
 
     def _end(self, code: int, reason: str) -> None:
         leave_reason(reason)
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(reason, file=sys.stderr, flush=True)
+            complain(self.says.format(code=code) + reason)
         os._exit(code)
 
 

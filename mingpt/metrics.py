@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from mingpt.config import without_secrets
+from mingpt.console import complain
+from mingpt.errors import Mistake, Unavailable
 from mingpt.storage import is_local, open_fs, place
 
 SEGMENT = re.compile(r"attempt-([0-9]{5})\.jsonl")
-
-
 VISIBLE_SECONDS = 10  # NFS clients remember for a few seconds that a file was not there
 
 
@@ -38,6 +39,16 @@ def _segments(run_dir: str) -> list[tuple[int, str]]:
 def next_attempt(run_dir: str) -> int:
     """The number of a new attempt: one more than that of the newest segment."""
     return max((attempt for attempt, _ in _segments(run_dir)), default=0) + 1
+
+
+def check_newest_attempt(run_dir: str, attempt: int) -> None:
+    """Raise Mistake if a newer attempt has started: the older one must not go on beside it."""
+    newest = next_attempt(run_dir) - 1
+    if newest > attempt:
+        raise Mistake(
+            f"run.dir={without_secrets(run_dir)}: attempt {newest} has started while this one, attempt {attempt}, was "
+            f"still training: this one ends here, and the newer one goes on; two runs need two places"
+        )
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
@@ -84,7 +95,9 @@ class MetricsLog:
                 try:
                     self.file = Path(self.path).open("x", buffering=1)  # noqa: SIM115 (closed by `close`)
                 except FileExistsError as error:  # nothing for the user to fix: the next attempt takes the next number
-                    raise RuntimeError(f"another attempt has started at the same time: {self.path} exists") from error
+                    raise Unavailable(
+                        f"another attempt has started at the same time: {self.path} exists: try again"
+                    ) from error
             else:
                 self.fs.pipe_file(self.path, b"")
 
@@ -97,6 +110,10 @@ class MetricsLog:
             self.file.write(line)
 
     def flush(self) -> None:
+        if self.file and not Path(self.path).exists():
+            complain(f"WARNING: {self.path} was deleted while the run was writing it: what it held is lost")
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            self.file = Path(self.path).open("a", buffering=1)  # noqa: SIM115
         if not self.file and self.lines:
             with place("run.dir", self.run_dir):
                 self.fs.pipe_file(self.path, "".join(self.lines).encode())
@@ -105,11 +122,6 @@ class MetricsLog:
         self.flush()
         if self.file:
             self.file.close()
-
-
-def say(text: str) -> None:
-    """One line for a person, at once. In one write: the snapshots' thread has lines to say, too."""
-    print(f"{text}\n", end="", flush=True)
 
 
 def console_line(row: Mapping[str, Any], max_steps: int) -> str:

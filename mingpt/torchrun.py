@@ -6,7 +6,7 @@ import re
 import shlex
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mingpt.cli import Parser
@@ -19,8 +19,14 @@ PORT = 29500  # torchrun's own default
 LAST_PORT = 65535
 
 
+DESCRIPTION = "Train on this node; start the same command on each other node."
+EPILOG = (
+    "Exit codes: 0 finished; 64 a mistake to fix; 70 crashed: try again; 75 stopped on request: start again to go on"
+)
+
+
 def options_parser() -> Parser:
-    parser = Parser(prog="python -m mingpt.launch", description="Train on this node; run the same on each other node.")
+    parser = Parser(prog="python -m mingpt.launch", description=DESCRIPTION, epilog=EPILOG)
     texts = {
         "nnodes": ("N|MIN:MAX", "nodes of the run; MIN:MAX lets it go on with fewer (default: the platform's, else 1)"),
         "nproc-per-node": ("N", "processes on this node; nodes may differ (default: its GPUs, else 1)"),
@@ -33,14 +39,19 @@ def options_parser() -> Parser:
         "local-addr": ("HOST", "the address under which other nodes reach this one (default: found by routing)"),
     }
     for name, (metavar, text) in texts.items():
-        # torchrun's two spellings
-        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", metavar=metavar, help=text)
-    parser.add_argument("--rdzv-backend", "--rdzv_backend", choices=["c10d", "static"], help="default: c10d")
+        parser.add_argument(f"--{name}", metavar=metavar, help=text)
+    parser.add_argument("--rdzv-backend", choices=["c10d", "static"], help="default: c10d")
     parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
     parser.add_argument(
         "overrides", nargs="*", metavar="override", help="of the config: see python -m mingpt.train --help"
     )
     return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options and overrides of a command line; options may be spelt with underscores, as torchrun's."""
+    dashed = [re.sub(r"^--[a-z_]+", lambda m: m[0].replace("_", "-"), argument) for argument in arguments]
+    return options_parser().parse_intermixed_args(dashed)
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,9 @@ class Torchrun:
         host, port = "", PORT
         if most == 1:
             backend, host = "standalone", "localhost"
+            for name in ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank"):
+                if getattr(options, name) is not None and not place:
+                    problems.append(f"--{name.replace('_', '-')} is for several nodes: say how many with --nnodes")
         elif backend == "static":
             host = options.master_addr or (place.head if place else "")
             port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or PORT
@@ -140,7 +154,11 @@ class Torchrun:
             arguments = ["--standalone", *arguments]
         elif self.backend == "static":
             arguments = [f"--nnodes={self.most}", f"--node-rank={self.rank}", *arguments]
-            arguments += [f"--master-addr={self.host}", f"--master-port={self.port}", f"--rdzv-conf=timeout={wait}"]
+            arguments += [
+                f"--master-addr={self.host}",
+                f"--master-port={self.port}",
+                f"--rdzv-conf=timeout={wait}{self.settings}",
+            ]
         else:
             nodes = str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
             # Who hosts the store is said where it is known: torch guesses by names, which is wrong behind NAT. The head

@@ -16,12 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.batches import BatchPlan, Share, derive
 from mingpt.config import Config, without_secrets
+from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.text import Pieces, Text
 from mingpt.distributed import World
 from mingpt.errors import FINISHED, STOPPED, Mistake
 from mingpt.lifetime import Lifetime, Phase
-from mingpt.metrics import MetricsLog, console_line, next_attempt, say, segment_is_visible
+from mingpt.metrics import MetricsLog, check_newest_attempt, console_line, next_attempt, segment_is_visible
 from mingpt.model import GPT, GPTConfig
 from mingpt.numerics import differences, fingerprint, pin
 from mingpt.optim import Update
@@ -111,7 +112,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
         "fingerprint": numerics,
         "history": history,
     }
-    snapshots.begin(provenance, committed)
+    snapshots.begin(provenance, lambda: check_newest_attempt(config.run.dir, attempt), committed)
     metrics: MetricsLog | None = None
 
     def open_metrics() -> None:
@@ -245,4 +246,4 @@ def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -
     ours = {"run", "world", "snapshot", "launch"}  # sections that don't enter the result
     before, after = loaded.manifest.config, without_secrets(config.model_dump())
     if changed := [d for d in differences(before, after) if d.split(".")[0] not in ours]:
-        say(f"the config changed since step {step}: {', '.join(changed)}")
+        say(f"the config changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")

@@ -1,4 +1,4 @@
-"""Two nodes that train together under one of the three launchers, for tests that break them."""
+"""Two nodes that train together under one of the three launchers, or one node, for tests that break them."""
 
 import re
 import sys
@@ -74,3 +74,35 @@ class Cluster:
 
     def resumed_from(self) -> list[int]:
         return [int(step) for step in re.findall(r"resumed from step (\d+) of ", self.output)]
+
+
+# --- one node, under mingpt.launch ---
+
+
+def training(run: Run, *overrides: str) -> list[str]:
+    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
+    return [*TINY, *LONG, *places, *run.overrides, *overrides]
+
+
+def launch(run: Run, *overrides: str, options: tuple[str, ...] = ("--nproc-per-node=2",)) -> list[str]:
+    return [sys.executable, "-m", "mingpt.launch", *options, *training(run, *overrides)]
+
+
+def at_step(wanted: int, act: Callable[[], None]) -> Callable[[str], None]:
+    """A reader of lines that acts once, at the first line of a step from `wanted` on."""
+    done: list[int] = []
+
+    def on_line(line: str) -> None:
+        if (match := re.match(r"step +(\d+)/", line)) and int(match[1]) >= wanted and not done:
+            done.append(1)
+            act()
+
+    return on_line
+
+
+def finish(node: Node, expected: int) -> str:
+    """The output of a command that must end with this code, and leave nothing behind."""
+    code = node.wait()
+    assert code == expected, node.output[-6000:]
+    node.assert_nothing_left()
+    return node.output

@@ -11,42 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fault_kit import LONG, STEPS
+from fault_kit import LONG, STEPS, at_step, finish, launch, training
 from node_kit import Node, free_port, listening, wait_until
-from run_kit import TINY, Run
+from run_kit import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 
 pytestmark = pytest.mark.slow
-
-
-def training(run: Run, *overrides: str) -> list[str]:
-    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
-    return [*TINY, *LONG, *places, *run.overrides, *overrides]
-
-
-def launch(run: Run, *overrides: str, options: tuple[str, ...] = ("--nproc-per-node=2",)) -> list[str]:
-    return [sys.executable, "-m", "mingpt.launch", *options, *training(run, *overrides)]
-
-
-def at_step(wanted: int, act: Callable[[], None]) -> Callable[[str], None]:
-    """A reader of lines that acts once, at the first line of a step from `wanted` on."""
-    done: list[int] = []
-
-    def on_line(line: str) -> None:
-        if (match := re.match(r"step +(\d+)/", line)) and int(match[1]) >= wanted and not done:
-            done.append(1)
-            act()
-
-    return on_line
-
-
-def finish(node: Node, expected: int) -> str:
-    """The output of a command that must end with this code, and leave nothing behind."""
-    code = node.wait()
-    assert code == expected, node.output[-6000:]
-    node.assert_nothing_left()
-    return node.output
 
 
 @pytest.mark.parametrize("launcher", ["mingpt.launch", "torchrun"])

@@ -13,11 +13,11 @@ from mingpt import agent, cli
 from mingpt.agent import Ending
 from mingpt.errors import Mistake
 from mingpt.failures import explain
-from mingpt.launch import main
-from mingpt.lifetime import Phase, leave_reason
+from mingpt.launcher import launch
+from mingpt.lifetime import Lifetime, Phase, leave_reason
 from mingpt.platforms import find_placement
 from mingpt.snapshot.writer import SnapshotFailed
-from mingpt.torchrun import Torchrun, options_parser
+from mingpt.torchrun import Torchrun, parse
 
 SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 SKYPILOT = {
@@ -30,7 +30,7 @@ SKYPILOT = {
 
 
 def options(*arguments: str) -> argparse.Namespace:
-    return options_parser().parse_intermixed_args(arguments)
+    return parse(arguments)
 
 
 def torchrun(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
@@ -108,6 +108,14 @@ def test_no_platform_gives_no_placement() -> None:
         ),
         (["--nnodes=two"], {}, ["--nnodes=two: give a number of nodes, or MIN:MAX"]),
         (["--nnodes=3:2"], {}, ["--nnodes=3:2: give a number of nodes, or MIN:MAX"]),
+        (
+            ["--rdzv-endpoint=10.0.0.1:1", "--rdzv-id=x"],
+            {},
+            [
+                "--rdzv-endpoint is for several nodes: say how many with --nnodes",
+                "--rdzv-id is for several nodes: say how many with --nnodes",
+            ],
+        ),
         (["--nproc-per-node=0"], {}, ["--nproc-per-node=0: give a number from 1"]),
         (
             [],
@@ -144,12 +152,11 @@ def test_a_port_in_use_is_a_mistake_before_anything_starts(
 ) -> None:
     for name, value in {**SKYPILOT, "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     with socket.socket() as s:
         s.bind(("", 0))
         s.listen()
         port = s.getsockname()[1]
-        assert main([f"--rdzv-endpoint=10.0.0.1:{port}"]) == 64
+        assert launch([f"--rdzv-endpoint=10.0.0.1:{port}"], Lifetime()) == 64
     assert capfd.readouterr().err == (
         f"error: --rdzv-endpoint: port {port} is in use on this node: stop what listens there, or choose another\n"
     )
@@ -160,7 +167,7 @@ def test_an_option_that_this_torch_does_not_know_is_left_out() -> None:
     # No node 1 ever comes, so that nothing starts; what counts is that torchrun has taken the rest.
     arguments = ["--nnodes=2", "--no-such-option=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1"]
     conf = "--rdzv-conf=is_host=false,read_timeout=1"
-    code, reason = agent.run([*arguments, conf, "-m", "mingpt.train"], 1, 60, lambda: 0, said.append)
+    code, reason = agent.run([*arguments, conf, "-m", "mingpt.train"], 1, 60, lambda: 0, said.append, Lifetime())
     assert said == [f"torch {torch.__version__} has no --no-such-option=3: left out"]
     assert code == 70
     assert reason.startswith("no contact with the node that hosts the rendezvous")

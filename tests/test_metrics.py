@@ -7,6 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from mingpt.errors import Unavailable
 from mingpt.metrics import MetricsLog, console_line, next_attempt, read_metrics
 
 
@@ -123,7 +124,7 @@ def test_files_that_are_no_segments_are_left_alone(tmp_path: Path) -> None:
 
 def test_no_attempt_overwrites_anothers_segment(tmp_path: Path) -> None:
     log(str(tmp_path), 1, {"step": 1})
-    with pytest.raises(RuntimeError, match="another attempt has started at the same time"):
+    with pytest.raises(Unavailable, match="another attempt has started at the same time"):
         MetricsLog(str(tmp_path), 1)
     assert read_metrics(str(tmp_path)) == [{"attempt": 1, "step": 1}]
 

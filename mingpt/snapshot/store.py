@@ -8,7 +8,7 @@ can only write the same bytes under one name.
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -179,5 +179,6 @@ class Store:
 
     def delete(self, step: int) -> None:
         """Manifest first: a reader sees the whole snapshot or none."""
-        self.fs.rm_file(f"{self.folder(step)}/{MANIFEST}")
-        self.fs.rm(self.folder(step), recursive=True)
+        with suppress(FileNotFoundError):  # another attempt may be tidying up, too
+            self.fs.rm_file(f"{self.folder(step)}/{MANIFEST}")
+            self.fs.rm(self.folder(step), recursive=True)

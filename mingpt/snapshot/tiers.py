@@ -48,13 +48,18 @@ class Snapshots:
     def restore(self) -> Loaded | None:
         return restore(self.store, self.hot_store, self.world, self.say)
 
-    def begin(self, provenance: Mapping[str, Any], committed: Callable[[int, str, float], None]) -> None:
-        """Make the writers. Called by all processes."""
+    def begin(
+        self,
+        provenance: Mapping[str, Any],
+        check: Callable[[], None],
+        committed: Callable[[int, str, float], None],
+    ) -> None:
+        """Make the writers, with what they call before and after a durable commit. Called by all processes."""
         beside = self.world.beside(self.limit_seconds)
         on_node = self.world.on_node(hot.node_identity(self.settings.hot_dir), self.limit_seconds)
         retry = self.settings.retry_seconds
         self.durable = SnapshotWriter(
-            self.store, beside, self.settings.keep, provenance, self.say, committed, retry_seconds=retry
+            self.store, beside, self.settings.keep, provenance, self.say, committed, check, retry_seconds=retry
         )
         # A node on which one process has no room has no hot tier.
         everywhere = all(on_node.gather(self.hot_store is not None))
@@ -69,7 +74,7 @@ class Snapshots:
             0 < every <= time.monotonic() - self._last,
             self.durable.busy,
             self.hot is not None and (self.hot.busy or self.hot.failures >= most),
-            self.durable.failures >= most,
+            self.durable.failures >= most or self.durable.superseded,
         )
 
     def before_update(self) -> None:
@@ -118,10 +123,11 @@ class Snapshots:
         except TimeoutError:
             self._too_late = True
             if self.world.speaks:
-                on_nodes = f"step {step} on these nodes (in their memory), and from " if self.hot else ""
+                here = f"step {step} on these nodes (in their memory), and from " if self.hot else ""
+                there = max(self.store.steps(), default=0)
                 self.say(
                     f"step {step}: the snapshot did not reach {self.store.url} within "
-                    f"snapshot.grace_seconds={grace:g}: the next attempt starts from {on_nodes}step {max(self.store.steps(), default=0)} elsewhere"
+                    f"snapshot.grace_seconds={grace:g}: the next attempt starts from {here}step {there} elsewhere"
                 )
             return hot_digest or "not saved"
 

@@ -42,6 +42,10 @@ class SnapshotFailed(Exception):
     """The store failed in a way that may pass."""
 
 
+class Superseded(Mistake):
+    """This attempt must not write any more."""
+
+
 Copies = list[tuple[Part, dict[str, Tensor]]]  # this process's parts, each with its tensors in CPU memory
 
 
@@ -57,8 +61,9 @@ class SnapshotWriter:
     """Writes the snapshots of one attempt and keeps the newest `keep`.
 
     world: the processes, with a group that nothing else uses. provenance: what the manifest says beside the state: run,
-    vocabulary, config, fingerprint, history. committed(step, digest, seconds): called in the process that speaks, from
-    the writer's thread. retry_seconds: for how long a write that fails is tried again.
+    vocabulary, config, fingerprint, history. In the process that speaks, from the writer's thread, check() is called
+    before each commit (a Mistake of it ends the run), and committed(step, digest, seconds) after it. retry_seconds: for
+    how long a write that fails is tried again.
     """
 
     store: Store
@@ -67,9 +72,11 @@ class SnapshotWriter:
     provenance: Mapping[str, Any]
     say: Callable[[str], None]
     committed: Callable[[int, str, float], None] = lambda step, digest, seconds: None
+    check: Callable[[], None] = lambda: None
     retry_seconds: float = 0
     step: int | None = None  # of the snapshot that was started last
     failures: int = 0  # in a row; equal in all processes, but not known to all at the same moment
+    superseded: bool = False  # `check` has said no
     _job: "Future[str] | None" = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "snapshot"))
     _buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -153,7 +160,8 @@ class SnapshotWriter:
             self._raise_first([answer])
         except (Mistake, SnapshotFailed) as error:
             self.failures += 1
-            if shout and self.world.speaks:
+            self.superseded = isinstance(error, Superseded)
+            if shout and self.world.speaks and not self.superseded:
                 self.say(f"SNAPSHOT FAILED ({self.failures} in a row): {error}. The run goes on.")
             raise
         self.failures = 0
@@ -196,6 +204,12 @@ class SnapshotWriter:
             for old in self.store.steps()[self.keep :]:
                 self.store.delete(old)
 
+        try:
+            self._patiently(self.check)
+        except Mistake as no:
+            return {"error": str(no), "superseded": True}
+        except Exception as error:
+            return self._failure("run.dir could not be looked at", error)
         try:
             self._patiently(commit)
         except Exception as error:
@@ -246,5 +260,7 @@ class SnapshotWriter:
     @staticmethod
     def _raise_first(reports: list[dict[str, Any]]) -> None:
         for report in reports:
+            if report.get("superseded"):
+                raise Superseded(report["error"])
             if "error" in report:
                 raise (Mistake if report["mistake"] else SnapshotFailed)(report["error"])

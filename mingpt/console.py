@@ -1,0 +1,26 @@
+"""What is said to people. A run must not die because nobody listens any more (`| head`, a closed terminal)."""
+
+import os
+import sys
+from typing import TextIO
+
+
+def say(text: str) -> None:
+    """One line, at once. In one write: the snapshots' thread has lines to say, too."""
+    if not _write(sys.stdout, text):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the rest of this process's life)
+
+
+def complain(text: str) -> None:
+    """As `say`, to stderr."""
+    if not _write(sys.stderr, text):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _write(stream: TextIO, text: str) -> bool:
+    try:
+        stream.write(f"{text}\n")
+        stream.flush()
+    except (OSError, ValueError):  # the pipe or the terminal is gone; closed
+        return False
+    return True
