@@ -2,8 +2,10 @@
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -37,6 +39,22 @@ def open_fs(url: str, key: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 def is_local(fs: fsspec.AbstractFileSystem) -> bool:
     return isinstance(fs, LocalFileSystem)
+
+
+def modified(entry: Mapping[str, Any]) -> float | None:
+    """The Unix time of an entry of `ls`; every client has a word of its own for it. None if the store can't tell."""
+    for key in ("mtime", "LastModified", "last_modified", "updated", "modified", "created"):
+        value = entry.get(key)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+            except ValueError:
+                continue
+        if isinstance(value, datetime):  # without a zone it is UTC: that is what stores speak
+            return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+    return None
 
 
 @contextmanager

@@ -26,9 +26,10 @@ from mingpt.model import GPT, GPTConfig
 from mingpt.numerics import differences, fingerprint, pin
 from mingpt.optim import Update
 from mingpt.reduction import ExactReduction, FastReduction, Reduction, tree_sum_of
-from mingpt.snapshot.format import State
+from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.restore import restore
+from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.tally import HostView, TallyExchange
@@ -110,7 +111,12 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
     snapshots = SnapshotWriter(
         store,
         world.beside(config.world.timeout_seconds),
-        config.snapshot.keep,
+        Retention(
+            config.snapshot.keep,
+            config.snapshot.keep_every,
+            config.snapshot.keep_best,
+            config.snapshot.orphan_age_seconds,
+        ),
         provenance={
             "run": config.run.name,
             "vocabulary": text.vocabulary.to_json(),
@@ -194,6 +200,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
                 metrics.write({k: v if math.isfinite(v) else None for k, v in row.items()})
                 say(console_line(row, config.train.max_steps) + ("" if math.isfinite(grad_norm) else "  SKIPPED"))
             last_log, last_logged = time.monotonic(), done
+        val_loss = math.nan
         if len(validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
             began = time.monotonic()
             val_loss = evaluate(model, validation, world, autocast)
@@ -210,9 +217,9 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
             # On CUDA the tally is that of the step before: it can't know of a snapshot started after that.
             busy = wished[BUSY] > 0 or (world.device.type == "cuda" and snapshots.step == done - 1)
             if final or stopping or not config.snapshot.asynchronous:
-                digest = snapshots.save(done, state())
+                digest = snapshots.save(done, state(), measured(tally.mean_loss(), val_loss))
             elif not busy:
-                snapshots.start(done, state())
+                snapshots.start(done, state(), measured(tally.mean_loss(), val_loss))
             elif by_steps and world.speaks:
                 say(f"step {done}: no snapshot, that of step {snapshots.step} is still being written")
             if snapshots.step == done:
@@ -241,6 +248,11 @@ def evaluate(model: GPT, pieces: Pieces, world: World, autocast: Any) -> float:
     mine = torch.stack(figures).tolist() if figures else []
     everybodys = [figure for part in world.gather(mine) for figure in part]
     return tree_sum_of([loss for loss, _ in everybodys]) / sum(count for _, count in everybodys)
+
+
+def measured(loss: float, val_loss: float) -> Metrics:
+    """For the manifest, which takes finite numbers only."""
+    return Metrics(loss=loss if math.isfinite(loss) else None, val_loss=val_loss if math.isfinite(val_loss) else None)
 
 
 def _autocast(config: Config, device: torch.device) -> Any:
