@@ -75,6 +75,8 @@ def place(key: str, url: str) -> Iterator[None]:
         if error.errno in NEVER:
             raise Mistake(f"{shown}: {error.strerror}: choose another place") from error
         raise _unavailable(shown, error) from error
+    except NotImplementedError as error:  # a web server, an archive
+        raise Mistake(f"{shown}: this kind of place can only be read: choose another place") from error
     except Exception as error:
         # The clients' own errors are no OSErrors; aiohttp's, from http(s) URLs, carry a status.
         if type(error).__module__.partition(".")[0] not in CLIENTS:

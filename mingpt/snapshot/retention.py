@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from mingpt.snapshot.format import Damaged, NewerFormat
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import File, Store
+from mingpt.storage import place
 
 DAY = 86400
 
@@ -49,9 +50,10 @@ class Plan:
     leftovers: list[File] = field(default_factory=list)
 
     def carry_out(self, store: Store) -> None:
-        for step in self.snapshots:
-            store.delete(step)
-        store.remove(self.leftovers)
+        with place(store.key, store.url):
+            for step in self.snapshots:
+                store.delete(step)
+            store.remove(self.leftovers)
 
 
 def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | None]) -> Plan:

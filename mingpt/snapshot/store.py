@@ -23,6 +23,10 @@ STEP_FOLDER = re.compile(r"step-([0-9]{9})")
 PROBE, SET_ASIDE = ".probe-", "set-aside-"
 
 
+def _step_name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
 def _sync_folder(path: Path) -> None:
     """Make a folder's new entries survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -54,6 +58,11 @@ class File:
     modified: float | None
 
     @property
+    def path(self) -> str:
+        """Below the store's URL."""
+        return self.name if self.step is None else f"{_step_name(self.step)}/{self.name}"
+
+    @property
     def is_temporary(self) -> bool:
         return self.name.startswith(".") and self.name.endswith(".tmp")
 
@@ -82,7 +91,11 @@ class Store:
         self.local = is_local(self.fs)
 
     def folder(self, step: int) -> str:
-        return f"{self.root}/step-{step:09d}"
+        return f"{self.root}/{_step_name(step)}"
+
+    def folder_url(self, step: int) -> str:
+        """For messages."""
+        return f"{self.url}/{_step_name(step)}"
 
     def steps(self) -> list[int]:
         """The committed steps, newest first."""
@@ -114,12 +127,12 @@ class Store:
         """Delete single files, and the folders that are empty then. Another process may be doing so too."""
         folders = set()
         for file in files:
-            folder = self.root if file.step is None else self.folder(file.step)
             with suppress(FileNotFoundError):
-                self.fs.rm_file(f"{folder}/{file.name}")
-            folders.add(folder)
+                self.fs.rm_file(f"{self.root}/{file.path}")
+            if file.step is not None:
+                folders.add(self.folder(file.step))
         if self.local:
-            for folder in folders - {self.root}:
+            for folder in folders:
                 with suppress(OSError):  # not empty
                     os.rmdir(folder)
 

@@ -202,8 +202,7 @@ class SnapshotWriter:
     def _tidy(self, step: int) -> None:
         """Whatever goes wrong here costs room and not the snapshot; it is tried again after the next one."""
         try:
-            with place(self.store.key, self.store.url):
-                plan(self.store, self.retention, step, self._val_losses).carry_out(self.store)
+            plan(self.store, self.retention, step, self._val_losses).carry_out(self.store)
         except Exception as error:
             self.say(f"what need not stay could not be deleted: {error}")
 
