@@ -15,7 +15,7 @@ GOOD, DAMAGED, INCOMPLETE, ASIDE, NEWER = "looks good", "DAMAGED", "incomplete",
 
 @dataclass(frozen=True)
 class Entry:
-    """One step's folder. Age and size are None where the store can't tell; what a manifest says, where there is none."""
+    """One step's folder. Age and size are None where the store can't tell, the rest where no manifest does."""
 
     step: int
     state: str
@@ -34,7 +34,7 @@ def entry(store: Store, step: int) -> Entry:
     """Reads the manifest and asks for the parts' sizes: `looks good` is no proof; reading everything is."""
     files = store.files(step)
     size = None if any(f.size is None for f in files) else sum(f.size or 0 for f in files)
-    age = _age(files)
+    age = _seconds_since(files)
     try:
         manifest = look(store, step)
         _check_sizes(store, manifest, {f.name: f.size for f in files})
@@ -61,7 +61,7 @@ def entry(store: Store, step: int) -> Entry:
     )
 
 
-def _age(files: list[File]) -> float | None:
+def _seconds_since(files: list[File]) -> float | None:
     """Since the commit, or since the last write where there is none."""
     times = [f.modified for f in files if f.name == MANIFEST] or [f.modified for f in files]
     known = [t for t in times if t is not None]
