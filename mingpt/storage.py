@@ -75,15 +75,21 @@ def place(key: str, url: str) -> Iterator[None]:
         if error.errno in NEVER:
             raise Mistake(f"{shown}: {error.strerror}: choose another place") from error
         raise _unavailable(shown, error) from error
-    except NotImplementedError as error:  # a web server, an archive
-        raise Mistake(f"{shown}: this kind of place can only be read: choose another place") from error
+    except NotImplementedError as error:
+        raise Mistake(_read_only(shown)) from error
     except Exception as error:
         # The clients' own errors are no OSErrors; aiohttp's, from http(s) URLs, carry a status.
         if type(error).__module__.partition(".")[0] not in CLIENTS:
             raise
         if getattr(error, "status", None) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
             raise Mistake(_denied(shown)) from error
+        if getattr(error, "status", None) in (405, 501):  # a web server that takes no PUT
+            raise Mistake(_read_only(shown)) from error
         raise _unavailable(shown, error) from error
+
+
+def _read_only(shown: str) -> str:
+    return f"{shown}: this place can only be read: choose another"
 
 
 def _denied(shown: str) -> str:

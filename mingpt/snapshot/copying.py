@@ -59,7 +59,10 @@ def _is_there(target: Store, manifest: Manifest) -> bool:
     """Whether the same state is committed with parts of the right sizes; if some are not, writing them repairs it."""
     try:
         theirs = read_manifest(target, manifest.step)
-        with place(target.key, target.url):
-            return all(target.size(manifest.step, name) == part.size for name, part in theirs.parts.items())
-    except (Damaged, FileNotFoundError):
+    except Damaged:
         return False
+    with place(target.key, target.url):
+        try:
+            return all(target.size(manifest.step, name) == part.size for name, part in theirs.parts.items())
+        except FileNotFoundError:
+            return False
