@@ -95,6 +95,16 @@ def test_show_tells_the_manifest(run: Path, capsys: Captured) -> None:
         assert line in out.splitlines()
 
 
+def test_show_commands_no_terminal(run: Path, capsys: Captured) -> None:
+    save(
+        Store(f"{run}/snapshots"), 31, provenance=PROVENANCE | {"run": "\x1b[2J\x9b", "fingerprint": {"\x1b]0": "\x9b"}}
+    )
+    assert snapshots.main(["show", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("run \ufffd[2J\ufffd, step 31")
+    assert all(c.isprintable() or c == "\n" for c in out)
+
+
 def test_a_dry_run_says_what_prune_does_and_changes_nothing(run: Path, capsys: Captured) -> None:
     make_old(run, 25)
     before = contents(run)

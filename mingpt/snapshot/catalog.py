@@ -128,7 +128,8 @@ def described(m: Manifest) -> str:
     for title, section in (("numerics", m.fingerprint), ("config", m.config)):
         lines += ["", f"{title}:"]
         lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(section)]
-    return "\n".join(lines)
+    # A manifest may be a stranger's: what could command a terminal is not printed.
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in "\n".join(lines))
 
 
 def _flat(section: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
