@@ -146,7 +146,13 @@ class Snapshot(Section):
     every_seconds: float = Field(default=0, ge=0)
     """Seconds between two snapshots; 0: none by time."""
     keep: int = Field(default=3, ge=1)
-    """How many of the newest snapshots are kept."""
+    """How many of the newest snapshots stay."""
+    keep_every: int = Field(default=0, ge=0)
+    """Snapshots whose step is a multiple of this stay for ever; 0: none."""
+    keep_best: bool = True
+    """The snapshot with the best validation loss stays too; it counts where it was measured at the snapshot's step."""
+    orphan_age_seconds: float = Field(default=86400, ge=0)
+    """Files without a snapshot, left by killed writers, are deleted when they are older; 0: never."""
     asynchronous: bool = True
     """Write while training goes on, one at a time: what falls due meanwhile is left out, and the log says so."""
     retry_seconds: float = Field(default=60, ge=0)

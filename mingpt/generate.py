@@ -23,7 +23,7 @@ def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary]:
     try:
         loaded = read(found.store, found.steps[0], kinds=("model",))
     except Damaged as damage:
-        raise Mistake(f"{found.store.folder(found.steps[0])}: {damage}: choose another with --step") from damage
+        raise Mistake(f"{found.store.folder_url(found.steps[0])}: {damage}: choose another with --step") from damage
     try:
         vocabulary = Vocabulary.from_json(loaded.manifest.vocabulary)
         shape = Model.model_validate(loaded.manifest.config.get("model")).model_dump()
@@ -32,7 +32,7 @@ def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary]:
     except (ValueError, KeyError, RuntimeError) as error:
         what = str(error).splitlines()[0]
         raise Mistake(
-            f"{found.store.folder(found.steps[0])}: not a snapshot of a GPT of this version: {what}"
+            f"{found.store.folder_url(found.steps[0])}: not a snapshot of a GPT of this version: {what}"
         ) from error
     return gpt.eval(), vocabulary
 

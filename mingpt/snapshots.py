@@ -1,35 +1,58 @@
-"""`python -m mingpt.snapshots list|verify|digest URL`: look at the snapshots of a run.
+"""`python -m mingpt.snapshots`: look at the snapshots of a run, check, copy and prune them.
 
 URL is a run's directory, its snapshots folder, or one step's folder; any fsspec URL.
 """
 
+import argparse
+import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from pydantic import ValidationError
 
 from mingpt.cli import Parser
-from mingpt.config import without_secrets
+from mingpt.config import Snapshot, without_secrets
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
-from mingpt.snapshot.format import Damaged, Manifest
-from mingpt.snapshot.reader import read, read_manifest
+from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry
+from mingpt.snapshot.copying import copy_step, refuse_others
+from mingpt.snapshot.format import Damaged, NewerFormat
+from mingpt.snapshot.reader import look, read, read_manifest
+from mingpt.snapshot.retention import DAY, Retention, plan
 from mingpt.snapshot.store import STEP_FOLDER, Store
+
+Options = argparse.Namespace
 
 
 @dataclass(frozen=True)
 class Found:
-    """A store and its committed steps of interest, newest first."""
+    """A store and its steps of interest, newest first. below: what was added to the URL to get to the store's."""
 
     store: Store
     steps: list[int]
+    below: str = ""
 
 
-def find(url: str, step: int | None = None) -> Found:
-    """The snapshots under a URL. Raises Mistake if there are none, or not the wanted one."""
+def _split(url: str) -> tuple[str, int | None]:
+    """A step's folder as the folder above it and the step; any other URL as it is."""
     parent, _, last = url.rstrip("/").rpartition("/")
-    if named := STEP_FOLDER.fullmatch(last):
-        url, step = parent, int(named[1])
-    for place in (url, f"{url.rstrip('/')}/snapshots"):
-        store = Store(place, "URL")
-        if steps := store.steps():
+    named = STEP_FOLDER.fullmatch(last)
+    return (parent or ("/" if url.startswith("/") else "."), int(named[1])) if named else (url, None)
+
+
+def find(url: str, step: int | None = None, committed: bool = True) -> Found:
+    """The snapshots under a URL; with committed=False also folders that have no manifest.
+
+    Raises Mistake if there are none, or not the wanted one.
+    """
+    above, named = _split(url)
+    if named is not None:
+        if step not in (None, named):
+            raise Mistake(f"{without_secrets(url)} is the folder of step {named}, not of --step {step}: leave out one")
+        url, step = above, named
+    for below in ("", "/snapshots"):
+        store = Store(url.rstrip("/") + below if below else url, "URL")
+        if steps := store.steps() if committed else store.folders():
             break
     else:
         cure = "give a run's directory, its snapshots folder, or a step's folder"
@@ -38,75 +61,188 @@ def find(url: str, step: int | None = None) -> Found:
         if step not in steps:
             raise Mistake(f"{store.url}: no snapshot of step {step}; there are {', '.join(map(str, sorted(steps)))}")
         steps = [step]
-    return Found(store, steps)
+    return Found(store, steps, below)
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+def list_command(options: Options) -> int:
+    """A table of the steps. The manifests are read, and of the parts the sizes. Exit code 1 if one is damaged."""
+    found = find(options.url, options.step, committed=False)
+    entries = [entry(found.store, step) for step in found.steps]
+    if options.json:
+        print(json.dumps([asdict(e) for e in entries], indent=1))
+    else:
+        print(as_table(entries))
+    return int(any(e.state == DAMAGED for e in entries))
 
 
-def _sizes(manifest: Manifest) -> str:
-    total = sum(part.size for part in manifest.parts.values())
-    return f"{total / 2**20:.1f} MiB in {len(manifest.parts)}"
-
-
-def list_command(found: Found) -> int:
-    """A table of the manifests; the parts are not read. Exit code 1 if a manifest is damaged."""
-    rows: list[tuple[str, ...]] = [("step", "digest", "parts", "processes", "written by")]
-    bad = 0
-    for step in found.steps:
-        try:
-            m = read_manifest(found.store, step)
-            last = m.history[-1] if m.history else {}
-            by = f"attempt {last.get('attempt')} of {last.get('at')}"
-            rows.append((str(step), m.digest[:16], _sizes(m), str(last.get("world_size")), by))
-        except Damaged as damage:
-            bad = 1
-            rows.append((str(step), "DAMAGED", str(damage), "", ""))
-    print(table(rows))
-    return bad
-
-
-def verify_command(found: Found) -> int:
+def verify_command(options: Options) -> int:
     """Read everything and compare it with the checksums. Exit code 1 if anything is damaged."""
-    bad = 0
+    found = find(options.url, options.step)
+    bad, newer = 0, None
     for step in found.steps:
         try:
-            print(f"step {step}: good, digest {read(found.store, step).manifest.digest}")
+            print(f"step {step}: good, digest {read(found.store, step).manifest.digest}", flush=True)
         except Damaged as damage:
             bad = 1
-            print(f"step {step}: DAMAGED: {found.store.folder(step)}: {damage}")
+            print(f"step {step}: DAMAGED: {found.store.folder_url(step)}: {damage}", flush=True)
+        except Mistake as mistake:  # of a newer format; the others can still be verified
+            if not _is_newer(found.store, step):
+                raise
+            newer = newer or mistake
+            print(f"step {step}: of a newer format, not verified", flush=True)
+    if newer and not bad:
+        raise newer
     return bad
 
 
-def digest_command(found: Found) -> int:
+def _is_newer(store: Store, step: int) -> bool:
+    try:
+        look(store, step)
+    except NewerFormat:
+        return True
+    return False
+
+
+def digest_command(options: Options) -> int:
     """The digest of the newest snapshot (or of --step) alone on stdout, after verifying it."""
+    found = find(options.url, options.step)
     try:
         print(read(found.store, found.steps[0]).manifest.digest)
     except Damaged as damage:
-        print(f"error: {found.store.folder(found.steps[0])}: {damage}", file=sys.stderr)
-        return 1
+        raise _Bad(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
     return 0
 
 
-COMMANDS = {"list": list_command, "verify": verify_command, "digest": digest_command}
+def show_command(options: Options) -> int:
+    """What the manifest of the newest snapshot (or of --step) says: config, attempts, numerics, sizes."""
+    found = find(options.url, options.step)
+    try:
+        manifest = read_manifest(found.store, found.steps[0])
+    except Damaged as damage:
+        raise _Bad(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
+    print(json.dumps(manifest.model_dump(), indent=1) if options.json else described(manifest))
+    return 0
+
+
+def prune_command(options: Options) -> int:
+    """Delete what need not stay. Without --keep and --keep-every: as the newest snapshot's config says."""
+    if _split(options.url)[1] is not None:
+        raise Mistake(f"{without_secrets(options.url)} is one step's folder: give the run's directory")
+    found = find(options.url)
+    store, newest = found.store, found.steps[0]
+    try:
+        manifest = read(store, newest).manifest
+    except Damaged as damage:
+        problem = f"{store.folder_url(newest)}: {damage}: nothing was deleted, since older ones may be needed"
+        raise _Bad(problem) from damage
+    given = {"keep": options.keep, "keep_every": options.keep_every, "keep_best": options.keep_best}
+    own = manifest.config.get("snapshot") or {}
+    try:
+        settings = Snapshot.model_validate({k: own[k] for k in given if k in own}).model_dump()
+    except (ValidationError, TypeError) as error:
+        raise Mistake(f"{store.folder_url(newest)}: its config does not say what to keep: give --keep") from error
+    settings = {k: settings[k] if value is None else value for k, value in given.items()}
+    pruned = plan(store, Retention(**settings, orphan_age=options.older_than), newest, {})
+    verb = "would delete" if options.dry_run else "deleted"
+    if not options.dry_run:
+        pruned.carry_out(store)
+    for step in pruned.snapshots:
+        print(f"{verb} the snapshot of step {step}")
+    for file in pruned.leftovers:
+        print(f"{verb} {file.path}, which belongs to no snapshot")
+    stay = [step for step in found.steps if step not in pruned.snapshots]
+    print(f"{'would stay' if options.dry_run else 'left'}: {', '.join(map(str, sorted(stay)))}")
+    return 0
+
+
+def copy_command(options: Options) -> int:
+    """Copy snapshots to another place, which is of the same kind as URL: a run's directory, a folder, a step."""
+    found = find(options.url, options.step)
+    above, named = _split(options.target)
+    if named is not None and found.steps != [named]:
+        raise Mistake(f"{without_secrets(options.target)} is one step's folder, and not that of {found.steps[0]}")
+    target = Store(above.rstrip("/") + found.below if found.below and named is None else above, "URL")
+    refuse_others(found.store, target, found.steps)
+    bad = 0
+    for step in found.steps:  # the newest first: if anything stops this, the best of it is there
+        try:
+            copy_step(found.store, target, step, print)
+        except Damaged as damage:
+            bad = 1
+            print(f"step {step}: DAMAGED, not copied: {found.store.folder_url(step)}: {damage}")
+    return bad
+
+
+class _Bad(Exception):
+    """A damaged snapshot where a good one is needed."""
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m mingpt.snapshots", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, one_step: str | None, as_json: bool = False) -> argparse.ArgumentParser:
+        text = COMMANDS[name].__doc__
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or a step's folder")
+        if one_step:
+            command.add_argument("--step", type=int, help=f"this step instead of {one_step}")
+        if as_json:
+            command.add_argument("--json", action="store_true", help="for programs")
+        return command
+
+    add("list", "all", as_json=True)
+    add("verify", "all")
+    add("digest", "the newest")
+    add("show", "the newest", as_json=True)
+    prune = add("prune", None)
+    prune.add_argument("--keep", type=_count(1), metavar="N", help="the newest N stay")
+    prune.add_argument("--keep-every", type=_count(0), metavar="N", help="multiples of N stay; 0: none")
+    prune.add_argument(
+        "--keep-best", action=argparse.BooleanOptionalAction, help="the best by validation loss stays, or need not"
+    )
+    prune.add_argument(
+        "--older-than", type=_count(1), default=DAY, metavar="SECONDS",
+        help="age from which files without a snapshot are a dead writer's (default: 86400, a day)",
+    )  # fmt: skip
+    prune.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
+    copy = add("copy", "all")
+    copy.add_argument("target", metavar="TO", help="where to, a place of the same kind as URL")
+    return parser
+
+
+COMMANDS = {
+    "list": list_command,
+    "verify": verify_command,
+    "digest": digest_command,
+    "show": show_command,
+    "prune": prune_command,
+    "copy": copy_command,
+}
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser(prog="python -m mingpt.snapshots", description=__doc__)
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("url", metavar="URL")
-    parser.add_argument("--step", type=int, help="one step instead of all (digest: instead of the newest)")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        return COMMANDS[options.command](find(options.url, options.step))
+        return COMMANDS[options.command](options)
     except Mistake as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return MISTAKE
     except Unavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return CRASHED
+    except _Bad as damage:
+        print(f"error: {damage}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

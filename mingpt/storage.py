@@ -2,8 +2,10 @@
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -39,6 +41,22 @@ def is_local(fs: fsspec.AbstractFileSystem) -> bool:
     return isinstance(fs, LocalFileSystem)
 
 
+def modified(entry: Mapping[str, Any]) -> float | None:
+    """The Unix time of an entry of `ls`; every client has a word of its own for it. None if the store can't tell."""
+    for key in ("mtime", "LastModified", "last_modified", "updated", "modified", "created"):
+        value = entry.get(key)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+            except ValueError:
+                continue
+        if isinstance(value, datetime):  # without a zone it is UTC: that is what stores speak
+            return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+    return None
+
+
 @contextmanager
 def place(key: str, url: str) -> Iterator[None]:
     """Name the key in whatever a store fails with: Mistake if the user must act, Unavailable if it may pass."""
@@ -57,13 +75,21 @@ def place(key: str, url: str) -> Iterator[None]:
         if error.errno in NEVER:
             raise Mistake(f"{shown}: {error.strerror}: choose another place") from error
         raise _unavailable(shown, error) from error
+    except NotImplementedError as error:
+        raise Mistake(_read_only(shown)) from error
     except Exception as error:
         # The clients' own errors are no OSErrors; aiohttp's, from http(s) URLs, carry a status.
         if type(error).__module__.partition(".")[0] not in CLIENTS:
             raise
         if getattr(error, "status", None) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
             raise Mistake(_denied(shown)) from error
+        if getattr(error, "status", None) in (405, 501):  # a web server that takes no PUT
+            raise Mistake(_read_only(shown)) from error
         raise _unavailable(shown, error) from error
+
+
+def _read_only(shown: str) -> str:
+    return f"{shown}: this place can only be read: choose another"
 
 
 def _denied(shown: str) -> str:

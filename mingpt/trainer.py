@@ -27,9 +27,9 @@ from mingpt.model import GPT, GPTConfig
 from mingpt.numerics import differences, fingerprint, pin
 from mingpt.optim import Update
 from mingpt.reduction import ExactReduction, FastReduction, Reduction, tree_sum_of
-from mingpt.snapshot.format import State
+from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.reader import Loaded
-from mingpt.snapshot.tiers import FLAGS, Snapshots
+from mingpt.snapshot.tiers import FLAGS, Content, Snapshots
 from mingpt.tally import HostView, TallyExchange
 
 
@@ -133,6 +133,10 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
             f"{config.model.block_size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters"
         )
 
+    def content() -> Content:
+        """What a snapshot of the step that has just been done holds."""
+        return state(), measured(tally.mean_loss(), val_loss)
+
     last_log = time.monotonic()
     last_logged, stopping = start, False
     for step in range(start, config.train.max_steps):
@@ -183,6 +187,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
                 metrics.write({k: v if math.isfinite(v) else None for k, v in row.items()})
                 say(console_line(row, config.train.max_steps) + ("" if math.isfinite(grad_norm) else "  SKIPPED"))
             last_log, last_logged = time.monotonic(), done
+        val_loss = math.nan
         if len(validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
             began = time.monotonic()
             val_loss = evaluate(model, validation, world, autocast)
@@ -193,9 +198,9 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
             last_log += time.monotonic() - began  # the next line's speed is that of training
         began = time.monotonic()
         if final or stopping:
-            digest = snapshots.last(done, state(), stopping)
+            digest = snapshots.last(done, content(), stopping)
             break
-        snapshots.after_step(done, state, flags, late=world.device.type == "cuda")
+        snapshots.after_step(done, content, flags, late=world.device.type == "cuda")
         last_log += time.monotonic() - began
     snapshots.close()
     if metrics:
@@ -219,6 +224,11 @@ def evaluate(model: GPT, pieces: Pieces, world: World, autocast: Any) -> float:
     mine = torch.stack(figures).tolist() if figures else []
     everybodys = [figure for part in world.gather(mine) for figure in part]
     return tree_sum_of([loss for loss, _ in everybodys]) / sum(count for _, count in everybodys)
+
+
+def measured(loss: float, val_loss: float) -> Metrics:
+    """For the manifest, which takes finite numbers only."""
+    return Metrics(loss=loss if math.isfinite(loss) else None, val_loss=val_loss if math.isfinite(val_loss) else None)
 
 
 def _autocast(config: Config, device: torch.device) -> Any:

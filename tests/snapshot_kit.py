@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from mingpt.distributed import World
-from mingpt.snapshot.format import Kind, State
+from mingpt.snapshot.format import Kind, Metrics, State
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.restore import restore
+from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 
@@ -36,9 +37,16 @@ def state_of(step: int) -> State:
 
 
 def save(
-    store: Store, step: int, state: State | None = None, keep: int = 9, provenance: Mapping[str, Any] = PROVENANCE
+    store: Store,
+    step: int,
+    state: State | None = None,
+    keep: int | Retention = 9,
+    provenance: Mapping[str, Any] = PROVENANCE,
+    val_loss: float | None = None,
 ) -> str:
-    return SnapshotWriter(store, ALONE, keep, provenance, say=print).save(step, state or state_of(step))
+    retention = Retention(keep) if isinstance(keep, int) else keep
+    writer = SnapshotWriter(store, ALONE, retention, provenance, say=print)
+    return writer.save(step, state or state_of(step), Metrics(loss=step / 8, val_loss=val_loss))
 
 
 def read_newest(store: Store, say: Callable[[str], None]) -> Loaded | None:

@@ -15,6 +15,7 @@ import pytest
 from fault_kit import LONG
 from mingpt.errors import Mistake
 from mingpt.snapshot.reader import read
+from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
 from node_kit import Node
@@ -38,7 +39,7 @@ class Gate(Store):
 
 
 def writer(store: Store, said: list[str], **options: Any) -> SnapshotWriter:
-    return SnapshotWriter(store, ALONE, 9, PROVENANCE, said.append, **options)
+    return SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append, **options)
 
 
 def test_what_is_written_is_the_state_at_the_start_whatever_training_does_meanwhile(tmp_path: Path) -> None:

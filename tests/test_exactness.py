@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mingpt.metrics import read_metrics
+from mingpt.snapshot.reader import read
 from run_kit import Run
 
 pytestmark = pytest.mark.slow
@@ -163,6 +164,19 @@ def test_snapshots_change_nothing_and_keep_is_kept(
     run.finish(2)
     assert run.store.steps() == steps
     assert run.digest() == undisturbed().digest()
+
+
+def test_manifests_hold_the_losses_of_their_step_whoever_wrote_them(new_run: NewRun, undisturbed: NewRun) -> None:
+    alone, three = undisturbed(), new_run()
+    three.finish(3, "train.log_every=5")
+    rows = {row["step"]: row for row in read_metrics(alone.dir)}
+    measured = []
+    for step in alone.store.steps():
+        metrics = read(alone.store, step).manifest.metrics
+        assert (metrics.loss, metrics.val_loss) == (rows[step]["loss"], rows[step].get("val_loss"))
+        assert metrics == read(three.store, step).manifest.metrics
+        measured += [step] if metrics.val_loss is not None else []
+    assert measured == [24, 16, 8]
 
 
 def test_snapshots_by_time_are_taken_at_one_step_by_all(new_run: NewRun, undisturbed: NewRun) -> None:

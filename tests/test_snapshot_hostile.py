@@ -136,6 +136,12 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         changed("config/seed", float("nan")),
         changed("config/seed", float("-inf")),
         changed("history", {}),
+        changed("metrics", None),
+        changed("metrics/loss", "0.5"),
+        changed("metrics/loss", True),
+        changed("metrics/val_loss", float("nan")),
+        changed("metrics/val_loss", 10**400),
+        changed("metrics/new", 1.0),
     ],
 )
 def test_a_signed_manifest_that_lies_is_damaged(store: Store, change: Callable[[dict[str, Any]], None]) -> None:

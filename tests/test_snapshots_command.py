@@ -1,7 +1,9 @@
 """`python -m mingpt.snapshots` and `python -m mingpt.generate`: exit codes, and exactly what they print."""
 
 import json
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,16 @@ Captured = pytest.CaptureFixture[str]
 def run(tmp_path: Path) -> Path:
     """A run's directory with the snapshots of steps 4 and 30."""
     store = Store(str(tmp_path / "snapshots"))
-    save(store, 4)
+    save(store, 4, val_loss=1.25)
     save(store, 30)
     return tmp_path
+
+
+def age(run: Path, step: int, seconds: float) -> None:
+    """Make a step's files that old."""
+    folder = run / "snapshots" / f"step-{step:09d}"
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (time.time() - seconds,) * 2)
 
 
 def digest(run: Path, step: int) -> str:
@@ -70,12 +79,13 @@ def test_a_url_is_a_run_its_snapshots_or_a_step(
 
 
 def test_list_is_a_table_of_the_steps(run: Path, capsys: Captured) -> None:
+    age(run, 30, 10)
+    age(run, 4, 3 * 86400)
     assert snapshots.main(["list", str(run)]) == 0
-    by = "4          attempt 1 of 2026-01-01T00:00:00+00:00"
     assert capsys.readouterr() == (
-        "step  digest            parts         processes  written by\n"
-        f"30    {digest(run, 30)[:16]}  0.0 MiB in 2  {by}\n"
-        f"4     {digest(run, 4)[:16]}  0.0 MiB in 2  {by}\n",
+        "step  age   size     digest            loss    val_loss  state\n"
+        f"30    10 s  0.3 KiB  {digest(run, 30)[:16]}  3.7500  -         looks good\n"
+        f"4     3 d   0.3 KiB  {digest(run, 4)[:16]}  0.5000  1.2500    looks good\n",
         "",
     )
     assert snapshots.main(["list", str(run), "--step", "4"]) == 0
@@ -86,8 +96,8 @@ def test_list_names_a_damaged_manifest_and_exits_1(run: Path, capsys: Captured) 
     damage(run, 30, "manifest.json")
     assert snapshots.main(["list", str(run)]) == 1
     _, bad, good = capsys.readouterr().out.splitlines()
-    assert re.match(r"30 +DAMAGED +manifest\.json ", bad)
-    assert good.startswith(f"4     {digest(run, 4)[:16]}")
+    assert re.match(r"30 +0 s +\S+ KiB +- +- +- +DAMAGED: manifest\.json ", bad)
+    assert re.match(f"4 .* {digest(run, 4)[:16]} .*looks good$", good)
 
 
 def test_verify_says_good_of_each_step(run: Path, capsys: Captured) -> None:
@@ -116,8 +126,9 @@ def test_a_damaged_part_is_named(run: Path, capsys: Captured, file: str) -> None
 def test_looking_changes_nothing(run: Path) -> None:
     damage(run, 30, "model-*")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for command in ("list", "verify", "digest"):
+    for command in ("list", "verify", "digest", "show"):
         snapshots.main([command, str(run)])
+    snapshots.main(["prune", str(run), "--keep", "1", "--dry-run"])
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -125,6 +136,10 @@ def test_looking_changes_nothing(run: Path) -> None:
     ("arguments", "message"),
     [
         (["{run}", "--step", "5"], "{run}/snapshots: no snapshot of step 5; there are 4, 30"),
+        (
+            ["{run}/snapshots/step-000000004", "--step", "30"],
+            "{run}/snapshots/step-000000004 is the folder of step 4, not of --step 30: leave out one",
+        ),
         (["{run}/snapshots/step-000000005"], "{run}/snapshots: no snapshot of step 5; there are 4, 30"),
         (
             ["{run}/nowhere"],
@@ -135,7 +150,7 @@ def test_looking_changes_nothing(run: Path) -> None:
 )
 def test_what_is_not_there_is_a_mistake(run: Path, capsys: Captured, arguments: list[str], message: str) -> None:
     filled = [argument.format(run=run) for argument in arguments]
-    for command in (["list"], ["verify"], ["digest"]):
+    for command in (["list"], ["verify"], ["digest"], ["show"]):
         assert snapshots.main([*command, *filled]) == 64
         assert capsys.readouterr() == ("", f"error: {message.format(run=run)}\n")
     assert generate.main(filled) == 64
@@ -220,15 +235,24 @@ def test_generate_needs_no_good_optimizer_but_a_good_model(tmp_path: Path, capsy
     )
 
 
-def test_a_snapshot_of_a_newer_format_is_a_mistake_for_every_command(tmp_path: Path, capsys: Captured) -> None:
+def test_a_snapshot_of_a_newer_format_is_a_mistake_for_who_needs_it(tmp_path: Path, capsys: Captured) -> None:
     train(tmp_path, 9)
     train(tmp_path, 10)
     path = tmp_path / "snapshots" / "step-000000010" / "manifest.json"
     path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 2}))
-    for command in ("list", "verify", "digest"):
+    for command in ("verify", "digest", "show", "prune"):
         assert snapshots.main([command, str(tmp_path)]) == 64
-        assert "the snapshot of step 10 has format 2" in capsys.readouterr().err
-        assert snapshots.main([command, str(tmp_path), "--step", "9"]) == 0
+        out, err = capsys.readouterr()
+        assert "the snapshot of step 10 has format 2" in err
+        if command != "prune":
+            assert snapshots.main([command, str(tmp_path), "--step", "9"]) == 0
+        if command == "verify":  # the others all the same
+            assert out == f"step 10: of a newer format, not verified\nstep 9: good, digest {digest(tmp_path, 9)}\n"
+    capsys.readouterr()
+    assert snapshots.main(["list", str(tmp_path)]) == 0
+    _, newer, good = capsys.readouterr().out.splitlines()
+    assert newer.endswith("newer format: format 2; this version of mingpt reads 1")
+    assert good.endswith("looks good")
     assert generate.main([str(tmp_path)]) == 64
     assert "use the newer version that wrote it" in capsys.readouterr().err
     assert path.exists()

@@ -55,8 +55,15 @@ class TensorInfo(Strict):
     part: str
 
 
+class Metrics(Strict):
+    """The losses of the snapshot's step, where they were measured. Functions of (config, step), and no state."""
+
+    loss: float | None = Field(default=None, allow_inf_nan=False)
+    val_loss: float | None = Field(default=None, allow_inf_nan=False)
+
+
 class Manifest(Strict):
-    """What manifest.json says. The last four fields are provenance: the digest does not cover them."""
+    """What manifest.json says. The last five fields are provenance: the digest does not cover them."""
 
     format: int
     run: str
@@ -68,6 +75,7 @@ class Manifest(Strict):
     config: dict[str, Any]
     fingerprint: dict[str, Any]
     history: list[dict[str, Any]]
+    metrics: Metrics = Metrics()
 
 
 @dataclass(frozen=True)

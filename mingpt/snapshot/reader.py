@@ -19,21 +19,27 @@ class Loaded:
     url: str  # of the snapshots among which it was
 
 
-def read_manifest(store: Store, step: int) -> Manifest:
-    """Raises Damaged, or Mistake if a newer version of this program wrote it."""
+def look(store: Store, step: int) -> Manifest:
+    """The manifest, for those who can go on without it. Raises Damaged or NewerFormat."""
     with place(store.key, store.url):
         try:
             manifest = decode_manifest(store.read_manifest(step))
         except FileNotFoundError as error:
             raise Damaged("there is no manifest") from error
-        except NewerFormat as error:
-            raise Mistake(
-                f"{store.key}={store.url}: the snapshot of step {step} has {error}: use the newer version "
-                f"that wrote it, or another {'run.dir' if store.key == 'snapshot.dir' else store.key}"
-            ) from error
     if manifest.step != step:
         raise Damaged(f"the manifest is that of step {manifest.step}")
     return manifest
+
+
+def read_manifest(store: Store, step: int) -> Manifest:
+    """Raises Damaged, or Mistake if a newer version of this program wrote it."""
+    try:
+        return look(store, step)
+    except NewerFormat as error:
+        raise Mistake(
+            f"{store.key}={store.url}: the snapshot of step {step} has {error}: use the newer version "
+            f"that wrote it, or another {'run.dir' if store.key == 'snapshot.dir' else store.key}"
+        ) from error
 
 
 def read(store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer")) -> Loaded:

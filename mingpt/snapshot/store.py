@@ -7,18 +7,24 @@ can only write the same bytes under one name.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
 from mingpt.config import without_secrets
-from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged
-from mingpt.storage import is_local, open_fs, place
+from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, PART_NAME, Damaged
+from mingpt.storage import is_local, modified, open_fs, place
 
 STEP_FOLDER = re.compile(r"step-([0-9]{9})")
+PROBE, SET_ASIDE = ".probe-", "set-aside-"
+
+
+def _step_name(step: int) -> str:
+    return f"step-{step:09d}"
 
 
 def _sync_folder(path: Path) -> None:
@@ -42,6 +48,39 @@ def _create_from(temporary: Path, target: Path) -> None:
         temporary.replace(target)
 
 
+@dataclass(frozen=True)
+class File:
+    """A file in a step's folder, or beside those (step None). Size and time (Unix) are None if the store can't tell."""
+
+    step: int | None
+    name: str
+    size: int | None
+    modified: float | None
+
+    @property
+    def path(self) -> str:
+        """Below the store's URL."""
+        return self.name if self.step is None else f"{_step_name(self.step)}/{self.name}"
+
+    @property
+    def is_temporary(self) -> bool:
+        return self.name.startswith(".") and self.name.endswith(".tmp")
+
+    @property
+    def is_probe(self) -> bool:
+        return self.step is None and self.name.startswith(PROBE)
+
+    @property
+    def is_set_aside(self) -> bool:
+        return self.name.startswith(SET_ASIDE) and self.name.endswith(MANIFEST)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a writer or reader of ours may have put it into a step's folder."""
+        part = PART_NAME.fullmatch(self.name) is not None
+        return part or self.is_temporary or self.is_set_aside
+
+
 class Store:
     """The snapshots under one URL."""
 
@@ -52,18 +91,50 @@ class Store:
         self.local = is_local(self.fs)
 
     def folder(self, step: int) -> str:
-        return f"{self.root}/step-{step:09d}"
+        return f"{self.root}/{_step_name(step)}"
+
+    def folder_url(self, step: int) -> str:
+        """For messages."""
+        return f"{self.url}/{_step_name(step)}"
 
     def steps(self) -> list[int]:
         """The committed steps, newest first."""
+        with place(self.key, self.url):
+            return [s for s in self.folders() if self.fs.exists(f"{self.folder(s)}/{MANIFEST}")]
+
+    def folders(self) -> list[int]:
+        """The steps that have a folder, committed or not, newest first."""
         self.fs.invalidate_cache()  # object-store clients remember listings; another process may have written since
         with place(self.key, self.url):
             try:
                 names = [Path(p).name for p in self.fs.ls(self.root, detail=False)]
             except FileNotFoundError:
                 return []
-            found = [int(m[1]) for n in names if (m := STEP_FOLDER.fullmatch(n))]
-            return sorted((s for s in found if self.fs.exists(f"{self.folder(s)}/{MANIFEST}")), reverse=True)
+        return sorted((int(m[1]) for n in names if (m := STEP_FOLDER.fullmatch(n))), reverse=True)
+
+    def files(self, step: int | None) -> list[File]:
+        """What lies in a step's folder (None: beside the steps' folders), folders left out."""
+        with place(self.key, self.url):
+            try:
+                entries = self.fs.ls(self.root if step is None else self.folder(step), detail=True)
+            except FileNotFoundError:
+                return []
+        return [
+            File(step, Path(e["name"]).name, e.get("size"), modified(e)) for e in entries if e["type"] != "directory"
+        ]
+
+    def remove(self, files: Iterable[File]) -> None:
+        """Delete single files, and the folders that are empty then. Another process may be doing so too."""
+        folders = set()
+        for file in files:
+            with suppress(FileNotFoundError):
+                self.fs.rm_file(f"{self.root}/{file.path}")
+            if file.step is not None:
+                folders.add(self.folder(file.step))
+        if self.local:
+            for folder in folders:
+                with suppress(OSError):  # not empty
+                    os.rmdir(folder)
 
     def size(self, step: int, name: str) -> int:
         """Raises FileNotFoundError."""
@@ -139,7 +210,7 @@ class Store:
         """Whether this store refuses to create what exists. Tried, since clients take the option and some ignore it."""
         if self.local:
             return True
-        probe = f"{self.root}/.probe-{uuid4().hex}"
+        probe = f"{self.root}/{PROBE}{uuid4().hex}"
         with place(self.key, self.url):
             self.fs.pipe_file(probe, b"1")
             try:
@@ -173,12 +244,21 @@ class Store:
             content = self._beginning_of_manifest(step)
         except Damaged:
             content = b""
-        name = f"set-aside-{sha256(content).hexdigest()[:8]}-{MANIFEST}"
+        name = f"{SET_ASIDE}{sha256(content).hexdigest()[:8]}-{MANIFEST}"
         self.fs.mv(f"{self.folder(step)}/{MANIFEST}", f"{self.folder(step)}/{name}")
         return name
 
     def delete(self, step: int) -> None:
-        """Manifest first: a reader sees the whole snapshot or none."""
-        with suppress(FileNotFoundError):  # another attempt may be tidying up, too
-            self.fs.rm_file(f"{self.folder(step)}/{MANIFEST}")
-            self.fs.rm(self.folder(step), recursive=True)
+        """Manifest first: a reader sees the whole snapshot or none. Another process may be deleting it too.
+
+        What was set aside in its folder goes with it.
+        """
+        folder = self.folder(step)
+        with suppress(FileNotFoundError):
+            self.fs.rm_file(f"{folder}/{MANIFEST}")
+        if self.local and os.path.islink(folder):  # wherever it leads: nothing but our files may go there
+            self.remove([f for f in self.files(step) if f.is_ours])
+            os.unlink(folder)
+            return
+        with suppress(FileNotFoundError):
+            self.fs.rm(folder, recursive=True)

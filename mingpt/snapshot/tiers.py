@@ -8,12 +8,14 @@ from mingpt.config import Config
 from mingpt.distributed import World
 from mingpt.errors import Mistake
 from mingpt.snapshot import hot
-from mingpt.snapshot.format import State
+from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.restore import restore
+from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 
+Content = tuple[State, Metrics]
 FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # what the processes tell each other with every step
 
 
@@ -57,15 +59,18 @@ class Snapshots:
         """Make the writers, with what they call before and after a durable commit. Called by all processes."""
         beside = self.world.beside(self.limit_seconds)
         on_node = self.world.on_node(hot.node_identity(self.settings.hot_dir), self.limit_seconds)
-        retry = self.settings.retry_seconds
+        s = self.settings
+        retention = Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds)
         self.durable = SnapshotWriter(
-            self.store, beside, self.settings.keep, provenance, self.say, committed, check, retry_seconds=retry
+            self.store, beside, retention, provenance, self.say, committed, check, retry_seconds=s.retry_seconds
         )
         # A node on which one process has no room has no hot tier.
         everywhere = all(on_node.gather(self.hot_store is not None))
         self.hot: SnapshotWriter | None = None
         if self.hot_store is not None and everywhere:
-            self.hot = SnapshotWriter(self.hot_store, on_node, hot.KEEP, provenance, self.say)
+            self.hot = SnapshotWriter(
+                self.hot_store, on_node, Retention(hot.KEEP, keep_best=False), provenance, self.say
+            )
 
     def flags(self) -> Sequence[bool]:
         """This process's part of what travels with the step."""
@@ -83,7 +88,7 @@ class Snapshots:
             if writer is not None:
                 writer.before_update()
 
-    def after_step(self, step: int, state: Callable[[], State], flags: Sequence[float], late: bool) -> None:
+    def after_step(self, step: int, content: Callable[[], Content], flags: Sequence[float], late: bool) -> None:
         """Start what is due after this step; never waits. flags: for each, how many processes have raised it.
 
         late: the flags are those of the step before, which can't know of a snapshot started after that.
@@ -94,9 +99,9 @@ class Snapshots:
         if by_steps or flags[DUE] > 0:
             busy = flags[BUSY] > 0 or (late and self.durable.step == step - 1)
             if not self.settings.asynchronous:
-                self.durable.save(step, state())
+                self.durable.save(step, *content())
             elif not busy:
-                self.durable.start(step, state())
+                self.durable.start(step, *content())
             elif by_steps and self.world.speaks:
                 self.say(f"step {step}: no snapshot, that of step {self.durable.step} is still being written")
             if self.durable.step == step:
@@ -104,21 +109,21 @@ class Snapshots:
         if self.hot and step % self.settings.hot_every_steps == 0:
             busy = flags[HOT_BUSY] > 0 or (late and self.hot.step == step - 1)
             if not busy:
-                self.hot.start(step, state())
+                self.hot.start(step, *content())
 
-    def last(self, step: int, state: State, stopping: bool) -> str:
+    def last(self, step: int, content: Content, stopping: bool) -> str:
         """The snapshot at the end of an attempt, waited for; returns its digest.
 
         When a stop has a limit (snapshot.grace_seconds), the hot tier comes first, and the durable one may be too late.
         """
         grace = self.settings.grace_seconds
         if not (stopping and grace):
-            return self.durable.save(step, state)
+            return self.durable.save(step, *content)
         deadline = time.monotonic() + grace
-        hot_digest = self.hot.save(step, state) if self.hot else None
+        hot_digest = self.hot.save(step, *content) if self.hot else None
         try:
             self.durable.settle(deadline - time.monotonic())
-            self.durable.start(step, state, shout=False)
+            self.durable.start(step, *content, shout=False)
             return self.durable.wait(deadline - time.monotonic())
         except TimeoutError:
             self._too_late = True

@@ -21,6 +21,7 @@ from mingpt.snapshot.format import (
     FORMAT,
     Damaged,
     Manifest,
+    Metrics,
     Part,
     PartInfo,
     State,
@@ -31,10 +32,12 @@ from mingpt.snapshot.format import (
     lay_out,
 )
 from mingpt.snapshot.reader import read_manifest
+from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
 T = TypeVar("T")
+UNMEASURED = Metrics()
 FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
 
 
@@ -58,7 +61,7 @@ def _in_time(ask: Callable[[float | None], T], limit_seconds: float | None) -> T
 
 @dataclass
 class SnapshotWriter:
-    """Writes the snapshots of one attempt and keeps the newest `keep`.
+    """Writes the snapshots of one attempt and deletes those that need not stay.
 
     world: the processes, with a group that nothing else uses. provenance: what the manifest says beside the state: run,
     vocabulary, config, fingerprint, history. In the process that speaks, from the writer's thread, check() is called
@@ -68,7 +71,7 @@ class SnapshotWriter:
 
     store: Store
     world: World
-    keep: int
+    retention: Retention
     provenance: Mapping[str, Any]
     say: Callable[[str], None]
     committed: Callable[[int, str, float], None] = lambda step, digest, seconds: None
@@ -77,6 +80,7 @@ class SnapshotWriter:
     step: int | None = None  # of the snapshot that was started last
     failures: int = 0  # in a row; equal in all processes, but not known to all at the same moment
     superseded: bool = False  # `check` has said no
+    _val_losses: dict[int, float | None] = field(default_factory=dict)  # of the snapshots that are there
     _job: "Future[str] | None" = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "snapshot"))
     _buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -87,17 +91,17 @@ class SnapshotWriter:
         """Whether a snapshot is in flight."""
         return self._job is not None and not self._job.done()
 
-    def save(self, step: int, state: State) -> str:
+    def save(self, step: int, state: State, metrics: Metrics = UNMEASURED) -> str:
         """Save the state as step `step` and wait for it; returns the digest. Called by all processes.
 
         If one process can't write, all raise: Mistake if the user must act (no space, no permission), else
         SnapshotFailed.
         """
         self.settle()
-        self.start(step, state, shout=False)
+        self.start(step, state, metrics, shout=False)
         return self.wait()
 
-    def start(self, step: int, state: State, shout: bool = True) -> None:
+    def start(self, step: int, state: State, metrics: Metrics = UNMEASURED, shout: bool = True) -> None:
         """Save the state as step `step` in the background. Called by all processes, when none of them is busy.
 
         shout: say it at once when it fails.
@@ -105,7 +109,7 @@ class SnapshotWriter:
         assert not self.busy
         self.step = step
         copies = self._copy_my_share(state)
-        self._job = self._pool.submit(self._write, step, copies, time.monotonic(), shout)
+        self._job = self._pool.submit(self._write, step, copies, metrics, time.monotonic(), shout)
 
     def wait(self, limit_seconds: float | None = None) -> str:
         """The digest of the snapshot in flight, or what went wrong with it, as `save` tells it, or TimeoutError."""
@@ -149,14 +153,14 @@ class SnapshotWriter:
             self._buffers[name] = buffer
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
-    def _write(self, step: int, copies: Copies, began: float, shout: bool) -> str:
+    def _write(self, step: int, copies: Copies, metrics: Metrics, began: float, shout: bool) -> str:
         """The writer's thread. Every process comes to the same result."""
         try:
             if self._copied is not None:
                 self._copied.synchronize()
             reports = self.world.gather(self._write_my_parts(step, copies))
             self._raise_first(reports)
-            answer = self.world.from_speaker(self._commit(step, reports) if self.world.speaks else None)
+            answer = self.world.from_speaker(self._commit(step, reports, metrics) if self.world.speaks else None)
             self._raise_first([answer])
         except (Mistake, SnapshotFailed) as error:
             self.failures += 1
@@ -182,14 +186,20 @@ class SnapshotWriter:
             return self._failure(f"the snapshot of step {step} could not be written", error)
         return written
 
-    def _commit(self, step: int, reports: list[dict[str, Any]]) -> dict[str, Any]:
+    def _commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
         parts = {name: PartInfo(**p) for r in reports for name, p in r["parts"].items()}
         tensors = {name: TensorInfo(**t) for r in reports for name, t in r["tensors"].items()}
         manifest = Manifest(
-            format=FORMAT, step=step, digest=digest_of(tensors), parts=parts, tensors=tensors, **self.provenance
+            format=FORMAT,
+            step=step,
+            digest=digest_of(tensors),
+            parts=parts,
+            tensors=tensors,
+            metrics=metrics,
+            **self.provenance,
         )
 
-        def commit() -> None:
+        def commit() -> bool:
             for name, part in parts.items():
                 # A store may drop bytes without a word (pytorch#183878), and a folder that the nodes don't share looks
                 # to each node as if all went well.
@@ -199,10 +209,7 @@ class SnapshotWriter:
                         f"{name} {found} after it was written; with several nodes, {self.store.key} must be "
                         f"a place that all of them share"
                     )
-            if not self.store.commit(step, encode_manifest(manifest)):
-                self._accept(step, manifest)
-            for old in self.store.steps()[self.keep :]:
-                self.store.delete(old)
+            return self.store.commit(step, encode_manifest(manifest)) or self._accept(step, manifest)
 
         try:
             self._patiently(self.check)
@@ -211,25 +218,38 @@ class SnapshotWriter:
         except Exception as error:
             return self._failure("run.dir could not be looked at", error)
         try:
-            self._patiently(commit)
+            known_to_be_good = self._patiently(commit)
         except Exception as error:
             return self._failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
+        if known_to_be_good:
+            self._tidy(step)
         return {"digest": manifest.digest}
 
-    def _accept(self, step: int, ours: Manifest) -> None:
-        """Another attempt has committed this step before us: leave it, unless it is damaged."""
+    def _tidy(self, step: int) -> None:
+        """Whatever goes wrong here costs room and not the snapshot; it is tried again after the next one."""
+        try:
+            plan(self.store, self.retention, step, self._val_losses).carry_out(self.store)
+        except Exception as error:
+            self.say(f"what need not stay could not be deleted: {error}")
+
+    def _accept(self, step: int, ours: Manifest) -> bool:
+        """Another attempt has committed this step before us: leave it, unless it is damaged.
+
+        Returns whether what is there now is what we have written.
+        """
         try:
             theirs = read_manifest(self.store, step)
         except Damaged:
             self.store.set_aside(step)
             if not self.store.commit(step, encode_manifest(ours)):
                 raise SnapshotFailed("another attempt writes the same step at the same time") from None
-        else:
-            if theirs.digest != ours.digest:
-                self.say(
-                    f"step {step} of {self.store.url} is there already, from another attempt and with another digest "
-                    f"({theirs.digest[:16]}): it stays"
-                )
+            return True
+        if theirs.digest != ours.digest:
+            self.say(
+                f"step {step} of {self.store.url} is there already, from another attempt and with another digest "
+                f"({theirs.digest[:16]}): it stays"
+            )
+        return theirs.digest == ours.digest
 
     def _patiently(self, act: Callable[[], T]) -> T:
         """Do it, again and again while the store fails in a way that may pass, with growing pauses."""

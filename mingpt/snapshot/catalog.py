@@ -1,0 +1,139 @@
+"""What a store has, told without reading the parts: for people and programs that look at snapshots."""
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, NewerFormat
+from mingpt.snapshot.reader import look
+from mingpt.snapshot.store import File, Store
+from mingpt.storage import place
+
+GOOD, DAMAGED, INCOMPLETE, ASIDE, NEWER = "looks good", "DAMAGED", "incomplete", "set aside", "newer format"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One step's folder. Age and size are None where the store can't tell, the rest where no manifest does."""
+
+    step: int
+    state: str
+    problem: str = ""
+    age_seconds: float | None = None
+    bytes: int | None = None
+    parts: int | None = None
+    digest: str | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    attempt: int | None = None
+    world_size: int | None = None
+
+
+def entry(store: Store, step: int) -> Entry:
+    """Reads the manifest and asks for the parts' sizes: `looks good` is no proof; reading everything is."""
+    files = store.files(step)
+    size = None if any(f.size is None for f in files) else sum(f.size or 0 for f in files)
+    age = _seconds_since(files)
+    try:
+        manifest = look(store, step)
+        _check_sizes(store, manifest, {f.name: f.size for f in files})
+    except NewerFormat as newer:
+        return Entry(step, NEWER, str(newer), age, size)
+    except Damaged as damage:
+        if any(f.name == MANIFEST for f in files):
+            return Entry(step, DAMAGED, str(damage), age, size)
+        if aside := [f.name for f in files if f.is_set_aside]:
+            return Entry(step, ASIDE, f"was damaged; its manifest is now {aside[0]}", age, size)
+        return Entry(step, INCOMPLETE, "there is no manifest: it is being written, or its writer died", age, size)
+    last = manifest.history[-1] if manifest.history else {}
+    return Entry(
+        step=step,
+        state=GOOD,
+        age_seconds=age,
+        bytes=sum(part.size for part in manifest.parts.values()),
+        parts=len(manifest.parts),
+        digest=manifest.digest,
+        loss=manifest.metrics.loss,
+        val_loss=manifest.metrics.val_loss,
+        attempt=last.get("attempt"),
+        world_size=last.get("world_size"),
+    )
+
+
+def _seconds_since(files: list[File]) -> float | None:
+    """Since the commit, or since the last write where there is none."""
+    times = [f.modified for f in files if f.name == MANIFEST] or [f.modified for f in files]
+    known = [t for t in times if t is not None]
+    return max(0.0, time.time() - max(known)) if known else None
+
+
+def _check_sizes(store: Store, manifest: Manifest, listed: dict[str, int | None]) -> None:
+    """Raises Damaged. Listings of web servers have no sizes, and some no files: those are asked for one by one."""
+    with place(store.key, store.url):
+        for name, part in manifest.parts.items():
+            try:
+                size = listed.get(name) or store.size(manifest.step, name)
+            except FileNotFoundError as error:
+                raise Damaged(f"{name} is missing") from error
+            if size != part.size:
+                raise Damaged(f"{name} has {size} bytes in place of {part.size}")
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _size(count: int | None) -> str:
+    if count is None:
+        return "-"
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 / 10 else f"{count / 2**10:.1f} KiB"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _row(e: Entry) -> tuple[str, ...]:
+    state = f"{e.state}: {e.problem}" if e.problem else e.state
+    digest = e.digest[:16] if e.digest else "-"
+    return str(e.step), _age(e.age_seconds), _size(e.bytes), digest, _number(e.loss), _number(e.val_loss), state
+
+
+def as_table(entries: Iterable[Entry]) -> str:
+    return _table([("step", "age", "size", "digest", "loss", "val_loss", "state"), *map(_row, entries)])
+
+
+def described(m: Manifest) -> str:
+    """A manifest for people, without the list of tensors."""
+    lines = [f"run {m.run}, step {m.step}, format {m.format}", f"digest {m.digest}"]
+    lines.append(f"loss {_number(m.metrics.loss)}, validation loss {_number(m.metrics.val_loss)}")
+    for kind in ("model", "optimizer"):
+        parts = [part.size for name, part in m.parts.items() if name.startswith(kind)]
+        tensors = sum(t.part.startswith(kind) for t in m.tensors.values())
+        lines.append(f"{kind}: {_size(sum(parts))} in {len(parts)} parts, {tensors} tensors")
+    lines += [f"vocabulary: {json.dumps(m.vocabulary, ensure_ascii=False)}", "", "attempts:"]
+    keys = ("attempt", "from_step", "world_size", "at")
+    lines.append(_table([keys, *(tuple(str(a.get(k, "-")) for k in keys) for a in m.history)]))
+    for title, section in (("numerics", m.fingerprint), ("config", m.config)):
+        lines += ["", f"{title}:"]
+        lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(section)]
+    # A manifest may be a stranger's: what could command a terminal is not printed.
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in "\n".join(lines))
+
+
+def _flat(section: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    out: list[tuple[str, object]] = []
+    for key, value in section.items():
+        out += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return out
