@@ -3,6 +3,8 @@
 PYTHON ?= python3
 PROMPT ?= To be, or not to be
 ARGS ?=
+N ?= 200
+SEED ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,10 +13,10 @@ SKY := .venv-sky
 SKY_INSTALLED := $(SKY)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast lint bench clean
+.PHONY: help train test fast lint crash-campaign bench clean
 
 help: ## show this
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
 train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (ARGS="key=value …", PROMPT="…")
 	$(BIN)/python -m mingpt.data.fetch shakespeare
@@ -33,6 +35,9 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+crash-campaign: $(INSTALLED) ## kill training N times at random moments (N=200 SEED=1), compare the digests
+	cd tests && ../$(BIN)/python crash_campaign.py --kills $(N) --seed $(SEED)
 
 bench: $(INSTALLED) ## run every benchmark; each prints JSON
 	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done
