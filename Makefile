@@ -16,7 +16,7 @@ SKY_INSTALLED := $(SKY)/.installed
 .PHONY: help train test fast lint crash-campaign bench clean
 
 help: ## show this
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 
 train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (ARGS="key=value …", PROMPT="…")
 	$(BIN)/python -m mingpt.data.fetch shakespeare
