@@ -3,7 +3,7 @@
 Runs are trained under mingpt.launch by a number of processes that changes from start to start, while random processes,
 all of a node's processes, or the agent get SIGKILL: at a random moment, or at a boundary of a snapshot's writes (before
 and after each part, before and after the manifest). After each start every committed snapshot is good, and the newest
-is no older than before. A run that has finished has the digest of one that nobody disturbed, and leaves nothing in memory.
+is no older than before. A run that has finished has the digest of one that nobody disturbed, and leaves no hot ones.
 Prints a line for each start and a summary as JSON; ends with a stack trace and exit code 1 at the first violation.
 """
 

@@ -1,0 +1,155 @@
+"""`python benchmarks/snapshots.py [--model gpt-30m|gpt2] [--rounds 3]`: what a snapshot costs, beside torch's own ways.
+
+One process saves the state of a model with AdamW to a local folder and reads it back; the contestants take turns, each in
+a process of its own. stall: how long the call keeps training from going on. durable: until everything is on the disk.
+restore: until all tensors are back in memory. memory: peak of the process beyond the state itself, in states. stall / copy:
+against a bare copy of the state into memory that is there. raw / restore: reading the same files without decoding, against
+restoring. Medians over the rounds.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from mingpt.distributed import World
+from mingpt.model import GPT, GPTConfig
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.retention import Retention
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.writer import SnapshotWriter
+
+MODELS = {
+    "gpt-30m": GPTConfig(vocab_size=50304, n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.0),
+    "gpt2": GPTConfig(vocab_size=50304, n_layer=12, n_head=12, n_embd=768, block_size=1024, dropout=0.0),
+}
+CONTESTANTS = ("ours", "torch.save", "dcp.save", "dcp.async_save")
+State = dict[str, dict[str, Tensor]]
+
+
+def state_of(model: str) -> State:
+    weights = {name: tensor.detach() for name, tensor in GPT(MODELS[model]).state_dict().items()}
+    moments = {f"{n}.{slot}": torch.rand_like(t) for n, t in weights.items() for slot in ("exp_avg", "exp_avg_sq")}
+    return {"model": weights, "optimizer": moments}
+
+
+def size_of(state: State) -> int:
+    return sum(t.nbytes for tensors in state.values() for t in tensors.values())
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def empty(state: State) -> State:
+    return {kind: {n: torch.empty_like(t) for n, t in tensors.items()} for kind, tensors in state.items()}
+
+
+def timed(act: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    result = act()
+    return time.perf_counter() - began, result
+
+
+def ours(folder: Path, state: State) -> tuple[Callable[[int], Callable[[], Any]], Callable[[int], Any]]:
+    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), backend="gloo")
+    about: dict[str, Any] = {"run": "b", "vocabulary": {}, "config": {}, "fingerprint": {}, "history": []}
+    writer = SnapshotWriter(Store(str(folder)), alone, Retention(9, keep_best=False), about, print)
+
+    def save(step: int) -> Callable[[], Any]:
+        writer.start(step, state)  # type: ignore[arg-type]
+        return writer.wait
+
+    return save, lambda step: read(Store(str(folder)), step)
+
+
+def others(name: str, folder: Path, state: State) -> tuple[Callable[[int], Callable[[], Any]], Callable[[int], Any]]:
+    def save(step: int) -> Callable[[], Any]:
+        if name == "torch.save":
+            torch.save(state, folder / f"{step}.pt")
+        elif name == "dcp.save":
+            dcp.save(state, checkpoint_id=folder / str(step))
+        else:
+            return dcp.async_save(state, checkpoint_id=folder / str(step)).result  # type: ignore[union-attr]
+        return lambda: None
+
+    def restore(step: int) -> Any:
+        if name == "torch.save":
+            return torch.load(folder / f"{step}.pt", weights_only=True)
+        back = empty(state)
+        dcp.load(back, checkpoint_id=folder / str(step))
+        return back
+
+    return save, restore
+
+
+def measure(name: str, model: str, folder: Path) -> dict[str, float]:
+    """One contestant, in this process: the second save counts, with buffers and imports warm."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    state = state_of(model)
+    before = peak_bytes()
+    save, restore = ours(folder, state) if name == "ours" else others(name, folder, state)
+    save(1)()
+    began = time.perf_counter()
+    stall, finish = timed(lambda: save(2))
+    finish()
+    durable = time.perf_counter() - began
+    memory = (peak_bytes() - before) / size_of(state)
+    into = empty(state)
+    for kind in into:
+        for n, tensor in into[kind].items():
+            tensor.copy_(state[kind][n])  # the pages are there now
+
+    def copy() -> None:
+        for kind in into:
+            for n, tensor in into[kind].items():
+                tensor.copy_(state[kind][n])
+
+    copy_seconds, _ = timed(copy)
+    files = [f for f in folder.rglob("*") if f.is_file() and (f.parent.name.endswith("2") or f.name == "2.pt")]
+    raw, _ = timed(lambda: [f.read_bytes() for f in files])
+    restored, _ = timed(lambda: restore(2))
+    return {
+        "stall": stall, "durable": durable, "restore": restored, "memory": memory,
+        "stall / copy": stall / copy_seconds, "raw / restore": raw / restored, "state MB": size_of(state) / 1e6,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="gpt-30m")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=CONTESTANTS, help="measure one, once, in this process")
+    options = parser.parse_args()
+    if options.only:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(measure(options.only, options.model, Path(folder))))
+        return
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
+    for _ in range(options.rounds):
+        for name in CONTESTANTS:
+            command = [sys.executable, __file__, "--model", options.model, "--only", name]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            rounds[name].append(json.loads(done.stdout.splitlines()[-1]))
+    medians = {
+        name: {key: round(statistics.median(r[key] for r in results), 3) for key in results[0]}
+        for name, results in rounds.items()
+    }
+    print(json.dumps({"model": options.model, "rounds": options.rounds, "medians": medians}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
