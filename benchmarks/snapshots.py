@@ -1,10 +1,10 @@
 """`python benchmarks/snapshots.py [--model gpt-30m|gpt2] [--rounds 3]`: what a snapshot costs, beside torch's own ways.
 
-One process saves the state of a model with AdamW to a local folder and reads it back; the contestants take turns, each in
-a process of its own. stall: how long the call keeps training from going on. durable: until everything is on the disk.
-restore: until all tensors are back in memory. memory: peak of the process beyond the state itself, in states. stall / copy:
-against a bare copy of the state into memory that is there. raw / restore: reading the same files without decoding, against
-restoring. Medians over the rounds.
+One process saves the state of a model with AdamW to a local folder and reads it back; the contestants take turns, each
+in a process of its own. stall: how long the call keeps training from going on. durable: until all is on the disk.
+restore: until all tensors are back in memory. memory: peak of the process beyond the state itself, in states.
+stall / copy: against a bare copy of the state into memory that is there. raw / restore: reading the same files without
+decoding, against restoring. Medians over the rounds.
 """
 
 import argparse

@@ -250,5 +250,6 @@ def _about(error: Exception) -> str:
     if isinstance(error, RendezvousClosedError):
         return "the other nodes have ended the run: the reason is in their logs"
     if isinstance(error, (RendezvousTimeoutError, RendezvousConnectionError, DistNetworkError, DistStoreError)):
-        return _no_contact(error.__cause__ or str(error) or type(error).__name__)
+        told = str(error.__cause__ or error).splitlines()  # some go on with a stack trace of C++
+        return _no_contact(told[0] if told else type(error).__name__)
     return f"{type(error).__name__}: {error}"

@@ -81,15 +81,15 @@ OPTIONS = [
         env(SKYPILOT_NODE_IPS="127.0.0.1\n127.0.0.2", SKYPILOT_NODE_RANK="0"),
         with_port(busy=True)("--rdzv-endpoint=127.0.0.1:{port}"),), forms=LAUNCH),
     # Exit 70: a head that is late is there at the next try.
-    Case("head never answers, static", r"world\.init_timeout_seconds", "is the address right", SHORT, (with_port(
+    Case("head never answers, static", r"world\.init_timeout_seconds", "--rdzv-id right", SHORT, (with_port(
         busy=False)("--nnodes=2", "--rdzv-backend=static", "--node-rank=1", "--master-addr=127.0.0.1",
                     "--master-port={port}"),), code=70, forms=LAUNCH, limit=30),
-    Case("head never answers, c10d", r"world\.init_timeout_seconds", "is the address right", SHORT, (
+    Case("head never answers, c10d", r"world\.init_timeout_seconds", "--rdzv-id right", SHORT, (
         env(SKYPILOT_NODE_IPS="127.0.0.2\n127.0.0.1", SKYPILOT_NODE_RANK="1"),
         with_port(busy=False)("--rdzv-endpoint=127.0.0.1:{port}"),), code=70, forms=LAUNCH, limit=30),
-    Case("something else listens at the endpoint", r"world\.init_timeout_seconds", "is the address right", SHORT, (
+    Case("something else listens at the endpoint", r"world\.init_timeout_seconds", "--rdzv-id right", SHORT, (
         with_port(busy=True)("--nnodes=2", "--rdzv-endpoint=127.0.0.1:{port}"),), code=70, forms=LAUNCH, limit=40),
-    Case("something else listens, static", r"world\.init_timeout_seconds", "is the address right", SHORT, (with_port(
+    Case("something else listens, static", r"world\.init_timeout_seconds", "--rdzv-id right", SHORT, (with_port(
         busy=True)("--nnodes=2", "--rdzv-backend=static", "--node-rank=1", "--master-addr=127.0.0.1",
                    "--master-port={port}"),), code=70, forms=LAUNCH, limit=40),
     Case("the other node never comes", r"world\.init_timeout_seconds", "are all up", SHORT, (with_port(
