@@ -65,7 +65,9 @@ def test_a_write_that_fails_is_tried_again(tmp_path: Path) -> None:
     store.open.set()
     digest = writer(store, said, retry_seconds=10).save(1, state_of(1))
     assert read(store, 1).manifest.digest == digest
-    assert [re.sub(r".*next try", "next try", line) for line in said] == ["next try in 0.5 s", "next try in 1 s"]
+    # Both of its parts, written at the same time, have failed once; or one of them twice.
+    pauses = [re.sub(r".*next try in", "", line) for line in said]
+    assert pauses in ([" 0.5 s", " 0.5 s"], [" 0.5 s", " 1 s"])
     assert said[0].startswith(f"snapshot.dir={tmp_path}: [Errno 5] Input/output error")
 
 

@@ -5,7 +5,6 @@ the durable store once, and a node that was replaced gets the hot tier's step fr
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -14,11 +13,8 @@ from torch import Tensor
 from mingpt.distributed import World
 from mingpt.errors import Mistake
 from mingpt.snapshot.format import Damaged, Kind, Manifest, decode_manifest, decode_part, encode_manifest
-from mingpt.snapshot.reader import Loaded, read_manifest
+from mingpt.snapshot.reader import Loaded, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
-from mingpt.storage import place
-
-READERS = 4  # parts that a process reads at a time
 
 
 def restore(durable: Store, hot: Store | None, world: World, say: Callable[[str], None]) -> Loaded | None:
@@ -111,8 +107,7 @@ class _Together:
         for name in names:
             raw, tensors = self.parts.pop(name, (None, None))
             raw = self.world.hand_on(raw, reader_of[name], manifest.parts[name].size)
-            kind: Kind = "model" if name.startswith("model") else "optimizer"
-            state[kind] |= decode_part(manifest, name, raw) if tensors is None else tensors
+            state[kind_of(name)] |= decode_part(manifest, name, raw) if tensors is None else tensors
         return Loaded(manifest, state, self.world.gather(self.store.url if self.store else None)[readers[0]])
 
     def _read_manifest(self) -> str:
@@ -121,13 +116,6 @@ class _Together:
         return self.own.digest
 
     def _read_parts(self, manifest: Manifest, names: list[str]) -> None:
-        store = self.store
-        assert store is not None
-
-        def read(name: str) -> None:
-            with place(store.key, store.url):
-                raw = store.read_part(self.step, name, manifest.parts[name].size)
-            self.parts[name] = raw, decode_part(manifest, name, raw)
-
-        with ThreadPoolExecutor(READERS) as pool:
-            list(pool.map(read, names))
+        if names:
+            assert self.store is not None
+            self.parts = read_parts(self.store, manifest, names)

@@ -31,7 +31,7 @@ from mingpt.snapshot.format import (
     encode_part,
     lay_out,
 )
-from mingpt.snapshot.reader import read_manifest
+from mingpt.snapshot.reader import AT_A_TIME, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
@@ -49,7 +49,7 @@ class Superseded(Mistake):
     """This attempt must not write any more."""
 
 
-Copies = list[tuple[Part, dict[str, Tensor]]]  # this process's parts, each with its tensors in CPU memory
+Copy = tuple[Part, dict[str, Tensor]]  # a part and its tensors, in CPU memory
 
 
 def _in_time(ask: Callable[[float | None], T], limit_seconds: float | None) -> T:
@@ -126,13 +126,13 @@ class SnapshotWriter:
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
 
-    def _copy_my_share(self, state: State) -> Copies:
+    def _copy_my_share(self, state: State) -> list[Copy]:
         """Copy into buffers that stay for the next time: page faults of fresh memory cost more than the copy itself."""
         twice = state["model"].keys() & state["optimizer"].keys()
         if twice:
             raise ValueError(f"both kinds of state have a tensor named {', '.join(sorted(twice))}")
         parts = lay_out(state)
-        copies: Copies = []
+        copies: list[Copy] = []
         on_device = any(t.is_cuda for tensors in state.values() for t in tensors.values())
         stream = torch.cuda.Stream() if on_device else None
         if stream is not None:
@@ -153,7 +153,7 @@ class SnapshotWriter:
             self._buffers[name] = buffer
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
-    def _write(self, step: int, copies: Copies, metrics: Metrics, began: float, shout: bool) -> str:
+    def _write(self, step: int, copies: list[Copy], metrics: Metrics, began: float, shout: bool) -> str:
         """The writer's thread. Every process comes to the same result."""
         try:
             if self._copied is not None:
@@ -173,18 +173,23 @@ class SnapshotWriter:
             self.committed(step, answer["digest"], time.monotonic() - began)
         return str(answer["digest"])
 
-    def _write_my_parts(self, step: int, copies: Copies) -> dict[str, Any]:
+    def _write_my_parts(self, step: int, copies: list[Copy]) -> dict[str, Any]:
         """Write this process's share of the parts; what it wrote, or what went wrong, as JSON for the others."""
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
         try:
-            for plan, tensors in copies:
-                name, raw, part, infos = encode_part(plan, tensors)
-                self._patiently(partial(self.store.write, step, name, raw))
-                written["parts"][name] = part.model_dump()
-                written["tensors"] |= {n: t.model_dump() for n, t in infos.items()}
+            with ThreadPoolExecutor(AT_A_TIME) as pool:
+                for name, part, infos in pool.map(partial(self._write_part, step), copies):
+                    written["parts"][name] = part.model_dump()
+                    written["tensors"] |= {n: t.model_dump() for n, t in infos.items()}
         except Exception as error:  # whatever it is, the others must hear of it instead of waiting for this process
             return self._failure(f"the snapshot of step {step} could not be written", error)
         return written
+
+    def _write_part(self, step: int, copy: Copy) -> tuple[str, PartInfo, dict[str, TensorInfo]]:
+        plan, tensors = copy
+        name, raw, part, infos = encode_part(plan, tensors)
+        self._patiently(partial(self.store.write, step, name, raw))
+        return name, part, infos
 
     def _commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
         parts = {name: PartInfo(**p) for r in reports for name, p in r["parts"].items()}
