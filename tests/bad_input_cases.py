@@ -197,7 +197,7 @@ S3 = [
          ("data.path=s3://bucket/text.txt",), (s3(STRICT),), forms=TRAIN),
     Case("wrong credentials for the run", r"dir=s3://bucket/run\S*: permission denied", "credentials",
          ("run.dir=s3://bucket/run",), (s3(STRICT),), workers=True),
-    Case("no such bucket", r"run\.dir=s3://nowhere/run: there is no such", "check the spelling", ("run.dir=s3://nowhere/run",),
+    Case("no such bucket", r"snapshot\.dir=s3://nowhere/run/snapshots: there is no such", "check the spelling", ("run.dir=s3://nowhere/run",),
          (s3(OPEN),), forms=TRAIN),
     Case("no credentials", r"dir=s3://bucket/run\S*: permission denied", "credentials", ("run.dir=s3://bucket/run",),
          (s3(OPEN), nobody), forms=TRAIN),
