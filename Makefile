@@ -4,6 +4,8 @@ PYTHON ?= python3
 PROMPT ?= To be, or not to be
 ARGS ?=
 N ?= 200
+# Tests at a time. Many wait for a time limit, or for processes that start.
+JOBS ?= 2
 SEED ?= 1
 
 VENV := .venv
@@ -24,12 +26,12 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (
 	$(BIN)/python -m mingpt.generate runs/shakespeare-char/snapshots --prompt "$(PROMPT)" --tokens 300 --seed 1
 
 test: lint $(SKY_INSTALLED) ## lint, then all tests but the lab's: the fast ones first
-	$(BIN)/python -m pytest -m "not lab and not slow"
-	$(BIN)/python -m pytest -m "slow and not lab"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
+	$(BIN)/python -m pytest -n $(JOBS) -m "slow and not lab"
 	@echo "Not run here: tests marked 'lab' (they need the Slurm and SkyPilot cluster of tests/lab)."
 
 fast: $(INSTALLED) ## the fast tests only
-	$(BIN)/python -m pytest -m "not lab and not slow"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check
