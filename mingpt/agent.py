@@ -105,11 +105,12 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ending = None
-        self.lifetime.phase = Phase.OVER  # from here on, a signal is for the workers
         started = super()._start_workers(worker_group)
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)  # in place of torch's own handler
+        # Only now: a signal that came a moment ago has ended us, and with us workers that had not begun.
+        self.lifetime.phase = Phase.OVER
         return started
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -175,8 +176,7 @@ class Agent(LocalElasticAgent):
 def _no_contact(what: object) -> str:
     return (
         f"no contact with the node that hosts the rendezvous, or not all nodes have come within "
-        f"world.init_timeout_seconds: are all up, are the address and --rdzv-id right, is the "
-        f"port open? ({what})"
+        f"world.init_timeout_seconds: are all up, are the address and --rdzv-id right, is the port open? ({what})"
     )
 
 
