@@ -77,16 +77,13 @@ class World:
 
     def on_node(self, identity: str, limit_seconds: float) -> "World":
         """The processes that have the same identity as this one, with a group of their own, as `beside`."""
+        if self.size == 1:
+            return self
         identities = self.gather(identity)
         mine = self
-        for node in sorted(set(identities)):
+        for node in sorted(set(identities)):  # every process takes part in making every group
             ranks = [rank for rank, other in enumerate(identities) if other == node]
-            # Every process takes part in making every group.
-            group = (
-                dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=limit_seconds))
-                if self.size > 1
-                else None
-            )
+            group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=limit_seconds))
             if node == identity:
                 mine = replace(self, rank=ranks.index(self.rank), size=len(ranks), group=group)
         return mine
@@ -132,16 +129,13 @@ class World:
         if raw is not None and self.size == 1:
             return raw
         given = raw is not None and self.rank == source
-        buffer = torch.frombuffer(bytearray(raw or b""), dtype=torch.uint8) if given else torch.empty(size).byte()
+        buffer = (
+            torch.frombuffer(bytearray(raw or b""), dtype=torch.uint8)
+            if given
+            else torch.empty(size, dtype=torch.uint8)
+        )
         dist.broadcast(buffer, src=source, group=self.group)
         return buffer.numpy().tobytes()
-
-    def agree(self, what: str, value: str) -> None:
-        """Raise Mistake in every process unless all of them have the same value."""
-        values = self.gather(value)
-        if len(set(values)) > 1:
-            seen = "; ".join(f"process {r}: {v}" for r, v in enumerate(values) if v != values[0])
-            raise Mistake(f"the processes have different {what} (process 0: {values[0]}; {seen}): make them equal")
 
     def barrier(self) -> None:
         if self.size > 1:

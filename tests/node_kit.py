@@ -15,7 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
+
 TIME_LIMIT = 150  # seconds for one node's command; a hang fails the test instead of the whole suite
+
+
+needs_mount = pytest.mark.skipif(
+    subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
+    reason="needs root: a disk or memory of its own is mounted in a private namespace",
+)
 
 
 def free_port() -> int:

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from fault_kit import LONG
+from fault_kit import LONG, launch
 from mingpt.errors import Mistake
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
-from node_kit import Node
-from run_kit import TINY, Run
+from node_kit import Node, needs_mount
+from run_kit import Run
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 
@@ -129,9 +127,7 @@ def test_a_store_without_conditional_puts_is_found_out(tmp_path: Path, monkeypat
 
 
 def training(run: Run, *more: str) -> list[str]:
-    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
-    launcher = ("-m", "mingpt.launch", "--nproc-per-node=2")
-    return [sys.executable, *launcher, *TINY, *LONG, *places, "snapshot.asynchronous=true", *more]
+    return launch(run, "snapshot.asynchronous=true", *more)
 
 
 @pytest.mark.slow
@@ -145,12 +141,6 @@ def test_a_run_that_saves_beside_its_training_has_the_same_bits(
     steps = [int(step) for step in re.findall(r"^step (\d+): snapshot ", node.output, re.M)]
     left_out = [int(step) for step in re.findall(r"^step (\d+): no snapshot, that of step \d+ is", node.output, re.M)]
     assert sorted(steps + left_out) == list(range(3, 151, 3))
-
-
-needs_mount = pytest.mark.skipif(
-    subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
-    reason="needs root: a disk of its own is mounted in a private namespace",
-)
 
 
 @needs_mount

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fault_kit import LONG, STEPS, at_step, finish, launch, training
-from node_kit import Node, free_port, listening, wait_until
+from node_kit import Node, free_port, listening, needs_mount, wait_until
 from run_kit import Run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,12 +170,6 @@ def test_nodes_that_do_not_share_the_run_directory_are_told_at_the_start(
         assert not re.search(r"^step ", output, re.M)
     told = "error: run.dir=run is not one place for all: process 1 does not see what process 0 has written there; "
     assert any(line.startswith(told) for line in nodes[0].lines), nodes[0].output
-
-
-needs_mount = pytest.mark.skipif(
-    subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
-    reason="needs root: a disk of its own is mounted in a private namespace",
-)
 
 
 @needs_mount

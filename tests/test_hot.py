@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 from mingpt.errors import Mistake
 from mingpt.snapshot import hot
 from mingpt.snapshot.store import Store
-from node_kit import Node, free_port
+from node_kit import Node, free_port, needs_mount
 from run_kit import TINY, Run
 from snapshot_kit import save
 
@@ -79,12 +78,6 @@ def test_a_run_that_only_leaves_hot_snapshots_makes_progress(
     assert node.wait() == 0, node.output[-4000:]
     assert len(killed) == 3
     assert run.digest() == undisturbed(*HOT).digest()
-
-
-needs_mount = pytest.mark.skipif(
-    subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
-    reason="needs root: a node's memory is mounted in a private namespace",
-)
 
 
 @needs_mount
