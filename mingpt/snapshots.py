@@ -16,7 +16,7 @@ from mingpt.config import Snapshot, without_secrets
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry
 from mingpt.snapshot.copying import copy_step, refuse_others
-from mingpt.snapshot.format import Damaged, NewerFormat
+from mingpt.snapshot.format import Damaged, OtherFormat
 from mingpt.snapshot.reader import look, read, read_manifest
 from mingpt.snapshot.retention import DAY, Retention, plan
 from mingpt.snapshot.store import STEP_FOLDER, Store
@@ -78,27 +78,27 @@ def list_command(options: Options) -> int:
 def verify_command(options: Options) -> int:
     """Read everything and compare it with the checksums. Exit code 1 if anything is damaged."""
     found = find(options.url, options.step)
-    bad, newer = 0, None
+    bad, other = 0, None
     for step in found.steps:
         try:
             print(f"step {step}: good, digest {read(found.store, step).manifest.digest}", flush=True)
         except Damaged as damage:
             bad = 1
             print(f"step {step}: DAMAGED: {found.store.folder_url(step)}: {damage}", flush=True)
-        except Mistake as mistake:  # of a newer format; the others can still be verified
-            if not _is_newer(found.store, step):
+        except Mistake as mistake:  # of another format; the others can still be verified
+            if not _is_of_other_format(found.store, step):
                 raise
-            newer = newer or mistake
-            print(f"step {step}: of a newer format, not verified", flush=True)
-    if newer and not bad:
-        raise newer
+            other = other or mistake
+            print(f"step {step}: of another format, not verified", flush=True)
+    if other and not bad:
+        raise other
     return bad
 
 
-def _is_newer(store: Store, step: int) -> bool:
+def _is_of_other_format(store: Store, step: int) -> bool:
     try:
         look(store, step)
-    except NewerFormat:
+    except OtherFormat:
         return True
     return False
 

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fault_kit import LONG, launch
 from mingpt.errors import Mistake
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.store import Buffer, Store
 from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
 from node_kit import Node, needs_mount
 from run_kit import Run
@@ -28,12 +28,12 @@ class Gate(Store):
         super().__init__(url)
         self.open, self.failing, self.tries = threading.Event(), failing, 0
 
-    def write(self, step: int, name: str, content: bytes) -> None:
+    def write(self, step: int, name: str, pieces: Sequence[Buffer]) -> None:
         assert self.open.wait(30)
         self.tries += 1
         if self.tries <= self.failing:
             raise OSError(5, "Input/output error")
-        super().write(step, name, content)
+        super().write(step, name, pieces)
 
 
 def writer(store: Store, said: list[str], **options: Any) -> SnapshotWriter:

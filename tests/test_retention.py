@@ -90,11 +90,11 @@ def test_who_finds_another_state_committed_deletes_nothing(store: Store) -> None
     assert store.steps() == [2, 1]
 
 
-def test_a_damaged_or_newer_manifest_counts_for_nothing_and_stays(store: Store) -> None:
+def test_a_damaged_manifest_or_one_of_another_format_counts_for_nothing_and_stays(store: Store) -> None:
     for step in (1, 2, 3, 4):
         save(store, step)
     manifest = f"{store.folder(2)}/manifest.json"
-    store.fs.pipe_file(manifest, signed(json.loads(store.fs.cat_file(manifest)) | {"format": 2}))
+    store.fs.pipe_file(manifest, signed(json.loads(store.fs.cat_file(manifest)) | {"format": 3}))
     store.fs.pipe_file(f"{store.folder(3)}/manifest.json", b"{}")
     save(store, 5, keep=2)
     assert store.steps() == [5, 4, 3, 2]

@@ -11,13 +11,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from mingpt.errors import Mistake
 from mingpt.snapshot import format as snapshot_format
 from mingpt.snapshot import writer
-from mingpt.snapshot.format import DTYPES, Damaged, Kind, Manifest, Part, PartInfo, State, TensorInfo, lay_out
+from mingpt.snapshot.format import DTYPES, Damaged, Kind, Manifest, Part, PartInfo, State, lay_out
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotFailed
@@ -37,17 +38,21 @@ def listing(store: Store) -> list[str]:
     return sorted(path.removeprefix(store.root + "/") for path in store.fs.find(store.root))
 
 
-def encoded(state: State, part_bytes: int) -> tuple[Manifest, dict[str, bytes]]:
+def encoded(state: State, part_bytes: int) -> tuple[Manifest, dict[str, bytearray]]:
     """A manifest and its parts, without any store."""
-    parts = dict[str, PartInfo]()
-    tensors = dict[str, TensorInfo]()
-    contents = dict[str, bytes]()
-    for part in lay_out(state, part_bytes):
-        name, content, info, infos = snapshot_format.encode_part(part, state[part.kind])
-        parts[name], contents[name] = info, content
-        tensors |= infos
-    digest = snapshot_format.digest_of(tensors)
-    return Manifest(format=1, step=1, digest=digest, parts=parts, tensors=tensors, **PROVENANCE), contents
+    parts = [snapshot_format.encode_part(part, state[part.kind]) for part in lay_out(state, part_bytes)]
+    tensors = {name: info for part in parts for name, info in part.tensors.items()}
+    manifest = Manifest(
+        format=2,
+        step=1,
+        digest=snapshot_format.digest_of(tensors),
+        parts={part.name: PartInfo(size=part.size) for part in parts},
+        tensors=tensors,
+        **PROVENANCE,
+    )
+    return snapshot_format.decode_manifest(snapshot_format.encode_manifest(manifest)), {
+        part.name: bytearray().join(part.pieces) for part in parts
+    }
 
 
 def test_the_layout_follows_sorted_names_and_sizes() -> None:
@@ -84,7 +89,7 @@ def test_every_dtype_and_shape_comes_back(dtype: torch.dtype, shape: tuple[int, 
     state: State = {"model": {"t": tensor}}
     manifest, contents = encoded(state, 100)
     [name] = contents
-    decoded = snapshot_format.decode_part(manifest, name, contents[name])
+    decoded = snapshot_format.decode_part(manifest, name, memoryview(contents[name]))
     assert equal({"model": decoded}, state)
 
 
@@ -92,8 +97,25 @@ def test_a_transposed_tensor_comes_back_with_its_own_bytes() -> None:
     state: State = {"model": {"t": torch.arange(6.0).view(2, 3).t()}}
     manifest, contents = encoded(state, 100)
     [name] = contents
-    assert snapshot_format.decode_part(manifest, name, contents[name])["t"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert snapshot_format.decode_part(manifest, name, memoryview(contents[name]))["t"].tolist() == [
+        [0, 3],
+        [1, 4],
+        [2, 5],
+    ]
     assert manifest.tensors["t"].sha256 == sha256(pack("<6f", 0, 3, 1, 4, 2, 5)).hexdigest()
+
+
+def test_parts_are_what_safetensors_itself_writes() -> None:
+    """Byte for byte: any tool reads them. Its own writer is not used, since a later one may order a header anew."""
+    tensors = {
+        "b": torch.full((4,), 1, dtype=torch.bfloat16),
+        "w": torch.arange(6.0).view(2, 3),
+        "mask": torch.tensor([True, False, True]),
+        "schlüssel": torch.tensor(7),
+        "empty": torch.zeros(0, 3),
+    }
+    _, contents = encoded({"model": tensors}, 1000)
+    assert list(contents.values()) == [safetensors.torch.save(tensors)]
 
 
 def test_the_digest_is_that_of_the_specification() -> None:
@@ -134,19 +156,20 @@ def test_a_snapshot_is_its_parts_and_a_manifest_and_nothing_else(store: Store) -
     contents = {name: store.fs.cat_file(f"{store.root}/{name}") for name in listing(store)}
     manifest = json.loads(contents.pop("step-000000003/manifest.json"))
     parts = {Path(name).name: content for name, content in contents.items()}
-    hashes = {name: sha256(content).hexdigest() for name, content in parts.items()}
     kinds = sorted(name.split("-")[0] for name in parts)
     assert kinds == ["model", "optimizer"]
-    for name in parts:
-        assert name == f"{name.split('-')[0]}-00001-{hashes[name][:16]}.safetensors"
     model, optimizer = sorted(parts)
+    for name, tensors in ((model, ["w", "b"]), (optimizer, ["w.exp_avg", "w.step"])):  # larger elements first
+        header = parts[name][: 8 + int.from_bytes(parts[name][:8], "little")]
+        content = sha256(header + "".join(manifest["tensors"][t]["sha256"] for t in tensors).encode()).hexdigest()
+        assert name == f"{name.split('-')[0]}-00001-{content[:16]}.safetensors"
     checksum = manifest.pop("checksum")
     assert manifest == PROVENANCE | {
-        "format": 1,
+        "format": 2,
         "step": 3,
         "digest": digest,
         "metrics": {"loss": 0.375, "val_loss": None},
-        "parts": {name: {"size": len(parts[name]), "sha256": hashes[name]} for name in parts},
+        "parts": {name: {"size": len(parts[name])} for name in parts},
         "tensors": {
             name: {"dtype": dtype, "shape": shape, "sha256": sha256(raw(tensor)).hexdigest(), "part": part}
             for name, dtype, shape, tensor, part in [

@@ -121,15 +121,21 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         changed("parts/*/size", 10**18),
         changed("parts/*/size", 2**63),
         changed("parts/*/size", 10**30),
-        changed("parts/*/sha256", "../" + "0" * 61),
+        changed("parts/*/sha256", "0" * 64),
         changed("parts", {}),
-        changed(f"parts/model-00009-{HASH}.safetensors", {"size": 1, "sha256": "0" * 64}),
+        changed(f"parts/model-00009-{HASH}.safetensors", {"size": 1}),
         changed("tensors", {}),
         changed("tensors/*/part", f"model-00009-{HASH}.safetensors"),
         changed("tensors/*/shape", [-1]),
         changed("tensors/*/shape", [4] * 9),
         changed("tensors/*/shape", [2, 2]),
+        changed("tensors/*/shape", [4, 2**62]),
+        changed("tensors/*/shape", [0, 2**62, 4]),
+        changed("tensors/*/shape", [10**4000]),
         changed("tensors/*/dtype", "F32"),
+        changed("tensors/*/dtype", "NOPE"),
+        changed("tensors/*/dtype", "F8_E4M3"),  # safetensors knows it, and no writer of ours has it
+        changed("tensors/*/dtype", "os.system"),
         changed("tensors/*/dtype", None),
         changed("tensors/*/sha256", "0" * 64),
         changed("config", None),
@@ -157,10 +163,25 @@ def test_the_signature_of_these_tests_is_accepted(store: Store) -> None:
     """Else all of them would pass for the checksum's sake."""
     fields = json.loads(store.read_manifest(3))
     fields["run"] = "other"
-    fields["tensors"]["b"]["part"] = fields["tensors"]["w"]["part"]
-    fields["digest"] = digest_of(fields["tensors"])
     (folder(store) / "manifest.json").write_bytes(signed(fields))
     assert read(store, 3).manifest.run == "other"
+
+
+def test_a_tensor_of_another_part_is_damaged(store: Store) -> None:
+    fields = json.loads(store.read_manifest(3))
+    fields["tensors"]["b"]["part"] = fields["tensors"]["w.step"]["part"]
+    is_damaged(store, signed(fields))
+
+
+def test_a_million_parts_are_refused_in_the_time_that_reading_them_takes(store: Store) -> None:
+    """Each tensor is looked at once, and not once for each part."""
+    fields = json.loads(store.read_manifest(3))
+    names = [f"model-{i % 100000:05d}-{i:016x}.safetensors" for i in range(100_000)]
+    fields["parts"] = {name: {"size": 1} for name in names}
+    tensor = {"dtype": "F32", "shape": [0], "sha256": "0" * 64}
+    fields["tensors"] = {f"t{i}": tensor | {"part": name} for i, name in enumerate(names)}
+    fields["digest"] = digest_of(fields["tensors"])
+    is_damaged(store, signed(fields))
 
 
 @pytest.mark.parametrize(
@@ -213,20 +234,21 @@ def test_nesting_of_any_depth_is_damaged(store: Store, opening: bytes, closing: 
 
 
 def hostile_part(store: Store, header: bytes, data: bytes, dtype: str, shape: list[int]) -> bytes:
-    """Writes a part with one tensor `a`, and gives the manifest that vouches for it."""
+    """Writes a part with one tensor `a`, and gives the manifest that vouches for it, all of whose figures fit it."""
     raw = len(header).to_bytes(8, "little") + header + data
-    digest = sha256(raw).hexdigest()
-    name = f"model-00001-{digest[:16]}.safetensors"
+    digest = sha256(data).hexdigest()
+    name = f"model-00001-{sha256(raw[: 8 + len(header)] + digest.encode()).hexdigest()[:16]}.safetensors"
     (folder(store) / name).write_bytes(raw)
     fields = json.loads(store.read_manifest(3))
-    fields["parts"] = {name: {"size": len(raw), "sha256": digest}}
-    fields["tensors"] = {"a": {"dtype": dtype, "shape": shape, "sha256": sha256(data).hexdigest(), "part": name}}
+    fields["parts"] = {name: {"size": len(raw)}}
+    fields["tensors"] = {"a": {"dtype": dtype, "shape": shape, "sha256": digest, "part": name}}
     fields["digest"] = digest_of(fields["tensors"])
     return signed(fields)
 
 
 def header(dtype: str, shape: list[int], end: int, name: str = "a") -> bytes:
-    return json.dumps({name: {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}).encode()
+    text = json.dumps({name: {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}, separators=(",", ":"))
+    return text.encode().ljust(-(-len(text) // 8) * 8)
 
 
 def test_the_hostile_part_is_accepted_where_it_is_right(store: Store) -> None:
@@ -241,15 +263,16 @@ def test_the_hostile_part_is_accepted_where_it_is_right(store: Store) -> None:
         (header("F32", [1], 4), bytes(4), "I32", [1]),
         (header("F32", [1], 4), bytes(8), "F32", [1]),
         (header("F32", [2], 4), bytes(4), "F32", [2]),
+        (header("F32", [1], 4).rstrip(), bytes(4), "F32", [1]),
+        (header("F32", [1], 4) + b" " * 8, bytes(4), "F32", [1]),
         (header("F32", [2**62, 4], 0), b"", "F32", [2**62, 4]),
         (header("F32", [0, 2**62, 4], 0), b"", "F32", [0, 2**62, 4]),
-        (header("F4", [4], 2), bytes(2), "F4", [4]),  # safetensors knows it, torch has no name for it
+        (header("F4", [4], 2), bytes(2), "F4", [4]),
         (header("F8_E8M0", [1], 1), bytes(1), "F8_E8M0", [1]),
-        (header("F8_E4M3", [1], 1), bytes(1), "F8_E4M3", [1]),
         (header("U64", [1], 8), bytes(8), "U64", [1]),
-        (header("NOPE", [1], 1), bytes(1), "NOPE", [1]),
         (b"", b"", "F32", [1]),
         (b"[" * 50_000, b"", "F32", [1]),
+        (b" " * 100_000_000, bytes(4), "F32", [1]),
         (b"\x80\x04.", b"", "F32", [1]),  # the beginning of a pickle
     ],
 )
@@ -257,3 +280,14 @@ def test_a_part_that_is_not_what_the_manifest_says_is_damaged(
     store: Store, head: bytes, data: bytes, dtype: str, shape: list[int]
 ) -> None:
     is_damaged(store, hostile_part(store, head, data, dtype, shape))
+
+
+def test_a_part_whose_header_lies_under_a_right_name_is_damaged(store: Store) -> None:
+    """The manifest is right; two tensors of the file overlap, one reaches past its end, one is not there."""
+    [path] = folder(store).glob("model-*.safetensors")
+    raw = path.read_bytes()
+    for old, new in ((b"[24,32]", b"[20,28]"), (b"[24,32]", b"[24,99]"), (b'"b"', b'"c"'), (b"BF16", b"I16 ")):
+        assert old in raw
+        path.write_bytes(raw.replace(old, new))
+        with pytest.raises(Damaged, match=f"^{path.name} does not have the header that the manifest gives$"):
+            read(store, 3)

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,7 +15,7 @@ import pytest
 
 from mingpt import snapshots
 from mingpt.snapshot.reader import read
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.store import Buffer, Store
 from snapshot_kit import PROVENANCE, equal, files, save, state_of
 
 Captured = pytest.CaptureFixture[str]
@@ -84,7 +84,7 @@ def test_show_tells_the_manifest(run: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out) == manifest.model_dump()
     assert snapshots.main(["show", str(run), "--step", "4"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("run name, step 4, format 1\ndigest ")
+    assert out.startswith("run name, step 4, format 2\ndigest ")
     for line in (
         "loss 0.5000, validation loss 2.0000",
         "model: 0.2 KiB in 1 parts, 2 tensors",
@@ -157,8 +157,8 @@ def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: Ca
     assert snapshots.main(["prune", str(run), "--keep", "1"]) == 1
     assert capsys.readouterr() == (
         "",
-        f"error: {run}/snapshots/step-000000030: {name} does not have the checksum that the manifest gives: nothing "
-        f"was deleted, since older ones may be needed\n",
+        f"error: {run}/snapshots/step-000000030: {name}: b does not have the checksum that the manifest gives: "
+        f"nothing was deleted, since older ones may be needed\n",
     )
     assert contents(run) == before
 
@@ -224,14 +224,16 @@ def test_copy_verifies_and_writes_the_manifest_last(
 ) -> None:
     name = damage(run, 20)
     assert snapshots.main(["copy", str(run), f"{tmp_path}/copy"]) == 1
-    assert f"step 20: DAMAGED, not copied: {run}/snapshots/step-000000020: {name} does not" in capsys.readouterr().out
+    assert (
+        f"step 20: DAMAGED, not copied: {run}/snapshots/step-000000020: {name}: b does not" in capsys.readouterr().out
+    )
     assert steps(tmp_path / "copy") == [30, 10, 4]
     written: list[str] = []
     write, commit = Store.write, Store.commit
 
-    def watched_write(store: Store, step: int, name: str, content: bytes) -> None:
+    def watched_write(store: Store, step: int, name: str, pieces: Sequence[Buffer]) -> None:
         written.append(name)
-        write(store, step, name, content)
+        write(store, step, name, pieces)
 
     def watched_commit(store: Store, step: int, manifest: bytes) -> bool:
         written.append("manifest.json")
@@ -281,7 +283,7 @@ def test_a_run_on_a_web_server_can_be_read(run: Path, web: str, tmp_path: Path, 
     ]
     name = damage(run, 10)
     assert snapshots.main(["verify", web]) == 1
-    assert f"step 10: DAMAGED: {web}/snapshots/step-000000010: {name} " in capsys.readouterr().out
+    assert f"step 10: DAMAGED: {web}/snapshots/step-000000010: {name}: b does not" in capsys.readouterr().out
     assert snapshots.main(["show", web, "--step", "4"]) == 0
     assert snapshots.main(["copy", f"{web}/snapshots/step-000000030", f"{tmp_path}/down"]) == 0
     assert equal(read(Store(f"{tmp_path}/down"), 30).state, state_of(30))

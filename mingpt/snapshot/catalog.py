@@ -5,12 +5,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, NewerFormat
+from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, OtherFormat
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import File, Store
 from mingpt.storage import place
 
-GOOD, DAMAGED, INCOMPLETE, ASIDE, NEWER = "looks good", "DAMAGED", "incomplete", "set aside", "newer format"
+GOOD, DAMAGED, INCOMPLETE, ASIDE, OTHER = "looks good", "DAMAGED", "incomplete", "set aside", "other format"
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def entry(store: Store, step: int) -> Entry:
     try:
         manifest = look(store, step)
         _check_sizes(store, manifest, {f.name: f.size for f in files})
-    except NewerFormat as newer:
-        return Entry(step, NEWER, str(newer), age, size)
+    except OtherFormat as other:
+        return Entry(step, OTHER, str(other), age, size)
     except Damaged as damage:
         if any(f.name == MANIFEST for f in files):
             return Entry(step, DAMAGED, str(damage), age, size)

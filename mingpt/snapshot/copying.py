@@ -45,7 +45,7 @@ def copy_step(source: Store, target: Store, step: int, say: Callable[[str], None
             raw = source.read_part(step, name, part.size)
         decode_part(manifest, name, raw)  # for its checks
         with place(target.key, target.url):
-            target.write(step, name, raw)
+            target.write(step, name, [raw])
             if (size := target.size(step, name)) != part.size:
                 raise Mistake(f"{target.url}: {name} has {size} bytes in place of {part.size} after it was written")
     with place(target.key, target.url):

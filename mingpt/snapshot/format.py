@@ -2,29 +2,35 @@
 
 A snapshot holds two kinds of tensors, `model` (weights, under Hugging Face's names) and `optimizer`. They are laid out
 in parts (safetensors files) by sorted name and size alone, so that any number of processes writes the same parts.
+
+The manifest says which tensors a part holds, and from that follow its header, its size and its name: a reader compares
+the header and never parses it, and each byte is hashed once, on the way out and on the way in.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
-import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
 PART_BYTES = 64 * 2**20  # small enough to share out among processes, large enough for a request to a bucket each
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 64 * 2**20  # a reader takes no larger one into memory
+MOST_ELEMENTS = 2**48  # of a tensor
 PART_NAME = re.compile(r"(model|optimizer)-[0-9]{5}-[0-9a-f]{16}\.safetensors")
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 Kind = Literal["model", "optimizer"]
 State = Mapping[Kind, Mapping[str, Tensor]]
@@ -35,8 +41,8 @@ class Damaged(Exception):
     """A snapshot that is not what its writer wrote, or not one at all; the message names the file."""
 
 
-class NewerFormat(Exception):
-    """A whole manifest that a newer version of this program wrote. To set it aside would throw that work away."""
+class OtherFormat(Exception):
+    """A whole manifest that another version of this program wrote. To set it aside would throw that work away."""
 
 
 class Strict(BaseModel):
@@ -45,7 +51,6 @@ class Strict(BaseModel):
 
 class PartInfo(Strict):
     size: int = Field(gt=0)
-    sha256: Sha256
 
 
 class TensorInfo(Strict):
@@ -77,6 +82,13 @@ class Manifest(Strict):
     history: list[dict[str, Any]]
     metrics: Metrics = Metrics()
 
+    @cached_property
+    def tensors_by_part(self) -> dict[str, dict[str, TensorInfo]]:
+        found: dict[str, dict[str, TensorInfo]] = {}
+        for name, info in self.tensors.items():
+            found.setdefault(info.part, {})[name] = info
+        return found
+
 
 @dataclass(frozen=True)
 class Part:
@@ -103,44 +115,81 @@ def lay_out(state: State, part_bytes: int = PART_BYTES) -> list[Part]:
     return parts
 
 
-def tensor_sha256(tensor: Tensor) -> str:
-    """sha256 of a contiguous CPU tensor's bytes, without copying them."""
-    return sha256(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"").hexdigest()
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without copying them."""
+    return tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
-def encode_part(part: Part, tensors: Mapping[str, Tensor]) -> tuple[str, bytes, PartInfo, dict[str, TensorInfo]]:
-    """The part's file name, its bytes, and what the manifest says of it and of its tensors."""
+def _size_of(info: TensorInfo) -> int:
+    """In bytes. Raises ValueError for a shape that would overflow torch's arithmetic; without bytes it could be any."""
+    if math.prod(max(1, n) for n in info.shape) > MOST_ELEMENTS:
+        raise ValueError(f"no tensor has the shape {info.shape}")
+    return math.prod(info.shape) * TORCH_DTYPES[info.dtype].itemsize
+
+
+def _in_file_order(tensors: Mapping[str, TensorInfo]) -> list[str]:
+    """Larger elements first, so that each tensor is aligned; this is safetensors' own order, too."""
+    return sorted(tensors, key=lambda name: (-TORCH_DTYPES[tensors[name].dtype].itemsize, name))
+
+
+def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
+    """The part's bytes before its first tensor: https://github.com/huggingface/safetensors#format."""
+    header, end = dict[str, Any](), 0
+    for name in _in_file_order(tensors):
+        start, end = end, end + _size_of(tensors[name])
+        header[name] = {"dtype": tensors[name].dtype, "shape": tensors[name].shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _part_name(stem: str, header: bytes, tensors: Mapping[str, TensorInfo]) -> str:
+    """The stem (`model-00001`) and a hash of all that is in the file, by way of the tensors' own."""
+    content = sha256(header + "".join(tensors[name].sha256 for name in _in_file_order(tensors)).encode())
+    return f"{stem}-{content.hexdigest()[:16]}.safetensors"
+
+
+@dataclass(frozen=True)
+class EncodedPart:
+    """A part as a file: its name, its bytes in order (not copied), and its tensors for the manifest."""
+
+    name: str
+    pieces: list[bytes | memoryview]
+    tensors: dict[str, TensorInfo]
+
+    @property
+    def size(self) -> int:
+        return sum(len(piece) for piece in self.pieces)
+
+
+def encode_part(part: Part, tensors: Mapping[str, Tensor]) -> EncodedPart:
     content = {name: tensors[name].detach().to("cpu").contiguous() for name in part.names}
-    raw = safetensors.torch.save(content)
-    info = PartInfo(size=len(raw), sha256=sha256(raw).hexdigest())
-    name = f"{part.kind}-{part.number:05d}-{info.sha256[:16]}.safetensors"
     infos = {
-        n: TensorInfo(dtype=DTYPES[t.dtype], shape=list(t.shape), sha256=tensor_sha256(t), part=name)
+        n: TensorInfo(dtype=DTYPES[t.dtype], shape=list(t.shape), sha256=sha256(_bytes_of(t)).hexdigest(), part="")
         for n, t in content.items()
     }
-    return name, raw, info, infos
+    header = header_of(infos)
+    name = _part_name(f"{part.kind}-{part.number:05d}", header, infos)
+    infos = {n: info.model_copy(update={"part": name}) for n, info in infos.items()}
+    return EncodedPart(name, [header, *(_bytes_of(content[n]) for n in _in_file_order(infos))], infos)
 
 
-def decode_part(manifest: Manifest, name: str, raw: bytes) -> dict[str, Tensor]:
-    """The tensors of a part, each checked against the manifest. Raises Damaged."""
-    expected = manifest.parts[name]
-    if len(raw) != expected.size:
-        raise Damaged(f"{name} has {len(raw)} bytes in place of {expected.size}")
-    if sha256(raw).hexdigest() != expected.sha256:
-        raise Damaged(f"{name} does not have the checksum that the manifest gives")
-    try:
-        tensors = safetensors.torch.load(raw)
-    except Exception as error:  # KeyError or RuntimeError for headers that its own parser lets through
-        raise Damaged(f"{name} is no safetensors file: {error}") from error
-    infos = {n: t for n, t in manifest.tensors.items() if t.part == name}
-    if infos.keys() != tensors.keys():
-        raise Damaged(f"{name} does not hold the tensors that the manifest lists")
-    for n, info in infos.items():
-        tensor = tensors[n]
-        if (DTYPES.get(tensor.dtype), list(tensor.shape)) != (info.dtype, info.shape):
-            raise Damaged(f"{name}: {n} has another dtype or shape than the manifest gives")
-        if tensor_sha256(tensor) != info.sha256:
+def decode_part(manifest: Manifest, name: str, raw: memoryview) -> dict[str, Tensor]:
+    """The tensors of a part, each checked against the manifest; they share its memory. Raises Damaged."""
+    infos = manifest.tensors_by_part[name]
+    header, size = header_of(infos), manifest.parts[name].size
+    if len(raw) != size:
+        raise Damaged(f"{name} has {len(raw)} bytes in place of {size}")
+    if raw[: len(header)] != header:
+        raise Damaged(f"{name} does not have the header that the manifest gives")
+    tensors, start = dict[str, Tensor](), len(header)
+    for n in _in_file_order(infos):
+        dtype, end = TORCH_DTYPES[infos[n].dtype], start + _size_of(infos[n])
+        if sha256(raw[start:end]).hexdigest() != infos[n].sha256:
             raise Damaged(f"{name}: {n} does not have the checksum that the manifest gives")
+        flat = torch.frombuffer(raw[start:end], dtype=dtype) if end > start else torch.empty(0, dtype=dtype)
+        tensors[n] = flat.view(infos[n].shape)
+        start = end
     return tensors
 
 
@@ -172,7 +221,7 @@ def _no_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 def decode_manifest(raw: bytes) -> Manifest:
     """Raises Damaged unless the manifest is whole, consistent, and names nothing outside its own folder.
 
-    Raises NewerFormat if it is whole and of a format to come: every format has `format` and this `checksum`.
+    Raises OtherFormat if it is whole and of another format: every format has `format` and this `checksum`.
     """
     try:
         fields = json.loads(raw, object_pairs_hook=_no_duplicates)
@@ -184,8 +233,8 @@ def decode_manifest(raw: bytes) -> Manifest:
     try:
         if checksum != sha256(_canonical(fields)).hexdigest() or raw != _canonical(fields | {"checksum": checksum}):
             raise Damaged(f"{MANIFEST} does not have its own checksum")
-        if type(version) is int and version > FORMAT:
-            raise NewerFormat(f"format {version}; this version of mingpt reads {FORMAT}")
+        if type(version) is int and version != FORMAT:
+            raise OtherFormat(f"format {version}; this version of mingpt reads {FORMAT}")
         if version != FORMAT:
             raise Damaged(f"{MANIFEST} has format {version!r}; this version of mingpt reads {FORMAT}")
         manifest = Manifest.model_validate(fields)
@@ -194,8 +243,21 @@ def decode_manifest(raw: bytes) -> Manifest:
     for name in manifest.parts:
         if not PART_NAME.fullmatch(name):
             raise Damaged(f"{MANIFEST} names a part {name!r}, which is no part's name")
-    if {t.part for t in manifest.tensors.values()} != manifest.parts.keys():
+    if manifest.tensors_by_part.keys() != manifest.parts.keys():
         raise Damaged(f"{MANIFEST}: the parts and the tensors' parts differ")
+    for name, part in manifest.parts.items():
+        _check_part(name, part, manifest.tensors_by_part[name])
     if manifest.digest != digest_of(manifest.tensors):
         raise Damaged(f"{MANIFEST}: the digest is not that of the tensors")
     return manifest
+
+
+def _check_part(name: str, part: PartInfo, tensors: Mapping[str, TensorInfo]) -> None:
+    """Name and size follow from the tensors. Raises Damaged."""
+    try:
+        header = header_of(tensors)
+        size = len(header) + sum(map(_size_of, tensors.values()))
+    except (KeyError, ValueError) as error:  # a dtype or a name that no writer of ours has
+        raise Damaged(f"{MANIFEST}: {name} holds a tensor that is none: {error}") from error
+    if size != part.size or name != _part_name(name.rpartition("-")[0], header, tensors):
+        raise Damaged(f"{MANIFEST}: {name} does not fit the tensors in it")

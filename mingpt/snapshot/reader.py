@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mingpt.errors import Mistake
-from mingpt.snapshot.format import Damaged, Kind, Manifest, NewerFormat, decode_manifest, decode_part
+from mingpt.snapshot.format import Damaged, Kind, Manifest, OtherFormat, decode_manifest, decode_part
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
@@ -24,7 +24,7 @@ class Loaded:
 
 
 def look(store: Store, step: int) -> Manifest:
-    """The manifest, for those who can go on without it. Raises Damaged or NewerFormat."""
+    """The manifest, for those who can go on without it. Raises Damaged or OtherFormat."""
     with place(store.key, store.url):
         try:
             manifest = decode_manifest(store.read_manifest(step))
@@ -36,12 +36,12 @@ def look(store: Store, step: int) -> Manifest:
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
-    """Raises Damaged, or Mistake if a newer version of this program wrote it."""
+    """Raises Damaged, or Mistake if another version of this program wrote it."""
     try:
         return look(store, step)
-    except NewerFormat as error:
+    except OtherFormat as error:
         raise Mistake(
-            f"{store.key}={store.url}: the snapshot of step {step} has {error}: use the newer version "
+            f"{store.key}={store.url}: the snapshot of step {step} has {error}: use the version "
             f"that wrote it, or another {'run.dir' if store.key == 'snapshot.dir' else store.key}"
         ) from error
 
@@ -56,10 +56,12 @@ def read(store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer
     return Loaded(manifest, state, store.url)
 
 
-def read_parts(store: Store, manifest: Manifest, names: Sequence[str]) -> dict[str, tuple[bytes, dict[str, Tensor]]]:
+def read_parts(
+    store: Store, manifest: Manifest, names: Sequence[str]
+) -> dict[str, tuple[memoryview, dict[str, Tensor]]]:
     """Parts of a snapshot, several at a time: for each its bytes and its verified tensors. Raises Damaged."""
 
-    def read_one(name: str) -> tuple[bytes, dict[str, Tensor]]:
+    def read_one(name: str) -> tuple[memoryview, dict[str, Tensor]]:
         with place(store.key, store.url):
             raw = store.read_part(manifest.step, name, manifest.parts[name].size)
         return raw, decode_part(manifest, name, raw)

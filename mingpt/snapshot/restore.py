@@ -84,7 +84,7 @@ class _Together:
     def __init__(self, store: Store | None, step: int, holders: Sequence[int], world: World) -> None:
         self.store, self.step, self.holders, self.world = store, step, holders, world
         self.own: Manifest | None = None
-        self.parts: dict[str, tuple[bytes, dict[str, Tensor]]] = {}
+        self.parts: dict[str, tuple[memoryview, dict[str, Tensor]]] = {}
 
     def read(self) -> Loaded | list[_Finding]:
         """The snapshot; if it is damaged, what each process has found."""
@@ -106,8 +106,8 @@ class _Together:
         state: dict[Kind, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name in names:
             raw, tensors = self.parts.pop(name, (None, None))
-            raw = self.world.hand_on(raw, reader_of[name], manifest.parts[name].size)
-            state[kind_of(name)] |= decode_part(manifest, name, raw) if tensors is None else tensors
+            handed_on = self.world.hand_on(raw, reader_of[name], manifest.parts[name].size)
+            state[kind_of(name)] |= decode_part(manifest, name, handed_on) if tensors is None else tensors
         return Loaded(manifest, state, self.world.gather(self.store.url if self.store else None)[readers[0]])
 
     def _read_manifest(self) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mingpt.snapshot.format import Damaged, NewerFormat
+from mingpt.snapshot.format import Damaged, OtherFormat
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import File, Store
 from mingpt.storage import place
@@ -60,7 +60,7 @@ def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | 
     """What may go from a store whose snapshot of step `good` is known to be good.
 
     No snapshot goes if a newer one than `good` is there: nobody has looked at that one, and its writer deletes.
-    A snapshot whose manifest is damaged or of a newer format counts for nothing and stays. seen: the validation losses
+    A snapshot whose manifest is damaged or of another format counts for nothing and stays. seen: the validation losses
     of manifests that were read before, which is added to.
     """
     steps = store.steps()
@@ -68,7 +68,7 @@ def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | 
     for step in steps:
         try:
             known[step] = seen[step] if step in seen else look(store, step).metrics.val_loss
-        except (Damaged, NewerFormat):
+        except (Damaged, OtherFormat):
             continue
     seen.update(known)
     old = beyond(retention, known) if steps and steps[0] == good else []

@@ -20,6 +20,7 @@ from mingpt.errors import Mistake
 from mingpt.snapshot.format import (
     FORMAT,
     Damaged,
+    EncodedPart,
     Manifest,
     Metrics,
     Part,
@@ -178,18 +179,17 @@ class SnapshotWriter:
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
         try:
             with ThreadPoolExecutor(AT_A_TIME) as pool:
-                for name, part, infos in pool.map(partial(self._write_part, step), copies):
-                    written["parts"][name] = part.model_dump()
-                    written["tensors"] |= {n: t.model_dump() for n, t in infos.items()}
+                for part in pool.map(partial(self._write_part, step), copies):
+                    written["parts"][part.name] = {"size": part.size}
+                    written["tensors"] |= {n: t.model_dump() for n, t in part.tensors.items()}
         except Exception as error:  # whatever it is, the others must hear of it instead of waiting for this process
             return self._failure(f"the snapshot of step {step} could not be written", error)
         return written
 
-    def _write_part(self, step: int, copy: Copy) -> tuple[str, PartInfo, dict[str, TensorInfo]]:
-        plan, tensors = copy
-        name, raw, part, infos = encode_part(plan, tensors)
-        self._patiently(partial(self.store.write, step, name, raw))
-        return name, part, infos
+    def _write_part(self, step: int, copy: Copy) -> EncodedPart:
+        part = encode_part(*copy)
+        self._patiently(partial(self.store.write, step, part.name, part.pieces))
+        return part
 
     def _commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
         parts = {name: PartInfo(**p) for r in reports for name, p in r["parts"].items()}
