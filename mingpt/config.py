@@ -157,6 +157,8 @@ class Snapshot(Section):
     """Write while training goes on, one at a time: what falls due meanwhile is left out, and the log says so."""
     retry_seconds: float = Field(default=60, ge=0)
     """For how long a write that fails is tried again, with growing pauses."""
+    verify_after_write: bool = False
+    """Read each part back and compare it before the snapshot counts. Sizes are compared always."""
     hot_every_steps: int = Field(default=20, ge=0)
     """Steps between two hot snapshots, in each node's shared memory: they survive a crash, not the node. 0: none."""
     hot_dir: str = Field(default="/dev/shm", min_length=1)

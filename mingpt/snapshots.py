@@ -150,6 +150,8 @@ def prune_command(options: Options) -> int:
         print(f"{verb} the snapshot of step {step}")
     for file in pruned.leftovers:
         print(f"{verb} {file.path}, which belongs to no snapshot")
+    for upload in pruned.uploads:
+        print(f"{verb} the half upload of {upload.path}")
     stay = [step for step in found.steps if step not in pruned.snapshots]
     print(f"{'would stay' if options.dry_run else 'left'}: {', '.join(map(str, sorted(stay)))}")
     return 0

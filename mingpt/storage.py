@@ -1,10 +1,15 @@
 """fsspec URLs with errors for people: every place that a user names comes through here."""
 
+import asyncio
 import errno
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any
 
 import fsspec
@@ -19,14 +24,46 @@ EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
 CLIENTS = {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs"}
 # Of these clients' errors, those that no second try cures. (CredentialRetrievalError may: a metadata server was busy.)
 NO_CREDENTIALS = re.compile(r"(No|Partial|Default)Credentials|ClientAuthentication|ProfileNotFound")
+LIMIT, LIMIT_SECONDS = "MINGPT_STORE_SECONDS", 600.0  # what the environment may say, and what holds without it
 FULL = {errno.ENOSPC, errno.EDQUOT}
 NEVER = {
     errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENXIO
 }  # fmt: skip
 
 
-def open_fs(url: str, key: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a URL and the path inside it. Raises Mistake, naming the config `key`, if there is none."""
+def _limit_seconds() -> float:
+    given = os.environ.get(LIMIT, "")
+    try:
+        seconds = float(given or LIMIT_SECONDS)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < float("inf"):
+        raise Mistake(f"{LIMIT}={given} in the environment: give a number of seconds above 0")
+    return seconds
+
+
+@dataclass(frozen=True)
+class _Limited:
+    """An object store's client whose calls end in time. One that accepts and never answers would hold a run for ever;
+    the clients' own limits are long, are multiplied by their retries, and have no common name.
+    """
+
+    client: fsspec.AbstractFileSystem
+    seconds: float
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.client, name)
+        waits = iscoroutinefunction(getattr(value, "__wrapped__", None))  # of those, fsspec's `sync` takes a timeout
+        return partial(value, timeout=self.seconds) if waits else value
+
+
+def open_fs(url: str, key: str) -> tuple[Any, str]:
+    """The file system of a URL (fsspec's AbstractFileSystem) and the path inside it.
+
+    On an object store each call of it ends within MINGPT_STORE_SECONDS. Raises Mistake, naming the config `key`, if
+    there is none.
+    """
+    seconds = _limit_seconds()
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
@@ -34,10 +71,10 @@ def open_fs(url: str, key: str) -> tuple[fsspec.AbstractFileSystem, str]:
         extra = EXTRAS.get(scheme)
         cure = f"pip install 'mingpt[{extra}]'" if extra else "use a local path, s3://…, gs://… or az://…"
         raise Mistake(f"{key}={without_secrets(url)}: {error}: {cure}") from error
-    return fs, path
+    return (_Limited(fs, seconds) if fs.async_impl else fs), path
 
 
-def is_local(fs: fsspec.AbstractFileSystem) -> bool:
+def is_local(fs: Any) -> bool:
     return isinstance(fs, LocalFileSystem)
 
 
@@ -65,6 +102,11 @@ def place(key: str, url: str) -> Iterator[None]:
         yield
     except Unavailable:  # of a place inside this one
         raise
+    except (TimeoutError, asyncio.TimeoutError) as error:  # Python 3.10: two classes
+        raise Unavailable(
+            f"{shown}: no answer within {_limit_seconds():g} s: look at the network and the address; {LIMIT} in the "
+            f"environment sets another limit"
+        ) from error
     except FileNotFoundError as error:
         raise Mistake(f"{shown}: there is no such file or bucket: check the spelling") from error
     except PermissionError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from mingpt.snapshot.format import Damaged, OtherFormat
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import File, Store
+from mingpt.snapshot.uploads import HalfUpload, abort, half_uploads
 from mingpt.storage import place
 
 DAY = 86400
@@ -44,16 +45,19 @@ def beyond(retention: Retention, snapshots: Mapping[int, float | None]) -> list[
 
 @dataclass
 class Plan:
-    """What would be deleted: snapshots by step, and files that belong to none."""
+    """What would be deleted: snapshots by step, and files and half uploads that belong to none."""
 
     snapshots: list[int] = field(default_factory=list)
     leftovers: list[File] = field(default_factory=list)
+    uploads: list[HalfUpload] = field(default_factory=list)
 
     def carry_out(self, store: Store) -> None:
         with place(store.key, store.url):
             for step in self.snapshots:
                 store.delete(step)
             store.remove(self.leftovers)
+            for upload in self.uploads:
+                abort(store, upload)
 
 
 def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | None]) -> Plan:
@@ -74,7 +78,10 @@ def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | 
     old = beyond(retention, known) if steps and steps[0] == good else []
     newest = sorted(known)[-retention.keep :]
     oldest_new = newest[0] if len(newest) == retention.keep else 0
-    return Plan(old, leftovers(store, retention.orphan_age, oldest_new) if retention.orphan_age > 0 else [])
+    if retention.orphan_age <= 0:
+        return Plan(old)
+    uploads = [u for u in half_uploads(store) if u.started < time.time() - retention.orphan_age]
+    return Plan(old, leftovers(store, retention.orphan_age, oldest_new), uploads)
 
 
 def leftovers(store: Store, age: float, before_step: int, now: Callable[[], float] = time.time) -> list[File]:

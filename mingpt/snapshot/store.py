@@ -273,7 +273,12 @@ class Store:
         except Damaged:
             content = b""
         name = f"{SET_ASIDE}{sha256(content).hexdigest()[:8]}-{MANIFEST}"
-        self.fs.mv(f"{self.folder(step)}/{MANIFEST}", f"{self.folder(step)}/{name}")
+        old, new = f"{self.folder(step)}/{MANIFEST}", f"{self.folder(step)}/{name}"
+        if self.local:
+            os.replace(old, new)
+        else:
+            self.fs.cp_file(old, new)
+            self.fs.rm_file(old)
         return name
 
     def delete(self, step: int) -> None:

@@ -62,7 +62,7 @@ class Snapshots:
         s = self.settings
         retention = Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds)
         self.durable = SnapshotWriter(
-            self.store, beside, retention, provenance, self.say, committed, check, retry_seconds=s.retry_seconds
+            self.store, beside, retention, provenance, self.say, committed, check, s.retry_seconds, s.verify_after_write
         )
         # A node on which one process has no room has no hot tier.
         everywhere = all(on_node.gather(self.hot_store is not None))
@@ -98,10 +98,10 @@ class Snapshots:
         by_steps = self.settings.every_steps > 0 and step % self.settings.every_steps == 0
         if by_steps or flags[DUE] > 0:
             busy = flags[BUSY] > 0 or (late and self.durable.step == step - 1)
-            if not self.settings.asynchronous:
-                self.durable.save(step, *content())
-            elif not busy:
+            if not busy:
                 self.durable.start(step, *content())
+                if not self.settings.asynchronous:
+                    self.durable.settle()
             elif by_steps and self.world.speaks:
                 self.say(f"step {step}: no snapshot, that of step {self.durable.step} is still being written")
             if self.durable.step == step:

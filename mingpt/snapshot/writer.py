@@ -5,13 +5,14 @@ Their reports travel over a group of their own, so that no collective of the tra
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +35,7 @@ from mingpt.snapshot.format import (
 )
 from mingpt.snapshot.reader import AT_A_TIME, read_manifest
 from mingpt.snapshot.retention import Retention, plan
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.store import Buffer, Store
 from mingpt.storage import place
 
 T = TypeVar("T")
@@ -60,6 +61,16 @@ def _in_time(ask: Callable[[float | None], T], limit_seconds: float | None) -> T
         raise TimeoutError from late
 
 
+def _equal(pieces: Sequence[Buffer], raw: memoryview) -> bool:
+    start = 0
+    for piece in pieces:
+        ours, theirs = np.frombuffer(piece, np.uint8), np.frombuffer(raw[start : start + len(piece)], np.uint8)
+        if not np.array_equal(ours, theirs):
+            return False
+        start += len(piece)
+    return start == len(raw)
+
+
 @dataclass
 class SnapshotWriter:
     """Writes the snapshots of one attempt and deletes those that need not stay.
@@ -67,7 +78,7 @@ class SnapshotWriter:
     world: the processes, with a group that nothing else uses. provenance: what the manifest says beside the state: run,
     vocabulary, config, fingerprint, history. In the process that speaks, from the writer's thread, check() is called
     before each commit (a Mistake of it ends the run), and committed(step, digest, seconds) after it. retry_seconds: for
-    how long a write that fails is tried again.
+    how long a write that fails is tried again. verify: each part is read back before the commit.
     """
 
     store: Store
@@ -78,6 +89,7 @@ class SnapshotWriter:
     committed: Callable[[int, str, float], None] = lambda step, digest, seconds: None
     check: Callable[[], None] = lambda: None
     retry_seconds: float = 0
+    verify: bool = False
     step: int | None = None  # of the snapshot that was started last
     failures: int = 0  # in a row; equal in all processes, but not known to all at the same moment
     superseded: bool = False  # `check` has said no
@@ -188,7 +200,13 @@ class SnapshotWriter:
 
     def _write_part(self, step: int, copy: Copy) -> EncodedPart:
         part = encode_part(*copy)
-        self._patiently(partial(self.store.write, step, part.name, part.pieces))
+
+        def write() -> None:
+            self.store.write(step, part.name, part.pieces)
+            if self.verify and not _equal(part.pieces, self.store.read_part(step, part.name, part.size)):
+                raise SnapshotFailed(f"{part.name} was read back with other bytes than were written")
+
+        self._patiently(write)
         return part
 
     def _commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
