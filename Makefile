@@ -13,9 +13,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SKY := .venv-sky
 SKY_INSTALLED := $(SKY)/.installed
+# A store for tests that pip can't install; where there is no npm, the tests that need it say so and are skipped.
+AZURITE_VERSION := 3.37.0
+AZURITE := .azurite
+AZURITE_INSTALLED := $(AZURITE)/.installed-$(AZURITE_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast lint crash-campaign bench clean
+.PHONY: help train test fast lint azurite crash-campaign bench clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -25,7 +29,7 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (
 	$(BIN)/python -m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char $(ARGS)
 	$(BIN)/python -m mingpt.generate runs/shakespeare-char/snapshots --prompt "$(PROMPT)" --tokens 300 --seed 1
 
-test: lint $(SKY_INSTALLED) ## lint, then all tests but the lab's: the fast ones first
+test: lint $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## lint, then all tests but the lab's: the fast ones first
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
 	$(BIN)/python -m pytest -n $(JOBS) -m "slow and not lab"
 	@echo "Not run here: tests marked 'lab' (they need the Slurm and SkyPilot cluster of tests/lab)."
@@ -44,8 +48,10 @@ crash-campaign: $(INSTALLED) ## kill training N times at random moments (N=200 S
 bench: $(INSTALLED) ## run every benchmark; each prints JSON
 	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done
 
-clean: ## remove .venv, .venv-sky, caches and build outputs (runs/ and data/ stay)
-	rm -rf $(VENV) $(SKY) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+azurite: $(AZURITE_INSTALLED) ## a store for tests, from npm (make test does it where there is npm)
+
+clean: ## remove .venv, .venv-sky, .azurite, caches and build outputs (runs/ and data/ stay)
+	rm -rf $(VENV) $(SKY) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find mingpt tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # constraints.txt is the lock for Python 3.10 to 3.13 and every platform. To renew it: run the command in its first
@@ -64,4 +70,10 @@ $(SKY_INSTALLED): constraints-sky.txt
 	$(PYTHON) -m venv $(SKY)
 	@echo "Installing SkyPilot into $(SKY)."
 	$(SKY)/bin/python -m pip install --quiet -c constraints-sky.txt skypilot
+	@touch $@
+
+$(AZURITE_INSTALLED):
+	rm -rf $(AZURITE)
+	@echo "Installing azurite into $(AZURITE)."
+	npm install --silent --no-audit --no-fund --no-save --prefix $(AZURITE) azurite@$(AZURITE_VERSION)
 	@touch $@

@@ -2,12 +2,13 @@
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from run_kit import Run
+from store_kit import Stores, forget_clients
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too: other counts give other bits
 
@@ -52,6 +53,18 @@ def new_run(tmp_path: Path, text: Path, cache: Path) -> Callable[..., Run]:
         return Run(str(tmp_path / name), text, cache, overrides)
 
     return make
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Stores]:
+    """Starts object stores by their kind, and ends them; this process's clients then forget them."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        stores = Stores(tmp_path / "stores", monkeypatch)
+        try:
+            yield stores
+        finally:
+            stores.close()
+    forget_clients()
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,8 @@
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,40 +15,15 @@ from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store
 from run_kit import Run
 from snapshot_kit import save
+from store_kit import Stores
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(serve: Stores) -> str:
     """The URL of an empty bucket; this process and those it starts find the server through the environment."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-that-nobody-may-see")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-that-nobody-may-see")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    import fsspec
-
-    fsspec.config.set_conf_env(fsspec.config.conf)
-    try:
-        for _ in range(200):
-            with socket.socket() as s:
-                if s.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        fsspec.filesystem("s3").mkdir("runs")
-        yield "s3://runs"
-    finally:
-        server.kill()
-        server.wait()
-        fsspec.config.conf.pop("s3", None)
+    return serve("moto").url
 
 
 def test_a_run_in_a_bucket_is_killed_resized_and_ends_with_the_same_bits(
