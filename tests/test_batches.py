@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mingpt.batches import BatchPlan, Share, derive, permute
-from mingpt.data.text import Windows
+from mingpt.data.windows import TokenFile, Windows
 from mingpt.distributed import share
 
 unhurried = settings(deadline=None)  # the machine is shared, and a slow example is no bug
@@ -239,7 +239,7 @@ def loaded(windows: Windows, items: Share, workers: int) -> list[tuple[Tensor, T
 def test_loader_workers_change_no_byte_and_no_order(tmp_path: Path) -> None:
     text = np.random.default_rng(1).integers(0, 65, 500).astype(np.uint8)
     np.save(tmp_path / "text.npy", text)
-    windows = Windows(tmp_path / "text.npy", 40, 440, block_size=16, stride=3)
+    windows = Windows(TokenFile(tmp_path / "text.npy"), 40, 440, block_size=16, stride=3)
     plan = BatchPlan(len(windows), seed=1, global_size=12, micro_size=3)
     items = Share(plan, mine=range(1, 4), start=5, stop=30)
     without, with_two = loaded(windows, items, workers=0), loaded(windows, items, workers=2)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mingpt.batches import Share
-from mingpt.data.text import Windows
+from mingpt.data.source import Samples
 from mingpt.lifetime import children_ignore_signals, end_with_parent
 
 
@@ -22,11 +22,11 @@ def _begin(_worker: int) -> None:
 
 
 def load(
-    windows: Windows, work: Share, workers: int, limit_seconds: float, device: torch.device
+    samples: Samples, work: Share, workers: int, limit_seconds: float, device: torch.device
 ) -> Iterator[Sequence[Tensor]]:
     """The microbatches of `work`, one after the other from the first step to the last."""
     loader = DataLoader(
-        windows,
+        samples,
         batch_size=None,  # each item of the sampler is a whole microbatch
         sampler=work,
         num_workers=workers,
