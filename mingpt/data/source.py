@@ -41,12 +41,17 @@ class Microbatches(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Data, ready to train on. sha256: the identity of its content, equal in all processes."""
+    """Data, ready to train on. sha256: the identity of its content, equal in all processes.
+
+    answer_length: how many of each sample's last targets are its answer (a label, a sum). A sample is right if all of
+    them are the likeliest tokens; 0: the data asks no question.
+    """
 
     train: Samples
     validation: Microbatches
     vocabulary: Vocabulary
     sha256: str
+    answer_length: int = 0
 
 
 def open_source(data: Data, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
