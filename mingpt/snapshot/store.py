@@ -121,6 +121,7 @@ class Store:
 
     def files(self, step: int | None) -> list[File]:
         """What lies in a step's folder (None: beside the steps' folders), folders left out."""
+        self.fs.invalidate_cache()
         with place(self.key, self.url):
             try:
                 entries = self.fs.ls(self.root if step is None else self.folder(step), detail=True)
@@ -145,6 +146,7 @@ class Store:
 
     def size(self, step: int, name: str) -> int:
         """Raises FileNotFoundError."""
+        self.fs.invalidate_cache()  # adlfs would answer from a listing that is older than our own write
         return int(self.fs.size(f"{self.folder(step)}/{name}"))
 
     def read_part(self, step: int, name: str, size: int) -> bytes:
