@@ -276,5 +276,7 @@ class Store:
             self.remove([f for f in self.files(step) if f.is_ours])
             os.unlink(folder)
             return
+        self.fs.invalidate_cache()
         with suppress(FileNotFoundError):
-            self.fs.rm(folder, recursive=True)
+            # s3fs would ask a bucket to delete the folder, too, which is no object; nanio fails at that, with the rest.
+            self.fs.rm(folder if self.local else self.fs.find(folder), recursive=self.local)
