@@ -1,6 +1,8 @@
 """The same promises on every kind of store: real servers on loopback, memory, and a local folder."""
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mingpt import snapshots
+from mingpt.metrics import read_metrics
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers
@@ -165,3 +168,21 @@ def test_snapshots_are_copied_from_one_kind_of_store_to_another(
     assert re.findall(r"^(\d) .* looks good$", capsys.readouterr().out, re.M) == ["2", "1"]
     assert snapshots.main(["prune", there, "--keep", "1", "--no-keep-best"]) == 0
     assert Store(f"{there}/snapshots").folders() == [2]
+
+
+@every("nanio", "azurite")
+def test_a_run_that_is_killed_goes_on_from_its_store_to_the_same_bits(
+    kind: str, serve: Stores, text: Path, cache: Path, undisturbed: Callable[..., Run]
+) -> None:
+    server = serve(kind)
+    run = Run(f"{server.url}/run", text, cache)
+    started = run.start(1)
+    started.on_step = lambda step: os.kill(started.process.pid, signal.SIGKILL) if step == 10 else None
+    assert started.wait() == -signal.SIGKILL
+    output = started.output + run.finish(2)
+    assert f"resumed from step 8 of {run.dir}/snapshots" in output
+    assert run.digest() == undisturbed().digest()
+    assert [row["step"] for row in read_metrics(run.dir)] == list(range(1, 25))
+    stored = run.store.read_manifest(24).decode()
+    assert f'"conditional_puts": {str(kind in CONDITIONAL).lower()}' in stored
+    assert [secret for secret in server.secrets() if secret in output + stored] == []
