@@ -5,6 +5,7 @@ killed writer left in it does no harm. Parts carry the hash of their content in 
 can only write the same bytes under one name.
 """
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -188,7 +189,14 @@ class Store:
     def _beginning_of_manifest(self, step: int) -> bytes:
         """However long it is, no more than one byte too many comes into memory."""
         self._check_file(step, MANIFEST)
-        content: bytes = self.fs.cat_file(f"{self.folder(step)}/{MANIFEST}", start=0, end=MANIFEST_LIMIT + 1)
+        path, end = f"{self.folder(step)}/{MANIFEST}", MANIFEST_LIMIT + 1
+        try:
+            content: bytes = self.fs.cat_file(path, start=0, end=end)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Some S3 servers refuse a range that ends after the object. (RFC 9110 has them send what is there.)
+            content = self.fs.cat_file(path, start=0, end=min(end, self.size(step, MANIFEST)))
         return content
 
     def _check_file(self, step: int, name: str) -> None:
