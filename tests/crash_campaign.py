@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -98,7 +99,7 @@ class Campaign:
     def _prepare(self, witness: Witness, storage: str, nodes: tuple[int, ...], processes: list[int]) -> Start:
         run = witness.run
         places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}", "snapshot.hot_dir=.")
-        crashes = min(self.random.choice((1, 2, 3, 4)), self.plan.left)
+        crashes = min(self.random.choice((2, 4, 6)), self.plan.left)
         training = [*TINY, *OPTIONS, *places]
         plan, keeper = self.plan, self.keeper
         return Start(nodes, processes, crashes, training, self.env, witness, plan, storage, keeper, self.random)
@@ -163,6 +164,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", type=Path, help="a Markdown file to write")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))  # and take all processes along
     began = time.monotonic()
     with folders() as (disk, memory):
         campaign = Campaign(disk, memory, options.seed, options.kills)
