@@ -71,6 +71,7 @@ def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> i
             say(f"resumed from step {start} of {loaded.url} (digest {loaded.manifest.digest})")
             _say_differences(loaded, config, numerics)
         if start >= config.train.max_steps:
+            snapshots.forget_hot(start)
             if world.speaks:
                 say(f"nothing to do: the run has reached step {start}, and train.max_steps={config.train.max_steps}")
             return FINISHED

@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mingpt.snapshot.files import File
 from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, OtherFormat
 from mingpt.snapshot.reader import look
-from mingpt.snapshot.store import File, Store
+from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
 GOOD, DAMAGED, INCOMPLETE, ASIDE, OTHER = "looks good", "DAMAGED", "incomplete", "set aside", "other format"
