@@ -108,8 +108,10 @@ class TextData(CachedData):
     """one text, tokenized at the start"""
     path: str = Field(default="data/shakespeare.txt", min_length=1)
     """The text: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
-    tokens: Literal["char", "byte"] = "char"
-    """What a token is: a character of the text, or a byte (256 of them)."""
+    tokens: Literal["char", "byte", "bpe"] = "char"
+    """What a token is: a character of the text, a byte (256 of them), or a piece of a word (data.tokenizer)."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """The vocabulary of bpe: a folder with GPT-2's vocab.bpe and encoder.json, or a tokenizer.json; any fsspec URL."""
     val_fraction: float = Field(default=0.1, ge=0, lt=1)
     """The share at the end of the text that is kept for validation."""
 

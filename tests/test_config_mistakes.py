@@ -93,6 +93,17 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
         ("data=shards data.path=x ~data.tokens", [f"data.tokens {OF_TEXT}"]),
         ("data.kind=shards data.path=x data.tokens=char", [f"data.tokens {OF_TEXT}"]),
         ("data=shards data.path=x data.tokns=char", ["data.tokns is not a key (did you mean data.tokens?)"]),
+        (
+            "data.tokens=bpe",
+            [
+                "data.tokens=bpe needs a vocabulary: set data.tokenizer=…, for instance to data/gpt2, which "
+                "`python -m mingpt.data.fetch gpt2-vocabulary` writes"
+            ],
+        ),
+        (
+            "data.tokenizer=x",
+            ["data.tokenizer=x, but data.tokens=char: set data.tokens=bpe, or leave it out"],
+        ),
         ("data=shards", ["data.path: Missing mandatory value: data.path"]),
         ("data=char", ["data.path: Missing mandatory value: data.path"]),
         ("data.cache_dir=${nope}", ["data.cache_dir: Interpolation key 'nope' not found"]),

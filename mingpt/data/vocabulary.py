@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from mingpt.data.bpe import gpt2_of, tokenizer_of
 from mingpt.errors import Mistake
 
 
@@ -70,14 +71,18 @@ class Bytes:
         return {"kind": "byte", "characters": ""}
 
 
-def _characters(json: dict[str, Any]) -> Vocabulary:
-    return Characters(str(json["characters"]))
+def _text(json: dict[str, Any], key: str) -> str:
+    if not isinstance(value := json[key], str):
+        raise TypeError(f"{key} is no text")
+    return value
 
 
 # Each kind's constructor. A manifest may be a stranger's: a constructor opens and imports nothing that it names.
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
-    "char": _characters,
+    "char": lambda json: Characters(_text(json, "characters")),
     "byte": lambda json: Bytes(),
+    "gpt2": lambda json: gpt2_of(_text(json, "merges")),
+    "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
 }
 
 
