@@ -56,7 +56,9 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
     fs, _ = open_fs(run_dir, "run.dir")
     rows: dict[int, dict[str, Any]] = {}
     for attempt, path in _segments(run_dir):
-        for line in fs.cat_file(path).decode(errors="replace").splitlines():
+        with place("run.dir", run_dir):
+            raw: bytes = fs.cat_file(path)
+        for line in raw.decode(errors="replace").splitlines():
             try:
                 row = json.loads(line)
             except json.JSONDecodeError:
@@ -73,8 +75,9 @@ def segment_is_visible(run_dir: str, attempt: int) -> bool:
     deadline = time.monotonic() + VISIBLE_SECONDS
     while True:
         fs.invalidate_cache()
-        if fs.exists(_segment(root, attempt)):
-            return True
+        with place("run.dir", run_dir):
+            if fs.exists(_segment(root, attempt)):
+                return True
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
