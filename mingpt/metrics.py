@@ -91,6 +91,7 @@ class MetricsLog:
         self.fs, root = open_fs(run_dir, "run.dir")
         self.path = _segment(root, attempt)
         self.lines: list[str] = []
+        self.stored = 0  # of those lines
         self.file: TextIO | None = None
         with place("run.dir", run_dir):
             if is_local(self.fs):
@@ -117,9 +118,10 @@ class MetricsLog:
             complain(f"WARNING: {self.path} was deleted while the run was writing it: what it held is lost")
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             self.file = Path(self.path).open("a", buffering=1)  # noqa: SIM115
-        if not self.file and self.lines:
+        if not self.file and (count := len(self.lines)) > self.stored:  # another thread may be adding to them
             with place("run.dir", self.run_dir):
-                self.fs.pipe_file(self.path, "".join(self.lines).encode())
+                self.fs.pipe_file(self.path, "".join(self.lines[:count]).encode())
+            self.stored = count
 
     def close(self) -> None:
         self.flush()
