@@ -83,8 +83,19 @@ class Reset(Rule):
 
 
 @dataclass
+class Stall(Rule):
+    """The request stays half sent for as long as the server lives."""
+
+    after: int = 0
+
+    async def act(self, exchange: "Exchange") -> None:
+        await exchange.forward(upload_limit=self.after, until_server_ends=True)
+        exchange.reset()
+
+
+@dataclass
 class Cut(Rule):
-    """The connection ends after so many bytes of the answer's body."""
+    """The connection ends after so many bytes of the answer's body. Below 0: before the answer."""
 
     after: int = 0
 
@@ -115,7 +126,9 @@ class Exchange:
     def line(self) -> str:
         return self.head.partition(b"\r\n")[0].decode(errors="replace")
 
-    async def forward(self, upload_limit: int | None = None, download_limit: int | None = None) -> None:
+    async def forward(
+        self, upload_limit: int | None = None, download_limit: int | None = None, until_server_ends: bool = False
+    ) -> None:
         """To the server and back, up to a limit of body bytes in one direction."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(closing(self.head))
@@ -123,6 +136,8 @@ class Exchange:
         down = asyncio.ensure_future(self._answer(reader, download_limit))
         try:
             await (down if upload_limit is None else up)
+            if until_server_ends:
+                await asyncio.wait([down])
         finally:
             for task in (up, down):
                 task.cancel()
@@ -134,8 +149,9 @@ class Exchange:
         while answer.startswith(b"HTTP/1.1 100"):  # "go on and send the body"
             self.client[1].write(answer)
             answer = await reader.readuntil(b"\r\n\r\n")
-        self.client[1].write(closing(answer))
-        await pump(reader, self.client[1], limit)
+        if limit is None or limit >= 0:
+            self.client[1].write(closing(answer))
+            await pump(reader, self.client[1], limit)
 
     async def swallow(self) -> None:
         while await self.client[0].read(PIECE):

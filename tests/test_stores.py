@@ -126,8 +126,7 @@ DAMAGE: dict[Callable[[Store, int], None], str] = {
 }
 
 
-# Not Google's: its emulator can't move, and gcsfs asks it again for half a minute before it copies instead.
-@every("local", "memory", "moto", "nanio", "azurite")
+@every(*ALL)
 def test_what_is_damaged_is_set_aside_and_the_step_before_taken(kind: str, url: str) -> None:
     store, said = Store(url), list[str]()
     good = save(store, 1)

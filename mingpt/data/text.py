@@ -82,9 +82,9 @@ def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str,
     """The token file of `config.path` and what is known of it, tokenized by whichever process comes first."""
     fs, remote = open_fs(config.path, "data.path")
     with place("data.path", config.path):
-        if fs.isdir(remote):
-            raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         info = fs.info(remote)  # size, modification time, ETag: a changed file gets another name in the cache
+        if info["type"] == "directory":
+            raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         if info["type"] == "other":  # a pipe or a device may never end
             raise Mistake(f"data.path={without_secrets(config.path)}: no regular file; name one text file")
     source = [CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
