@@ -71,9 +71,25 @@ class Bytes:
         return {"kind": "byte", "characters": ""}
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """Tokens of which nothing is known but how many there are."""
+
+    size: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "numbers", "size": self.size}
+
+
 def _text(json: dict[str, Any], key: str) -> str:
     if not isinstance(value := json[key], str):
         raise TypeError(f"{key} is no text")
+    return value
+
+
+def _number(json: dict[str, Any], key: str) -> int:
+    if not isinstance(value := json[key], int) or value < 1:
+        raise TypeError(f"{key} is no number of tokens")
     return value
 
 
@@ -81,6 +97,7 @@ def _text(json: dict[str, Any], key: str) -> str:
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "char": lambda json: Characters(_text(json, "characters")),
     "byte": lambda json: Bytes(),
+    "numbers": lambda json: Numbers(_number(json, "size")),
     "gpt2": lambda json: gpt2_of(_text(json, "merges")),
     "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
 }
