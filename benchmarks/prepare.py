@@ -4,6 +4,7 @@
                          each document in turn: both read the file, encode, and write 16-bit tokens
   two / one              MB/s of prepare with two processes over one, on `--copies` copies of the text; the start of the
                          processes is in it
+  CPU, two / one         CPU seconds of all processes: what a busy machine still tells of the ratio above
   reading / step         time to read a step's microbatches from shards over the time of the step itself, for a model
                          of GPT-2's width and vocabulary at block 1024 with `--layers` of its 12 layers
 
@@ -12,6 +13,7 @@ The contestants take turns for `--rounds` rounds; a ratio is the median over the
 
 import argparse
 import json
+import resource
 import shutil
 import statistics
 import tempfile
@@ -22,6 +24,11 @@ from typing import Any
 
 SEPARATOR = "\n\n"
 BLOCK, MICRO, MICROBATCHES = 1024, 1, 1
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it has started and that have ended."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -101,7 +108,7 @@ def main() -> None:
     vocabulary = read_tokenizer(options.tokenizer, "--tokenizer")
     assert isinstance(vocabulary, GPT2Tokens)
     merges, megabytes = vocabulary.merges, options.text.stat().st_size / 1e6
-    rows: dict[str, list[float]] = {name: [] for name in ("plain", "ours", "one", "two")}
+    rows: dict[str, list[float]] = {name: [] for name in ("plain", "ours", "one", "two", "cpu_one", "cpu_two")}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         copies = [Path(shutil.copy(options.text, folder / f"{i}.txt")) for i in range(options.copies)]
@@ -109,8 +116,10 @@ def main() -> None:
             rows["plain"].append(megabytes / seconds(lambda: plain(options.text, merges, folder / "plain.bin")))
             rows["ours"].append(megabytes / seconds(lambda: prepared([options.text], merges, folder / "set", 1)))
             for name, processes in (("one", 1), ("two", 2)):
+                before = cpu_seconds()
                 took = seconds(lambda n=processes: prepared(copies, merges, folder / "many", n))  # type: ignore[misc]
                 rows[name].append(megabytes * options.copies / took)
+                rows[f"cpu_{name}"].append(cpu_seconds() - before)
         times = reading(folder / "set", options.layers, max(3, options.rounds))
 
     def ratio(a: str, b: str) -> float:
@@ -119,9 +128,10 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "megabytes_per_second": {name: round(statistics.median(r), 2) for name, r in rows.items()},
+                "megabytes_per_second": {name: round(statistics.median(rows[name]), 2) for name in list(rows)[:4]},
                 "prepare / plain loop, 1 process": ratio("ours", "plain"),
                 "2 processes / 1 process": ratio("two", "one"),
+                "CPU, 2 processes / 1 process": ratio("cpu_two", "cpu_one"),
                 "reading / step": round(times["read_ms"] / times["step_ms"], 6),
                 **{name: round(value, 3) for name, value in times.items()},
                 "layers": options.layers,
