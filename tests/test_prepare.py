@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import os
 import random
@@ -22,7 +23,7 @@ import bpe_kit
 from mingpt.data import bpe, documents
 from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
 from mingpt.data.documents import Options, is_validation
-from mingpt.data.prepare import main, prepare
+from mingpt.data.prepare import Progress, main, prepare
 from mingpt.data.shardwriter import ShardWriter
 from mingpt.errors import Mistake
 
@@ -345,3 +346,20 @@ def test_a_log_gets_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert lines[-1] == f"train on it: data=shards data.path={out}"
     assert lines[-3].endswith(" tokens of 20 documents in 1 shards")
     assert lines[-2] == "validation: 0 tokens of 0 documents in 0 shards"
+
+
+def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr("mingpt.data.prepare.DRAW_SECONDS", 0)
+    progress = Progress([documents.File("x.txt", "text", 100, None)])
+    progress.add(50, 1234)
+    drawn = terminal.getvalue()
+    assert drawn.startswith(f"\r\033[K[{'#' * 15}{' ' * 15}]  50%  ")
+    assert "1,234 tokens" in drawn
+    progress.clear()
+    assert terminal.getvalue() == f"{drawn}\r\033[K"
+    assert "\n" not in drawn
