@@ -70,6 +70,16 @@ class Bytes:
         return {"kind": "byte", "characters": ""}
 
 
+@dataclass(frozen=True)
+class NoTokens:
+    """Of data that is made of numbers, for a model of one's own."""
+
+    size = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "none"}
+
+
 def _characters(json: dict[str, Any]) -> Vocabulary:
     return Characters(str(json["characters"]))
 
@@ -78,6 +88,7 @@ def _characters(json: dict[str, Any]) -> Vocabulary:
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "char": _characters,
     "byte": lambda json: Bytes(),
+    "none": lambda json: NoTokens(),
 }
 
 
