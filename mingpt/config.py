@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-LARGEST = 2**31 - 1  # of any setting but the seed: 68 years in seconds; beyond it torch, numpy and timers overflow
+LARGEST = (
+    2**31 - 1
+)  # of any setting but seed and cache_bytes: 68 years in seconds; beyond it torch, numpy and timers overflow
 
 
 class Section(BaseModel):
@@ -28,7 +30,7 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
-        limit = 2**63 - 1 if info.field_name == "seed" else LARGEST
+        limit = 2**63 - 1 if info.field_name in ("seed", "cache_bytes") else LARGEST
         if isinstance(value, (int, float)) and value > limit:
             raise PydanticCustomError("too_large", "must be at most {limit}", {"limit": limit})
         return value
@@ -140,8 +142,10 @@ class TextData(CachedData):
     """one text, tokenized at the start"""
     path: str = Field(default="data/shakespeare.txt", min_length=1)
     """The text: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
-    tokens: Literal["char", "byte"] = "char"
-    """What a token is: a character of the text, or a byte (256 of them)."""
+    tokens: Literal["char", "byte", "bpe"] = "char"
+    """What a token is: a character of the text, a byte (256 of them), or a piece of a word (data.tokenizer)."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """The vocabulary of bpe: a folder with GPT-2's vocab.bpe and encoder.json, or a tokenizer.json; any fsspec URL."""
     val_fraction: float = Field(default=0.1, ge=0, lt=1)
     """The share at the end of the text that is kept for validation."""
 
@@ -151,6 +155,10 @@ class ShardsData(CachedData):
     """any amount of text, tokenized before"""
     path: str = Field(default="data/shards", min_length=1)
     """The folder that mingpt.data.prepare has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """The vocabulary of nanoGPT's files, which name none, as for text; null: numbers, which spell no text."""
+    cache_bytes: int = Field(default=2**35, ge=1)
+    """Most bytes of shards that a node keeps in cache_dir, when data.path is no local folder."""
 
 
 class OwnData(Data, Own):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mingpt.config import Config, Model, Own, Section
+from mingpt.config import Config, Model, Own, Section, TextData, without_secrets
 from mingpt.errors import Mistake
 
 MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
@@ -175,9 +175,24 @@ def _own(section: str) -> Check:
     return Check((f"{section}._target_",), problem)
 
 
+def _tokenizer(c: Config, _: int) -> str | None:
+    if not isinstance(c.data, TextData):
+        return None
+    if c.data.tokens == "bpe" and c.data.tokenizer is None:
+        return (
+            "data.tokens=bpe needs a vocabulary: set data.tokenizer=…, for instance to data/gpt2, which "
+            "`python -m mingpt.data.fetch gpt2-vocabulary` writes"
+        )
+    if c.data.tokens != "bpe" and c.data.tokenizer is not None:
+        shown = without_secrets(c.data.tokenizer)
+        return f"data.tokenizer={shown}, but data.tokens={c.data.tokens}: set data.tokens=bpe, or leave it out"
+    return None
+
+
 CHECKS = (
     _own("model"),
     _own("data"),
+    Check(("data.tokens", "data.tokenizer"), _tokenizer),
     Check(("model.n_head", "model.n_embd"), _heads),
     Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
     Check(("world.backend", "world.device"), _backend),

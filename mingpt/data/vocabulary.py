@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from mingpt.data.bpe import gpt2_of, tokenizer_of
 from mingpt.errors import Mistake
 
 
@@ -80,15 +81,36 @@ class NoTokens:
         return {"kind": "none"}
 
 
-def _characters(json: dict[str, Any]) -> Vocabulary:
-    return Characters(str(json["characters"]))
+@dataclass(frozen=True)
+class Numbers:
+    """Tokens of which nothing is known but how many there are."""
+
+    size: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "numbers", "size": self.size}
+
+
+def _text(json: dict[str, Any], key: str) -> str:
+    if not isinstance(value := json[key], str):
+        raise TypeError(f"{key} is no text")
+    return value
+
+
+def _number(json: dict[str, Any], key: str) -> int:
+    if not isinstance(value := json[key], int) or value < 1:
+        raise TypeError(f"{key} is no number of tokens")
+    return value
 
 
 # Each kind's constructor. A manifest may be a stranger's: a constructor opens and imports nothing that it names.
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
-    "char": _characters,
+    "char": lambda json: Characters(_text(json, "characters")),
     "byte": lambda json: Bytes(),
     "none": lambda json: NoTokens(),
+    "numbers": lambda json: Numbers(_number(json, "size")),
+    "gpt2": lambda json: gpt2_of(_text(json, "merges")),
+    "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
 }
 
 
