@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
 from mingpt.config import Config, Section, without_secrets
 from mingpt.errors import MISTAKE
-from mingpt.validation import KINDS, choices, keys, schemas, unknown, validate
+from mingpt.validation import KINDS, choices, keys, named, schemas, takes_any, unknown, validate
 
 
 def config_dir() -> Path:
@@ -96,20 +96,34 @@ def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
 
 
 def _with_groups(overrides: Sequence[str]) -> list[str]:
-    """`data.kind=shards` brings that kind's keys with it, as `data=shards` does, unless the keys are there already."""
+    """`data.kind=shards` brings that kind's keys with it, as `data=shards` does, unless the keys are there already.
+
+    So does `model._target_=…`; the keys that its code takes are not known to any group, and need no + all the same.
+    """
     parsed: dict[str, Override] = {}
     for text in overrides:
         with suppress(Exception):  # told later
             override = OverridesParser.create().parse_override(text)
             parsed[override.key_or_group] = override
+    groups_alone = [o.input_line for o in parsed.values() if _is_group(o.key_or_group) and o.input_line]
     out = list(overrides)
     for section in KINDS:
-        wanted = parsed[f"{section}.kind"].value() if f"{section}.kind" in parsed else None
-        if wanted in list(KINDS[section]) and section not in parsed:
-            with suppress(Exception):
-                chosen = [o.input_line for o in parsed.values() if _is_group(o.key_or_group) and o.input_line]
-                if compose("train", chosen)[section].kind != wanted:
-                    out.insert(0, f"{section}={wanted}")
+        mine = {key: o for key, o in parsed.items() if key.startswith(f"{section}.")}
+        wanted: object = "own" if f"{section}._target_" in mine else None
+        if f"{section}.kind" in mine:
+            wanted = mine[f"{section}.kind"].value()
+        if not mine:
+            continue
+        kind = None
+        with suppress(Exception):
+            kind = compose("train", groups_alone)[section].kind
+        if wanted in list(KINDS[section]) and section not in parsed and kind not in (None, wanted):
+            out.insert(0, f"{section}={wanted}")
+            kind = wanted
+        if kind in list(KINDS[section]) and takes_any(section, kind):
+            known = keys({section: {"kind": kind}})
+            arguments = [o.input_line for k, o in mine.items() if o.type == OverrideType.CHANGE and k not in known]
+            out = [f"++{text}" if text in arguments else text for text in out]
     return out
 
 
@@ -127,7 +141,7 @@ def _filled(composed: DictConfig) -> DictConfig:
     of_section: dict[str, type[Section]] = {"": Config, **own}
     for section, schema in of_section.items():
         holder = composed[section] if section else composed
-        for name, field in schema.model_fields.items():
+        for name, field in named(schema).items():
             if name not in own and isinstance(holder, DictConfig) and name not in list(holder):
                 OmegaConf.update(composed, f"{section}.{name}".lstrip("."), field.default, force_add=True)
     return composed

@@ -19,7 +19,12 @@ LARGEST = (
 class Section(BaseModel):
     # Strict types, except that YAML's `1` may stand for a float; inf and nan are never a sensible setting.
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,  # `_target_`, which can't be an attribute's name
     )
 
     @field_validator("*")
@@ -49,6 +54,8 @@ class Train(Section):
     """Steps between two lines of metrics."""
     eval_every: int = Field(default=250, ge=0)
     """Steps between two evaluations on the whole validation split; 0: only at the end."""
+    freeze: list[str] = []
+    """Parameters that stay as they are: names, or patterns such as 'transformer.h.[0-5].*' or '*.bias'."""
 
 
 class WorldConfig(Section):
@@ -71,7 +78,21 @@ class Batch(Section):
     """Samples in a step for each process, in place of global_size. Gives up equal bits across world sizes."""
 
 
+class Own(Section):
+    """A section whose `_target_` names code of the user's own; its other keys are that code's arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    target: str = Field(default="", alias="_target_")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
 class Model(Section):
+    kind: Literal["gpt"] = "gpt"
+    """a GPT-2 of any size"""
     n_layer: int = Field(default=4, ge=1)
     """Transformer blocks."""
     n_head: int = Field(default=4, ge=1)
@@ -84,6 +105,17 @@ class Model(Section):
     """Share of activations dropped in training."""
     vocab_multiple: int = Field(default=1, ge=1)
     """Pad the embedding to a multiple of this; 64 is faster on GPUs."""
+    init_from: str | None = Field(default=None, min_length=1)
+    """Start with these weights: a folder with a GPT-2's config.json and model.safetensors, any fsspec URL."""
+
+
+class OwnModel(Own):
+    kind: Literal["own"] = "own"
+    """a module of one's own; its other keys are its arguments"""
+    target: str = Field(default="", alias="_target_")
+    """A class or function, package.module.Name, that gives the torch module."""
+    block_size: int = Field(default=1, ge=1)
+    """Tokens in a sample of data that is cut into samples; an argument, too, if there is one of this name."""
 
 
 class Data(Section):
@@ -127,6 +159,13 @@ class ShardsData(CachedData):
     """The vocabulary of nanoGPT's files, which name none, as for text; null: numbers, which spell no text."""
     cache_bytes: int = Field(default=2**35, ge=1)
     """Most bytes of shards that a node keeps in cache_dir, when data.path is no local folder."""
+
+
+class OwnData(Data, Own):
+    kind: Literal["own"] = "own"
+    """data of one's own; its other keys are its arguments"""
+    target: str = Field(default="", alias="_target_")
+    """A function, package.module.name, that gives the mingpt.data.source.Source."""
 
 
 class Optimizer(Section):
@@ -210,8 +249,9 @@ class Config(Section):
     train: Train
     world: WorldConfig
     batch: Batch
-    model: Model
-    data: Annotated[TextData | ShardsData, Field(discriminator="kind")]
+    model: Annotated[Model | OwnModel, Field(discriminator="kind")]
+    """What is trained: a GPT, or a module of one's own."""
+    data: Annotated[TextData | ShardsData | OwnData, Field(discriminator="kind")]
     """What the tokens come from; each kind of data has keys of its own."""
     optimizer: Optimizer
     schedule: Schedule

@@ -5,10 +5,10 @@ import sys
 import torch
 
 from mingpt.cli import Parser
-from mingpt.config import Model
 from mingpt.data.vocabulary import TextVocabulary, vocabulary_of
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
-from mingpt.model import GPT, GPTConfig
+from mingpt.model import GPT
+from mingpt.models import gpt_of
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read
 from mingpt.snapshots import find
@@ -24,19 +24,12 @@ def load_model(url: str, step: int | None = None) -> tuple[GPT, TextVocabulary]:
         loaded = read(found.store, found.steps[0], kinds=("model",))
     except Damaged as damage:
         raise Mistake(f"{found.store.folder_url(found.steps[0])}: {damage}: choose another with --step") from damage
-    try:
-        vocabulary = vocabulary_of(loaded.manifest.vocabulary)
-        if not isinstance(vocabulary, TextVocabulary):
-            raise ValueError("its tokens are no text")
-        shape = Model.model_validate(loaded.manifest.config.get("model")).model_dump()
-        gpt = GPT(GPTConfig(vocab_size=vocabulary.size, **shape))
-        gpt.load_state_dict(loaded.state["model"])
-    except (ValueError, KeyError, RuntimeError) as error:
-        what = str(error).splitlines()[0]
-        raise Mistake(
-            f"{found.store.folder_url(found.steps[0])}: not a snapshot of a GPT of this version: {what}"
-        ) from error
-    return gpt.eval(), vocabulary
+    where = found.store.folder_url(found.steps[0])
+    vocabulary = vocabulary_of(loaded.manifest.vocabulary)
+    gpt = gpt_of(loaded.manifest.config, loaded.state["model"], vocabulary.size, where)
+    if not isinstance(vocabulary, TextVocabulary):
+        raise Mistake(f"{where}: its tokens are no text")
+    return gpt, vocabulary
 
 
 def main(arguments: list[str]) -> int:

@@ -9,9 +9,10 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mingpt.config import Config, Section, TextData, without_secrets
+from mingpt.config import Config, Model, Own, Section, TextData, without_secrets
 from mingpt.errors import Mistake
 
 MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
@@ -31,6 +32,16 @@ SECTIONS: dict[str, type[Section]] = {
 KINDS: dict[str, dict[str, type[Section]]] = {
     name: kinds for name, field in Config.model_fields.items() if (kinds := _kinds(field.annotation))
 }
+
+
+def named(schema: type[Section]) -> dict[str, FieldInfo]:
+    """A section's keys, as they are written in a config."""
+    return {field.alias or name: field for name, field in schema.model_fields.items()}
+
+
+def takes_any(section: str, kind: str) -> bool:
+    """Whether a kind has keys that no schema knows: the arguments of code of the user's own."""
+    return issubclass(KINDS[section][kind], Own)
 
 
 def kind_of(section: str, values: Any) -> str:
@@ -56,7 +67,7 @@ def keys(raw: Mapping[Any, Any] | None = None) -> dict[str, str]:
             own = []
             out[name] = field.description or ""
         for schema in reversed(own):  # where kinds share a key, the first one's help text stays
-            out |= {f"{name}.{k}": f.description or "" for k, f in schema.model_fields.items()}
+            out |= {f"{name}.{k}": f.description or "" for k, f in named(schema).items()}
         if name in KINDS:
             out[f"{name}.kind"] = field.description or ""
     return out
@@ -68,9 +79,9 @@ def choices(key: str) -> tuple[str, ...]:
     if section in KINDS:
         if name == "kind":
             return tuple(KINDS[section])
-        having = [s.model_fields[name].annotation for s in KINDS[section].values() if name in s.model_fields]
+        having = [named(s)[name].annotation for s in KINDS[section].values() if name in named(s)]
         return tuple(dict.fromkeys(word for annotation in having for word in get_args(annotation)))
-    return get_args((SECTIONS[section] if section else Config).model_fields[name].annotation)
+    return get_args(named(SECTIONS[section] if section else Config)[name].annotation)
 
 
 def unknown(key: str, raw: Mapping[Any, Any]) -> str:
@@ -78,7 +89,7 @@ def unknown(key: str, raw: Mapping[Any, Any]) -> str:
     section, _, name = key.rpartition(".")
     if section in KINDS:
         kind, others = kind_of(section, raw.get(section)), KINDS[section]
-        if having := [k for k, schema in others.items() if name in schema.model_fields]:
+        if having := [k for k, schema in others.items() if name in named(schema)]:
             return (
                 f"{key} is not a key of {section}.kind={kind}, only of {', '.join(having)}: leave it out, "
                 f"or choose {section}.kind={having[0]}"
@@ -112,7 +123,7 @@ class Check:
 
 
 def _heads(c: Config, _: int) -> str | None:
-    if c.model.n_embd % c.model.n_head:
+    if isinstance(c.model, Model) and c.model.n_embd % c.model.n_head:
         return f"model.n_head={c.model.n_head} does not divide model.n_embd={c.model.n_embd}: choose a divisor"
     return None
 
@@ -150,6 +161,20 @@ def _backend(c: Config, _: int) -> str | None:
     return None
 
 
+def _own(section: str) -> Check:
+    """The code of the user's own that a section names: it can be imported, and takes the arguments that are there."""
+
+    def problem(c: Config, _: int) -> str | None:
+        settings = getattr(c, section)
+        if not isinstance(settings, Own):
+            return None
+        from mingpt import own  # imports torch, which is slow, and needed for this alone
+
+        return own.problem(section, settings)
+
+    return Check((f"{section}._target_",), problem)
+
+
 def _tokenizer(c: Config, _: int) -> str | None:
     if not isinstance(c.data, TextData):
         return None
@@ -165,6 +190,8 @@ def _tokenizer(c: Config, _: int) -> str | None:
 
 
 CHECKS = (
+    _own("model"),
+    _own("data"),
     Check(("data.tokens", "data.tokenizer"), _tokenizer),
     Check(("model.n_head", "model.n_embd"), _heads),
     Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),

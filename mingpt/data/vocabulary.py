@@ -72,6 +72,16 @@ class Bytes:
 
 
 @dataclass(frozen=True)
+class NoTokens:
+    """Of data that is made of numbers, for a model of one's own."""
+
+    size = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "none"}
+
+
+@dataclass(frozen=True)
 class Numbers:
     """Tokens of which nothing is known but how many there are."""
 
@@ -97,6 +107,7 @@ def _number(json: dict[str, Any], key: str) -> int:
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "char": lambda json: Characters(_text(json, "characters")),
     "byte": lambda json: Bytes(),
+    "none": lambda json: NoTokens(),
     "numbers": lambda json: Numbers(_number(json, "size")),
     "gpt2": lambda json: gpt2_of(_text(json, "merges")),
     "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
