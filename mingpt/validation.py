@@ -11,9 +11,10 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mingpt.config import Config, Section
+from mingpt.config import Config, QuestionData, Section
 from mingpt.errors import Mistake
 
+MOST_QUESTIONS = 2**62  # their numbers are 64-bit integers
 MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
 
 
@@ -150,7 +151,28 @@ def _backend(c: Config, _: int) -> str | None:
     return None
 
 
+def _questions(c: Config, _: int) -> str | None:
+    if not isinstance(c.data, QuestionData):
+        return None
+    if c.data.questions > MOST_QUESTIONS:
+        return (
+            f"data.alphabet and data.letters make {c.data.questions:.0e} questions, more than {MOST_QUESTIONS:.0e}: "
+            f"lower one of them"
+        )
+    if c.data.val_samples >= c.data.questions:
+        return (
+            f"data.val_samples={c.data.val_samples} of {c.data.questions} questions leaves none to train on: lower it"
+        )
+    if c.data.length > c.model.block_size:
+        return (
+            f"model.block_size={c.model.block_size}, but a question of data.kind={c.data.kind} takes {c.data.length} "
+            f"tokens: set model.block_size={c.data.length}"
+        )
+    return None
+
+
 CHECKS = (
+    Check(("data.val_samples", "data.digits", "data.letters", "data.alphabet", "model.block_size"), _questions),
     Check(("model.n_head", "model.n_embd"), _heads),
     Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
     Check(("world.backend", "world.device"), _backend),

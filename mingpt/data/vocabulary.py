@@ -70,6 +70,25 @@ class Bytes:
         return {"kind": "byte", "characters": ""}
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """Tokens that stand for nothing; as text, their numbers."""
+
+    size: int
+
+    def encode(self, text: str) -> list[int]:
+        words = text.split()
+        if not words or any(not w.isdecimal() or int(w) >= self.size for w in words):
+            raise Mistake(f"the tokens are numbers from 0 to {self.size - 1} with spaces between, not {text!r}")
+        return [int(w) for w in words]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "number", "size": self.size}
+
+
 def _characters(json: dict[str, Any]) -> Vocabulary:
     return Characters(str(json["characters"]))
 
@@ -78,6 +97,7 @@ def _characters(json: dict[str, Any]) -> Vocabulary:
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "char": _characters,
     "byte": lambda json: Bytes(),
+    "number": lambda json: Numbers(int(json["size"])),
 }
 
 
