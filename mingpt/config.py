@@ -126,6 +126,25 @@ class ShardsData(RowData):
     """The folder that mingpt.data.prepare has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
 
 
+class ImagesData(CachedData):
+    kind: Literal["images"] = "images"
+    """images as tokens, each followed by its label"""
+    path: str = Field(default="data/mnist", min_length=1)
+    """MNIST's or Fashion-MNIST's folder, CIFAR-10's (binary version) or its .tar.gz: any fsspec URL."""
+    patch: int = Field(default=4, ge=1, le=64)
+    """Side of a patch in pixels; each patch is a token. It divides the images' height and width."""
+    codes: int = Field(default=256, ge=2, le=2**16)
+    """Different patches that there are tokens for: the codebook, fitted to the training images."""
+    classes: int = Field(default=10, ge=1, le=256)
+    """Labels are numbers from 0 to classes - 1."""
+    shift: int = Field(default=0, ge=0, le=8)
+    """Training shows each image moved by up to so many pixels each way: in (2 shift + 1)² places."""
+    image_weight: float = Field(default=0.1, ge=0)
+    """How much an image's token counts; its label counts 1. 0: learn nothing but labels."""
+    draw: bool = False
+    """Training shows each image a second time with its label first: learn to draw what is asked for."""
+
+
 class QuestionData(Data):
     """Questions that are made, not read. Each kind says how many there are and how many tokens one takes."""
 
@@ -268,7 +287,9 @@ class Config(Section):
     world: WorldConfig
     batch: Batch
     model: Model
-    data: Annotated[TextData | ShardsData | AdditionData | SortData | RandomData, Field(discriminator="kind")]
+    data: Annotated[
+        TextData | ShardsData | ImagesData | AdditionData | SortData | RandomData, Field(discriminator="kind")
+    ]
     """What the tokens come from; each kind of data has keys of its own."""
     optimizer: Optimizer
     schedule: Schedule

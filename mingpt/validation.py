@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mingpt.config import Config, QuestionData, Section
+from mingpt.config import Config, ImagesData, QuestionData, Section
 from mingpt.errors import Mistake
 
 MOST_QUESTIONS = 2**62  # their numbers are 64-bit integers
@@ -171,7 +171,14 @@ def _questions(c: Config, _: int) -> str | None:
     return None
 
 
+def _drawing(c: Config, _: int) -> str | None:
+    if isinstance(c.data, ImagesData) and c.data.draw and c.data.image_weight == 0:
+        return "data.draw=true, but data.image_weight=0 teaches no drawing: raise it, or set data.draw=false"
+    return None
+
+
 CHECKS = (
+    Check(("data.draw", "data.image_weight"), _drawing),
     Check(("data.val_samples", "data.digits", "data.letters", "data.alphabet", "model.block_size"), _questions),
     Check(("model.n_head", "model.n_embd"), _heads),
     Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),

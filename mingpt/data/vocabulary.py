@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from mingpt.data.imagetokens import ImageTokens
 from mingpt.errors import Mistake
 
 
@@ -97,6 +98,7 @@ def _characters(json: dict[str, Any]) -> Vocabulary:
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "char": _characters,
     "byte": lambda json: Bytes(),
+    "image": ImageTokens.of_json,
     "number": lambda json: Numbers(int(json["size"])),
 }
 
