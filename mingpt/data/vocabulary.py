@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from mingpt.data.bpe import gpt2_of, tokenizer_of
+from mingpt.data.imagetokens import ImageTokens
 from mingpt.errors import Mistake
 
 
@@ -83,9 +84,18 @@ class NoTokens:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Tokens of which nothing is known but how many there are."""
+    """Tokens that stand for nothing; as text, their numbers."""
 
     size: int
+
+    def encode(self, text: str) -> list[int]:
+        words = text.split()
+        if not words or any(not w.isdecimal() or int(w) >= self.size for w in words):
+            raise Mistake(f"the tokens are numbers from 0 to {self.size - 1} with spaces between, not {text!r}")
+        return [int(w) for w in words]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "numbers", "size": self.size}
@@ -111,6 +121,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "numbers": lambda json: Numbers(_number(json, "size")),
     "gpt2": lambda json: gpt2_of(_text(json, "merges")),
     "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
+    "image": ImageTokens.of_json,
 }
 
 
