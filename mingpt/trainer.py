@@ -25,7 +25,7 @@ from mingpt.evaluation import evaluate
 from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, check_newest_attempt, console_line, next_attempt, segment_is_visible
 from mingpt.model import GPT, GPTConfig
-from mingpt.numerics import differences, fingerprint, pin
+from mingpt.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.optim import Update
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
@@ -96,7 +96,7 @@ def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> i
         ExactReduction(ddp, plan.microbatches, world) if config.reduce == "exact" else FastReduction(ddp)
     )
     tallies, host_view = TallyExchange(world, plan.microbatches, wishes=1 + len(FLAGS)), HostView()
-    autocast = _autocast(config, world.device)
+    autocast = autocast_for(config, world.device)
     work = Share(plan, mine, start, config.train.max_steps)
     microbatches = load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device)
 
@@ -225,12 +225,6 @@ def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> i
 def measured(loss: float, val_loss: float) -> Metrics:
     """For the manifest, which takes finite numbers only."""
     return Metrics(loss=loss if math.isfinite(loss) else None, val_loss=val_loss if math.isfinite(val_loss) else None)
-
-
-def _autocast(config: Config, device: torch.device) -> Any:
-    if config.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
 
 
 def _check_fits(loaded: Loaded, config: Config, source: Source, model: GPT) -> None:
