@@ -30,6 +30,14 @@ class TextVocabulary(Vocabulary, Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+@runtime_checkable
+class Spelling(Protocol):
+    """A vocabulary that knows how long its tokens are as text, so that losses can be told in bits per byte."""
+
+    def byte_lengths(self) -> list[int]:
+        """For each token, the bytes of UTF-8 that it stands for; 0 for one that is no text."""
+
+
 @dataclass(frozen=True)
 class Characters:
     """One token for each character, in code-point order."""
@@ -49,6 +57,9 @@ class Characters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.characters[i] for i in ids)
 
+    def byte_lengths(self) -> list[int]:
+        return [len(c.encode(errors="surrogatepass")) for c in self.characters]
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "char", "characters": self.characters}
 
@@ -67,6 +78,9 @@ class Bytes:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
+
+    def byte_lengths(self) -> list[int]:
+        return [1] * 256
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "byte", "characters": ""}
