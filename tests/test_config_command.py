@@ -80,6 +80,8 @@ def test_help_names_every_group_option_and_key(tmp_path: Path) -> None:
     for section, kinds in KINDS.items():
         of_kinds = [keys({section: {"kind": kind}}).items() for kind in kinds]
         for key, text in set().union(*of_kinds):
+            if key.split(".")[0] in KINDS.keys() - {section}:
+                continue
             found = [line for line in lines if line[:1] == [key] and line[1 : 1 + len(text.split())] == text.split()]
             having = sum((key, text) in of for of in of_kinds)  # what all kinds have is there once, else once for each
             assert len(found) == (1 if having == len(of_kinds) else having), key

@@ -52,7 +52,7 @@ def config_problems(config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
     if sizes["vocab_size"] not in (shape.vocab_size, shape.padded_vocab_size):
         rows = sizes["vocab_size"]
         padding = (
-            f"; if the rest of the weights' are padding, model.vocab_multiple={rows}" if rows > shape.vocab_size else ""
+            f"; if the rest of them is padding, set model.vocab_multiple={rows}" if rows > shape.vocab_size else ""
         )
         problems.append(
             f"the weights are for {rows} tokens, and the data's vocabulary has {shape.vocab_size}: take data in the "

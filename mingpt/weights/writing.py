@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -50,7 +51,9 @@ def config_json(gpt: GPT, end_of_text: int | None) -> dict[str, Any]:
 
 def folder_of(gpt: GPT, vocabulary: Vocabulary) -> dict[str, bytes]:
     """The files by name, the weights last. The embedding's padding stays behind: no token uses it."""
-    end_of_text: int | None = getattr(vocabulary, "end_of_text", None)
+    end_of_text: int | None = None
+    with suppress(Mistake):  # a tokenizer.json that has no such token
+        end_of_text = getattr(vocabulary, "end_of_text", None)
     tensors = {name: tensor.contiguous() for name, tensor in gpt.state_dict().items()}
     tensors[EMBEDDING] = tensors[EMBEDDING][: gpt.config.vocab_size].contiguous()
     generation = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text}
