@@ -18,15 +18,16 @@ from mingpt.batches import BatchPlan, Share, derive
 from mingpt.config import Config, without_secrets
 from mingpt.console import say
 from mingpt.data.loader import load
-from mingpt.data.source import Microbatches, Source
+from mingpt.data.source import Source
 from mingpt.distributed import World
 from mingpt.errors import FINISHED, STOPPED, Mistake
+from mingpt.evaluation import evaluate
 from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, check_newest_attempt, console_line, next_attempt, segment_is_visible
 from mingpt.model import GPT, GPTConfig
 from mingpt.numerics import differences, fingerprint, pin
 from mingpt.optim import Update
-from mingpt.reduction import ExactReduction, FastReduction, Reduction, tree_sum_of
+from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.tiers import FLAGS, Content, Snapshots
@@ -189,11 +190,21 @@ def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> i
         val_loss = math.nan
         if len(source.validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
             began = time.monotonic()
-            val_loss = evaluate(model, source.validation, world, autocast)
+            figures = evaluate(model, source.validation, world, autocast, source.answer_length)
+            val_loss, accuracy = figures.loss, figures.accuracy
             best_val_loss.clamp_(max=val_loss)
             if metrics:
-                metrics.write({"step": done, "val_loss": val_loss})
-                say(f"step {done}: validation loss {val_loss:.4f} (best {best_val_loss.item():.4f})")
+                metrics.write(
+                    {"step": done, "val_loss": val_loss} | ({} if accuracy is None else {"val_accuracy": accuracy})
+                )
+                say(
+                    f"step {done}: validation loss {val_loss:.4f} (best {best_val_loss.item():.4f})"
+                    + (
+                        ""
+                        if accuracy is None
+                        else f", accuracy {accuracy:.2%} ({figures.right} of {figures.questions})"
+                    )
+                )
             last_log += time.monotonic() - began  # the next line's speed is that of training
         began = time.monotonic()
         if final or stopping:
@@ -209,20 +220,6 @@ def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> i
     lifetime.phase = Phase.OVER
     world.barrier()
     return FINISHED if final else STOPPED
-
-
-@torch.no_grad()
-def evaluate(model: GPT, split: Microbatches, world: World, autocast: Any) -> float:
-    """Mean loss in nats a token over a whole split; the same number for any world size."""
-    model.eval()
-    figures: list[Tensor] = []
-    for microbatch in world.share(len(split)):
-        tensors = [x.to(world.device) for x in split[microbatch]]
-        with autocast:
-            figures.append(torch.stack(model(*tensors)))
-    mine = torch.stack(figures).tolist() if figures else []
-    everybodys = [figure for part in world.gather(mine) for figure in part]
-    return tree_sum_of([loss for loss, _ in everybodys]) / sum(count for _, count in everybodys)
 
 
 def measured(loss: float, val_loss: float) -> Metrics:
