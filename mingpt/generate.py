@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,8 +19,8 @@ from mingpt.snapshots import find
 from mingpt.storage import place
 
 
-def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary]:
-    """The newest snapshot's model (or that of `step`) and its vocabulary, on the CPU.
+def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary, dict[str, Any]]:
+    """The newest snapshot's model (or that of `step`), on the CPU; its vocabulary; the config it was trained with.
 
     The model is built from the manifest's config alone. Raises Mistake if the snapshot is damaged or not one of ours.
     """
@@ -31,7 +32,7 @@ def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary]:
     where = found.store.folder_url(found.steps[0])
     vocabulary = vocabulary_of(loaded.manifest.vocabulary)
     gpt = gpt_of(loaded.manifest.config, loaded.state["model"], vocabulary.size, where)
-    return gpt, vocabulary
+    return gpt, vocabulary, loaded.manifest.config
 
 
 def main(arguments: list[str]) -> int:
@@ -56,10 +57,12 @@ def main(arguments: list[str]) -> int:
         ]
         if problems:
             raise Mistake(*problems)
-        model, vocabulary = load_model(options.url, options.step)
+        model, vocabulary, config = load_model(options.url, options.step)
         if isinstance(vocabulary, ImageTokens):
             if options.out is None:
                 raise Mistake(f"{options.url}: a model of images: say where to draw them to with --out FILE.png")
+            if not config["data"].get("draw"):
+                raise Mistake(f"{options.url}: a model that was not trained to draw (data.draw=false): train another")
             sampling = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
             images = draw(model, vocabulary, options.each, **sampling)
             with place("--out", str(options.out)):

@@ -125,8 +125,6 @@ def test_a_snapshot_with_another_vocabulary_is_a_mistake() -> None:
         ("data.digits=10", "data.digits=10: must be less than or equal to 9"),
         ("data=sort data.letters=64", "data.alphabet and data.letters make 1e+64 questions, more than 5e+18: "
          "lower one of them"),
-        ("data.path=x", "data.path is not a key of data.kind=addition, only of text, shards: leave it out, "
-         "or choose data.kind=text"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_a_mistake(overrides: str, problem: str) -> None:
