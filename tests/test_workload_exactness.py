@@ -71,10 +71,10 @@ def test_images(make_run: MakeRun, tmp_path: Path, files: str) -> None:
     """The three have no cache to begin with, so they fit the codebook again, to the same bits."""
     more: tuple[str, ...]
     if files == "idx":
-        more = (f"data.path={write_idx(tmp_path / 'images')}", "data.patch=2", "model.block_size=17")
+        where, keys = write_idx(tmp_path / "images"), ("data.patch=2", "data.classes=4")
     else:
-        archive = write_cifar_archive(tmp_path / "cifar.tar.gz")
-        more = (f"data.path={archive}", "data.patch=8", "data.classes=10", "model.block_size=17")
+        where, keys = write_cifar_archive(tmp_path / "cifar.tar.gz"), ("data.patch=8", "data.classes=10")
+    more = (f"data.path={where}", *keys, "model.block_size=17")
     caches = [f"data.cache_dir={tmp_path / name}" for name in ("cache", "another-cache")]
     assert_exact(make_run, (*IMAGES, *more, caches[0]), (caches[1], "data.workers=1"))
 
