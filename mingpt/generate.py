@@ -1,4 +1,4 @@
-"""`python -m mingpt.generate URL --prompt …`: continue texts with the model of a snapshot."""
+"""`python -m mingpt.generate URL`: continue texts (--prompt …) or draw images (--out FILE) with a snapshot's model."""
 
 import argparse
 import os
@@ -6,31 +6,23 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TextIO
 
 import torch
 
 from mingpt.cli import Parser
+from mingpt.data.imagetokens import ImageTokens
 from mingpt.data.vocabulary import TextVocabulary
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
-from mingpt.loading import open_model
+from mingpt.loading import Opened, open_model
 from mingpt.model import GPT
+from mingpt.pictures import draw, grid, png
 from mingpt.storage import open_fs, place
 
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
 BETWEEN = "---------------\n"  # texts
 UNFINISHED = "\ufffd"  # what stands for bytes that are not, or not yet, UTF-8
-
-
-def load_model(url: str, step: int | None = None) -> tuple[GPT, TextVocabulary]:
-    """The newest snapshot's model (or that of `step`) and its vocabulary, on the CPU.
-
-    Raises Mistake if the snapshot is damaged, not one of ours, or its tokens are no text.
-    """
-    opened = open_model(url, step)
-    if not isinstance(opened.vocabulary, TextVocabulary):
-        raise Mistake(f"{opened.where}: its tokens are no text: there is nothing to write")
-    return opened.model, opened.vocabulary
 
 
 @dataclass
@@ -95,6 +87,23 @@ def write(
             out.flush()
 
 
+def picture(opened: Opened, options: argparse.Namespace) -> str:
+    """Draw images of each class to --out; returns what there is to say of it."""
+    if not isinstance(opened.vocabulary, ImageTokens):
+        raise Mistake(f"{options.url}: a model that draws no images: leave --out out")
+    images = draw(
+        opened.model,
+        opened.vocabulary,
+        options.each,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    with place("--out", str(options.out)):
+        options.out.write_bytes(png(grid(images)))
+    return f"{options.out}: a row for each of {opened.vocabulary.classes} classes, {options.each} images of each"
+
+
 def prompts_of(options: argparse.Namespace) -> list[str]:
     """What is to be continued. Bytes that are not UTF-8 stay what they are, for models of bytes."""
     if options.file is None:
@@ -112,6 +121,7 @@ def prompts_of(options: argparse.Namespace) -> list[str]:
 def problems(options: argparse.Namespace) -> list[str]:
     return [
         *(["--prompt is empty: give it at least one character"] if not options.prompt else []),
+        *([f"--each {options.each}: at least 1"] if options.each < 1 else []),
         *(["--lines splits a file: give --file, too"] if options.lines and options.file is None else []),
         *([f"--tokens {options.tokens}: at least 1"] if options.tokens < 1 else []),
         *([f"--samples {options.samples}: at least 1"] if options.samples < 1 else []),
@@ -138,6 +148,8 @@ def _parser() -> Parser:
     parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default: 0.8)")
     parser.add_argument("--top-k", type=int, help="choose among the k likeliest tokens (default: among all)")
     parser.add_argument("--top-p", type=float, help="and among the likeliest that have this share of the chance")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a PNG file, where the model draws images")
+    parser.add_argument("--each", type=int, default=10, help="how many images of each class to draw (default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same texts (default: 1)")
     parser.add_argument("--batch", type=int, default=16, help="texts at a time; fewer need less memory (default: 16)")
     parser.add_argument("--speed", action="store_true", help="say on stderr how many tokens a second were drawn")
@@ -150,7 +162,15 @@ def main(arguments: list[str]) -> int:
     try:
         if found := problems(options):
             raise Mistake(*found)
-        model, vocabulary = load_model(options.url, options.step)
+        opened = open_model(options.url, options.step)
+        model, vocabulary = opened.model, opened.vocabulary
+        if options.out is not None:
+            print(picture(opened, options))
+            return 0
+        if isinstance(vocabulary, ImageTokens):
+            raise Mistake(f"{options.url}: a model of images: say where to draw them to with --out FILE.png")
+        if not isinstance(vocabulary, TextVocabulary):
+            raise Mistake(f"{options.url}: its tokens are no text, and nothing can be written with them")
         prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options)]
         if not all(prompts) or not prompts:
             raise Mistake(f"--file {options.file}: nothing is in it to be continued: give at least one character")

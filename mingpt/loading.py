@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from mingpt.config import Model
 from mingpt.data.vocabulary import Vocabulary, vocabulary_of
 from mingpt.errors import Mistake
-from mingpt.model import GPT, GPTConfig
+from mingpt.model import GPT
+from mingpt.models import gpt_of
 from mingpt.snapshot.format import Damaged, Manifest
 from mingpt.snapshot.reader import read
 from mingpt.snapshots import find
@@ -36,14 +36,8 @@ def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = 
         loaded = read(found.store, chosen, kinds=("model",))
     except Damaged as damage:
         raise Mistake(f"{where}: {damage}: choose another with --step") from damage
-    try:
-        vocabulary = vocabulary_of(loaded.manifest.vocabulary)
-        shape = Model.model_validate(loaded.manifest.config.get("model")).model_dump()
-        model = GPT(GPTConfig(vocab_size=vocabulary.size, **shape))
-        model.load_state_dict(loaded.state["model"])
-    except (ValueError, KeyError, RuntimeError) as error:
-        what = str(error).splitlines()[0]
-        raise Mistake(f"{where}: not a snapshot of a GPT of this version: {what}") from error
+    vocabulary = vocabulary_of(loaded.manifest.vocabulary)
+    model = gpt_of(loaded.manifest.config, loaded.state["model"], vocabulary.size, where)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
         raise Mistake(f"{where}: its weights are not all finite numbers: choose another with --step")
-    return Opened(model.eval(), vocabulary, loaded.manifest, where)
+    return Opened(model, vocabulary, loaded.manifest, where)

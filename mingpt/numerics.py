@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from mingpt.config import Config
+from mingpt import own
+from mingpt.config import Config, OwnModel
 
 
 def pin(config: Config, device: torch.device) -> None:
@@ -48,6 +49,8 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "attention": "scaled_dot_product_attention",
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,
+        "init_from": None,  # the sha256 of the files that the run's first weights came from
+        "code": own.source_sha256(config.model) if isinstance(config.model, OwnModel) else None,
     }
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from mingpt.data.bpe import gpt2_of, tokenizer_of
+from mingpt.data.imagetokens import ImageTokens
 from mingpt.errors import Mistake
 
 
@@ -33,7 +35,7 @@ class Spelling(Protocol):
     """A vocabulary that knows how long its tokens are as text, so that losses can be told in bits per byte."""
 
     def byte_lengths(self) -> list[int]:
-        """For each token, the bytes of UTF-8 that it stands for; 0 for one that is no text."""
+        """For each token, the bytes of text that it stands for; 0: it is no text. Empty if that can't be said."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +86,56 @@ class Bytes:
         return {"kind": "byte", "characters": ""}
 
 
-def _characters(json: dict[str, Any]) -> Vocabulary:
-    return Characters(str(json["characters"]))
+@dataclass(frozen=True)
+class NoTokens:
+    """Of data that is made of numbers, for a model of one's own."""
+
+    size = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "none"}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Tokens that stand for nothing; as text, their numbers."""
+
+    size: int
+
+    def encode(self, text: str) -> list[int]:
+        words = text.split()
+        if not words or any(not w.isdecimal() or int(w) >= self.size for w in words):
+            raise Mistake(f"the tokens are numbers from 0 to {self.size - 1} with spaces between, not {text!r}")
+        return [int(w) for w in words]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "numbers", "size": self.size}
+
+
+def _text(json: dict[str, Any], key: str) -> str:
+    if not isinstance(value := json[key], str):
+        raise TypeError(f"{key} is no text")
+    return value
+
+
+def _number(json: dict[str, Any], key: str) -> int:
+    if not isinstance(value := json[key], int) or value < 1:
+        raise TypeError(f"{key} is no number of tokens")
+    return value
 
 
 # Each kind's constructor. A manifest may be a stranger's: a constructor opens and imports nothing that it names.
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
-    "char": _characters,
+    "char": lambda json: Characters(_text(json, "characters")),
     "byte": lambda json: Bytes(),
+    "none": lambda json: NoTokens(),
+    "numbers": lambda json: Numbers(_number(json, "size")),
+    "gpt2": lambda json: gpt2_of(_text(json, "merges")),
+    "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
+    "image": ImageTokens.of_json,
 }
 
 
