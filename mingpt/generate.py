@@ -1,4 +1,4 @@
-"""`python -m mingpt.generate URL`: continue texts (--prompt, --file) or draw images (--out) with a snapshot's model."""
+"""`python -m mingpt.generate URL`: continue texts (--prompt …) or draw images (--out FILE) with a snapshot's model."""
 
 import argparse
 import os
@@ -23,20 +23,6 @@ from mingpt.storage import open_fs, place
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
 BETWEEN = "---------------\n"  # texts
 UNFINISHED = "\ufffd"  # what stands for bytes that are not, or not yet, UTF-8
-
-
-def draw_images(opened: Opened, options: argparse.Namespace) -> None:
-    """With a model of images: samples of each class, as one PNG file."""
-    if options.out is None:
-        raise Mistake(f"{options.url}: a model of images: say where to draw them to with --out FILE.png")
-    if not opened.manifest.config["data"].get("draw"):
-        raise Mistake(f"{options.url}: a model that was not trained to draw (data.draw=false): train another")
-    assert isinstance(opened.vocabulary, ImageTokens)
-    sampling = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
-    images = draw(opened.model, opened.vocabulary, options.each, **sampling)
-    with place("--out", str(options.out)):
-        options.out.write_bytes(png(grid(images)))
-    print(f"{options.out}: a row for each of {opened.vocabulary.classes} classes, {options.each} images of each")
 
 
 @dataclass
@@ -101,6 +87,25 @@ def write(
             out.flush()
 
 
+def picture(opened: Opened, options: argparse.Namespace) -> str:
+    """Draw images of each class to --out; returns what there is to say of it."""
+    if not isinstance(opened.vocabulary, ImageTokens):
+        raise Mistake(f"{options.url}: a model that draws no images: leave --out out")
+    if not opened.manifest.config["data"].get("draw"):
+        raise Mistake(f"{options.url}: a model that was not trained to draw (data.draw=false): train another")
+    images = draw(
+        opened.model,
+        opened.vocabulary,
+        options.each,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    with place("--out", str(options.out)):
+        options.out.write_bytes(png(grid(images)))
+    return f"{options.out}: a row for each of {opened.vocabulary.classes} classes, {options.each} images of each"
+
+
 def prompts_of(options: argparse.Namespace) -> list[str]:
     """What is to be continued. Bytes that are not UTF-8 stay what they are, for models of bytes."""
     if options.file is None:
@@ -118,8 +123,8 @@ def prompts_of(options: argparse.Namespace) -> list[str]:
 def problems(options: argparse.Namespace) -> list[str]:
     return [
         *(["--prompt is empty: give it at least one character"] if not options.prompt else []),
-        *(["--lines splits a file: give --file, too"] if options.lines and options.file is None else []),
         *([f"--each {options.each}: at least 1"] if options.each < 1 else []),
+        *(["--lines splits a file: give --file, too"] if options.lines and options.file is None else []),
         *([f"--tokens {options.tokens}: at least 1"] if options.tokens < 1 else []),
         *([f"--samples {options.samples}: at least 1"] if options.samples < 1 else []),
         *([f"--batch {options.batch}: at least 1"] if options.batch < 1 else []),
@@ -161,13 +166,13 @@ def main(arguments: list[str]) -> int:
             raise Mistake(*found)
         opened = open_model(options.url, options.step)
         model, vocabulary = opened.model, opened.vocabulary
-        if isinstance(vocabulary, ImageTokens):
-            draw_images(opened, options)
-            return 0
         if options.out is not None:
-            raise Mistake(f"{options.url}: a model that draws no images: leave --out out")
+            print(picture(opened, options))
+            return 0
+        if isinstance(vocabulary, ImageTokens):
+            raise Mistake(f"{options.url}: a model of images: say where to draw them to with --out FILE.png")
         if not isinstance(vocabulary, TextVocabulary):
-            raise Mistake(f"{opened.where}: its tokens are no text: there is nothing to write")
+            raise Mistake(f"{options.url}: its tokens are no text, and nothing can be written with them")
         prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options)]
         if not all(prompts) or not prompts:
             raise Mistake(f"--file {options.file}: nothing is in it to be continued: give at least one character")

@@ -35,7 +35,7 @@ class Spelling(Protocol):
     """A vocabulary that knows how long its tokens are as text, so that losses can be told in bits per byte."""
 
     def byte_lengths(self) -> list[int]:
-        """For each token, the bytes of UTF-8 that it stands for; 0 for one that is no text."""
+        """For each token, the bytes of text that it stands for; 0: it is no text. Empty if that can't be said."""
 
 
 @dataclass(frozen=True)
