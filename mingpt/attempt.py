@@ -1,11 +1,11 @@
-"""One attempt, as one of its processes lives it: config -> text -> world -> training; each ending has its exit code."""
+"""One attempt, as one of its processes lives it: config -> data -> world -> training; each ending has its exit code."""
 
 import traceback
 
 from mingpt import cli, trainer
 from mingpt.config import Config, without_secrets
 from mingpt.console import complain, say
-from mingpt.data.text import Text, open_text
+from mingpt.data.source import Source, open_source
 from mingpt.distributed import World, join, speaks_for_node, world_size
 from mingpt.errors import FINISHED, Mistake
 from mingpt.failures import explain
@@ -22,15 +22,15 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         config = cli.configure(arguments, world_size())
         if config is None:  # --help or --cfg has been answered
             return FINISHED
-        text = open_text(config.data, config.model.block_size)
-        lifetime.mark("text")
+        source = open_source(config.data, config.model.block_size, config.batch.micro_size)
+        lifetime.mark("data")
         with join(config.world) as world:
             lifetime.mark("rendezvous")
             lifetime.phase = Phase.JOINED
-            agree_on_inputs(world, config, text)
+            agree_on_inputs(world, config, source)
             if world.speaks:
                 say(cli.as_yaml(config))
-            return trainer.train(config, text, world, lifetime)
+            return trainer.train(config, source, world, lifetime)
     except Exception as error:
         failure = explain(error, lifetime.phase)
         leave_reason(failure.reason)
@@ -45,9 +45,9 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         return failure.code
 
 
-def agree_on_inputs(world: World, config: Config, text: Text) -> None:
+def agree_on_inputs(world: World, config: Config, source: Source) -> None:
     """Raise Mistake in every process unless all have the same config and the same data."""
-    first, *others = world.gather({"data.sha256": text.sha256} | config.model_dump())
+    first, *others = world.gather({"data.sha256": source.sha256} | config.model_dump())
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):
             # Where only a secret differs, the keys alone are told.

@@ -7,6 +7,7 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
-from mingpt.config import SECTIONS, Config, choices, keys, nearest, validate, without_secrets
+from mingpt.config import Config, Section, without_secrets
 from mingpt.errors import MISTAKE
+from mingpt.validation import KINDS, choices, keys, schemas, unknown, validate
 
 
 def config_dir() -> Path:
@@ -66,6 +68,7 @@ def as_yaml(config: Config) -> str:
 def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Compose train.yaml with the overrides; those that Hydra refuses are left out and told as problems."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        overrides = _with_groups(overrides)
         try:
             return _filled(compose("train", list(overrides))), []
         except Exception:  # Hydra has errors of its own for most slips, and ValueError or TypeError for others
@@ -88,8 +91,26 @@ def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
                 compose("train", [*good, text])
                 good.append(text)
             except Exception as error:
-                problems.append(_refused(_shown(text), override, error))
+                problems.append(_refused(_shown(text), override, error, compose("train", good)))
         return _filled(compose("train", good)), problems
+
+
+def _with_groups(overrides: Sequence[str]) -> list[str]:
+    """`data.kind=shards` brings that kind's keys with it, as `data=shards` does, unless the keys are there already."""
+    parsed: dict[str, Override] = {}
+    for text in overrides:
+        with suppress(Exception):  # told later
+            override = OverridesParser.create().parse_override(text)
+            parsed[override.key_or_group] = override
+    out = list(overrides)
+    for section in KINDS:
+        wanted = parsed[f"{section}.kind"].value() if f"{section}.kind" in parsed else None
+        if wanted in list(KINDS[section]) and section not in parsed:
+            with suppress(Exception):
+                chosen = [o.input_line for o in parsed.values() if _is_group(o.key_or_group) and o.input_line]
+                if compose("train", chosen)[section].kind != wanted:
+                    out.insert(0, f"{section}={wanted}")
+    return out
 
 
 def _shown(override: str) -> str:
@@ -99,15 +120,26 @@ def _shown(override: str) -> str:
 
 def _filled(composed: DictConfig) -> DictConfig:
     """With the schema's defaults for keys that the command line deleted (`~key`); other keys may follow them."""
-    for key in keys():
-        section, _, name = key.rpartition(".")
-        if section and section not in list(composed):
+    own = schemas(_kinds(composed))
+    for section in own:
+        if section not in list(composed):
             OmegaConf.update(composed, section, {}, force_add=True)
+    of_section: dict[str, type[Section]] = {"": Config, **own}
+    for section, schema in of_section.items():
         holder = composed[section] if section else composed
-        if isinstance(holder, DictConfig) and name not in list(holder):
-            schema = SECTIONS[section] if section else Config
-            OmegaConf.update(composed, key, schema.model_fields[name].default, force_add=True)
+        for name, field in schema.model_fields.items():
+            if name not in own and isinstance(holder, DictConfig) and name not in list(holder):
+                OmegaConf.update(composed, f"{section}.{name}".lstrip("."), field.default, force_add=True)
     return composed
+
+
+def _kinds(composed: DictConfig) -> dict[str, Any]:
+    """As much of a plain config as tells of which kinds its sections are; it may not be resolvable yet."""
+    kinds: dict[str, Any] = {}
+    for section in KINDS:
+        with suppress(OmegaConfBaseException):
+            kinds[section] = {"kind": composed[section].kind}
+    return kinds
 
 
 def groups() -> dict[str, dict[str, str]]:
@@ -123,7 +155,8 @@ def _is_group(key: str) -> bool:
     return key in groups()
 
 
-def _refused(text: str, override: Override, error: Exception) -> str:
+def _refused(text: str, override: Override, error: Exception, composed: DictConfig) -> str:
+    """One line for an override that Hydra did not add to what is composed so far."""
     key, value = override.key_or_group, override.value()
     if _is_group(key):
         options = groups()[key]
@@ -133,8 +166,8 @@ def _refused(text: str, override: Override, error: Exception) -> str:
             return f"{text}: there is no {key} {value!r}; there are {', '.join(options)}"
         if override.is_add():
             return f"{text}: {key} has a default already: write {key}={value} without the +"
-    elif key not in keys() and not override.is_add():
-        return f"{key} is not a key{nearest(key)}" if key else f"{text!r} has no key"
+    elif key not in keys(_kinds(composed)) and not override.is_add():
+        return unknown(key, _kinds(composed)) if key else f"{text!r} has no key"
     return f"{text}: {_first_line(error)}"
 
 
@@ -147,7 +180,7 @@ def _first_line(error: BaseException) -> str:
 def _follows(composed: DictConfig) -> dict[str, list[str]]:
     """For each key that takes its value from others (`${…}`), those others."""
     out: dict[str, list[str]] = {}
-    for key in keys():
+    for key in keys(_kinds(composed)):
         section, _, name = key.rpartition(".")
         holder = composed[section] if section else composed
         if isinstance(holder, DictConfig) and OmegaConf.is_interpolation(holder, name):
@@ -192,8 +225,26 @@ def help_text() -> str:
     for group, options in groups().items():
         lines += [f"  {group}/", *(f"    {option:<16} {comment}" for option, comment in options.items())]
     lines += ["", "Keys (key=value):"]
-    for key, text in keys().items():
-        words = choices(key)
-        takes = f" [{' | '.join(words)}]" if all(isinstance(w, str) for w in words) and words else ""
-        lines.append(f"  {key:<28} {text}{takes}")
+    several = tuple(f"{section}." for section in KINDS)
+    lines += [_help_line(key, text) for key, text in keys().items() if not key.startswith(several)]
+    for section, kinds in KINDS.items():
+        of_kind = {kind: _section_keys(section, kind) for kind in kinds}
+        common = set.intersection(*(set(of.items()) for of in of_kind.values()))
+        any_kind = _section_keys(section, next(iter(kinds)))
+        lines += ["", f"Keys of {section}, whatever its kind:"]
+        lines += [_help_line(key, text) for key, text in any_kind.items() if (key, text) in common]
+        for kind, of in of_kind.items():
+            what = KINDS[section][kind].model_fields["kind"].description
+            lines += ["", f"Keys of {section}.kind={kind} ({what}):"]
+            lines += [_help_line(key, text) for key, text in of.items() if (key, text) not in common]
     return "\n".join(lines)
+
+
+def _section_keys(section: str, kind: str) -> dict[str, str]:
+    return {k: text for k, text in keys({section: {"kind": kind}}).items() if k.startswith(f"{section}.")}
+
+
+def _help_line(key: str, text: str) -> str:
+    words = choices(key)
+    takes = f" [{' | '.join(words)}]" if all(isinstance(w, str) for w in words) and words else ""
+    return f"  {key:<28} {text}{takes}"

@@ -1,22 +1,19 @@
-"""The typed schema of a run's configuration, and the validation that lists every problem at once.
+"""The typed schema of a run's configuration.
 
 The attribute docstrings below are the help texts that `python -m mingpt.train --help` prints. The values come from
 configs/ and the command line (cli.py); the defaults here serve a key that the command line deleted (`~key`).
+validation.py lists what is wrong.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from mingpt.errors import Mistake
-
-LARGEST = 2**31 - 1  # of any setting but the seed: 68 years in seconds; beyond it torch, numpy and timers overflow
-MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
+LARGEST = (
+    2**31 - 1
+)  # of any setting but seed and cache_bytes: 68 years in seconds; beyond it torch, numpy and timers overflow
 
 
 class Section(BaseModel):
@@ -28,7 +25,7 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
-        limit = 2**63 - 1 if info.field_name == "seed" else LARGEST
+        limit = 2**63 - 1 if info.field_name in ("seed", "cache_bytes") else LARGEST
         if isinstance(value, (int, float)) and value > limit:
             raise PydanticCustomError("too_large", "must be at most {limit}", {"limit": limit})
         return value
@@ -90,20 +87,46 @@ class Model(Section):
 
 
 class Data(Section):
-    tokens: Literal["char", "byte"] = "char"
-    """What a token is: a character of the text, or a byte (256 of them)."""
-    path: str = Field(default="data/shakespeare.txt", min_length=1)
-    """The text: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
-    val_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """The share at the end of the text that is kept for validation."""
-    stride: int = Field(default=1, ge=1)
-    """Tokens between the starts of two samples. 1: every position; block_size: each token once an epoch."""
+    """What every kind of data has. Each kind is a section of its own, told apart by `kind`."""
+
+    kind: str
     workers: int = Field(default=0, ge=0, le=1024)
     """Loader processes for each training process. Never changes what is computed."""
+
+
+class CachedData(Data):
+    """Data from files, of which each node keeps a tokenized or downloaded copy."""
+
+    stride: int = Field(default=1, ge=1)
+    """Tokens between the starts of two samples. 1: every position; block_size: each token once an epoch."""
     cache_dir: str = Field(default="~/.cache/mingpt", min_length=1)
-    """A local folder for tokenized data, shared by the processes of a node."""
+    """A local folder for tokenized or downloaded data, shared by the processes of a node."""
     cache_timeout_seconds: float = Field(default=600, gt=0)
-    """Longest wait for another process of the node that is tokenizing."""
+    """Longest wait for another process of the node that is tokenizing or downloading."""
+
+
+class TextData(CachedData):
+    kind: Literal["text"] = "text"
+    """one text, tokenized at the start"""
+    path: str = Field(default="data/shakespeare.txt", min_length=1)
+    """The text: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
+    tokens: Literal["char", "byte", "bpe"] = "char"
+    """What a token is: a character of the text, a byte (256 of them), or a piece of a word (data.tokenizer)."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """The vocabulary of bpe: a folder with GPT-2's vocab.bpe and encoder.json, or a tokenizer.json; any fsspec URL."""
+    val_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """The share at the end of the text that is kept for validation."""
+
+
+class ShardsData(CachedData):
+    kind: Literal["shards"] = "shards"
+    """any amount of text, tokenized before"""
+    path: str = Field(default="data/shards", min_length=1)
+    """The folder that mingpt.data.prepare has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """The vocabulary of nanoGPT's files, which name none, as for text; null: numbers, which spell no text."""
+    cache_bytes: int = Field(default=2**35, ge=1)
+    """Most bytes of shards that a node keeps in cache_dir, when data.path is no local folder."""
 
 
 class Optimizer(Section):
@@ -188,7 +211,8 @@ class Config(Section):
     world: WorldConfig
     batch: Batch
     model: Model
-    data: Data
+    data: Annotated[TextData | ShardsData, Field(discriminator="kind")]
+    """What the tokens come from; each kind of data has keys of its own."""
     optimizer: Optimizer
     schedule: Schedule
     snapshot: Snapshot
@@ -198,161 +222,6 @@ class Config(Section):
         """Samples in a step."""
         per_process = self.batch.per_process_size
         return self.batch.global_size if per_process is None else per_process * world_size
-
-
-SECTIONS: dict[str, type[Section]] = {
-    name: field.annotation
-    for name, field in Config.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-}
-
-
-def keys() -> dict[str, str]:
-    """Every key (`section.name`) with its help text."""
-    out: dict[str, str] = {}
-    for name, field in Config.model_fields.items():
-        if name in SECTIONS:
-            out |= {f"{name}.{k}": f.description or "" for k, f in SECTIONS[name].model_fields.items()}
-        else:
-            out[name] = field.description or ""
-    return out
-
-
-def choices(key: str) -> tuple[str, ...]:
-    """The words that a key takes, empty where it takes more than a few words."""
-    section, _, name = key.rpartition(".")
-    return get_args((SECTIONS[section] if section else Config).model_fields[name].annotation)
-
-
-def nearest(key: str) -> str:
-    """` (did you mean …?)` for a key that does not exist, or an empty string."""
-    by_name = {k.rpartition(".")[2]: k for k in keys()}
-    section, _, name = key.rpartition(".")
-    own = [k.rpartition(".")[2] for k in keys() if k.startswith(f"{section}.")]  # a slip in the name, section right
-    for candidates in (own, list(by_name)):
-        if close := get_close_matches(name, candidates, n=1, cutoff=0.7):
-            right = f"{section}.{close[0]}" if candidates is own else by_name[close[0]]
-            return f" (did you mean {right}?)"
-    return ""
-
-
-@dataclass(frozen=True)
-class Check:
-    """An impossible combination: the keys that it reads, and a test that gives the problem or None.
-
-    Every key that is read is named, so that a check whose keys are mistyped already is passed over: one mistake, one
-    line.
-    """
-
-    reads: tuple[str, ...]
-    problem: Callable[[Config, int], str | None]
-
-
-def _heads(c: Config, _: int) -> str | None:
-    if c.model.n_embd % c.model.n_head:
-        return f"model.n_head={c.model.n_head} does not divide model.n_embd={c.model.n_embd}: choose a divisor"
-    return None
-
-
-def _microbatches(c: Config, world_size: int) -> str | None:
-    size, micro = c.global_size(world_size), c.batch.micro_size
-    if c.batch.per_process_size is not None:
-        if c.batch.per_process_size % micro:
-            return (
-                f"batch.per_process_size={c.batch.per_process_size} is not a multiple of batch.micro_size={micro}: "
-                f"choose a multiple"
-            )
-    elif size % micro:
-        below = size // micro * micro
-        return f"batch.global_size={size} is not a multiple of batch.micro_size={micro}: " + (
-            f"the nearest are {below} and {below + micro}" if below else f"the nearest is {micro}"
-        )
-    elif size // micro < world_size:
-        return (
-            f"{world_size} processes, but only {size // micro} microbatches (batch.global_size={size} / "
-            f"batch.micro_size={micro}): start at most {size // micro} processes, lower batch.micro_size or "
-            f"raise batch.global_size"
-        )
-    if size // micro > MOST_MICROBATCHES:
-        return (
-            f"batch.global_size={size} / batch.micro_size={micro} is {size // micro} microbatches a step, more than "
-            f"{MOST_MICROBATCHES}: lower batch.global_size or raise batch.micro_size"
-        )
-    return None
-
-
-def _backend(c: Config, _: int) -> str | None:
-    if c.world.backend == "nccl" and c.world.device == "cpu":
-        return "world.backend=nccl needs GPUs, but world.device=cpu: use world.backend=gloo"
-    return None
-
-
-CHECKS = (
-    Check(("model.n_head", "model.n_embd"), _heads),
-    Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
-    Check(("world.backend", "world.device"), _backend),
-)
-
-
-def _words(error: Any, key: str) -> str:
-    """One line for one of pydantic's findings: the key, what it holds, what it takes."""
-    given, kind = error["input"], error["type"]
-    if kind == "extra_forbidden":
-        return f"{key} is not a key{nearest(key)}"
-    if kind == "literal_error":
-        close = get_close_matches(str(given), choices(key), n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        return f"{key}={given} is not one of {', '.join(choices(key))}{hint}"
-    if kind == "string_pattern_mismatch":
-        return f"{key}={given!r} may hold letters, digits, '.', '-' and '_' only"
-    message = error["msg"].removeprefix("Input ").replace("should", "must")
-    return f"{key}={given!r}: {message}"
-
-
-def validate(
-    raw: dict[str, Any],
-    world_size: int = 1,
-    *,
-    also: Sequence[str] = (),
-    follows: Mapping[str, Sequence[str]] | None = None,
-) -> Config:
-    """The typed config of a resolved plain dict.
-
-    also: problems found earlier, to be listed with these. follows: for keys whose values are taken from other keys,
-    those keys; a wrong value is told where it comes from, not where it goes.
-    Raises Mistake with every problem: unknown keys, wrong types, values out of range, impossible combinations.
-    """
-    problems, wrong, good = list(also), set[str](), dict[str, Any]()
-    for name, value in raw.items():
-        if name not in Config.model_fields:
-            problems.append(f"{name} is not a key{nearest(name)}")
-        elif name not in SECTIONS or isinstance(value, dict):
-            good[name] = value
-        else:
-            problems.append(f"{name}={value!r} is a section of keys, not a value: set {name}.<key>=…")
-    for name in SECTIONS:
-        good.setdefault(name, {})
-    try:
-        config = Config.model_validate(good)
-    except ValidationError as errors:
-        found = {".".join(str(part) for part in error["loc"]): error for error in errors.errors()}
-        wrong = set(found)
-        for key, error in found.items():
-            if not wrong.intersection((follows or {}).get(key, ())):
-                problems.append(_words(error, key))
-            section, _, leaf = key.rpartition(".")
-            if section:
-                good[section] = {k: v for k, v in good[section].items() if k != leaf}
-            else:
-                del good[leaf]
-        # With the wrong values replaced by defaults, the combinations of the right ones can still be checked.
-        config = Config.model_validate(good)
-    for check in CHECKS:
-        if not wrong.intersection(check.reads) and (problem := check.problem(config, world_size)):
-            problems.append(problem)
-    if problems:
-        raise Mistake(*problems)
-    return config
 
 
 def without_secrets(value: Any) -> Any:

@@ -6,7 +6,7 @@ import torch
 
 from mingpt.cli import Parser
 from mingpt.config import Model
-from mingpt.data.text import Vocabulary
+from mingpt.data.vocabulary import TextVocabulary, vocabulary_of
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.model import GPT, GPTConfig
 from mingpt.snapshot.format import Damaged
@@ -14,7 +14,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshots import find
 
 
-def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary]:
+def load_model(url: str, step: int | None = None) -> tuple[GPT, TextVocabulary]:
     """The newest snapshot's model (or that of `step`) and its vocabulary, on the CPU.
 
     The model is built from the manifest's config alone. Raises Mistake if the snapshot is damaged or not one of ours.
@@ -25,7 +25,9 @@ def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary]:
     except Damaged as damage:
         raise Mistake(f"{found.store.folder_url(found.steps[0])}: {damage}: choose another with --step") from damage
     try:
-        vocabulary = Vocabulary.from_json(loaded.manifest.vocabulary)
+        vocabulary = vocabulary_of(loaded.manifest.vocabulary)
+        if not isinstance(vocabulary, TextVocabulary):
+            raise ValueError("its tokens are no text")
         shape = Model.model_validate(loaded.manifest.config.get("model")).model_dump()
         gpt = GPT(GPTConfig(vocab_size=vocabulary.size, **shape))
         gpt.load_state_dict(loaded.state["model"])

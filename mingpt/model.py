@@ -130,18 +130,30 @@ class GPT(nn.Module):
             elif parameter.dim() >= 2:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Cross-entropy of `targets` (batch, time) given `tokens` (batch, time), both int64.
 
+        weights: (batch, time) float32, how much each target counts; None: each counts once.
         Returns (sum of the losses in nats, float32 scalar; number of targets that counted, float32 scalar). Sums, not
         means, so that batches whose masks are uneven (targets of IGNORE) average right when they are added up.
         """
+        loss, count, _ = self.loss_and_logits(tokens, targets, weights)
+        return loss, count
+
+    def loss_and_logits(
+        self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `forward` returns, and the logits that it comes from: (batch, time, padded_vocab_size)."""
         logits = self.padded_logits(self.transformer(tokens))
         if self.config.padded_vocab_size > self.config.vocab_size:
             # In the sum of the softmax the padding has weight exp(-inf) = 0: never predicted, never trained.
             logits[..., self.config.vocab_size :] = -torch.inf
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
-        return loss, (targets != IGNORE).sum().float()
+        rows, flat = logits.flatten(0, 1), targets.flatten()
+        if weights is None:
+            loss = F.cross_entropy(rows, flat, ignore_index=IGNORE, reduction="sum")
+            return loss, (targets != IGNORE).sum().float(), logits
+        losses = F.cross_entropy(rows, flat, ignore_index=IGNORE, reduction="none")
+        return (losses * weights.flatten()).sum(), (weights * (targets != IGNORE)).sum(), logits
 
     def padded_logits(self, activations: Tensor) -> Tensor:
         return F.linear(activations, self.transformer.wte.weight).float()

@@ -16,10 +16,11 @@ from mingpt.config import Snapshot, without_secrets
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry
 from mingpt.snapshot.copying import copy_step, refuse_others
+from mingpt.snapshot.files import STEP_FOLDER
 from mingpt.snapshot.format import Damaged, OtherFormat
 from mingpt.snapshot.reader import look, read, read_manifest
 from mingpt.snapshot.retention import DAY, Retention, plan
-from mingpt.snapshot.store import STEP_FOLDER, Store
+from mingpt.snapshot.store import Store
 
 Options = argparse.Namespace
 

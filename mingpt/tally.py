@@ -18,8 +18,8 @@ from mingpt.reduction import tree_sum_of
 class Tally:
     """A step's figures, equal in every process, on the device that sent them.
 
-    losses: (M,) float64, each microbatch's summed loss. tokens: scalar, targets that counted. wishes: (K,) float64, for
-    each wish the number of processes that have it.
+    losses: (M,) float64, each microbatch's summed loss. tokens: scalar, targets that counted (or their weights).
+    wishes: (K,) float64, for each wish the number of processes that have it.
     """
 
     losses: Tensor
@@ -43,7 +43,7 @@ class TallyExchange:
     def start(self, losses: Sequence[Tensor], tokens: Sequence[Tensor], wishes: Sequence[bool]) -> None:
         """Losses and token counts of this process's microbatches (float32 scalars), and its wishes."""
         n, longest = len(losses), self.longest
-        # float64 holds each float32 loss and any token count exactly.
+        # float64 holds each float32 exactly.
         row = torch.zeros(2 * longest + self.wishes, dtype=torch.float64, device=losses[0].device)
         row[:n] = torch.stack(list(losses)).detach()
         row[longest : longest + n] = torch.stack(list(tokens))
@@ -59,7 +59,8 @@ class TallyExchange:
         self._work.wait()
         rows, longest = self._received.view(self.world.size, -1), self.longest
         losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
-        tokens = rows[:, longest : 2 * longest].sum()  # whole numbers: exact in any order
+        # Weights are no whole numbers, and their sum depends on the order: one row of M, whatever the world.
+        tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
         return Tally(losses, tokens, rows[:, 2 * longest :].sum(0))
 
 

@@ -18,27 +18,28 @@ from mingpt.batches import BatchPlan, Share, derive
 from mingpt.config import Config, without_secrets
 from mingpt.console import say
 from mingpt.data.loader import load
-from mingpt.data.text import Pieces, Text
+from mingpt.data.source import Source
 from mingpt.distributed import World
 from mingpt.errors import FINISHED, STOPPED, Mistake
+from mingpt.evaluation import evaluate
 from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, check_newest_attempt, console_line, next_attempt, segment_is_visible
 from mingpt.model import GPT, GPTConfig
 from mingpt.numerics import differences, fingerprint, pin
 from mingpt.optim import Update
-from mingpt.reduction import ExactReduction, FastReduction, Reduction, tree_sum_of
+from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.tiers import FLAGS, Content, Snapshots
 from mingpt.tally import HostView, TallyExchange
 
 
-def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
+def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> int:
     """Train to train.max_steps, or until somebody asks one of the processes to stop; returns the exit code."""
     pin(config, world.device)
     torch.manual_seed(derive("weights", config.seed))
-    model = GPT(GPTConfig(vocab_size=text.vocabulary.size, **config.model.model_dump())).to(world.device)
-    plan = BatchPlan(len(text.train), config.seed, config.global_size(world.size), config.batch.micro_size)
+    model = GPT(GPTConfig(vocab_size=source.vocabulary.size, **config.model.model_dump())).to(world.device)
+    plan = BatchPlan(len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size)
     update = Update(
         model.named_parameters(),
         config.optimizer,
@@ -56,13 +57,13 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
 
     state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
     snapshots = Snapshots(config, world, state_bytes, say)
-    numerics = fingerprint(config, world.device, text.sha256)
+    numerics = fingerprint(config, world.device, source.sha256)
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
     if mixed and world.speaks:
         say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
     start, history = 0, list[dict[str, Any]]()
     if loaded := snapshots.restore():
-        _check_fits(loaded, config, text, model)
+        _check_fits(loaded, config, source, model)
         start, history = loaded.manifest.step, loaded.manifest.history
         model.load_state_dict(loaded.state["model"])
         update.load(loaded.state["optimizer"])
@@ -98,8 +99,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
     tallies, host_view = TallyExchange(world, plan.microbatches, wishes=1 + len(FLAGS)), HostView()
     autocast = _autocast(config, world.device)
     work = Share(plan, mine, start, config.train.max_steps)
-    microbatches = load(text.train, work, config.data.workers, config.world.timeout_seconds, world.device)
-    validation = Pieces(text.validation, plan.micro_size)
+    microbatches = load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device)
 
     def committed(step: int, digest: str, seconds: float) -> None:
         assert metrics
@@ -108,7 +108,7 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
 
     provenance = {
         "run": config.run.name,
-        "vocabulary": text.vocabulary.to_json(),
+        "vocabulary": source.vocabulary.to_json(),
         "config": without_secrets(config.model_dump()),
         "fingerprint": numerics,
         "history": history,
@@ -145,12 +145,12 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
         update.optimizer.zero_grad(set_to_none=True)
         losses, tokens = list[Tensor](), list[Tensor]()
         for microbatch in mine:
-            inputs, targets = (x.to(world.device, non_blocking=True) for x in next(microbatches))
+            tensors = [x.to(world.device, non_blocking=True) for x in next(microbatches)]
             torch.manual_seed(plan.dropout_seed(step, microbatch))
             last = microbatch == mine[-1]
             with nullcontext() if last else ddp.no_sync():
                 with autocast:
-                    loss, count = ddp(inputs, targets)
+                    loss, count = ddp(*tensors)
                 losses.append(loss)
                 tokens.append(count)
                 if last:
@@ -189,13 +189,23 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
                 say(console_line(row, config.train.max_steps) + ("" if math.isfinite(grad_norm) else "  SKIPPED"))
             last_log, last_logged = time.monotonic(), done
         val_loss = math.nan
-        if len(validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
+        if len(source.validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
             began = time.monotonic()
-            val_loss = evaluate(model, validation, world, autocast)
+            figures = evaluate(model, source.validation, world, autocast, source.answer_length)
+            val_loss, accuracy = figures.loss, figures.accuracy
             best_val_loss.clamp_(max=val_loss)
             if metrics:
-                metrics.write({"step": done, "val_loss": val_loss})
-                say(f"step {done}: validation loss {val_loss:.4f} (best {best_val_loss.item():.4f})")
+                metrics.write(
+                    {"step": done, "val_loss": val_loss} | ({} if accuracy is None else {"val_accuracy": accuracy})
+                )
+                say(
+                    f"step {done}: validation loss {val_loss:.4f} (best {best_val_loss.item():.4f})"
+                    + (
+                        ""
+                        if accuracy is None
+                        else f", accuracy {accuracy:.2%} ({figures.right} of {figures.questions})"
+                    )
+                )
             last_log += time.monotonic() - began  # the next line's speed is that of training
         began = time.monotonic()
         if final or stopping:
@@ -213,20 +223,6 @@ def train(config: Config, text: Text, world: World, lifetime: Lifetime) -> int:
     return FINISHED if final else STOPPED
 
 
-@torch.no_grad()
-def evaluate(model: GPT, pieces: Pieces, world: World, autocast: Any) -> float:
-    """Mean loss in nats a token over a whole split; the same number for any world size."""
-    model.eval()
-    figures: list[Tensor] = []
-    for microbatch in world.share(len(pieces)):
-        inputs, targets = (x.to(world.device) for x in pieces[microbatch])
-        with autocast:
-            figures.append(torch.stack(model(inputs, targets)))
-    mine = torch.stack(figures).tolist() if figures else []
-    everybodys = [figure for part in world.gather(mine) for figure in part]
-    return tree_sum_of([loss for loss, _ in everybodys]) / sum(count for _, count in everybodys)
-
-
 def measured(loss: float, val_loss: float) -> Metrics:
     """For the manifest, which takes finite numbers only."""
     return Metrics(loss=loss if math.isfinite(loss) else None, val_loss=val_loss if math.isfinite(val_loss) else None)
@@ -238,12 +234,13 @@ def _autocast(config: Config, device: torch.device) -> Any:
     return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
 
 
-def _check_fits(loaded: Loaded, config: Config, text: Text, model: GPT) -> None:
+def _check_fits(loaded: Loaded, config: Config, source: Source, model: GPT) -> None:
     """Raise Mistake unless the snapshot is one of this model over this vocabulary."""
     where = f"the snapshot of step {loaded.manifest.step} in {without_secrets(config.snapshot.dir)}"
     cure = "set the keys back, or take another run.dir"
-    if loaded.manifest.vocabulary != text.vocabulary.to_json():
-        raise Mistake(f"{where} has another vocabulary than data.path={without_secrets(config.data.path)}: {cure}")
+    if loaded.manifest.vocabulary != source.vocabulary.to_json():
+        changed = differences(loaded.manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
+        raise Mistake(f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}")
     if {k: v.shape for k, v in loaded.state["model"].items()} != {k: v.shape for k, v in model.state_dict().items()}:
         changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
         raise Mistake(f"{where} is one of another model ({', '.join(changed)}): {cure}")
@@ -256,5 +253,7 @@ def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -
         say(f"the numerics changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")
     ours = {"run", "world", "snapshot", "launch"}  # sections that don't enter the result
     before, after = loaded.manifest.config, without_secrets(config.model_dump())
+    if isinstance(data := before.get("data"), dict):  # before there were kinds of data, all was text
+        before = before | {"data": {"kind": "text"} | data}
     if changed := [d for d in differences(before, after) if d.split(".")[0] not in ours]:
         say(f"the config changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")

@@ -7,8 +7,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from mingpt import cli
-from mingpt.config import SECTIONS, Config, keys, validate, without_secrets
+from mingpt.config import Config, without_secrets
 from mingpt.errors import Mistake
+from mingpt.validation import KINDS, SECTIONS, keys, schemas, validate
 
 TEXT = "data.path=text.txt"  # some options leave it open
 FILES = sorted(cli.config_dir().glob("*/*.yaml"))
@@ -69,7 +70,8 @@ def test_every_option_composes_and_has_a_line_of_help(file: Path) -> None:
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parent.name != "experiment"], ids=stem)
 def test_an_option_has_exactly_the_keys_of_its_section(file: Path) -> None:
-    assert set(yaml_of(file)) == SECTIONS[file.parent.name].model_fields.keys()
+    group, yaml = file.parent.name, yaml_of(file)
+    assert set(yaml) == schemas({group: yaml})[group].model_fields.keys()
 
 
 def test_train_yaml_and_its_groups_have_exactly_the_keys_of_the_schema() -> None:
@@ -77,7 +79,7 @@ def test_train_yaml_and_its_groups_have_exactly_the_keys_of_the_schema() -> None
     groups = {key for default in yaml.pop("defaults") if isinstance(default, DictConfig) for key in default}
     assert groups == cli.groups().keys()
     assert set(yaml) | groups == Config.model_fields.keys() | {"experiment"}
-    for name in SECTIONS.keys() - groups:
+    for name in SECTIONS.keys() - groups:  # each kind of the others has an option
         assert set(yaml[name]) == SECTIONS[name].model_fields.keys()
 
 
@@ -127,7 +129,7 @@ def test_gpt2_124m_is_gpt2_and_runs_unedited_on_four_nodes_of_four_gpus() -> Non
     assert microbatches >= 16
     assert microbatches & (microbatches - 1) == 0  # a power of two: every share is a whole subtree of the sum
     assert config.model.model_dump() | {"vocab_multiple": 64} == configured("model=gpt2").model.model_dump()
-    assert config.data.stride == config.model.block_size
+    assert value(config, "data.stride") == config.model.block_size
 
 
 def test_shakespeare_char_runs_unedited_in_two_processes() -> None:
@@ -151,7 +153,7 @@ def test_keys_of_the_command_line_win_wherever_they_stand() -> None:
 
 def test_an_experiment_changes_keys_and_groups() -> None:
     config = configured("experiment=gpt2_124m", TEXT)
-    assert (config.precision, config.model.n_layer, config.data.tokens) == ("bf16", 12, "byte")
+    assert (config.precision, config.model.n_layer, value(config, "data.tokens")) == ("bf16", 12, "byte")
 
 
 def test_a_group_that_has_a_default_takes_no_plus() -> None:
@@ -166,11 +168,34 @@ def test_a_new_key_is_refused(new: str) -> None:
 
 
 # Hydra takes a key that is null for one that is not there, and refuses to delete it.
-@pytest.mark.parametrize("key", [key for key in keys() if key != "batch.per_process_size"])
+@pytest.mark.parametrize("key", [key for key in keys({}) if key not in ("batch.per_process_size", "data.tokenizer")])
 def test_a_deleted_key_takes_the_schemas_default(key: str) -> None:
     section, _, name = key.rpartition(".")
-    default = (SECTIONS[section] if section else Config).model_fields[name].get_default()
+    default = (schemas({})[section] if section else Config).model_fields[name].get_default()
     assert value(configured(f"~{key}"), key) == default
+
+
+@pytest.mark.parametrize(("section", "kind"), [(section, kind) for section in KINDS for kind in KINDS[section]])
+def test_each_kind_has_an_option_of_its_name_and_defaults_for_deleted_keys(section: str, kind: str) -> None:
+    option = yaml_of(cli.config_dir() / section / f"{kind}.yaml")
+    assert option["kind"] == kind
+    open_keys = [str(k) for k in option if OmegaConf.is_missing(option, k)]
+    given = [f"{section}.{k}=x" for k in open_keys]
+    fields = KINDS[section][kind].model_fields
+    defaults = {k: f.get_default() for k, f in fields.items() if k not in open_keys}
+    deleted = [f"~{section}.{k}" for k, default in defaults.items() if k != "kind" and default is not None]
+    config = configured(f"{section}={kind}", *given, *deleted)
+    assert value(config, section).model_dump(exclude=set(open_keys)) == defaults
+
+
+@pytest.mark.parametrize("order", [("data.kind=shards", "data.path=x"), ("data.path=x", "data.kind=shards")])
+def test_a_kind_brings_its_keys(order: tuple[str, ...]) -> None:
+    assert configured(*order).data == configured("data=shards", "data.path=x").data
+    assert configured("experiment=shakespeare_char", *order).data == configured(*order).data
+
+
+def test_naming_the_kind_that_is_there_changes_nothing() -> None:
+    assert configured("data.kind=text") == configured()
 
 
 def test_a_deletion_undoes_what_stands_before_it() -> None:
@@ -222,7 +247,7 @@ def test_what_only_looks_like_a_url_is_no_crash() -> None:
 
 def test_the_printed_config_is_yaml_without_secrets() -> None:
     config = configured("data.path='https://me:secret@host/x?sig=secret'", "optimizer.lr=1e-3")
-    assert config.data.path == "https://me:secret@host/x?sig=secret"
+    assert value(config, "data.path") == "https://me:secret@host/x?sig=secret"
     text = cli.as_yaml(config)
     assert "secret" not in text
     shown = OmegaConf.to_container(OmegaConf.create(text))

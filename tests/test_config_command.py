@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import mingpt
 from mingpt import cli
-from mingpt.config import keys, validate
 from mingpt.errors import Mistake
+from mingpt.validation import KINDS, keys, validate
 
 ROOT = Path(mingpt.__file__).resolve().parent.parent
 
@@ -77,10 +77,11 @@ def test_help_names_every_group_option_and_key(tmp_path: Path) -> None:
         assert [f"{group}/"] in lines
         for option, comment in options.items():
             assert [option, *comment.split()] in lines
-    for key, text in keys().items():
-        found = [line for line in lines if line[:1] == [key]]
-        assert len(found) == 1
-        assert found[0][1 : 1 + len(text.split())] == text.split()
+    expected = {(key, text) for kind in KINDS["data"] for key, text in keys({"data": {"kind": kind}}).items()}
+    for key, text in expected:  # a key that means another thing in each kind is there once for each
+        found = [line for line in lines if line[:1] == [key] and line[1 : 1 + len(text.split())] == text.split()]
+        assert len(found) == 1, key
+    assert {line[0] for line in lines if line and line[0] in keys()} == keys().keys()
     assert ["precision", *keys()["precision"].split(), "[fp32", "|", "bf16", "|", "fp16]"] in lines
     assert os.listdir(tmp_path) == []
 

@@ -7,10 +7,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mingpt import cli
-from mingpt.config import keys
 from mingpt.errors import Mistake
+from mingpt.validation import keys
 
 MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt2-large, gpt2-medium, gpt2-xl, gpt2"
+SEED = "seed=-1: must be greater than or equal to 0"
+OF_TEXT = "is not a key of data.kind=shards, only of text: leave it out, or choose data.kind=text"
 GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key"
 
 
@@ -81,6 +83,28 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
             ["experiment=x: there is no experiment 'x'; there are gpt2_124m, shakespeare_10m, shakespeare_char"],
         ),
         ("world=5", ["world=5 is a section of keys, not a value: set world.<key>=…"]),
+        # Kinds of data: each has keys of its own.
+        ("data.kind=txt", ["data.kind=txt is not one of text, shards (did you mean text?)"]),
+        ("data.kind=null", ["data.kind=None is not one of text, shards"]),
+        ("data.kind=[1]", ["data.kind=[1] is not one of text, shards"]),
+        ("data.kind=txt data.path=3 seed=-1", ["data.kind=txt is not one of text, shards (did you mean text?)", SEED]),
+        ("data=shards data.path=x data.tokens=char", [f"data.tokens {OF_TEXT}"]),
+        ("data=shards data.path=x +data.tokens=char", [f"data.tokens {OF_TEXT}"]),
+        ("data=shards data.path=x ~data.tokens", [f"data.tokens {OF_TEXT}"]),
+        ("data.kind=shards data.path=x data.tokens=char", [f"data.tokens {OF_TEXT}"]),
+        ("data=shards data.path=x data.tokns=char", ["data.tokns is not a key (did you mean data.tokens?)"]),
+        (
+            "data.tokens=bpe",
+            [
+                "data.tokens=bpe needs a vocabulary: set data.tokenizer=…, for instance to data/gpt2, which "
+                "`python -m mingpt.data.fetch gpt2-vocabulary` writes"
+            ],
+        ),
+        (
+            "data.tokenizer=x",
+            ["data.tokenizer=x, but data.tokens=char: set data.tokens=bpe, or leave it out"],
+        ),
+        ("data=shards", ["data.path: Missing mandatory value: data.path"]),
         ("data=char", ["data.path: Missing mandatory value: data.path"]),
         ("data.cache_dir=${nope}", ["data.cache_dir: Interpolation key 'nope' not found"]),
         ("model.n_head", [f"'model.n_head' {GRAMMAR}"]),

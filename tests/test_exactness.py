@@ -22,7 +22,7 @@ POWER_OF_TWO, NOT = ("batch.global_size=16",), ("batch.global_size=12",)  # 8 an
 
 def figures(run: Run) -> list[dict[str, Any]]:
     """What the metrics say that is a function of (config, step): not speeds, not the world, not the attempt."""
-    names = ("step", "loss", "lr", "grad_norm", "val_loss")
+    names = ("step", "loss", "lr", "grad_norm", "val_loss", "val_accuracy")
     return [{n: row[n] for n in names if n in row} for row in read_metrics(run.dir)]
 
 

@@ -90,6 +90,27 @@ def test_loss_and_count_leave_out_ignored_targets() -> None:
     assert (loss.shape, count.shape) == ((), ())
 
 
+def test_weights_of_one_count_like_none_and_others_scale_each_target() -> None:
+    model = vivid(TINY)
+    tokens, targets = random_batch(3, torch.Generator().manual_seed(1))
+    targets = targets.clone()
+    targets[0, 3:] = IGNORE
+    weights = torch.rand(targets.shape, generator=torch.Generator().manual_seed(2)) * 2
+    with torch.no_grad():
+        loss, count = model(tokens, targets)
+        ones = model(tokens, targets, torch.ones(targets.shape))
+        weighted_loss, weighted_count = model(tokens, targets, weights)
+        chances = model.logits(tokens).double().log_softmax(-1)
+    counts = targets != IGNORE
+    losses = -chances.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    assert ones[0].item() == pytest.approx(loss.item(), rel=1e-6)
+    assert ones[1].item() == count.item()
+    assert weighted_loss.item() == pytest.approx((losses * weights)[counts].sum().item(), rel=1e-5)
+    assert weighted_count.item() == pytest.approx(weights[counts].double().sum().item(), rel=1e-6)
+    assert (weighted_loss.dtype, weighted_count.dtype) == (torch.float32, torch.float32)
+    assert (weighted_loss.shape, weighted_count.shape) == ((), ())
+
+
 def test_figures_of_unevenly_masked_halves_add_up_to_those_of_the_whole() -> None:
     model = vivid(TINY)
     tokens, targets = random_batch(8, torch.Generator().manual_seed(1))

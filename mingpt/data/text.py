@@ -1,147 +1,65 @@
-"""Character and byte tokens from any text at any URL, cached once per node as a memory-mapped array."""
+"""Tokens from any text at any URL, cached once per node as a memory-mapped array."""
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
-import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import Dataset
 
-from mingpt.config import Data, without_secrets
+from mingpt.config import TextData, without_secrets
+from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
+from mingpt.data.source import Source
+from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
+from mingpt.data.windows import Pieces, TokenFile, Windows
 from mingpt.errors import Mistake
-from mingpt.model import IGNORE
 from mingpt.storage import open_fs, place
 
 CACHE_VERSION = 1  # raise when what is cached changes
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """Characters in code-point order (kind "char"), or all 256 bytes (kind "byte", no characters)."""
-
-    kind: str
-    characters: str = ""
-
-    @property
-    def size(self) -> int:
-        return len(self.characters) if self.kind == "char" else 256
-
-    def encode(self, text: str) -> list[int]:
-        """Raises Mistake if the text has characters that the vocabulary lacks."""
-        if self.kind == "byte":
-            try:
-                return list(text.encode(errors="surrogateescape"))  # how Python hands over bytes that aren't UTF-8
-            except UnicodeEncodeError as error:
-                raise Mistake(f"the text is no Unicode: {error}") from error
-        ids = {c: i for i, c in enumerate(self.characters)}
-        if unknown := sorted(set(text) - set(ids)):
-            raise Mistake(f"the text has characters that the model never saw: {''.join(unknown)!r}")
-        return [ids[c] for c in text]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        if self.kind == "byte":
-            return bytes(ids).decode(errors="replace")
-        return "".join(self.characters[i] for i in ids)
-
-    def to_json(self) -> dict[str, str]:
-        return {"kind": self.kind, "characters": self.characters}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Vocabulary":
-        return cls(kind=str(value["kind"]), characters=str(value["characters"]))
-
-
-class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Samples of a fixed length from a split [start, stop) of a token file; sample i starts at start + i * stride.
-
-    Opened anew in each loader process: only the path travels, the pages are shared by all processes of the node.
-    """
-
-    def __init__(self, path: Path, start: int, stop: int, block_size: int, stride: int) -> None:
-        self.path, self.start, self.stop, self.block_size, self.stride = path, start, stop, block_size, stride
-        self._tokens: NDArray[Any] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tokens": None}
-
-    @property
-    def tokens(self) -> NDArray[Any]:
-        if self._tokens is None:
-            self._tokens = np.load(self.path, mmap_mode="r")
-        return self._tokens
-
-    def __len__(self) -> int:
-        """Samples that are whole: block_size tokens and the one after."""
-        return max(0, (self.stop - self.start - self.block_size - 1) // self.stride + 1)
-
-    def __getitem__(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A microbatch: (tokens, targets), each (len(ids), block_size) int64."""
-        starts = self.start + np.asarray(ids, dtype=np.int64)[:, None] * self.stride
-        rows = torch.from_numpy(self.tokens[starts + np.arange(self.block_size + 1)].astype(np.int64))
-        return rows[:, :-1], rows[:, 1:]
-
-
-class Pieces:
-    """A whole split as consecutive pieces of block_size, each target once; the last ones filled up with IGNORE."""
-
-    def __init__(self, windows: Windows, micro_size: int) -> None:
-        self.windows, self.micro_size = windows, micro_size
-        self.targets = max(0, windows.stop - windows.start - 1)
-        self.microbatches = -(-self.targets // (windows.block_size * micro_size))
-
-    def __len__(self) -> int:
-        """Microbatches."""
-        return self.microbatches
-
-    def __getitem__(self, microbatch: int) -> tuple[Tensor, Tensor]:
-        """(tokens, targets) of one microbatch, each (micro_size, block_size) int64."""
-        size = self.micro_size * self.windows.block_size
-        start = self.windows.start + microbatch * size
-        run = self.windows.tokens[start : min(start + size + 1, self.windows.stop)].astype(np.int64)
-        tokens = torch.zeros(size, dtype=torch.int64)
-        targets = torch.full((size,), IGNORE, dtype=torch.int64)
-        tokens[: len(run) - 1] = torch.from_numpy(run[:-1])
-        targets[: len(run) - 1] = torch.from_numpy(run[1:])
-        shape = (self.micro_size, self.windows.block_size)
-        return tokens.view(shape), targets.view(shape)
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text as the trainer sees it. `sha256` is that of the file's bytes."""
-
-    train: Windows
-    validation: Windows
-    vocabulary: Vocabulary
-    sha256: str
-
-
-def _tokenize(raw: bytes, config: Data) -> tuple[NDArray[Any], Vocabulary]:
+def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[NDArray[Any], Vocabulary]:
+    """The tokens of a text and what they stand for: the given vocabulary, or the one that data.tokens asks for."""
     shown = f"data.path={without_secrets(config.path)}"
     if not raw:
         raise Mistake(f"{shown}: the file is empty: name another")
-    if config.tokens == "byte":
-        return np.frombuffer(raw, dtype=np.uint8), Vocabulary("byte")
+    if isinstance(given, Bytes) or (given is None and config.tokens == "byte"):
+        return np.frombuffer(raw, dtype=np.uint8), Bytes()
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise Mistake(f"{shown}: not UTF-8 at byte {error.start}: convert the file, or use data.tokens=byte") from error
+    if isinstance(given, (GPT2Tokens, HuggingFaceTokens)):
+        arrays = [given.encode_array(piece) for piece in pieces(text)]
+        return np.concatenate(arrays).astype(smallest_type(given.size)), given
     points, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
-    if len(points) < 2:
+    characters = "".join(map(chr, points))
+    if given is None:
+        if len(points) < 2:
+            raise Mistake(
+                f"{shown}: only one character, {characters!r}, over and over: nothing to learn; name another text"
+            )
+        vocabulary = Characters(characters)
+    elif isinstance(given, Characters):
+        vocabulary = given
+        try:
+            ids = np.array(given.encode(characters))[ids]
+        except Mistake as mistake:
+            raise Mistake(f"{shown}: {mistake}: name another text") from mistake
+    else:
         raise Mistake(
-            f"{shown}: only one character, {chr(points[0])!r}, over and over: nothing to learn; name another text"
+            f"{shown}: a text cannot be told in the snapshot's vocabulary of kind {given.to_json()['kind']!r}"
         )
-    smallest = np.uint8 if len(points) <= 2**8 else np.uint16 if len(points) <= 2**16 else np.uint32
-    return ids.reshape(-1).astype(smallest), Vocabulary("char", "".join(map(chr, points)))
+    return ids.reshape(-1).astype(smallest_type(vocabulary.size)), vocabulary
+
+
+def smallest_type(size: int) -> type[np.unsignedinteger[Any]]:
+    """The smallest integers that hold the tokens of a vocabulary."""
+    return np.uint8 if size <= 2**8 else np.uint16 if size <= 2**16 else np.uint32
 
 
 def _commit(path: Path, content: bytes | NDArray[Any]) -> None:
@@ -160,16 +78,16 @@ def _commit(path: Path, content: bytes | NDArray[Any]) -> None:
             raise
 
 
-def _cached(config: Data) -> tuple[Path, dict[str, Any]]:
+def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str, Any]]:
     """The token file of `config.path` and what is known of it, tokenized by whichever process comes first."""
     fs, remote = open_fs(config.path, "data.path")
     with place("data.path", config.path):
-        if fs.isdir(remote):
-            raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         info = fs.info(remote)  # size, modification time, ETag: a changed file gets another name in the cache
+        if info["type"] == "directory":
+            raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         if info["type"] == "other":  # a pipe or a device may never end
             raise Mistake(f"data.path={without_secrets(config.path)}: no regular file; name one text file")
-    source = [CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info]
+    source = [CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
     identity = json.dumps(source, sort_keys=True, default=str)
     folder = Path(config.cache_dir).expanduser()
     stem = folder / f"text-{sha256(identity.encode()).hexdigest()[:32]}"
@@ -181,7 +99,7 @@ def _cached(config: Data) -> tuple[Path, dict[str, Any]]:
                 if not (about.exists() and tokens.exists()):
                     with place("data.path", config.path):
                         raw = fs.cat_file(remote)
-                    array, vocabulary = _tokenize(raw, config)
+                    array, vocabulary = _tokenize(raw, config, given)
                     _commit(tokens, array)
                     known = {"vocabulary": vocabulary.to_json(), "sha256": sha256(raw).hexdigest()}
                     # Last: its presence says that the tokens are whole.
@@ -197,23 +115,26 @@ def _cached(config: Data) -> tuple[Path, dict[str, Any]]:
             raise Mistake(f"data.cache_dir={folder}: {about.name} is damaged: delete it") from error
 
 
-def open_text(config: Data, block_size: int) -> Text:
+def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary: Vocabulary | None = None) -> Source:
     """Tokenize (once per node) and split: the first part trains, the rest validates; no sample crosses the border.
 
     Raises Mistake if the text can't be read, isn't text, or is too short for block_size.
     """
-    path, about = _cached(config)
-    border = round(about["tokens"] * (1 - config.val_fraction))
-    train = Windows(path, 0, border, block_size, config.stride)
-    validation = Windows(path, border, about["tokens"], block_size, config.stride)
+    if vocabulary is None and config.tokenizer is not None:
+        vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
+    path, about = _cached(config, vocabulary)
+    tokens, length = TokenFile(path), int(about["tokens"])
+    border = round(length * (1 - config.val_fraction))
+    train = Windows(tokens, 0, border, block_size, config.stride)
     if len(train) == 0:
         raise Mistake(
             f"model.block_size={block_size} is longer than the data: data.path={without_secrets(config.path)} has "
             f"{border} training tokens, and a sample takes {block_size + 1}: lower model.block_size or take more text"
         )
-    if config.val_fraction and about["tokens"] - border < 2:
+    if config.val_fraction and length - border < 2:
         raise Mistake(
-            f"data.val_fraction={config.val_fraction:g} of the {about['tokens']} tokens of "
+            f"data.val_fraction={config.val_fraction:g} of the {length} tokens of "
             f"data.path={without_secrets(config.path)} leaves nothing to validate on: raise it, or set it to 0"
         )
-    return Text(train, validation, Vocabulary.from_json(about["vocabulary"]), about["sha256"])
+    validation = Pieces(tokens, border, length, block_size, micro_size)
+    return Source(train, validation, vocabulary_of(about["vocabulary"]), about["sha256"])

@@ -1,0 +1,117 @@
+"""What tokens stand for. A vocabulary is kept in each snapshot's manifest, and comes back from there alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from mingpt.data.bpe import gpt2_of, tokenizer_of
+from mingpt.errors import Mistake
+
+
+class Vocabulary(Protocol):
+    """Two vocabularies are the same if their JSON is."""
+
+    @property
+    def size(self) -> int:
+        """Tokens are the numbers from 0 to size - 1."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with a `kind`, from which `vocabulary_of` builds it again."""
+
+
+@runtime_checkable
+class TextVocabulary(Vocabulary, Protocol):
+    """One whose tokens spell text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Raises Mistake if the text has something that no token spells."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Characters:
+    """One token for each character, in code-point order."""
+
+    characters: str
+
+    @property
+    def size(self) -> int:
+        return len(self.characters)
+
+    def encode(self, text: str) -> list[int]:
+        ids = {c: i for i, c in enumerate(self.characters)}
+        if unknown := sorted(set(text) - set(ids)):
+            raise Mistake(f"the text has characters that the model never saw: {''.join(unknown)!r}")
+        return [ids[c] for c in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.characters[i] for i in ids)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "char", "characters": self.characters}
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """One token for each of the 256 bytes."""
+
+    size = 256
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return list(text.encode(errors="surrogateescape"))  # how Python hands over bytes that aren't UTF-8
+        except UnicodeEncodeError as error:
+            raise Mistake(f"the text is no Unicode: {error}") from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "byte", "characters": ""}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Tokens of which nothing is known but how many there are."""
+
+    size: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "numbers", "size": self.size}
+
+
+def _text(json: dict[str, Any], key: str) -> str:
+    if not isinstance(value := json[key], str):
+        raise TypeError(f"{key} is no text")
+    return value
+
+
+def _number(json: dict[str, Any], key: str) -> int:
+    if not isinstance(value := json[key], int) or value < 1:
+        raise TypeError(f"{key} is no number of tokens")
+    return value
+
+
+# Each kind's constructor. A manifest may be a stranger's: a constructor opens and imports nothing that it names.
+KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
+    "char": lambda json: Characters(_text(json, "characters")),
+    "byte": lambda json: Bytes(),
+    "numbers": lambda json: Numbers(_number(json, "size")),
+    "gpt2": lambda json: gpt2_of(_text(json, "merges")),
+    "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
+}
+
+
+def vocabulary_of(json: dict[str, Any]) -> Vocabulary:
+    """The vocabulary whose `to_json()` this is. Raises Mistake if it is none, or of a kind that is not known here."""
+    kind = json.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise Mistake(
+            f"a vocabulary of the kind {kind!r}; this version knows {', '.join(KINDS)}: take the version of mingpt "
+            "that wrote it"
+        )
+    try:
+        return KINDS[kind](json)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Mistake(f"a damaged vocabulary of the kind {kind!r}: {type(error).__name__}: {error}") from error

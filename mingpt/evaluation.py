@@ -1,0 +1,73 @@
+"""How good a model is on a whole split: its loss, and the share of questions that it answers right.
+
+The figures are the same for any world size: losses are added along one tree, counts are whole numbers.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mingpt.data.source import Microbatches
+from mingpt.distributed import World
+from mingpt.model import IGNORE
+from mingpt.reduction import tree_sum_of
+
+
+@runtime_checkable
+class Predicts(Protocol):
+    """What a model has besides `forward` if it can be asked questions."""
+
+    def loss_and_logits(self, tokens: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(sum of the losses, number of targets, (batch, time, vocabulary) how likely each token is)."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """loss: nats a target. targets: how many there were, or their weights. questions: samples that have an answer."""
+
+    loss: float
+    targets: float
+    right: int = 0
+    questions: int = 0
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of questions that were answered right; None if none was asked."""
+        return self.right / self.questions if self.questions else None
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, split: Microbatches, world: World, autocast: Any, answer_length: int = 0) -> Figures:
+    """The model's figures on a split of at least one microbatch. All processes of the world call it, and get the same.
+
+    answer_length: see Source. A model that does not predict is asked no questions.
+    """
+    model.eval()
+    rows: list[Tensor] = []
+    for microbatch in world.share(len(split)):
+        tensors = [x.to(world.device) for x in split[microbatch]]
+        with autocast:
+            if answer_length and isinstance(model, Predicts):
+                loss, count, logits = model.loss_and_logits(*tensors)
+                rows.append(torch.stack([loss, count, *answers(logits, tensors[1], answer_length)]))
+            else:
+                rows.append(torch.stack(model(*tensors)))
+    mine = torch.stack(rows).tolist() if rows else []
+    everybodys = [row for part in world.gather(mine) for row in part]
+    losses, counts, *answered = zip(*everybodys, strict=True)
+    targets = sum(counts)
+    return Figures(tree_sum_of(losses) / targets, targets, *(int(sum(column)) for column in answered))
+
+
+def answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """(right answers, questions) of a microbatch. Right: all of a sample's last `length` targets are the likeliest.
+
+    Targets of IGNORE are neither right nor wrong; a sample that has nothing else there is no question.
+    """
+    wanted, likeliest = targets[:, -length:], logits[:, -length:].argmax(-1)
+    counts = wanted != IGNORE
+    questions = counts.any(1)
+    right = questions & ((likeliest == wanted) | ~counts).all(1)
+    return right.sum().float(), questions.sum().float()

@@ -1,0 +1,49 @@
+"""mingpt.data.source: one form for every kind of data."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mingpt.config import TextData
+from mingpt.data.source import Source, open_source
+from mingpt.data.vocabulary import Bytes, Characters
+from mingpt.errors import Mistake
+
+
+def opened(tmp_path: Path, content: str, vocabulary: Characters | Bytes | None = None, **changes: object) -> Source:
+    (tmp_path / "source.txt").write_text(content)
+    settings = {"path": str(tmp_path / "source.txt"), "cache_dir": str(tmp_path / "cache")}
+    return open_source(TextData.model_validate(settings | changes), 4, 2, vocabulary)
+
+
+def test_a_text_is_a_source(tmp_path: Path) -> None:
+    source = opened(tmp_path, "to be or not to be", val_fraction=0.5)
+    tokens, targets = source.train[[0, 4]]
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert source.vocabulary == Characters(" benort")
+    assert len(source.train) == 5
+    assert len(source.validation) == 1
+    assert source.validation[0][0].shape == (2, 4)
+
+
+def test_a_snapshots_vocabulary_is_kept(tmp_path: Path) -> None:
+    """A model that is fine-tuned or evaluated on another text knows its own characters only."""
+    source = opened(tmp_path, "baba" * 10, Characters("abc"))
+    assert source.vocabulary == Characters("abc")
+    assert source.train[[0]][0].tolist() == [[1, 0, 1, 0]]
+    assert opened(tmp_path, "baba" * 10).vocabulary == Characters("ab")  # and it has a cache entry of its own
+    as_bytes = opened(tmp_path, "baba" * 10, Bytes())
+    assert as_bytes.train[[0]][0].tolist() == [[98, 97, 98, 97]]
+
+
+def test_a_text_that_a_snapshots_vocabulary_cannot_spell_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"^data\.path=.*: the text has characters that the model never saw: 'xz'"):
+        opened(tmp_path, "abxz" * 10, Characters("abc"))
+
+
+def test_the_identity_is_that_of_the_content(tmp_path: Path) -> None:
+    first, second = opened(tmp_path, "ab" * 20), opened(tmp_path, "ba" * 20)
+    assert first.sha256 != second.sha256
+    assert np.array_equal(first.train[[1]][0], second.train[[0]][0])

@@ -1,0 +1,145 @@
+"""What a store is not trusted with: to answer, to keep the bytes, to hand over whole files, to forget half uploads."""
+
+import socket
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+
+from mingpt import snapshots
+from mingpt.errors import Mistake, Unavailable
+from mingpt.snapshot import store as store_module
+from mingpt.snapshot.format import Damaged
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.retention import Retention, plan
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.uploads import half_uploads
+from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from snapshot_kit import ALONE, PROVENANCE, equal, save, state_of
+from store_kit import Stores
+
+
+def flip_on_the_way(store: Store, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], times: int) -> None:
+    """Some of the next writes arrive with one byte changed, and the store says that all went well."""
+    real, left = store.fs.pipe_file, [times]
+
+    def unreliable(path: str, content: bytes, **options: Any) -> None:
+        if Path(path).name.startswith(kinds) and left[0]:
+            left[0] -= 1
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        real(path, content, **options)
+
+    monkeypatch.setattr(store.fs, "pipe_file", unreliable)
+
+
+def test_a_server_that_accepts_and_never_answers_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINGPT_STORE_SECONDS", "0.5")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/run"
+        with pytest.raises(Unavailable) as unavailable:
+            Store(url).steps()
+    assert str(unavailable.value) == (
+        f"snapshot.dir={url}: no answer within 0.5 s: look at the network and the address; MINGPT_STORE_SECONDS in the "
+        f"environment sets another limit"
+    )
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "inf", "nan", "soon"])
+def test_a_limit_that_is_none_is_a_mistake(monkeypatch: pytest.MonkeyPatch, given: str, tmp_path: Path) -> None:
+    monkeypatch.setenv("MINGPT_STORE_SECONDS", given)
+    with pytest.raises(Mistake, match=rf"^MINGPT_STORE_SECONDS={given} in the environment: give a number of seconds"):
+        Store(str(tmp_path))
+
+
+def test_a_byte_flipped_on_the_way_is_seen_at_once_where_parts_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(f"memory://{uuid4().hex}")
+    flip_on_the_way(store, monkeypatch, ("model",), times=1)
+    said: list[str] = []
+    careful = SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append, retry_seconds=10, verify=True)
+    careful.save(1, state_of(1))
+    assert len(said) == 1
+    assert "was read back with other bytes than were written: next try in 0.5 s" in said[0]
+    assert equal(read(store, 1).state, state_of(1))
+
+    flip_on_the_way(store, monkeypatch, ("optimizer",), times=9)
+    impatient = SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append, verify=True)
+    with pytest.raises(SnapshotFailed, match=r"optimizer-.*was read back with other bytes than were written"):
+        impatient.save(2, state_of(2))
+    assert store.steps() == [1]
+
+    trusting = SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append)
+    trusting.save(3, state_of(3))  # its size is right
+    with pytest.raises(Damaged, match=r"^optimizer-.*does not have the checksum that the manifest gives$"):
+        read(store, 3)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 64])
+def test_a_part_is_the_same_whatever_the_ranges(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    store = Store(f"memory://{uuid4().hex}")
+    save(store, 1)
+    monkeypatch.setattr(store_module, "RANGE_BYTES", size)
+    assert equal(read(store, 1).state, state_of(1))
+
+
+def test_a_download_that_was_cut_off_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file may be whole: it is not set aside, and the next try may have it."""
+    store = Store(f"memory://{uuid4().hex}")
+    save(store, 1)
+    real = store.fs.cat_file
+
+    def cut(path: str, **options: Any) -> bytes:
+        content = bytes(real(path, **options))
+        return content if path.endswith(".json") else content[:-1]
+
+    monkeypatch.setattr(store.fs, "cat_file", cut)
+    with pytest.raises(Unavailable, match=r"snapshot\.dir=memory://.*: \d+ bytes came in place of \d+: try again"):
+        read(store, 1)
+
+
+@pytest.mark.slow
+def test_half_uploads_go_after_a_safe_age_and_others_stay(serve: Stores, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a writer leaves that was killed between two pieces of a large part."""
+    url = f"{serve('moto').url}/run/snapshots"
+    store = Store(url)
+    save(store, 1)
+    s3 = store.fs
+    part = "step-000000002/model-00001-0123456789abcdef.safetensors"
+    for key in (f"run/snapshots/{part}", "run/snapshots/step-000000002/notes.txt", f"other/snapshots/{part}"):
+        upload = s3.call_s3("create_multipart_upload", Bucket="runs", Key=key)
+        s3.call_s3("upload_part", Bucket="runs", Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"half")
+
+    def left() -> list[str]:
+        return sorted(u["Key"] for u in s3.call_s3("list_multipart_uploads", Bucket="runs").get("Uploads", ()))
+
+    everything = left()
+    assert len(everything) == 3
+    assert [u.path for u in half_uploads(store)] == [part]
+    # This server says of each that it was begun in 2010.
+    assert plan(store, Retention(9, orphan_age=1e9), 1, {}).uploads == []  # its writer may be alive
+    assert snapshots.main(["prune", url, "--dry-run"]) == 0
+    assert f"would delete the half upload of {part}\n" in capsys.readouterr().out
+    assert left() == everything
+    assert snapshots.main(["prune", url]) == 0
+    assert f"deleted the half upload of {part}\n" in capsys.readouterr().out
+    assert left() == [f"other/snapshots/{part}", "run/snapshots/step-000000002/notes.txt"]
+    assert store.steps() == [1]
+
+
+@pytest.mark.slow
+def test_a_part_of_many_pieces_is_read_in_ranges_from_s3(serve: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB and more go up as a multipart upload and come back in several requests at a time."""
+    store = Store(f"{serve('moto').url}/snapshots")
+    state = {"model": {"w": torch.arange(20 * 2**20, dtype=torch.float32)}, "optimizer": {"n": torch.tensor(1)}}
+    digest = save(store, 1, state)  # type: ignore[arg-type]
+    ranges: list[int] = []
+    real = store.fs.cat_ranges
+
+    def watched(paths: list[str], starts: list[int], ends: list[int], **options: Any) -> list[bytes]:
+        ranges.append(len(paths))
+        return list(real(paths, starts, ends, **options))
+
+    object.__setattr__(store.fs, "cat_ranges", watched)
+    assert read(store, 1).manifest.digest == digest
+    assert ranges == [6]  # 80 MiB and a header

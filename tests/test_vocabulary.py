@@ -1,0 +1,39 @@
+"""mingpt.data.vocabulary: what a snapshot's manifest gives back, and what it can't make a reader do."""
+
+import json
+
+import pytest
+
+from mingpt.data.vocabulary import KINDS, Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
+from mingpt.errors import Mistake
+
+
+@pytest.mark.parametrize("vocabulary", [Characters("\nabé漢"), Bytes()])
+def test_a_vocabulary_survives_json(vocabulary: Vocabulary) -> None:
+    again = vocabulary_of(json.loads(json.dumps(vocabulary.to_json())))
+    assert again == vocabulary
+    assert again.to_json() == vocabulary.to_json()
+
+
+def test_manifests_of_earlier_versions_are_understood() -> None:
+    assert vocabulary_of({"kind": "char", "characters": "ab"}) == Characters("ab")
+    assert vocabulary_of({"kind": "byte", "characters": ""}) == Bytes()
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"kind": "no-such"}, {"kind": None}, {"kind": ["char"]}, {"kind": "os.system"}]
+)
+def test_an_unknown_kind_is_a_mistake_that_names_those_there_are(content: dict[str, object]) -> None:
+    with pytest.raises(Mistake, match=r"^a vocabulary of the kind .*; this version knows char, byte"):
+        vocabulary_of(content)
+
+
+def test_a_damaged_vocabulary_is_a_mistake() -> None:
+    with pytest.raises(Mistake, match=r"^a damaged vocabulary of the kind 'char': KeyError: 'characters'$"):
+        vocabulary_of({"kind": "char"})
+
+
+def test_the_kinds_of_text_are_known_as_such() -> None:
+    assert isinstance(Characters("ab"), TextVocabulary)
+    assert isinstance(Bytes(), TextVocabulary)
+    assert {"char", "byte"} <= KINDS.keys()
