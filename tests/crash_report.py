@@ -23,7 +23,8 @@ Each run trains a tiny GPT for 200 steps, with a durable snapshot every 7 and a 
 on both, by a number of processes that changes from start to start; its directory is on a disk or in a bucket. The
 storage server comes back after up to 8 seconds, on the same port and data; it ignores conditional puts.
 
-After each start, when nothing of it lives any more, everything that is committed in either tier is read and verified.
+After each start, when nothing of it lives any more, every committed snapshot in the store is read and verified, and
+before the next start all that its nodes have in memory.
 
 - The digest of each snapshot is that of the undisturbed run's same step.
 - Each step that was ever seen committed is there, unless the retention policy lets it go; the newest never goes back.
