@@ -11,6 +11,7 @@ from bad_input_kit import (
     env,
     fields,
     fifo,
+    file,
     folder,
     link,
     manifest,
@@ -164,6 +165,27 @@ RUN = [
          (mounted("small", "size=4k"),), workers=True, also=("step 10: snapshot",)),
 ]
 
+# What is wrong with a model of one's own is found before workers start, as far as importing it tells.
+MODELS = [
+    Case("no such module", r"model\._target_=nowhere\.Model: there is no module 'nowhere'", "check the spelling",
+         ("model=own", "model._target_=nowhere.Model"), forms=BOTH),
+    Case("an argument is missing", r"model\._target_=torch\.nn\.functional\.relu takes", r"model\.input is missing",
+         ("model=own", "model._target_=torch.nn.functional.relu"), forms=TRAIN),
+    Case("a GPT's keys for another module", r"model\._target_=torch\.nn\.Linear takes \(in_features",
+         r"model\.n_layer is no argument of it",
+         ("model=own", "model._target_=torch.nn.Linear", "model.in_features=3", "model.out_features=3"), forms=TRAIN),
+    Case("no weights there", r"model\.init_from=\S*nowhere: there is no config\.json", "give a folder",
+         ("model.init_from={dir}/nowhere",), workers=True),
+    Case("weights of another architecture", r"model\.init_from=\S*llama: weights of another architecture",
+         "take those of a GPT-2", ("model.init_from={dir}/llama",), (folder("llama"), file("llama/config.json",
+         b'{"model_type": "llama"}')), forms=TRAIN),
+    Case("weights of other sizes", r"the weights have n_layer 12, n_head 12, n_embd 768", r"set model\.n_layer=12",
+         ("model.init_from={dir}/gpt2",), (folder("gpt2"), file("gpt2/config.json", b'{"model_type": "gpt2"}')),
+         forms=TRAIN),
+    Case("nothing to freeze", r"train\.freeze: 'wte' matches no parameter", r"there are transformer\.wte\.weight",
+         ("train.freeze=[wte]",), workers=True),
+]
+
 SNAPSHOTS = [
     Case("vocabulary of another text", "snapshot of step 4 in .* another vocabulary", r"take another run\.dir", (),
          (snapshots, text(b"hello, world" * 99)), workers=True),
@@ -221,4 +243,4 @@ DEVICE = [
 ]
 # fmt: on
 
-CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]
+CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *MODELS, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]
