@@ -34,17 +34,22 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
                 say(cli.as_yaml(config))
             return trainer.train(config, source, model, world, lifetime)
     except Exception as error:
-        failure = explain(error, lifetime.phase)
-        leave_reason(failure.reason)
-        told_by_another = isinstance(error, Mistake) and error.everywhere and not speaks_for_node()
-        # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first would
-        # have torchrun end that one before it has printed.
-        if told_by_another and lifetime.linger(SPEAK_SECONDS):
-            return failure.code
-        if failure.trace:
-            complain(traceback.format_exc().rstrip())
-        complain(f"error: {failure.reason}")
+        return tell(error, lifetime)
+
+
+def tell(error: Exception, lifetime: Lifetime) -> int:
+    """Say in one line what has ended this process, once for all the processes that it has ended; returns the code."""
+    failure = explain(error, lifetime.phase)
+    leave_reason(failure.reason)
+    told_by_another = isinstance(error, Mistake) and error.everywhere and not speaks_for_node()
+    # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first would
+    # have torchrun end that one before it has printed.
+    if told_by_another and lifetime.linger(SPEAK_SECONDS):
         return failure.code
+    if failure.trace:
+        complain("".join(traceback.format_exception(error)).rstrip())
+    complain(f"error: {failure.reason}")
+    return failure.code
 
 
 def agree_on_inputs(world: World, config: Config, source: Source) -> None:

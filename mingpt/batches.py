@@ -20,7 +20,7 @@ def derive(*parts: int | str) -> int:
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
-def _mix(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     """The finaliser of splitmix64 (Steele et al. 2014) over x + key: a fast hash of 64 bits to 64 bits."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(key)
@@ -45,7 +45,7 @@ def permute(index: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
     def network(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = x >> shift, x & mask
         for key in keys:
-            left, right = right, left ^ (_mix(right, key) & mask)
+            left, right = right, left ^ (mix(right, key) & mask)
         return (left << shift) | right
 
     out = network(index.astype(np.uint64))

@@ -19,8 +19,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
 from mingpt.config import Config, Section, without_secrets
-from mingpt.errors import MISTAKE
-from mingpt.validation import KINDS, choices, keys, named, schemas, takes_any, unknown, validate
+from mingpt.errors import MISTAKE, Mistake
+from mingpt.validation import KINDS, choices, keys, kind_of, named, schemas, takes_any, unknown, validate
+
+# What may be set for a program that works on a snapshot and does not train.
+HEEDED = ("data", "world", "precision", "batch.micro_size", "train.threads")
 
 
 def config_dir() -> Path:
@@ -58,6 +61,46 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     follows = _follows(composed)
     raw, unresolved = _resolve(composed, follows)
     return validate(raw, world_size, also=(*problems, *unresolved), follows=follows)
+
+
+def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size: int) -> Config:
+    """A snapshot's config with a command line's overrides of HEEDED keys over it, for a program that does not train.
+
+    The stored config may be a stranger's. It never meets Hydra, which would resolve what is written in it, and where
+    caches are and how many processes there are is not its to say. Code that it names is not imported: that of a model
+    is refused, and that of data must be named on the command line. Raises Mistake with every problem.
+    """
+    model = stored.get("model")
+    if takes_any("model", kind_of("model", model)):
+        raise Mistake("a model of one's own is never imported because a snapshot names it: evaluate it in a program")
+    given: list[str] = []
+    for text in overrides:
+        with suppress(Exception):  # told by _compose
+            given.append(OverridesParser.create().parse_override(text).key_or_group)
+    data = stored.get("data")
+    data = data if isinstance(data, dict) and not {"data", "data.kind", "data._target_"} & set(given) else None
+    if data is not None and takes_any("data", kind_of("data", data)):
+        raise Mistake("data of one's own is never imported because a snapshot names it: give data._target_=… again")
+    composed, problems = _compose(overrides if data is None else [f"data={kind_of('data', data)}", *overrides])
+    if unheeded := [key for key in given if key not in HEEDED and key.partition(".")[0] not in HEEDED]:
+        problems = [f"{key} can't be set here, only {', '.join(HEEDED)}" for key in unheeded]
+    follows = _follows(composed)
+    raw, unresolved = _resolve(composed, follows)
+    own_place = ("workers", "cache_dir", "cache_timeout_seconds")
+    kept = {k: v for k, v in (data or {}).items() if k not in own_place and f"data.{k}" not in given}
+    if any("://" in str(v) and "***" in str(v) for v in kept.values()):
+        problems.append("data.path has a secret in its URL, and snapshots keep no secrets: give data.path=…")
+    problems += [text for text in unresolved if text.partition(":")[0] not in {f"data.{k}" for k in kept}]
+    raw["data"] |= kept
+    raw["model"] = model
+    for section, name in (("", "precision"), ("batch", "micro_size"), ("train", "threads")):
+        before, now = (stored.get(section), raw[section]) if section else (stored, raw)
+        if f"{section}.{name}".lstrip(".") not in given and isinstance(before, Mapping) and name in before:
+            now[name] = before[name]
+    raw["batch"] = {"micro_size": raw["batch"]["micro_size"]}
+    if isinstance(raw["batch"]["micro_size"], int):  # a step, which there is none of, must fit the world
+        raw["batch"]["global_size"] = raw["batch"]["micro_size"] * world_size
+    return validate(raw, world_size, also=problems, follows=follows)
 
 
 def as_yaml(config: Config) -> str:

@@ -129,15 +129,20 @@ class Data(Section):
 class CachedData(Data):
     """Data from files, of which each node keeps a tokenized or downloaded copy."""
 
-    stride: int = Field(default=1, ge=1)
-    """Tokens between the starts of two samples. 1: every position; block_size: each token once an epoch."""
     cache_dir: str = Field(default="~/.cache/mingpt", min_length=1)
     """A local folder for tokenized or downloaded data, shared by the processes of a node."""
     cache_timeout_seconds: float = Field(default=600, gt=0)
     """Longest wait for another process of the node that is tokenizing or downloading."""
 
 
-class TextData(CachedData):
+class RowData(CachedData):
+    """Data that is one long row of tokens, out of which samples are cut."""
+
+    stride: int = Field(default=1, ge=1)
+    """Tokens between the starts of two samples. 1: every position; block_size: each token once an epoch."""
+
+
+class TextData(RowData):
     kind: Literal["text"] = "text"
     """one text, tokenized at the start"""
     path: str = Field(default="data/shakespeare.txt", min_length=1)
@@ -150,7 +155,7 @@ class TextData(CachedData):
     """The share at the end of the text that is kept for validation."""
 
 
-class ShardsData(CachedData):
+class ShardsData(RowData):
     kind: Literal["shards"] = "shards"
     """any amount of text, tokenized before"""
     path: str = Field(default="data/shards", min_length=1)
@@ -166,6 +171,85 @@ class OwnData(Data, Own):
     """data of one's own; its other keys are its arguments"""
     target: str = Field(default="", alias="_target_")
     """A function, package.module.name, that gives the mingpt.data.source.Source."""
+
+
+class ImagesData(CachedData):
+    kind: Literal["images"] = "images"
+    """images as tokens, each followed by its label"""
+    path: str = Field(default="data/mnist", min_length=1)
+    """MNIST's or Fashion-MNIST's folder, CIFAR-10's (binary version) or its .tar.gz: any fsspec URL."""
+    patch: int = Field(default=4, ge=1, le=64)
+    """Side of a patch in pixels; each patch is a token. It divides the images' height and width."""
+    codes: int = Field(default=256, ge=2, le=2**16)
+    """Different patches that there are tokens for: the codebook, fitted to the training images."""
+    classes: int = Field(default=10, ge=1, le=256)
+    """Labels are numbers from 0 to classes - 1."""
+    shift: int = Field(default=0, ge=0, le=8)
+    """Training shows each image moved by up to so many pixels each way: in (2 shift + 1)² places."""
+    image_weight: float = Field(default=0.1, ge=0)
+    """How much an image's token counts; its label counts 1. 0: learn nothing but labels."""
+    draw: bool = False
+    """Training shows each image a second time with its label first: learn to draw what is asked for."""
+
+
+class QuestionData(Data):
+    """Questions that are made, not read. Each kind says how many there are and how many tokens one takes."""
+
+    val_samples: int = Field(default=1000, ge=0)
+    """Questions that are kept for validation; training never asks them."""
+
+    @property
+    def questions(self) -> int:
+        """How many different questions there are."""
+        raise NotImplementedError
+
+    @property
+    def length(self) -> int:
+        """The tokens that the model sees of a question with its answer: all but the last."""
+        raise NotImplementedError
+
+
+class AdditionData(QuestionData):
+    kind: Literal["addition"] = "addition"
+    """sums, as 07+35=042"""
+    digits: int = Field(default=2, ge=1, le=9)
+    """Digits of each of the two numbers; the sum has one more."""
+    reverse: bool = False
+    """Write the sum from its last digit to its first, 07+35=240: the order in which carrying finds them."""
+
+    @property
+    def questions(self) -> int:
+        return 10 ** (2 * self.digits)
+
+    @property
+    def length(self) -> int:
+        return 3 * self.digits + 2
+
+
+class SortData(QuestionData):
+    kind: Literal["sort"] = "sort"
+    """letters to put in order, as 3120=0123"""
+    letters: int = Field(default=8, ge=1, le=64)
+    """How many letters a question has."""
+    alphabet: int = Field(default=10, ge=2, le=62)
+    """How many different letters there are: 0 to 9, A to Z, a to z."""
+
+    @property
+    def questions(self) -> int:
+        return int(self.alphabet**self.letters)
+
+    @property
+    def length(self) -> int:
+        return 2 * self.letters
+
+
+class RandomData(Data):
+    kind: Literal["random"] = "random"
+    """random tokens without a file, to measure speed with"""
+    vocabulary: int = Field(default=50257, ge=2, le=2**24)
+    """How many different tokens there are."""
+    samples: int = Field(default=1_000_000, ge=1)
+    """How many samples, of model.block_size tokens each."""
 
 
 class Optimizer(Section):
@@ -251,7 +335,9 @@ class Config(Section):
     batch: Batch
     model: Annotated[Model | OwnModel, Field(discriminator="kind")]
     """What is trained: a GPT, or a module of one's own."""
-    data: Annotated[TextData | ShardsData | OwnData, Field(discriminator="kind")]
+    data: Annotated[
+        TextData | ShardsData | ImagesData | AdditionData | SortData | RandomData | OwnData, Field(discriminator="kind")
+    ]
     """What the tokens come from; each kind of data has keys of its own."""
     optimizer: Optimizer
     schedule: Schedule

@@ -1,6 +1,7 @@
 """What the bits of a result depend on besides (config, step): pinned where it can be, recorded where it can't."""
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,13 @@ def pin(config: Config, device: torch.device) -> None:
 
         dynamo.optimize_ddp = False  # it would cut the graph at DDP's buckets: other kernels, other bits
         inductor.deterministic = True
+
+
+def autocast_for(config: Config, device: torch.device) -> Any:
+    """The context in which the model computes in config.precision."""
+    if config.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
 
 
 def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[str, Any]:

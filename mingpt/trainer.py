@@ -27,7 +27,7 @@ from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, check_newest_attempt, console_line, next_attempt, segment_is_visible
 from mingpt.model import GPT
 from mingpt.models import trainable
-from mingpt.numerics import differences, fingerprint, pin
+from mingpt.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.optim import Update
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
@@ -55,7 +55,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         device=world.device,
     )
     best_val_loss = torch.tensor(torch.inf, dtype=torch.float64)
-    autocast = _autocast(config, world.device)
+    autocast = autocast_for(config, world.device)
     if isinstance(config.model, OwnModel):
         first = source.train[list(range(min(plan.micro_size, len(source.train))))]
         with autocast:
@@ -240,12 +240,6 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
 def measured(loss: float, val_loss: float) -> Metrics:
     """For the manifest, which takes finite numbers only."""
     return Metrics(loss=loss if math.isfinite(loss) else None, val_loss=val_loss if math.isfinite(val_loss) else None)
-
-
-def _autocast(config: Config, device: torch.device) -> Any:
-    if config.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
 
 
 def _check_fits(loaded: Loaded, config: Config, source: Source, model: nn.Module) -> None:

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mingpt.config import Config, Model, Own, Section, TextData, without_secrets
+from mingpt.config import Config, ImagesData, Model, Own, QuestionData, Section, TextData, without_secrets
 from mingpt.errors import Mistake
 
+MOST_QUESTIONS = 2**62  # their numbers are 64-bit integers
 MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
 
 
@@ -189,10 +190,38 @@ def _tokenizer(c: Config, _: int) -> str | None:
     return None
 
 
+def _questions(c: Config, _: int) -> str | None:
+    if not isinstance(c.data, QuestionData):
+        return None
+    if c.data.questions > MOST_QUESTIONS:
+        return (
+            f"data.alphabet and data.letters make {c.data.questions:.0e} questions, more than {MOST_QUESTIONS:.0e}: "
+            f"lower one of them"
+        )
+    if c.data.val_samples >= c.data.questions:
+        return (
+            f"data.val_samples={c.data.val_samples} of {c.data.questions} questions leaves none to train on: lower it"
+        )
+    if c.data.length > c.model.block_size:
+        return (
+            f"model.block_size={c.model.block_size}, but a question of data.kind={c.data.kind} takes {c.data.length} "
+            f"tokens: set model.block_size={c.data.length}"
+        )
+    return None
+
+
+def _drawing(c: Config, _: int) -> str | None:
+    if isinstance(c.data, ImagesData) and c.data.draw and c.data.image_weight == 0:
+        return "data.draw=true, but data.image_weight=0 teaches no drawing: raise it, or set data.draw=false"
+    return None
+
+
 CHECKS = (
     _own("model"),
     _own("data"),
     Check(("data.tokens", "data.tokenizer"), _tokenizer),
+    Check(("data.draw", "data.image_weight"), _drawing),
+    Check(("data.val_samples", "data.digits", "data.letters", "data.alphabet", "model.block_size"), _questions),
     Check(("model.n_head", "model.n_embd"), _heads),
     Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
     Check(("world.backend", "world.device"), _backend),

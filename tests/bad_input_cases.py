@@ -1,5 +1,6 @@
 """The table of bad inputs that tests/test_bad_input.py plays: name, what must be named, the cure, overrides, spoils."""
 
+from bad_data_kit import data_set, flipped, missing, truncated, vocabulary
 from bad_input_kit import (
     BOTH,
     NOTHING,
@@ -186,6 +187,27 @@ MODELS = [
          ("train.freeze=[wte]",), workers=True),
 ]
 
+SET = ("data.kind=shards", "data.path={dir}/set")
+TOKENS = [
+    Case("unknown kind of data", "data.kind=shard is not one of text, shards", "did you mean shards",
+         ("data.kind=shard",)),
+    Case("key of another kind", "data.tokens is not a key of data.kind=shards", "leave it out",
+         (*SET, "data.tokens=char")),
+    Case("bpe without a vocabulary", "data.tokens=bpe needs a vocabulary", r"set data\.tokenizer",
+         ("data.tokens=bpe",)),
+    Case("no vocabulary there", r"data\.tokenizer=\S*/none: there is no such file", "check the spelling",
+         ("data.tokens=bpe", "data.tokenizer={dir}/none"), forms=TRAIN),
+    Case("vocabulary of two halves", r"data\.tokenizer=\S*/gpt2: the two files", "take both from one place",
+         ("data.tokens=bpe", "data.tokenizer={dir}/gpt2"), (vocabulary,), forms=TRAIN),
+    Case("no data set there", r"data\.path=\S*/set: no data set is there", "give the folder", SET, workers=True),
+    Case("flipped bit in a shard", r"train-00001\.bin does not have the checksum", "copy it again", SET,
+         (data_set(flipped),), workers=True),
+    Case("truncated shard", r"train-00001\.bin has 77 bytes in place of 2000", "copy it again", SET,
+         (data_set(truncated),), forms=TRAIN),
+    Case("missing shard", r"data\.path=\S*/set: there is no such file", "check the spelling", SET,
+         (data_set(missing),), forms=TRAIN),
+]
+
 SNAPSHOTS = [
     Case("vocabulary of another text", "snapshot of step 4 in .* another vocabulary", r"take another run\.dir", (),
          (snapshots, text(b"hello, world" * 99)), workers=True),
@@ -243,4 +265,4 @@ DEVICE = [
 ]
 # fmt: on
 
-CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *MODELS, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]
+CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *MODELS, *TOKENS, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]

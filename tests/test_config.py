@@ -16,7 +16,7 @@ OWN = {"model": "model._target_=examples.classifier.Classifier", "data": "data._
 OPEN = {
     "model=own": (OWN["model"],),
     "data=own": (OWN["data"],),
-    "experiment=classifier": (),
+    **dict.fromkeys(("data=addition", "data=sort", "data=random", "experiment=classifier", "experiment=synthetic"), ()),
     "experiment=finetune": (TEXT, "model.init_from=gpt2"),
 }
 FILES = sorted(cli.config_dir().glob("*/*.yaml"))
@@ -70,7 +70,8 @@ def test_the_groups_and_options_are_those_of_the_issue() -> None:
     gpts = ["gopher-44m", "gpt-micro", "gpt-mini", "gpt-nano", "gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]
     assert options["model"] == sorted([*gpts, "gpt", "own"])
     assert options["schedule"] == ["constant", "cosine", "linear"]
-    assert options["experiment"] == ["classifier", "finetune", "gpt2_124m", "shakespeare_10m", "shakespeare_char"]
+    ours = ["cifar10", "classifier", "finetune", "gpt2_124m", "mnist", "mnist_draw", "shakespeare_10m", "synthetic"]
+    assert options["experiment"] == sorted([*ours, "shakespeare_char"])
     assert options.keys() == {"model", "data", "optimizer", "schedule", "snapshot", "experiment"}
 
 

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from mingpt import cli
 from mingpt.errors import Mistake
-from mingpt.validation import keys
+from mingpt.validation import KINDS, keys
 
 MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-medium, gpt2-xl, gpt2, own"
-EXPERIMENTS = "classifier, finetune, gpt2_124m, shakespeare_10m, shakespeare_char"
-DATA = "text, shards, own"
 SEED = "seed=-1: must be greater than or equal to 0"
+DATA_KINDS = ", ".join(KINDS["data"])
 OF_TEXT = "is not a key of data.kind=shards, only of text: leave it out, or choose data.kind=text"
 GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key"
 
@@ -82,14 +81,14 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
         ("model=gpt3", [f"model=gpt3: there is no model 'gpt3'; there are {MODELS}"]),
         (
             "experiment=x",
-            [f"experiment=x: there is no experiment 'x'; there are {EXPERIMENTS}"],
+            [f"experiment=x: there is no experiment 'x'; there are {', '.join(cli.groups()['experiment'])}"],
         ),
         ("world=5", ["world=5 is a section of keys, not a value: set world.<key>=…"]),
         # Kinds of data: each has keys of its own.
-        ("data.kind=txt", [f"data.kind=txt is not one of {DATA} (did you mean text?)"]),
-        ("data.kind=null", [f"data.kind=None is not one of {DATA}"]),
-        ("data.kind=[1]", [f"data.kind=[1] is not one of {DATA}"]),
-        ("data.kind=txt data.path=3 seed=-1", [f"data.kind=txt is not one of {DATA} (did you mean text?)", SEED]),
+        ("data.kind=txt", [f"data.kind=txt is not one of {DATA_KINDS} (did you mean text?)"]),
+        ("data.kind=null", [f"data.kind=None is not one of {DATA_KINDS}"]),
+        ("data.kind=[1]", [f"data.kind=[1] is not one of {DATA_KINDS}"]),
+        ("data.kind=txt data.path=3 seed=-1", [f"data.kind=txt is not one of {DATA_KINDS} (did you mean text?)", SEED]),
         ("data=shards data.path=x data.tokens=char", [f"data.tokens {OF_TEXT}"]),
         ("data=shards data.path=x +data.tokens=char", [f"data.tokens {OF_TEXT}"]),
         ("data=shards data.path=x ~data.tokens", [f"data.tokens {OF_TEXT}"]),

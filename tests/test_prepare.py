@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import os
 import random
@@ -22,7 +23,7 @@ import bpe_kit
 from mingpt.data import bpe, documents
 from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
 from mingpt.data.documents import Options, is_validation
-from mingpt.data.prepare import main, prepare
+from mingpt.data.prepare import Progress, main, prepare
 from mingpt.data.shardwriter import ShardWriter
 from mingpt.errors import Mistake
 
@@ -277,7 +278,7 @@ def test_another_data_set_does_not_go_on_with_a_begun_one(tmp_path: Path, monkey
         ("a.txt", "größer".encode()[:3], r"a\.txt: not UTF-8 at byte 2: convert the file"),
         ("a.txt", b"", r"SOURCES hold no text to train on"),
         ("a.txt.gz", b"no gzip", r"a\.txt\.gz: cannot be unpacked \("),
-        ("a.txt.gz", gzip.compress(b"the king" * 99)[:-9], r"a\.txt\.gz: cannot be unpacked \("),
+        ("a.txt.gz", gzip.compress(b"the king" * 99, mtime=0)[:-9], r"a\.txt\.gz: cannot be unpacked \("),
         ("a.parquet", b"no parquet", r"a\.parquet: not Parquet \("),
         ("a.doc", b"the king", r"a\.doc: \.doc tells no form: say --form text, jsonl or parquet"),
     ],
@@ -345,3 +346,20 @@ def test_a_log_gets_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert lines[-1] == f"train on it: data=shards data.path={out}"
     assert lines[-3].endswith(" tokens of 20 documents in 1 shards")
     assert lines[-2] == "validation: 0 tokens of 0 documents in 0 shards"
+
+
+def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr("mingpt.data.prepare.DRAW_SECONDS", 0)
+    progress = Progress([documents.File("x.txt", "text", 100, None)])
+    progress.add(50, 1234)
+    drawn = terminal.getvalue()
+    assert drawn.startswith(f"\r\033[K[{'#' * 15}{' ' * 15}]  50%  ")
+    assert "1,234 tokens" in drawn
+    progress.clear()
+    assert terminal.getvalue() == f"{drawn}\r\033[K"
+    assert "\n" not in drawn

@@ -6,10 +6,7 @@ import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import fsspec
 import numpy as np
@@ -30,6 +27,7 @@ from mingpt.data.source import Source, open_source
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.data.windows import Windows
 from mingpt.errors import Mistake
+from web_kit import served
 
 VOCABULARY = bpe_kit.small()
 TRAIN = np.random.default_rng(1).integers(0, 270, 1000).astype("<u2")
@@ -151,16 +149,8 @@ def test_nanogpts_files_are_read_as_they_are(tmp_path: Path) -> None:
 def remote(tmp_path: Path) -> Iterator[str]:
     """The URL of the folder tmp_path/remote on a web server."""
     (tmp_path / "remote").mkdir()
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "remote")))
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with served(tmp_path / "remote") as url:
+        yield url
 
 
 def cached(tmp_path: Path) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from mingpt.config import TextData
@@ -320,5 +321,5 @@ def test_a_cache_that_cannot_be_there_is_a_mistake(tmp_path: Path) -> None:
 def test_a_builder_that_never_ends_is_waited_for_no_longer_than_configured(tmp_path: Path) -> None:
     text = opened("abc", tmp_path)
     config = settings_for(tmp_path / "source.txt", tmp_path, cache_timeout_seconds=0.05)
-    with text_module.FileLock(file_of(text).path.with_suffix(".lock")):
+    with FileLock(file_of(text).path.with_suffix(".lock")):
         assert "data.cache_timeout_seconds" in problem(config)

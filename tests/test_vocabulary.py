@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from mingpt.data.vocabulary import KINDS, Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
+from mingpt.data.vocabulary import KINDS, Bytes, Characters, Numbers, TextVocabulary, Vocabulary, vocabulary_of
 from mingpt.errors import Mistake
 
 
-@pytest.mark.parametrize("vocabulary", [Characters("\nabé漢"), Bytes()])
+@pytest.mark.parametrize("vocabulary", [Characters("\nabé漢"), Bytes(), Numbers(50257)])
 def test_a_vocabulary_survives_json(vocabulary: Vocabulary) -> None:
     again = vocabulary_of(json.loads(json.dumps(vocabulary.to_json())))
     assert again == vocabulary
@@ -31,6 +31,13 @@ def test_an_unknown_kind_is_a_mistake_that_names_those_there_are(content: dict[s
 def test_a_damaged_vocabulary_is_a_mistake() -> None:
     with pytest.raises(Mistake, match=r"^a damaged vocabulary of the kind 'char': KeyError: 'characters'$"):
         vocabulary_of({"kind": "char"})
+
+
+def test_numbers_are_their_own_text() -> None:
+    assert Numbers(12).decode(Numbers(12).encode("11 0 3")) == "11 0 3"
+    for text in ("12", "-1", "a", "", "1.5"):
+        with pytest.raises(Mistake, match=r"^the tokens are numbers from 0 to 11 with spaces between, not "):
+            Numbers(12).encode(text)
 
 
 def test_the_kinds_of_text_are_known_as_such() -> None:

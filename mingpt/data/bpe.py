@@ -92,6 +92,9 @@ class GPT2Tokens:
     def decode(self, ids: Sequence[int]) -> str:
         return self._encoding.decode(ids)
 
+    def byte_lengths(self) -> list[int]:
+        return [*map(len, self.ranks), 0]
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "gpt2", "merges": self.merges}
 
@@ -138,6 +141,18 @@ class HuggingFaceTokens:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def byte_lengths(self) -> list[int]:
+        """Empty unless its tokens are made of bytes, as GPT-2's: what others stand for depends on their neighbours."""
+        decoder = json.loads(self.text).get("decoder")
+        if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
+            return []
+        lengths = [0] * self.size
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[number] = len(token)  # a character for each byte
+        for number, token in self._tokenizer.get_added_tokens_decoder().items():
+            lengths[number] = 0 if token.special else len(token.content.encode())
+        return lengths
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "tokenizer.json", "text": self.text}

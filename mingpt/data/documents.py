@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mingpt.config import without_secrets
 from mingpt.data import bpe
@@ -51,13 +51,13 @@ class File:
         return str(without_secrets(self.url))
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A document, or a part of a long one. ends: whether the document does. validation: whether it is for that."""
+class Piece(NamedTuple):  # there may be millions, and a tuple travels fastest to another process
+    """A document, or a part of a long one. ends: whether the document does. validation: whether it is for that; None
+    for a whole document, whose hash says it, where it is encoded."""
 
     text: str
     ends: bool
-    validation: bool
+    validation: bool | None
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ def _chunks(file: File) -> Iterator[bytes]:
 def pieces_of(block: Block, options: Options) -> Iterator[Piece]:
     """What a block has to encode; of JSON and Parquet it is read here, in the process that encodes it."""
     if block.file.form == "text":
-        yield from block.pieces
+        for text, ends, validation in block.pieces:
+            yield Piece(text, ends, is_validation(text, options.val_fraction) if validation is None else validation)
         return
     for text in _json_texts(block, options) if block.file.form == "jsonl" else _parquet_texts(block, options):
         if text:
@@ -162,10 +163,10 @@ def _clean(text: str) -> str:
 
 def _texts(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
     pieces, characters, size = list[Piece](), 0, 0
-    validation: bool | None = None  # of the document that the next piece belongs to; None: it begins one
+    validation: bool | None = None  # of the long document that the next piece belongs to; None: it begins one
     for text, ends, read in _cut(_decoded(file, chunks), options.separator):
         if text or (ends and validation is not None):  # an empty document is none
-            if validation is None:
+            if validation is None and not ends:
                 validation = is_validation(text, options.val_fraction)
             pieces.append(Piece(text, ends, validation))
             characters += len(text)
@@ -197,6 +198,9 @@ def _cut(decoded: Iterable[tuple[str, int]], separator: str) -> Iterator[tuple[s
     for text, read in decoded:
         *documents, rest = (rest + text).split(separator) if separator else [rest + text]
         for document in documents:
+            if len(document) <= bpe.PIECE:  # nearly all are
+                yield document, True, 0
+                continue
             *most, last = bpe.pieces(document)
             yield from ((piece, False, 0) for piece in most)
             yield last, True, 0

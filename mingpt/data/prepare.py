@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -115,6 +115,9 @@ def prepare(
             writer.put(MANIFEST, to_bytes(dataset))
             writer.clean()
         (home / "prepare.lock").unlink(missing_ok=True)
+        if not is_local(fs):
+            with suppress(OSError):
+                home.rmdir()
     return dataset
 
 

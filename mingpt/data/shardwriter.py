@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from mingpt.config import without_secrets
 from mingpt.data.dataset import SPLITS, Shard, Split
 from mingpt.errors import Mistake
 from mingpt.storage import is_local, open_fs, place
@@ -165,9 +166,8 @@ class ShardWriter:
                 f"{self.folder}: what an earlier mingpt.data.prepare left is damaged ({error}): delete the folder"
             ) from error
         if identity != self.identity:
-            raise Mistake(
-                f"--out={self.url}: begun with other sources or options: give those again, or delete {self.folder}"
-            )
+            shown = f"--out={without_secrets(self.url)}"
+            raise Mistake(f"{shown}: begun with other sources or options: give those again, or delete {self.folder}")
 
     def _cut_back(self, row: _Row, tokens: int) -> None:
         """The growing shard as it was at the note; it may have become full since."""

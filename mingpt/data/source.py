@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mingpt.config import Data, OwnData, ShardsData, TextData
+from mingpt.config import Data, ImagesData, OwnData, QuestionData, RandomData, ShardsData, TextData
 from mingpt.data.vocabulary import Vocabulary
 
 Microbatch = tuple[Tensor, ...]
@@ -70,6 +70,18 @@ def open_source(data: Data, block_size: int, micro_size: int, vocabulary: Vocabu
             from mingpt.data.shards import open_shards
 
             return open_shards(data, block_size, micro_size, vocabulary)
+        case ImagesData():
+            from mingpt.data.images import open_images
+
+            return open_images(data, block_size, micro_size, vocabulary)
+        case QuestionData():
+            from mingpt.data.synthetic import open_questions
+
+            return open_questions(data, block_size, micro_size, vocabulary)
+        case RandomData():
+            from mingpt.data.synthetic import open_random
+
+            return open_random(data, block_size, vocabulary)
         case OwnData():
             from mingpt.data.own import open_own
 

@@ -1,18 +1,15 @@
 """Tokens from any text at any URL, cached once per node as a memory-mapped array."""
 
-import json
-import os
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from mingpt.config import TextData, without_secrets
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
+from mingpt.data.cache import Made, made_once
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import Pieces, TokenFile, Windows
@@ -62,22 +59,6 @@ def smallest_type(size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if size <= 2**8 else np.uint16 if size <= 2**16 else np.uint32
 
 
-def _commit(path: Path, content: bytes | NDArray[Any]) -> None:
-    """Write a file of the cache so that it is there whole or not at all."""
-    with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as f:
-        try:
-            if isinstance(content, bytes):
-                f.write(content)
-            else:
-                np.save(f, content)
-            f.flush()
-            os.fsync(f.fileno())
-            os.replace(f.name, path)
-        except BaseException:
-            os.unlink(f.name)
-            raise
-
-
 def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str, Any]]:
     """The token file of `config.path` and what is known of it, tokenized by whichever process comes first."""
     fs, remote = open_fs(config.path, "data.path")
@@ -87,32 +68,15 @@ def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str,
             raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         if info["type"] == "other":  # a pipe or a device may never end
             raise Mistake(f"data.path={without_secrets(config.path)}: no regular file; name one text file")
-    source = [CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
-    identity = json.dumps(source, sort_keys=True, default=str)
-    folder = Path(config.cache_dir).expanduser()
-    stem = folder / f"text-{sha256(identity.encode()).hexdigest()[:32]}"
-    tokens, about = stem.with_suffix(".npy"), stem.with_suffix(".json")
-    with place("data.cache_dir", str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(stem.with_suffix(".lock"), timeout=config.cache_timeout_seconds):
-                if not (about.exists() and tokens.exists()):
-                    with place("data.path", config.path):
-                        raw = fs.cat_file(remote)
-                    array, vocabulary = _tokenize(raw, config, given)
-                    _commit(tokens, array)
-                    known = {"vocabulary": vocabulary.to_json(), "sha256": sha256(raw).hexdigest()}
-                    # Last: its presence says that the tokens are whole.
-                    _commit(about, json.dumps(known | {"tokens": len(array)}).encode())
-        except Timeout:
-            raise Mistake(
-                f"another process of this node has been tokenizing data.path for {config.cache_timeout_seconds:.0f} s "
-                f"(lock {stem}.lock): if it is alive, raise data.cache_timeout_seconds"
-            ) from None
-        try:
-            return tokens, json.loads(about.read_text())
-        except ValueError as error:
-            raise Mistake(f"data.cache_dir={folder}: {about.name} is damaged: delete it") from error
+    source = ["text", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
+
+    def make() -> Made:
+        with place("data.path", config.path):
+            raw = fs.cat_file(remote)
+        array, vocabulary = _tokenize(raw, config, given)
+        return array, {"vocabulary": vocabulary.to_json(), "sha256": sha256(raw).hexdigest(), "tokens": len(array)}
+
+    return made_once(config, source, make)
 
 
 def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary: Vocabulary | None = None) -> Source:

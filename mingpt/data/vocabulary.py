@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from mingpt.data.bpe import gpt2_of, tokenizer_of
+from mingpt.data.imagetokens import ImageTokens
 from mingpt.errors import Mistake
 
 
@@ -29,6 +30,14 @@ class TextVocabulary(Vocabulary, Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+@runtime_checkable
+class Spelling(Protocol):
+    """A vocabulary that knows how long its tokens are as text, so that losses can be told in bits per byte."""
+
+    def byte_lengths(self) -> list[int]:
+        """For each token, the bytes of text that it stands for; 0: it is no text. Empty if that can't be said."""
+
+
 @dataclass(frozen=True)
 class Characters:
     """One token for each character, in code-point order."""
@@ -47,6 +56,9 @@ class Characters:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.characters[i] for i in ids)
+
+    def byte_lengths(self) -> list[int]:
+        return [len(c.encode(errors="surrogatepass")) for c in self.characters]
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "char", "characters": self.characters}
@@ -67,6 +79,9 @@ class Bytes:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
 
+    def byte_lengths(self) -> list[int]:
+        return [1] * 256
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "byte", "characters": ""}
 
@@ -83,9 +98,18 @@ class NoTokens:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Tokens of which nothing is known but how many there are."""
+    """Tokens that stand for nothing; as text, their numbers."""
 
     size: int
+
+    def encode(self, text: str) -> list[int]:
+        words = text.split()
+        if not words or any(not w.isdecimal() or int(w) >= self.size for w in words):
+            raise Mistake(f"the tokens are numbers from 0 to {self.size - 1} with spaces between, not {text!r}")
+        return [int(w) for w in words]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "numbers", "size": self.size}
@@ -111,6 +135,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "numbers": lambda json: Numbers(_number(json, "size")),
     "gpt2": lambda json: gpt2_of(_text(json, "merges")),
     "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
+    "image": ImageTokens.of_json,
 }
 
 

@@ -1,0 +1,110 @@
+"""Tasks without files: sums, sorting, random tokens. Each sample is a function of its number.
+
+All questions of a kind are numbered. A seeded permutation of the numbers, which takes no memory (batches.permute), puts
+them in an order of which the first data.val_samples validate and the others train: no question is in both.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import sha256
+from string import ascii_letters, digits
+
+import numpy as np
+import torch
+
+from mingpt.batches import derive, mix, permute
+from mingpt.config import AdditionData, Data, QuestionData, RandomData, SortData
+from mingpt.data.evenly import Evenly
+from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
+from mingpt.errors import Mistake
+from mingpt.model import IGNORE
+
+ALPHABET = "".join(sorted(digits + ascii_letters))  # 0 to 9, A to Z, a to z
+Ask = Callable[[int], tuple[str, str]]  # from a number to the question of that number and its answer
+
+
+def addition(width: int, reverse: bool, number: int) -> tuple[str, str]:
+    a, b = divmod(number, 10**width)
+    answer = f"{a + b:0{width + 1}}"
+    return f"{a:0{width}}+{b:0{width}}=", answer[::-1] if reverse else answer
+
+
+def sorting(count: int, alphabet: int, number: int) -> tuple[str, str]:
+    letters = [ALPHABET[number // alphabet**i % alphabet] for i in range(count)]
+    return "".join(letters) + "=", "".join(sorted(letters))
+
+
+class Questions(Samples):
+    """The questions from `first` to `first + count` in the shuffled order; targets are their answers alone."""
+
+    def __init__(self, ask: Ask, vocabulary: Characters, questions: int, first: int, count: int) -> None:
+        self.ask, self.vocabulary, self.questions, self.first, self.count = ask, vocabulary, questions, first, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, ids: Sequence[int]) -> Microbatch:
+        """(tokens, targets), each (len(ids), length) int64."""
+        positions = self.first + np.asarray(ids, dtype=np.int64)
+        asked = [self.ask(int(n)) for n in permute(positions, self.questions, derive("questions"))]
+        rows = torch.tensor([self.vocabulary.encode(question + answer) for question, answer in asked])
+        tokens, targets = rows[:, :-1], rows[:, 1:].clone()
+        targets[:, : -len(asked[0][1])] = IGNORE
+        return tokens, targets
+
+
+class RandomTokens(Samples):
+    def __init__(self, vocabulary: int, samples: int, block_size: int) -> None:
+        self.vocabulary, self.samples, self.block_size = vocabulary, samples, block_size
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, ids: Sequence[int]) -> Microbatch:
+        """(tokens, targets), each (len(ids), block_size) int64."""
+        length = self.block_size + 1
+        numbers = np.asarray(ids, dtype=np.int64)[:, None] * length + np.arange(length)
+        mixed = mix(numbers.astype(np.uint64), derive("random"))
+        rows = torch.from_numpy((mixed % np.uint64(self.vocabulary)).astype(np.int64))
+        return rows[:, :-1], rows[:, 1:]
+
+
+def open_questions(
+    config: QuestionData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None
+) -> Source:
+    match config:
+        case AdditionData():
+            ask, used = partial(addition, config.digits, config.reverse), digits + "+="
+        case SortData():
+            ask, used = partial(sorting, config.letters, config.alphabet), ALPHABET[: config.alphabet] + "="
+        case _:
+            raise AssertionError(f"no questions of {type(config).__name__}")
+    own = Characters("".join(sorted(used)))
+    _same(config, own, vocabulary)
+    if config.length > block_size:
+        raise Mistake(f"data.kind={config.kind}: a question takes {config.length} tokens, but the model {block_size}")
+    held = config.val_samples
+    train = Questions(ask, own, config.questions, held, config.questions - held)
+    validation = Evenly(Questions(ask, own, config.questions, 0, held), micro_size)
+    return Source(train, validation, own, _identity(config), answer_length=len(ask(0)[1]))
+
+
+def open_random(config: RandomData, block_size: int, vocabulary: Vocabulary | None = None) -> Source:
+    """There is nothing to learn in random tokens, and so nothing to validate."""
+    own = Numbers(config.vocabulary)
+    _same(config, own, vocabulary)
+    train = RandomTokens(config.vocabulary, config.samples, block_size)
+    return Source(train, Evenly(RandomTokens(config.vocabulary, 0, block_size), 1), own, _identity(config))
+
+
+def _same(config: Data, own: Vocabulary, given: Vocabulary | None) -> None:
+    if given is not None and given.to_json() != own.to_json():
+        raise Mistake(f"data.kind={config.kind} has another vocabulary than the snapshot: set the keys of data back")
+
+
+def _identity(config: Data) -> str:
+    """Such data is a function of these keys."""
+    what = config.model_dump(exclude={"workers"})
+    return sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,132 @@
+"""Data of every kind keeps the promise: three processes, one of them killed, end with the digest of one undisturbed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from image_kit import write_cifar, write_cifar_archive, write_idx
+from mingpt.data.imagetokens import ImageTokens
+from mingpt.loading import open_model
+from run_kit import Run
+
+pytestmark = pytest.mark.slow
+
+IMAGES = ("data=images", "data.classes=4", "data.codes=16", "data.draw=true", "data.shift=1")
+
+
+@dataclass
+class TaskRun(Run):
+    """A run whose data are named by its overrides alone."""
+
+    def command(self, world: int, *overrides: str, restarts: int = 0) -> list[str]:
+        command = super().command(world, *overrides, restarts=restarts)
+        return [part for part in command if part not in (f"data.path={self.text}", f"data.cache_dir={self.cache}")]
+
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    def make(name: str, *overrides: str) -> Run:
+        return TaskRun(str(tmp_path / name), Path("no-text"), Path("no-cache"), overrides)
+
+    return make
+
+
+def assert_exact(make_run: MakeRun, overrides: tuple[str, ...], of_the_second: tuple[str, ...] = ()) -> Run:
+    """One process alone, then three of which one is killed; gives the run of the three."""
+    alone, three = make_run("alone", *overrides), make_run("three", *overrides, *of_the_second)
+    alone.finish(1)
+    started = three.start(3, restarts=3)
+    killed: list[int] = []
+
+    def kill(step: int) -> None:
+        if step >= 10 and not killed:
+            killed.append(started.workers()[1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    started.on_step = kill
+    assert started.wait() == 0, started.output
+    assert killed
+    assert "resumed from step" in started.output
+    assert three.digest() == alone.digest()
+    return three
+
+
+@pytest.mark.parametrize("data", [("data=addition",), ("data=sort", "data.letters=6"), ("data=random",)])
+def test_tasks_without_files(make_run: MakeRun, data: tuple[str, ...]) -> None:
+    few = () if data == ("data=random",) else ("data.val_samples=37",)
+    assert_exact(make_run, (*data, *few))
+
+
+@pytest.mark.parametrize("files", ["idx", "cifar"])
+def test_images(make_run: MakeRun, tmp_path: Path, files: str) -> None:
+    """The three have no cache to begin with, so they fit the codebook again, to the same bits."""
+    more: tuple[str, ...]
+    if files == "idx":
+        where, keys = write_idx(tmp_path / "images"), ("data.patch=2", "data.classes=4")
+    else:
+        where, keys = write_cifar_archive(tmp_path / "cifar.tar.gz"), ("data.patch=8", "data.classes=10")
+    more = (f"data.path={where}", *keys, "model.block_size=17")
+    caches = [f"data.cache_dir={tmp_path / name}" for name in ("cache", "another-cache")]
+    assert_exact(make_run, (*IMAGES, *more, caches[0]), (caches[1], "data.workers=1"))
+
+
+def generate(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "mingpt.generate", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_images_are_drawn_and_another_codebook_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    path, cache = f"data.path={write_idx(tmp_path / 'images')}", f"data.cache_dir={tmp_path / 'cache'}"
+    run = make_run("run", *IMAGES, path, cache, "train.max_steps=2")
+    run.finish(1)
+    vocabulary = open_model(run.dir).vocabulary
+    assert isinstance(vocabulary, ImageTokens)
+    done = generate(run.dir, "--out", str(tmp_path / "grid.png"), "--each", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/grid.png: a row for each of 4 classes, 3 images of each\n"
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
+    asked_for_text = generate(run.dir)
+    assert asked_for_text.returncode == 64
+    assert "say where to draw them to with --out FILE.png" in asked_for_text.stderr
+
+    other = run.start(1, "train.max_steps=4", "data.codes=12")
+    assert other.wait() == 64, other.output
+    assert "has another vocabulary than the data (data.codes: 16 -> 12)" in other.output
+
+    classifies = make_run("classifies", *IMAGES, path, cache, "data.draw=false", "train.max_steps=1")
+    classifies.finish(1)
+    refused = generate(classifies.dir, "--out", str(tmp_path / "none.png"))
+    assert refused.returncode == 64
+    assert "data.draw=false" in refused.stderr
+
+
+def test_bad_files_end_with_one_message_and_64(make_run: MakeRun, tmp_path: Path) -> None:
+    folder = write_cifar(tmp_path / "cifar")
+    (folder / "test_batch.bin").write_bytes(b"\0" * 3072)
+    run = make_run("run", *IMAGES, f"data.path={folder}", f"data.cache_dir={tmp_path / 'cache'}")
+    started = run.start(2)
+    assert started.wait() == 1, started.output  # torchrun's; the workers' is 64
+    assert started.output.count("error: data.path=") == 1
+    assert "test_batch.bin has 3072 bytes, not a multiple of 3073" in started.output
+    alone = subprocess.run(run.command(1), capture_output=True, text=True, timeout=120)
+    assert alone.returncode == 64
+
+
+def test_a_model_of_sums_is_asked_in_text(make_run: MakeRun) -> None:
+    """The experiment's model, trained for a moment: what it says is digits; that it is right takes a minute."""
+    run = make_run("run", "data=addition", "train.max_steps=2")
+    run.finish(1)
+    done = generate(run.dir, "--prompt", "12+34=", "--tokens", "3", "--temperature", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("12+34=")
+    assert len(done.stdout) == len("12+34=046\n")
