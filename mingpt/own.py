@@ -83,17 +83,17 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
     supplied = SUPPLIED[section]
     named = {name: p for name, p in parameters.items() if p.kind not in (*BOUND, inspect.Parameter.VAR_KEYWORD)}
     problems = [
-        f"{section}.{name} is missing: {settings.target} takes ({', '.join(named)})"
+        f"{section}.{name} is missing"
         for name, p in named.items()
         if p.default is p.empty and name not in given and name not in supplied
     ]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        for name in given.keys() - named.keys():
+        for name in sorted(given.keys() - named.keys()):
             close = get_close_matches(name, named, n=1)
             hint = f" (did you mean {section}.{close[0]}?)" if close else ""
-            problems.append(f"{section}.{name} is no argument of {settings.target}{hint}")
+            problems.append(f"{section}.{name} is no argument of it{hint}")
     if problems:
-        raise Mistake(f"{shown}: " + "; ".join(sorted(problems)))
+        raise Mistake(f"{shown} takes ({', '.join(named)}): {'; '.join(problems)}")
 
 
 def call(section: str, settings: Own, **supplied: Any) -> Any:

@@ -74,7 +74,7 @@ def test_weights_are_a_function_of_the_seed() -> None:
         ("own_kit.NOT_CALLABLE", "=own_kit.NOT_CALLABLE is a int, neither a class nor a function"),
         ("own_kit.Plain", "=own_kit.Plain is no torch.nn.Module: derive the class from it"),
         ("own_kit.NoForward", "=own_kit.NoForward has no forward: give it forward("),
-        ("own_kit.fails", "=own_kit.fails: model.hidden is missing: own_kit.fails takes (hidden)"),
+        ("own_kit.fails", "=own_kit.fails takes (hidden): model.hidden is missing"),
     ],
 )
 def test_a_wrong_path_is_a_mistake_before_anything_starts(target: str, message: str) -> None:
@@ -83,11 +83,11 @@ def test_a_wrong_path_is_a_mistake_before_anything_starts(target: str, message: 
 
 
 def test_all_wrong_arguments_are_listed_with_other_problems() -> None:
-    assert problems(*CLASSIFIER, "model.hiden=7", "data.cunt=9", "seed=-1") == [
+    assert problems(*CLASSIFIER, "model.hiden=7", "data.cout=9", "seed=-1") == [
         "seed=-1: must be greater than or equal to 0",
-        "model._target_=examples.classifier.Classifier: model.hiden is no argument of examples.classifier.Classifier "
-        "(did you mean model.hidden?)",
-        "data._target_=examples.classifier.rows: data.cunt is no argument of examples.classifier.rows "
+        "model._target_=examples.classifier.Classifier takes (n_in, hidden, classes, dropout): model.hiden is no "
+        "argument of it (did you mean model.hidden?)",
+        "data._target_=examples.classifier.rows takes (micro_size, count, n_in, seed): data.cout is no argument of it "
         "(did you mean data.count?)",
     ]
     assert problems("model.hidden=7") == ["model.hidden is not a key"]
