@@ -12,6 +12,7 @@ from mingpt.errors import Mistake
 from mingpt.validation import KINDS, SECTIONS, keys, schemas, validate
 
 TEXT = "data.path=text.txt"  # some options leave it open
+WITHOUT_FILES = ("addition", "random", "sort", "synthetic")
 FILES = sorted(cli.config_dir().glob("*/*.yaml"))
 # The keys that the issue promises to scripts.
 PROMISED = {
@@ -58,13 +59,14 @@ def test_the_groups_and_options_are_those_of_the_issue() -> None:
     gpts = ["gopher-44m", "gpt-micro", "gpt-mini", "gpt-nano", "gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]
     assert options["model"] == gpts
     assert options["schedule"] == ["constant", "cosine", "linear"]
-    assert options["experiment"] == ["gpt2_124m", "shakespeare_10m", "shakespeare_char"]
+    assert {"gpt2_124m", "shakespeare_10m", "shakespeare_char"} <= set(options["experiment"])
+    assert {"synthetic", "mnist", "mnist_draw", "cifar10"} <= set(options["experiment"])
     assert options.keys() == {"model", "data", "optimizer", "schedule", "snapshot", "experiment"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=stem)
 def test_every_option_composes_and_has_a_line_of_help(file: Path) -> None:
-    configured(stem(file), TEXT)
+    configured(stem(file), *(() if file.stem in WITHOUT_FILES else (TEXT,)))
     assert cli.groups()[file.parent.name][file.stem] != ""
 
 
