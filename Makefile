@@ -42,8 +42,8 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-crash-campaign: $(INSTALLED) ## kill training N times at random moments (N=200 SEED=1), compare the digests
-	cd tests && ../$(BIN)/python crash_campaign.py --kills $(N) --seed $(SEED)
+crash-campaign: $(INSTALLED) ## kill training and its store N times (N=200 SEED=1, REPORT=file.md), compare the digests
+	$(BIN)/python tests/crash_campaign.py --kills $(N) --seed $(SEED) $(if $(REPORT),--report $(REPORT))
 
 bench: $(INSTALLED) ## run every benchmark; each prints JSON
 	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done

@@ -1,28 +1,33 @@
-"""`python benchmarks/snapshots.py [--model gpt-30m|gpt2] [--rounds 3]`: what a snapshot costs, beside torch's own ways.
+"""`python benchmarks/snapshots.py [--model gpt-30m|gpt2] [--store local|s3] [--rounds 3]`: what a snapshot costs.
 
-One process saves the state of a model with AdamW to a local folder and reads it back; the contestants take turns, each
-in a process of its own. stall: how long the call keeps training from going on. durable: until all is on the disk.
-restore: until all tensors are back in memory. memory: peak of the process beyond the state itself, in states.
-stall / copy: against a bare copy of the state into memory that is there. raw / restore: reading the same files without
-decoding, against restoring. Medians over the rounds.
+Beside torch's own ways: one process saves the state of a model with AdamW to a local folder, or to an S3 server (moto)
+on this machine, and reads it back; the contestants take turns, each in a process of its own. stall: how long the call
+keeps training from going on. durable: until all is on the disk or in the bucket. restore: until all tensors are back in
+memory. memory: peak of the process beyond the state itself, in states. stall / copy: against a bare copy of the state
+into memory that is there. raw / restore: reading the same files without decoding, against restoring. Medians over the
+rounds.
 """
 
 import argparse
 import json
+import os
 import resource
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import fsspec
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 from mingpt.distributed import World
 from mingpt.model import GPT, GPTConfig
@@ -63,45 +68,52 @@ def timed(act: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def ours(folder: Path, state: State) -> tuple[Callable[[int], Callable[[], Any]], Callable[[int], Any]]:
+def ours(place: str, state: State) -> tuple[Callable[[int], Callable[[], Any]], Callable[[int], Any]]:
     alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), backend="gloo")
     about: dict[str, Any] = {"run": "b", "vocabulary": {}, "config": {}, "fingerprint": {}, "history": []}
-    writer = SnapshotWriter(Store(str(folder)), alone, Retention(9, keep_best=False), about, print)
+    writer = SnapshotWriter(Store(place), alone, Retention(9, keep_best=False), about, print)
 
     def save(step: int) -> Callable[[], Any]:
         writer.start(step, state)  # type: ignore[arg-type]
         return writer.wait
 
-    return save, lambda step: read(Store(str(folder)), step)
+    return save, lambda step: read(Store(place), step)
 
 
-def others(name: str, folder: Path, state: State) -> tuple[Callable[[int], Callable[[], Any]], Callable[[int], Any]]:
+def others(name: str, place: str, state: State) -> tuple[Callable[[int], Callable[[], Any]], Callable[[int], Any]]:
+    def dcp_place(step: int) -> dict[str, Any]:
+        folder = f"{place}/{step}"
+        return {"storage_writer": FsspecWriter(folder)} if "://" in place else {"checkpoint_id": folder}
+
     def save(step: int) -> Callable[[], Any]:
         if name == "torch.save":
-            torch.save(state, folder / f"{step}.pt")
+            with fsspec.open(f"{place}/{step}.pt", "wb") as f:
+                torch.save(state, f)
         elif name == "dcp.save":
-            dcp.save(state, checkpoint_id=folder / str(step))
+            dcp.save(state, **dcp_place(step))
         else:
-            return dcp.async_save(state, checkpoint_id=folder / str(step)).result  # type: ignore[union-attr]
+            return dcp.async_save(state, **dcp_place(step)).result  # type: ignore[union-attr]
         return lambda: None
 
     def restore(step: int) -> Any:
         if name == "torch.save":
-            return torch.load(folder / f"{step}.pt", weights_only=True)
+            with fsspec.open(f"{place}/{step}.pt", "rb") as f:
+                return torch.load(f, weights_only=True)
         back = empty(state)
-        dcp.load(back, checkpoint_id=folder / str(step))
+        folder = f"{place}/{step}"
+        dcp.load(back, **({"storage_reader": FsspecReader(folder)} if "://" in place else {"checkpoint_id": folder}))
         return back
 
     return save, restore
 
 
-def measure(name: str, model: str, folder: Path) -> dict[str, float]:
+def measure(name: str, model: str, place: str) -> dict[str, float]:
     """One contestant, in this process: the second save counts, with buffers and imports warm."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     state = state_of(model)
     before = peak_bytes()
-    save, restore = ours(folder, state) if name == "ours" else others(name, folder, state)
+    save, restore = ours(place, state) if name == "ours" else others(name, place, state)
     save(1)()
     began = time.perf_counter()
     stall, finish = timed(lambda: save(2))
@@ -119,8 +131,9 @@ def measure(name: str, model: str, folder: Path) -> dict[str, float]:
                 tensor.copy_(state[kind][n])
 
     copy_seconds, _ = timed(copy)
-    files = [f for f in folder.rglob("*") if f.is_file() and (f.parent.name.endswith("2") or f.name == "2.pt")]
-    raw, _ = timed(lambda: [f.read_bytes() for f in files])
+    fs, root = fsspec.core.url_to_fs(place)
+    files = [f for f in fs.find(root) if "2/" in f.removeprefix(root) or f.endswith("/2.pt")]
+    raw, _ = timed(lambda: fs.cat(files))
     restored, _ = timed(lambda: restore(2))
     return {
         "stall": stall, "durable": durable, "restore": restored, "memory": memory,
@@ -128,27 +141,56 @@ def measure(name: str, model: str, folder: Path) -> dict[str, float]:
     }  # fmt: skip
 
 
+@contextmanager
+def new_place(store: str) -> Iterator[str]:
+    """An empty folder, or an empty bucket on a server of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        if store == "local":
+            yield folder
+            return
+        with socket.create_server(("127.0.0.1", 0)) as s:
+            port = s.getsockname()[1]
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.environ |= {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
+        os.environ["FSSPEC_S3_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+        fsspec.config.set_conf_env(fsspec.config.conf)
+        try:
+            for _ in range(300):
+                with socket.socket() as s:
+                    if s.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.1)
+            fsspec.filesystem("s3").mkdir("bench")
+            yield "s3://bench/snapshots"
+        finally:
+            server.kill()
+            server.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, default="gpt-30m")
+    parser.add_argument("--store", choices=("local", "s3"), default="local")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=CONTESTANTS, help="measure one, once, in this process")
     options = parser.parse_args()
     if options.only:
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure(options.only, options.model, Path(folder))))
+        with new_place(options.store) as place:
+            print(json.dumps(measure(options.only, options.model, place)))
         return
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
     for _ in range(options.rounds):
         for name in CONTESTANTS:
-            command = [sys.executable, __file__, "--model", options.model, "--only", name]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            command = [sys.executable, __file__, "--model", options.model, "--store", options.store, "--only", name]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             rounds[name].append(json.loads(done.stdout.splitlines()[-1]))
     medians = {
         name: {key: round(statistics.median(r[key] for r in results), 3) for key in results[0]}
         for name, results in rounds.items()
     }
-    print(json.dumps({"model": options.model, "rounds": options.rounds, "medians": medians}, indent=1))
+    about = {"model": options.model, "store": options.store, "rounds": options.rounds}
+    print(json.dumps(about | {"medians": medians}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One attempt, as one of its processes lives it: config -> data -> world -> training; each ending has its exit code."""
+"""One attempt as its processes live it: config -> data -> model -> world -> training; each end has its exit code."""
 
 import traceback
 
@@ -10,6 +10,7 @@ from mingpt.distributed import World, join, speaks_for_node, world_size
 from mingpt.errors import FINISHED, Mistake
 from mingpt.failures import explain
 from mingpt.lifetime import Lifetime, Phase, leave_reason
+from mingpt.models import build
 from mingpt.numerics import differences
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
@@ -23,6 +24,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         if config is None:  # --help or --cfg has been answered
             return FINISHED
         source = open_source(config.data, config.model.block_size, config.batch.micro_size)
+        model = build(config, source.vocabulary.size)
         lifetime.mark("data")
         with join(config.world) as world:
             lifetime.mark("rendezvous")
@@ -30,19 +32,24 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             agree_on_inputs(world, config, source)
             if world.speaks:
                 say(cli.as_yaml(config))
-            return trainer.train(config, source, world, lifetime)
+            return trainer.train(config, source, model, world, lifetime)
     except Exception as error:
-        failure = explain(error, lifetime.phase)
-        leave_reason(failure.reason)
-        told_by_another = isinstance(error, Mistake) and error.everywhere and not speaks_for_node()
-        # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first would
-        # have torchrun end that one before it has printed.
-        if told_by_another and lifetime.linger(SPEAK_SECONDS):
-            return failure.code
-        if failure.trace:
-            complain(traceback.format_exc().rstrip())
-        complain(f"error: {failure.reason}")
+        return tell(error, lifetime)
+
+
+def tell(error: Exception, lifetime: Lifetime) -> int:
+    """Say in one line what has ended this process, once for all the processes that it has ended; returns the code."""
+    failure = explain(error, lifetime.phase)
+    leave_reason(failure.reason)
+    told_by_another = isinstance(error, Mistake) and error.everywhere and not speaks_for_node()
+    # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first would
+    # have torchrun end that one before it has printed.
+    if told_by_another and lifetime.linger(SPEAK_SECONDS):
         return failure.code
+    if failure.trace:
+        complain("".join(traceback.format_exception(error)).rstrip())
+    complain(f"error: {failure.reason}")
+    return failure.code
 
 
 def agree_on_inputs(world: World, config: Config, source: Source) -> None:

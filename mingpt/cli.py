@@ -13,14 +13,17 @@ from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
 from mingpt.config import Config, Section, without_secrets
-from mingpt.errors import MISTAKE
-from mingpt.validation import KINDS, choices, keys, schemas, unknown, validate
+from mingpt.errors import MISTAKE, Mistake
+from mingpt.validation import KINDS, choices, keys, kind_of, named, schemas, takes_any, unknown, validate
+
+# What may be set for a program that works on a snapshot and does not train.
+HEEDED = ("data", "world", "precision", "batch.micro_size", "train.threads")
 
 
 def config_dir() -> Path:
@@ -60,6 +63,46 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     return validate(raw, world_size, also=(*problems, *unresolved), follows=follows)
 
 
+def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size: int) -> Config:
+    """A snapshot's config with a command line's overrides of HEEDED keys over it, for a program that does not train.
+
+    The stored config may be a stranger's. It never meets Hydra, which would resolve what is written in it, and where
+    caches are and how many processes there are is not its to say. Code that it names is not imported: that of a model
+    is refused, and that of data must be named on the command line. Raises Mistake with every problem.
+    """
+    model = stored.get("model")
+    if takes_any("model", kind_of("model", model)):
+        raise Mistake("a model of one's own is never imported because a snapshot names it: evaluate it in a program")
+    given: list[str] = []
+    for text in overrides:
+        with suppress(Exception):  # told by _compose
+            given.append(OverridesParser.create().parse_override(text).key_or_group)
+    data = stored.get("data")
+    data = data if isinstance(data, dict) and not {"data", "data.kind", "data._target_"} & set(given) else None
+    if data is not None and takes_any("data", kind_of("data", data)):
+        raise Mistake("data of one's own is never imported because a snapshot names it: give data._target_=… again")
+    composed, problems = _compose(overrides if data is None else [f"data={kind_of('data', data)}", *overrides])
+    if unheeded := [key for key in given if key not in HEEDED and key.partition(".")[0] not in HEEDED]:
+        problems = [f"{key} can't be set here, only {', '.join(HEEDED)}" for key in unheeded]
+    follows = _follows(composed)
+    raw, unresolved = _resolve(composed, follows)
+    own_place = ("workers", "cache_dir", "cache_timeout_seconds")
+    kept = {k: v for k, v in (data or {}).items() if k not in own_place and f"data.{k}" not in given}
+    if any("://" in str(v) and "***" in str(v) for v in kept.values()):
+        problems.append("data.path has a secret in its URL, and snapshots keep no secrets: give data.path=…")
+    problems += [text for text in unresolved if text.partition(":")[0] not in {f"data.{k}" for k in kept}]
+    raw["data"] |= kept
+    raw["model"] = model
+    for section, name in (("", "precision"), ("batch", "micro_size"), ("train", "threads")):
+        before, now = (stored.get(section), raw[section]) if section else (stored, raw)
+        if f"{section}.{name}".lstrip(".") not in given and isinstance(before, Mapping) and name in before:
+            now[name] = before[name]
+    raw["batch"] = {"micro_size": raw["batch"]["micro_size"]}
+    if isinstance(raw["batch"]["micro_size"], int):  # a step, which there is none of, must fit the world
+        raw["batch"]["global_size"] = raw["batch"]["micro_size"] * world_size
+    return validate(raw, world_size, also=problems, follows=follows)
+
+
 def as_yaml(config: Config) -> str:
     """The resolved config for people, without secrets."""
     return OmegaConf.to_yaml(OmegaConf.create(without_secrets(config.model_dump())))
@@ -96,20 +139,34 @@ def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
 
 
 def _with_groups(overrides: Sequence[str]) -> list[str]:
-    """`data.kind=shards` brings that kind's keys with it, as `data=shards` does, unless the keys are there already."""
+    """`data.kind=shards` brings that kind's keys with it, as `data=shards` does, unless the keys are there already.
+
+    So does `model._target_=…`; the keys that its code takes are not known to any group, and need no + all the same.
+    """
     parsed: dict[str, Override] = {}
     for text in overrides:
         with suppress(Exception):  # told later
             override = OverridesParser.create().parse_override(text)
             parsed[override.key_or_group] = override
+    groups_alone = [o.input_line for o in parsed.values() if _is_group(o.key_or_group) and o.input_line]
     out = list(overrides)
     for section in KINDS:
-        wanted = parsed[f"{section}.kind"].value() if f"{section}.kind" in parsed else None
-        if wanted in list(KINDS[section]) and section not in parsed:
-            with suppress(Exception):
-                chosen = [o.input_line for o in parsed.values() if _is_group(o.key_or_group) and o.input_line]
-                if compose("train", chosen)[section].kind != wanted:
-                    out.insert(0, f"{section}={wanted}")
+        mine = {key: o for key, o in parsed.items() if key.startswith(f"{section}.")}
+        wanted: object = "own" if f"{section}._target_" in mine else None
+        if f"{section}.kind" in mine:
+            wanted = mine[f"{section}.kind"].value()
+        if not mine:
+            continue
+        kind = None
+        with suppress(Exception):
+            kind = compose("train", groups_alone)[section].kind
+        if wanted in list(KINDS[section]) and section not in parsed and kind not in (None, wanted):
+            out.insert(0, f"{section}={wanted}")
+            kind = wanted
+        if kind in list(KINDS[section]) and takes_any(section, kind):
+            known = keys({section: {"kind": kind}})
+            arguments = [o.input_line for k, o in mine.items() if o.type == OverrideType.CHANGE and k not in known]
+            out = [f"++{text}" if text in arguments else text for text in out]
     return out
 
 
@@ -127,7 +184,7 @@ def _filled(composed: DictConfig) -> DictConfig:
     of_section: dict[str, type[Section]] = {"": Config, **own}
     for section, schema in of_section.items():
         holder = composed[section] if section else composed
-        for name, field in schema.model_fields.items():
+        for name, field in named(schema).items():
             if name not in own and isinstance(holder, DictConfig) and name not in list(holder):
                 OmegaConf.update(composed, f"{section}.{name}".lstrip("."), field.default, force_add=True)
     return composed

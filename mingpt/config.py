@@ -11,19 +11,26 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-LARGEST = 2**31 - 1  # of any setting but the seed: 68 years in seconds; beyond it torch, numpy and timers overflow
+LARGEST = (
+    2**31 - 1
+)  # of any setting but seed and cache_bytes: 68 years in seconds; beyond it torch, numpy and timers overflow
 
 
 class Section(BaseModel):
     # Strict types, except that YAML's `1` may stand for a float; inf and nan are never a sensible setting.
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,  # `_target_`, which can't be an attribute's name
     )
 
     @field_validator("*")
     @classmethod
     def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
-        limit = 2**63 - 1 if info.field_name == "seed" else LARGEST
+        limit = 2**63 - 1 if info.field_name in ("seed", "cache_bytes") else LARGEST
         if isinstance(value, (int, float)) and value > limit:
             raise PydanticCustomError("too_large", "must be at most {limit}", {"limit": limit})
         return value
@@ -47,6 +54,8 @@ class Train(Section):
     """Steps between two lines of metrics."""
     eval_every: int = Field(default=250, ge=0)
     """Steps between two evaluations on the whole validation split; 0: only at the end."""
+    freeze: list[str] = []
+    """Parameters that stay as they are: names, or patterns such as 'transformer.h.[0-5].*' or '*.bias'."""
 
 
 class WorldConfig(Section):
@@ -69,7 +78,21 @@ class Batch(Section):
     """Samples in a step for each process, in place of global_size. Gives up equal bits across world sizes."""
 
 
+class Own(Section):
+    """A section whose `_target_` names code of the user's own; its other keys are that code's arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    target: str = Field(default="", alias="_target_")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
 class Model(Section):
+    kind: Literal["gpt"] = "gpt"
+    """a GPT-2 of any size"""
     n_layer: int = Field(default=4, ge=1)
     """Transformer blocks."""
     n_head: int = Field(default=4, ge=1)
@@ -82,6 +105,17 @@ class Model(Section):
     """Share of activations dropped in training."""
     vocab_multiple: int = Field(default=1, ge=1)
     """Pad the embedding to a multiple of this; 64 is faster on GPUs."""
+    init_from: str | None = Field(default=None, min_length=1)
+    """Start with these weights: a folder with a GPT-2's config.json and model.safetensors, any fsspec URL."""
+
+
+class OwnModel(Own):
+    kind: Literal["own"] = "own"
+    """a module of one's own; its other keys are its arguments"""
+    target: str = Field(default="", alias="_target_")
+    """A class or function, package.module.Name, that gives the torch module."""
+    block_size: int = Field(default=1, ge=1)
+    """Tokens in a sample of data that is cut into samples; an argument, too, if there is one of this name."""
 
 
 class Data(Section):
@@ -113,8 +147,10 @@ class TextData(RowData):
     """one text, tokenized at the start"""
     path: str = Field(default="data/shakespeare.txt", min_length=1)
     """The text: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
-    tokens: Literal["char", "byte"] = "char"
-    """What a token is: a character of the text, or a byte (256 of them)."""
+    tokens: Literal["char", "byte", "bpe"] = "char"
+    """What a token is: a character of the text, a byte (256 of them), or a piece of a word (data.tokenizer)."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """The vocabulary of bpe: a folder with GPT-2's vocab.bpe and encoder.json, or a tokenizer.json; any fsspec URL."""
     val_fraction: float = Field(default=0.1, ge=0, lt=1)
     """The share at the end of the text that is kept for validation."""
 
@@ -124,6 +160,17 @@ class ShardsData(RowData):
     """any amount of text, tokenized before"""
     path: str = Field(default="data/shards", min_length=1)
     """The folder that mingpt.data.prepare has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """The vocabulary of nanoGPT's files, which name none, as for text; null: numbers, which spell no text."""
+    cache_bytes: int = Field(default=2**35, ge=1)
+    """Most bytes of shards that a node keeps in cache_dir, when data.path is no local folder."""
+
+
+class OwnData(Data, Own):
+    kind: Literal["own"] = "own"
+    """data of one's own; its other keys are its arguments"""
+    target: str = Field(default="", alias="_target_")
+    """A function, package.module.name, that gives the mingpt.data.source.Source."""
 
 
 class ImagesData(CachedData):
@@ -286,9 +333,10 @@ class Config(Section):
     train: Train
     world: WorldConfig
     batch: Batch
-    model: Model
+    model: Annotated[Model | OwnModel, Field(discriminator="kind")]
+    """What is trained: a GPT, or a module of one's own."""
     data: Annotated[
-        TextData | ShardsData | ImagesData | AdditionData | SortData | RandomData, Field(discriminator="kind")
+        TextData | ShardsData | ImagesData | AdditionData | SortData | RandomData | OwnData, Field(discriminator="kind")
     ]
     """What the tokens come from; each kind of data has keys of its own."""
     optimizer: Optimizer

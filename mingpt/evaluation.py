@@ -3,6 +3,8 @@
 The figures are the same for any world size: losses are added along one tree, counts are whole numbers.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,40 +27,59 @@ class Predicts(Protocol):
 
 @dataclass(frozen=True)
 class Figures:
-    """loss: nats a target. targets: how many there were, or their weights. questions: samples that have an answer."""
+    """loss: nats a target. targets: how many there were, or their weights. questions: samples that have an answer.
+
+    spelled: bytes of text that the targets stand for.
+    """
 
     loss: float
     targets: float
     right: int = 0
     questions: int = 0
+    spelled: int = 0
 
     @property
     def accuracy(self) -> float | None:
         """The share of questions that were answered right; None if none was asked."""
         return self.right / self.questions if self.questions else None
 
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The loss of the whole split, in bits, over the length of its text: comparable between vocabularies."""
+        return self.loss * self.targets / math.log(2) / self.spelled if self.spelled else None
+
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Microbatches, world: World, autocast: Any, answer_length: int = 0) -> Figures:
+def evaluate(
+    model: nn.Module,
+    split: Microbatches,
+    world: World,
+    autocast: Any,
+    answer_length: int = 0,
+    byte_lengths: Sequence[int] = (),
+) -> Figures:
     """The model's figures on a split of at least one microbatch. All processes of the world call it, and get the same.
 
-    answer_length: see Source. A model that does not predict is asked no questions.
+    answer_length: see Source. A model that does not predict is asked no questions. byte_lengths: see Spelling.
     """
     model.eval()
+    lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
     rows: list[Tensor] = []
     for microbatch in world.share(len(split)):
         tensors = [x.to(world.device) for x in split[microbatch]]
+        targets, right, questions = tensors[1], none, none
         with autocast:
             if answer_length and isinstance(model, Predicts):
                 loss, count, logits = model.loss_and_logits(*tensors)
-                rows.append(torch.stack([loss, count, *answers(logits, tensors[1], answer_length)]))
+                right, questions = answers(logits, targets, answer_length)
             else:
-                rows.append(torch.stack(model(*tensors)))
+                loss, count = model(*tensors)
+        spelled = lengths[targets.where(targets != IGNORE, -1)].sum() if byte_lengths else none
+        rows.append(torch.stack([x.double() for x in (loss, count, right, questions, spelled)]))
     mine = torch.stack(rows).tolist() if rows else []
     everybodys = [row for part in world.gather(mine) for row in part]
-    losses, counts, *answered = zip(*everybodys, strict=True)
-    targets = sum(counts)
-    return Figures(tree_sum_of(losses) / targets, targets, *(int(sum(column)) for column in answered))
+    losses, counts, *whole = zip(*everybodys, strict=True)
+    return Figures(tree_sum_of(losses) / sum(counts), sum(counts), *(int(sum(column)) for column in whole))
 
 
 def answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -70,4 +91,4 @@ def answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tenso
     counts = wanted != IGNORE
     questions = counts.any(1)
     right = questions & ((likeliest == wanted) | ~counts).all(1)
-    return right.sum().float(), questions.sum().float()
+    return right.sum(), questions.sum()

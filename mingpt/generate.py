@@ -1,88 +1,187 @@
-"""`python -m mingpt.generate URL`: continue a text (--prompt …) or draw images (--out FILE) with a snapshot's model."""
+"""`python -m mingpt.generate URL`: continue texts (--prompt …) or draw images (--out FILE) with a snapshot's model."""
 
+import argparse
+import os
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import torch
 
 from mingpt.cli import Parser
-from mingpt.config import Model
 from mingpt.data.imagetokens import ImageTokens
-from mingpt.data.vocabulary import TextVocabulary, Vocabulary, vocabulary_of
+from mingpt.data.vocabulary import TextVocabulary
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
-from mingpt.model import GPT, GPTConfig
+from mingpt.loading import Opened, open_model
+from mingpt.model import GPT
 from mingpt.pictures import draw, grid, png
-from mingpt.snapshot.format import Damaged
-from mingpt.snapshot.reader import read
-from mingpt.snapshots import find
-from mingpt.storage import place
+from mingpt.storage import open_fs, place
+
+INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
+BETWEEN = "---------------\n"  # texts
+UNFINISHED = "\ufffd"  # what stands for bytes that are not, or not yet, UTF-8
 
 
-def load_model(url: str, step: int | None = None) -> tuple[GPT, Vocabulary, dict[str, Any]]:
-    """The newest snapshot's model (or that of `step`), on the CPU; its vocabulary; the config it was trained with.
+@dataclass
+class Text:
+    """One text as it grows: its tokens, and how much of it has been told."""
 
-    The model is built from the manifest's config alone. Raises Mistake if the snapshot is damaged or not one of ours.
-    """
-    found = find(url, step)
-    try:
-        loaded = read(found.store, found.steps[0], kinds=("model",))
-    except Damaged as damage:
-        raise Mistake(f"{found.store.folder_url(found.steps[0])}: {damage}: choose another with --step") from damage
-    try:
-        vocabulary = vocabulary_of(loaded.manifest.vocabulary)
-        shape = Model.model_validate(loaded.manifest.config.get("model")).model_dump()
-        gpt = GPT(GPTConfig(vocab_size=vocabulary.size, **shape))
-        gpt.load_state_dict(loaded.state["model"])
-    except (ValueError, KeyError, RuntimeError) as error:
-        what = str(error).splitlines()[0]
-        raise Mistake(
-            f"{found.store.folder_url(found.steps[0])}: not a snapshot of a GPT of this version: {what}"
-        ) from error
-    return gpt.eval(), vocabulary, loaded.manifest.config
+    prompt: list[int]
+    number: int
+    tokens: list[int] = field(default_factory=list)  # with the prompt's
+    _known: int = 0  # tokens from here on tell how the next ones are to be read
+    _told: int = 0  # tokens whose text has been told
+
+    def news(self, vocabulary: TextVocabulary, end: bool) -> str:
+        """What can be told now and was not before. What may be half a character waits for the rest, or for the end."""
+        before = vocabulary.decode(self.tokens[self._known : self._told])
+        now = vocabulary.decode(self.tokens[self._known :])
+        if now.endswith(UNFINISHED) and not end:
+            return ""
+        self._known, self._told = self._told, len(self.tokens)
+        return now[len(before) :]
 
 
-def main(arguments: list[str]) -> int:
+def grow(model: GPT, texts: Sequence[Text], options: argparse.Namespace) -> Iterator[None]:
+    """Draw the next token of each of these texts, again and again until each has --tokens more than its prompt."""
+    block = model.config.block_size
+    prompts = [text.prompt[-block:] for text in texts]  # more is never seen
+    lengths = [len(prompt) for prompt in prompts]
+    rows = torch.tensor([prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts])
+    stream = model.stream(
+        rows,
+        options.tokens,
+        lengths=lengths,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        numbers=[text.number for text in texts],
+    )
+    for position, column in enumerate(stream, min(lengths)):
+        for text, length, token in zip(texts, lengths, column.tolist(), strict=True):
+            if length <= position < length + options.tokens:
+                text.tokens.append(token)
+        yield
+
+
+def write(
+    model: GPT, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace, out: TextIO
+) -> None:
+    """Each text to `out` as it grows, in their order: what is drawn along with the one that is being told waits."""
+    at = 0
+    for begin in range(0, len(texts), options.batch):
+        batch = texts[begin : begin + options.batch]
+        for _ in grow(model, batch, options):
+            while at < begin + len(batch):
+                text = texts[at]
+                end = len(text.tokens) == len(text.prompt) + options.tokens
+                out.write(text.news(vocabulary, end))
+                if not end:
+                    break
+                at += 1
+                out.write("\n" + (BETWEEN if at < len(texts) else ""))
+            out.flush()
+
+
+def picture(opened: Opened, options: argparse.Namespace) -> str:
+    """Draw images of each class to --out; returns what there is to say of it."""
+    if not isinstance(opened.vocabulary, ImageTokens):
+        raise Mistake(f"{options.url}: a model that draws no images: leave --out out")
+    if not opened.manifest.config["data"].get("draw"):
+        raise Mistake(f"{options.url}: a model that was not trained to draw (data.draw=false): train another")
+    images = draw(
+        opened.model,
+        opened.vocabulary,
+        options.each,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    with place("--out", str(options.out)):
+        options.out.write_bytes(png(grid(images)))
+    return f"{options.out}: a row for each of {opened.vocabulary.classes} classes, {options.each} images of each"
+
+
+def prompts_of(options: argparse.Namespace) -> list[str]:
+    """What is to be continued. Bytes that are not UTF-8 stay what they are, for models of bytes."""
+    if options.file is None:
+        return [options.prompt]
+    if options.file == "-":
+        raw = sys.stdin.buffer.read()
+    else:
+        fs, path = open_fs(options.file, "--file")
+        with place("--file", options.file):
+            raw = fs.cat_file(path)
+    text = raw.decode(errors="surrogateescape")
+    return [line for line in text.splitlines() if line] if options.lines else [text]
+
+
+def problems(options: argparse.Namespace) -> list[str]:
+    return [
+        *(["--prompt is empty: give it at least one character"] if not options.prompt else []),
+        *([f"--each {options.each}: at least 1"] if options.each < 1 else []),
+        *(["--lines splits a file: give --file, too"] if options.lines and options.file is None else []),
+        *([f"--tokens {options.tokens}: at least 1"] if options.tokens < 1 else []),
+        *([f"--samples {options.samples}: at least 1"] if options.samples < 1 else []),
+        *([f"--batch {options.batch}: at least 1"] if options.batch < 1 else []),
+        *([f"--temperature {options.temperature}: 0 or more"] if not options.temperature >= 0 else []),
+        *([f"--top-k {options.top_k}: at least 1"] if options.top_k is not None and options.top_k < 1 else []),
+        *(
+            [f"--top-p {options.top_p}: above 0 and at most 1"]
+            if options.top_p is not None and not 0 < options.top_p <= 1
+            else []
+        ),
+    ]
+
+
+def _parser() -> Parser:
     parser = Parser(prog="python -m mingpt.generate", description=__doc__)
     parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
-    parser.add_argument("--prompt", default="\n", help="the text to continue (default: a new line)")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", default="\n", help="the text to continue (default: a new line)")
+    source.add_argument("--file", metavar="FILE", help="continue what is in this file or URL; -: standard input")
+    parser.add_argument("--lines", action="store_true", help="each line of the file is a prompt of its own")
+    parser.add_argument("--samples", type=int, default=1, help="texts for each prompt (default: 1)")
     parser.add_argument("--tokens", type=int, default=200, help="how many tokens to add (default: 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default: 0.8)")
     parser.add_argument("--top-k", type=int, help="choose among the k likeliest tokens (default: among all)")
+    parser.add_argument("--top-p", type=float, help="and among the likeliest that have this share of the chance")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a PNG file, where the model draws images")
     parser.add_argument("--each", type=int, default=10, help="how many images of each class to draw (default: 10)")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same text (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same texts (default: 1)")
+    parser.add_argument("--batch", type=int, default=16, help="texts at a time; fewer need less memory (default: 16)")
+    parser.add_argument("--speed", action="store_true", help="say on stderr how many tokens a second were drawn")
     parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
     try:
-        problems = [
-            *(["--prompt is empty: give it at least one character"] if not options.prompt else []),
-            *([f"--each {options.each}: at least 1"] if options.each < 1 else []),
-            *([f"--tokens {options.tokens}: at least 1"] if options.tokens < 1 else []),
-            *([f"--temperature {options.temperature}: 0 or more"] if not options.temperature >= 0 else []),
-            *([f"--top-k {options.top_k}: at least 1"] if options.top_k is not None and options.top_k < 1 else []),
-        ]
-        if problems:
-            raise Mistake(*problems)
-        model, vocabulary, config = load_model(options.url, options.step)
-        if isinstance(vocabulary, ImageTokens):
-            if options.out is None:
-                raise Mistake(f"{options.url}: a model of images: say where to draw them to with --out FILE.png")
-            if not config["data"].get("draw"):
-                raise Mistake(f"{options.url}: a model that was not trained to draw (data.draw=false): train another")
-            sampling = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
-            images = draw(model, vocabulary, options.each, **sampling)
-            with place("--out", str(options.out)):
-                options.out.write_bytes(png(grid(images)))
-            print(f"{options.out}: a row for each of {vocabulary.classes} classes, {options.each} images of each")
+        if found := problems(options):
+            raise Mistake(*found)
+        opened = open_model(options.url, options.step)
+        model, vocabulary = opened.model, opened.vocabulary
+        if options.out is not None:
+            print(picture(opened, options))
             return 0
-        if options.out is not None or not isinstance(vocabulary, TextVocabulary):
-            raise Mistake(f"{options.url}: a model that draws no images: leave --out out")
-        prompt = torch.tensor([vocabulary.encode(options.prompt)])
-        tokens = model.generate(
-            prompt, options.tokens, temperature=options.temperature, top_k=options.top_k, seed=options.seed
-        )
-        print(vocabulary.decode(tokens[0].tolist()))
+        if isinstance(vocabulary, ImageTokens):
+            raise Mistake(f"{options.url}: a model of images: say where to draw them to with --out FILE.png")
+        if not isinstance(vocabulary, TextVocabulary):
+            raise Mistake(f"{options.url}: its tokens are no text, and nothing can be written with them")
+        prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options)]
+        if not all(prompts) or not prompts:
+            raise Mistake(f"--file {options.file}: nothing is in it to be continued: give at least one character")
+        texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]
+        began = time.perf_counter()
+        write(model, vocabulary, texts, options, sys.stdout)
+        if options.speed:
+            count, seconds = len(texts) * options.tokens, time.perf_counter() - began
+            print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
         return 0
     except Mistake as mistake:
         print(f"error: {mistake}", file=sys.stderr)
@@ -90,6 +189,11 @@ def main(arguments: list[str]) -> int:
     except Unavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return CRASHED
+    except BrokenPipeError:  # nobody reads any more (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush complains
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

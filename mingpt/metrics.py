@@ -56,7 +56,9 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
     fs, _ = open_fs(run_dir, "run.dir")
     rows: dict[int, dict[str, Any]] = {}
     for attempt, path in _segments(run_dir):
-        for line in fs.cat_file(path).decode(errors="replace").splitlines():
+        with place("run.dir", run_dir):
+            raw: bytes = fs.cat_file(path)
+        for line in raw.decode(errors="replace").splitlines():
             try:
                 row = json.loads(line)
             except json.JSONDecodeError:
@@ -73,8 +75,9 @@ def segment_is_visible(run_dir: str, attempt: int) -> bool:
     deadline = time.monotonic() + VISIBLE_SECONDS
     while True:
         fs.invalidate_cache()
-        if fs.exists(_segment(root, attempt)):
-            return True
+        with place("run.dir", run_dir):
+            if fs.exists(_segment(root, attempt)):
+                return True
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
@@ -88,6 +91,7 @@ class MetricsLog:
         self.fs, root = open_fs(run_dir, "run.dir")
         self.path = _segment(root, attempt)
         self.lines: list[str] = []
+        self.stored = 0  # of those lines
         self.file: TextIO | None = None
         with place("run.dir", run_dir):
             if is_local(self.fs):
@@ -114,9 +118,10 @@ class MetricsLog:
             complain(f"WARNING: {self.path} was deleted while the run was writing it: what it held is lost")
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             self.file = Path(self.path).open("a", buffering=1)  # noqa: SIM115
-        if not self.file and self.lines:
+        if not self.file and (count := len(self.lines)) > self.stored:  # another thread may be adding to them
             with place("run.dir", self.run_dir):
-                self.fs.pipe_file(self.path, "".join(self.lines).encode())
+                self.fs.pipe_file(self.path, "".join(self.lines[:count]).encode())
+            self.stored = count
 
     def close(self) -> None:
         self.flush()

@@ -8,7 +8,9 @@ leave out.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +48,26 @@ class Projection(nn.Module):
         return F.linear(x, self.weight.t(), self.bias)
 
 
+class Past:
+    """One layer's keys and values of the positions so far, kept so that they are computed once."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.length = 0
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def joined(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep those of the next positions, (batch, head, time, size); returns all."""
+        batch, heads, time, size = keys.shape
+        if self.keys is None or self.values is None:
+            self.keys, self.values = (keys.new_empty(batch, heads, self.room, size) for _ in range(2))
+        start, self.length = self.length, self.length + time
+        self.keys[:, :, start : self.length] = keys
+        self.values[:, :, start : self.length] = values
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention; position t sees positions 0..t and nothing later."""
 
@@ -56,14 +78,17 @@ class Attention(nn.Module):
         self.c_attn = Projection(config.n_embd, 3 * config.n_embd)
         self.c_proj = Projection(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
         batch, time, width = x.shape
         q, k, v = self.c_attn(x).view(batch, time, 3, self.n_head, width // self.n_head).unbind(2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if past:
+            k, v = past.joined(k, v)
         y = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=True,
+            q,
+            k,
+            v,
+            is_causal=k.shape[2] == time,  # else q is the newest position alone, which sees all the others
             dropout_p=self.dropout if self.training else 0.0,
         )
         y = self.c_proj(y.transpose(1, 2).reshape(batch, time, width))
@@ -92,8 +117,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), past)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -108,11 +133,13 @@ class Transformer(nn.Module):
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens: Tensor, past: Sequence[Past] | None = None) -> Tensor:
+        """past: one for each layer. With it, tokens are the text's first ones, or the one that comes next."""
+        start = past[0].length if past else 0
+        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         x = F.dropout(self.wte(tokens) + self.wpe(positions), self.dropout, self.training)
-        for block in self.h:
-            x = block(x)
+        for i, block in enumerate(self.h):
+            x = block(x, past[i] if past else None)
         return self.ln_f(x)
 
 
@@ -158,31 +185,96 @@ class GPT(nn.Module):
     def padded_logits(self, activations: Tensor) -> Tensor:
         return F.linear(activations, self.transformer.wte.weight).float()
 
-    def logits(self, tokens: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor, past: Sequence[Past] | None = None) -> Tensor:
         """Logits of the next token at every position: (batch, time) to (batch, time, vocab_size), padding left out."""
-        return self.padded_logits(self.transformer(tokens))[..., : self.config.vocab_size]
+        return self.padded_logits(self.transformer(tokens, past))[..., : self.config.vocab_size]
 
     @torch.no_grad()
+    def stream(
+        self,
+        tokens: Tensor,
+        count: int,
+        *,
+        lengths: Sequence[int] | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        numbers: Sequence[int] | None = None,
+        cached: bool = True,
+    ) -> Iterator[Tensor]:
+        """Continue each row of `tokens` (batch, time >= 1) by `count` tokens, one position of all rows at a time.
+
+        lengths: how many of each row's tokens are its prompt (default: all). Yields (batch,) for each position from
+        the end of the shortest prompt on; where a row's prompt is longer, what is yielded is the prompt's.
+        numbers: of the samples that the rows are (default: 0, 1, …). A sample's text follows from its prompt, seed and
+        number, whatever other rows there are; temperature 0 takes the likeliest token each time.
+        """
+        batch, block = len(tokens), self.config.block_size
+        ends = torch.tensor(lengths or [tokens.shape[1]] * batch)
+        first, last = int(ends.min()), int(ends.max()) + count
+        text = F.pad(tokens, (0, last - tokens.shape[1]))
+        draws = torch.stack([_draws(seed, n, count) for n in numbers or range(batch)])
+        ends, draws = ends.to(text.device), draws.to(text.device)
+        past = [Past(min(last, block)) for _ in self.transformer.h] if cached else None
+        training = self.training
+        self.eval()
+        try:
+            for position in range(first, last):
+                if past and position <= block:
+                    x = self.transformer(text[:, past[0].length : position], past)
+                else:  # once the window slides, each token is at another position than before: nothing kept is of use
+                    x = self.transformer(text[:, max(0, position - block) : position])
+                logits = self.padded_logits(x[:, -1])[:, : self.config.vocab_size]
+                draw = draws.gather(1, (position - ends).clamp(0, count - 1)[:, None])
+                chosen = choose(logits, draw, temperature, top_k, top_p)
+                text[:, position] = torch.where(position < ends, text[:, position], chosen)
+                yield text[:, position]
+        finally:
+            self.train(training)
+
     def generate(
-        self, tokens: Tensor, count: int, *, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
+        self,
+        tokens: Tensor,
+        count: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
     ) -> Tensor:
-        """Continue `tokens` (batch, time >= 1) by `count` tokens; temperature 0 takes the likeliest token each time.
+        """`tokens` (batch, time >= 1) continued by `count` tokens, as `stream` says.
 
         The same seed gives the same text on the same machine. In a context longer than block_size, only the newest
         block_size tokens are seen.
         """
-        generator = torch.Generator(tokens.device).manual_seed(seed)
-        training = self.training
-        self.eval()
-        for _ in range(count):
-            logits = self.logits(tokens[:, -self.config.block_size :])[:, -1]
-            if top_k is not None and top_k < logits.shape[-1]:
-                smallest_kept = torch.topk(logits, top_k).values[:, -1:]
-                logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
-            if temperature == 0:
-                chosen = logits.argmax(-1, keepdim=True)
-            else:
-                chosen = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
-            tokens = torch.cat([tokens, chosen], dim=1)
-        self.train(training)
-        return tokens
+        new = self.stream(tokens, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        return torch.stack([*tokens.unbind(1), *new], 1)
+
+
+def _draws(seed: int, number: int, count: int) -> Tensor:
+    """A sample's random numbers in [0, 1), one for each of its tokens, the same on any device."""
+    own = int.from_bytes(blake2b(repr((seed, number)).encode(), digest_size=8).digest(), "little")
+    return torch.rand(count, generator=torch.Generator().manual_seed(own))
+
+
+def choose(logits: Tensor, draw: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+    """A token for each row of logits (batch, vocabulary), given a random number for each, (batch, 1).
+
+    top_k: only the k likeliest are chosen from; top_p: of these, only the fewest likeliest that have at least this
+    share of the chance.
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    by_chance = None
+    if top_k is not None or top_p is not None:
+        logits, by_chance = logits.topk(min(top_k or logits.shape[-1], logits.shape[-1]))
+    logits = logits - logits.amax(-1, keepdim=True)  # a temperature near 0 must not divide them to infinity
+    chances = torch.softmax(logits / temperature, -1, dtype=torch.float64)
+    up_to = chances.cumsum(-1)
+    kept = up_to[:, -1:]
+    if top_p is not None:
+        kept = up_to.gather(-1, ((up_to - chances) < top_p).sum(-1, keepdim=True) - 1)
+    # The first token up to which there is more than the drawn share of the chance that is kept.
+    index = torch.searchsorted(up_to, draw * kept, right=True)
+    return (index if by_chance is None else by_chance.gather(-1, index)).squeeze(-1)

@@ -1,11 +1,13 @@
 """What the bits of a result depend on besides (config, step): pinned where it can be, recorded where it can't."""
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from mingpt.config import Config
+from mingpt import own
+from mingpt.config import Config, OwnModel
 
 
 def pin(config: Config, device: torch.device) -> None:
@@ -25,6 +27,13 @@ def pin(config: Config, device: torch.device) -> None:
         inductor.deterministic = True
 
 
+def autocast_for(config: Config, device: torch.device) -> Any:
+    """The context in which the model computes in config.precision."""
+    if config.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
+
+
 def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[str, Any]:
     """Two runs of one config give equal bits if their fingerprints are equal (in `exact` mode)."""
     cuda = device.type == "cuda"
@@ -40,6 +49,8 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "attention": "scaled_dot_product_attention",
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,
+        "init_from": None,  # the sha256 of the files that the run's first weights came from
+        "code": own.source_sha256(config.model) if isinstance(config.model, OwnModel) else None,
     }
 
 

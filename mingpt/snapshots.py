@@ -1,4 +1,4 @@
-"""`python -m mingpt.snapshots`: look at the snapshots of a run, check, copy and prune them.
+"""`python -m mingpt.snapshots`: look at the snapshots of a run, check, copy, prune and export them.
 
 URL is a run's directory, its snapshots folder, or one step's folder; any fsspec URL.
 """
@@ -16,10 +16,11 @@ from mingpt.config import Snapshot, without_secrets
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry
 from mingpt.snapshot.copying import copy_step, refuse_others
+from mingpt.snapshot.files import STEP_FOLDER
 from mingpt.snapshot.format import Damaged, OtherFormat
 from mingpt.snapshot.reader import look, read, read_manifest
 from mingpt.snapshot.retention import DAY, Retention, plan
-from mingpt.snapshot.store import STEP_FOLDER, Store
+from mingpt.snapshot.store import Store
 
 Options = argparse.Namespace
 
@@ -175,6 +176,28 @@ def copy_command(options: Options) -> int:
     return bad
 
 
+def export_command(options: Options) -> int:
+    """Write the newest snapshot's GPT (or --step's) as a folder that Hugging Face's transformers loads."""
+    # torch's models are slow to import, and needed here only.
+    from mingpt.data.vocabulary import vocabulary_of
+    from mingpt.models import gpt_of
+    from mingpt.weights.writing import folder_of, write_folder
+
+    found = find(options.url, options.step)
+    where = found.store.folder_url(found.steps[0])
+    try:
+        loaded = read(found.store, found.steps[0], kinds=("model",))
+    except Damaged as damage:
+        raise _Bad(f"{where}: {damage}: nothing was written; choose another with --step") from damage
+    vocabulary = vocabulary_of(loaded.manifest.vocabulary)
+    gpt = gpt_of(loaded.manifest.config, loaded.state["model"], vocabulary.size, where)
+    files = folder_of(gpt, vocabulary)
+    write_folder(options.folder, files, options.overwrite)
+    print(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
+    print(f"written to {without_secrets(options.folder)}")
+    return 0
+
+
 class _Bad(Exception):
     """A damaged snapshot where a good one is needed."""
 
@@ -219,6 +242,9 @@ def _parser() -> Parser:
     prune.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
     copy = add("copy", "all")
     copy.add_argument("target", metavar="TO", help="where to, a place of the same kind as URL")
+    export = add("export", "the newest")
+    export.add_argument("folder", metavar="FOLDER", help="where to: a local folder, or any fsspec URL")
+    export.add_argument("--overwrite", action="store_true", help="replace what is there")
     return parser
 
 
@@ -229,6 +255,7 @@ COMMANDS = {
     "show": show_command,
     "prune": prune_command,
     "copy": copy_command,
+    "export": export_command,
 }
 
 

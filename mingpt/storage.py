@@ -71,6 +71,7 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
         extra = EXTRAS.get(scheme)
         cure = f"pip install 'mingpt[{extra}]'" if extra else "use a local path, s3://…, gs://… or az://…"
         raise Mistake(f"{key}={without_secrets(url)}: {error}: {cure}") from error
+    fs.invalidate_cache()  # clients are shared, and remember what others have listed before
     return (_Limited(fs, seconds) if fs.async_impl else fs), path
 
 

@@ -11,11 +11,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt.batches import BatchPlan, Share, derive
-from mingpt.config import Config, without_secrets
+from mingpt import own
+from mingpt.batches import BatchPlan, Share
+from mingpt.config import Config, OwnModel, without_secrets
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
@@ -24,24 +25,28 @@ from mingpt.errors import FINISHED, STOPPED, Mistake
 from mingpt.evaluation import evaluate
 from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, check_newest_attempt, console_line, next_attempt, segment_is_visible
-from mingpt.model import GPT, GPTConfig
-from mingpt.numerics import differences, fingerprint, pin
+from mingpt.model import GPT
+from mingpt.models import trainable
+from mingpt.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.optim import Update
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.tiers import FLAGS, Content, Snapshots
 from mingpt.tally import HostView, TallyExchange
+from mingpt.weights.reading import start_from
 
 
-def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> int:
-    """Train to train.max_steps, or until somebody asks one of the processes to stop; returns the exit code."""
+def train(config: Config, source: Source, model: nn.Module, world: World, lifetime: Lifetime) -> int:
+    """Train to train.max_steps, or until somebody asks one of the processes to stop; returns the exit code.
+
+    model: as `models.build` gives it, with the same first weights in every process.
+    """
     pin(config, world.device)
-    torch.manual_seed(derive("weights", config.seed))
-    model = GPT(GPTConfig(vocab_size=source.vocabulary.size, **config.model.model_dump())).to(world.device)
+    model = model.to(world.device)
     plan = BatchPlan(len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size)
     update = Update(
-        model.named_parameters(),
+        trainable(model),
         config.optimizer,
         config.schedule,
         global_size=plan.global_size,
@@ -50,6 +55,11 @@ def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> i
         device=world.device,
     )
     best_val_loss = torch.tensor(torch.inf, dtype=torch.float64)
+    autocast = autocast_for(config, world.device)
+    if isinstance(config.model, OwnModel):
+        first = source.train[list(range(min(plan.micro_size, len(source.train))))]
+        with autocast:
+            own.try_out(model, config.model, [x.to(world.device) for x in first])
 
     # Everything above is equal in all processes by construction; everything below starts from the same snapshot.
     def state() -> State:
@@ -68,13 +78,19 @@ def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> i
         model.load_state_dict(loaded.state["model"])
         update.load(loaded.state["optimizer"])
         best_val_loss.copy_(loaded.state["optimizer"]["best_val_loss"])
+        numerics["init_from"] = loaded.manifest.fingerprint.get("init_from")  # where the run began, not model.init_from
         if world.speaks:
             say(f"resumed from step {start} of {loaded.url} (digest {loaded.manifest.digest})")
             _say_differences(loaded, config, numerics)
         if start >= config.train.max_steps:
+            snapshots.forget_hot(start)
             if world.speaks:
                 say(f"nothing to do: the run has reached step {start}, and train.max_steps={config.train.max_steps}")
             return FINISHED
+    elif isinstance(model, GPT) and (url := getattr(config.model, "init_from", None)):
+        numerics["init_from"] = start_from(model, url, source.vocabulary, world)
+        if world.speaks:
+            say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
     attempt = world.ask_speaker(lambda: next_attempt(config.run.dir))
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     this_attempt = {
@@ -96,7 +112,6 @@ def train(config: Config, source: Source, world: World, lifetime: Lifetime) -> i
         ExactReduction(ddp, plan.microbatches, world) if config.reduce == "exact" else FastReduction(ddp)
     )
     tallies, host_view = TallyExchange(world, plan.microbatches, wishes=1 + len(FLAGS)), HostView()
-    autocast = _autocast(config, world.device)
     work = Share(plan, mine, start, config.train.max_steps)
     microbatches = load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device)
 
@@ -227,13 +242,7 @@ def measured(loss: float, val_loss: float) -> Metrics:
     return Metrics(loss=loss if math.isfinite(loss) else None, val_loss=val_loss if math.isfinite(val_loss) else None)
 
 
-def _autocast(config: Config, device: torch.device) -> Any:
-    if config.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
-
-
-def _check_fits(loaded: Loaded, config: Config, source: Source, model: GPT) -> None:
+def _check_fits(loaded: Loaded, config: Config, source: Source, model: nn.Module) -> None:
     """Raise Mistake unless the snapshot is one of this model over this vocabulary."""
     where = f"the snapshot of step {loaded.manifest.step} in {without_secrets(config.snapshot.dir)}"
     cure = "set the keys back, or take another run.dir"
@@ -254,5 +263,14 @@ def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -
     before, after = loaded.manifest.config, without_secrets(config.model_dump())
     if isinstance(data := before.get("data"), dict):  # before there were kinds of data, all was text
         before = before | {"data": {"kind": "text"} | data}
-    if changed := [d for d in differences(before, after) if d.split(".")[0] not in ours]:
+    if (
+        isinstance(model := before.get("model"), dict) and "_target_" not in model
+    ):  # and every model a GPT, from scratch
+        before = before | {"model": {"kind": "gpt", "init_from": None} | model}
+    if isinstance(train := before.get("train"), dict):
+        before = before | {"train": {"freeze": []} | train}
+    changed = [d for d in differences(before, after) if d.split(".")[0] not in ours]
+    if moved := [d for d in changed if d.startswith("model.init_from: ")]:
+        say(f"{moved[0]}: not read, since the weights are those of step {step}")
+    if changed := [d for d in changed if d not in moved]:
         say(f"the config changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")

@@ -9,9 +9,10 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mingpt.config import Config, ImagesData, QuestionData, Section
+from mingpt.config import Config, ImagesData, Model, Own, QuestionData, Section, TextData, without_secrets
 from mingpt.errors import Mistake
 
 MOST_QUESTIONS = 2**62  # their numbers are 64-bit integers
@@ -32,6 +33,16 @@ SECTIONS: dict[str, type[Section]] = {
 KINDS: dict[str, dict[str, type[Section]]] = {
     name: kinds for name, field in Config.model_fields.items() if (kinds := _kinds(field.annotation))
 }
+
+
+def named(schema: type[Section]) -> dict[str, FieldInfo]:
+    """A section's keys, as they are written in a config."""
+    return {field.alias or name: field for name, field in schema.model_fields.items()}
+
+
+def takes_any(section: str, kind: str) -> bool:
+    """Whether a kind has keys that no schema knows: the arguments of code of the user's own."""
+    return issubclass(KINDS[section][kind], Own)
 
 
 def kind_of(section: str, values: Any) -> str:
@@ -57,7 +68,7 @@ def keys(raw: Mapping[Any, Any] | None = None) -> dict[str, str]:
             own = []
             out[name] = field.description or ""
         for schema in reversed(own):  # where kinds share a key, the first one's help text stays
-            out |= {f"{name}.{k}": f.description or "" for k, f in schema.model_fields.items()}
+            out |= {f"{name}.{k}": f.description or "" for k, f in named(schema).items()}
         if name in KINDS:
             out[f"{name}.kind"] = field.description or ""
     return out
@@ -69,9 +80,9 @@ def choices(key: str) -> tuple[str, ...]:
     if section in KINDS:
         if name == "kind":
             return tuple(KINDS[section])
-        having = [s.model_fields[name].annotation for s in KINDS[section].values() if name in s.model_fields]
+        having = [named(s)[name].annotation for s in KINDS[section].values() if name in named(s)]
         return tuple(dict.fromkeys(word for annotation in having for word in get_args(annotation)))
-    return get_args((SECTIONS[section] if section else Config).model_fields[name].annotation)
+    return get_args(named(SECTIONS[section] if section else Config)[name].annotation)
 
 
 def unknown(key: str, raw: Mapping[Any, Any]) -> str:
@@ -79,7 +90,7 @@ def unknown(key: str, raw: Mapping[Any, Any]) -> str:
     section, _, name = key.rpartition(".")
     if section in KINDS:
         kind, others = kind_of(section, raw.get(section)), KINDS[section]
-        if having := [k for k, schema in others.items() if name in schema.model_fields]:
+        if having := [k for k, schema in others.items() if name in named(schema)]:
             return (
                 f"{key} is not a key of {section}.kind={kind}, only of {', '.join(having)}: leave it out, "
                 f"or choose {section}.kind={having[0]}"
@@ -113,7 +124,7 @@ class Check:
 
 
 def _heads(c: Config, _: int) -> str | None:
-    if c.model.n_embd % c.model.n_head:
+    if isinstance(c.model, Model) and c.model.n_embd % c.model.n_head:
         return f"model.n_head={c.model.n_head} does not divide model.n_embd={c.model.n_embd}: choose a divisor"
     return None
 
@@ -151,6 +162,34 @@ def _backend(c: Config, _: int) -> str | None:
     return None
 
 
+def _own(section: str) -> Check:
+    """The code of the user's own that a section names: it can be imported, and takes the arguments that are there."""
+
+    def problem(c: Config, _: int) -> str | None:
+        settings = getattr(c, section)
+        if not isinstance(settings, Own):
+            return None
+        from mingpt import own  # imports torch, which is slow, and needed for this alone
+
+        return own.problem(section, settings)
+
+    return Check((f"{section}._target_",), problem)
+
+
+def _tokenizer(c: Config, _: int) -> str | None:
+    if not isinstance(c.data, TextData):
+        return None
+    if c.data.tokens == "bpe" and c.data.tokenizer is None:
+        return (
+            "data.tokens=bpe needs a vocabulary: set data.tokenizer=…, for instance to data/gpt2, which "
+            "`python -m mingpt.data.fetch gpt2-vocabulary` writes"
+        )
+    if c.data.tokens != "bpe" and c.data.tokenizer is not None:
+        shown = without_secrets(c.data.tokenizer)
+        return f"data.tokenizer={shown}, but data.tokens={c.data.tokens}: set data.tokens=bpe, or leave it out"
+    return None
+
+
 def _questions(c: Config, _: int) -> str | None:
     if not isinstance(c.data, QuestionData):
         return None
@@ -178,6 +217,9 @@ def _drawing(c: Config, _: int) -> str | None:
 
 
 CHECKS = (
+    _own("model"),
+    _own("data"),
+    Check(("data.tokens", "data.tokenizer"), _tokenizer),
     Check(("data.draw", "data.image_weight"), _drawing),
     Check(("data.val_samples", "data.digits", "data.letters", "data.alphabet", "model.block_size"), _questions),
     Check(("model.n_head", "model.n_embd"), _heads),

@@ -1,5 +1,6 @@
 """The table of bad inputs that tests/test_bad_input.py plays: name, what must be named, the cure, overrides, spoils."""
 
+from bad_data_kit import data_set, flipped, missing, truncated, vocabulary
 from bad_input_kit import (
     BOTH,
     NOTHING,
@@ -11,6 +12,7 @@ from bad_input_kit import (
     env,
     fields,
     fifo,
+    file,
     folder,
     link,
     manifest,
@@ -164,6 +166,48 @@ RUN = [
          (mounted("small", "size=4k"),), workers=True, also=("step 10: snapshot",)),
 ]
 
+# What is wrong with a model of one's own is found before workers start, as far as importing it tells.
+MODELS = [
+    Case("no such module", r"model\._target_=nowhere\.Model: there is no module 'nowhere'", "check the spelling",
+         ("model=own", "model._target_=nowhere.Model"), forms=BOTH),
+    Case("an argument is missing", r"model\._target_=torch\.nn\.functional\.relu takes", r"model\.input is missing",
+         ("model=own", "model._target_=torch.nn.functional.relu"), forms=TRAIN),
+    Case("a GPT's keys for another module", r"model\._target_=torch\.nn\.Linear takes \(in_features",
+         r"model\.n_layer is no argument of it",
+         ("model=own", "model._target_=torch.nn.Linear", "model.in_features=3", "model.out_features=3"), forms=TRAIN),
+    Case("no weights there", r"model\.init_from=\S*nowhere: there is no config\.json", "give a folder",
+         ("model.init_from={dir}/nowhere",), workers=True),
+    Case("weights of another architecture", r"model\.init_from=\S*llama: weights of another architecture",
+         "take those of a GPT-2", ("model.init_from={dir}/llama",), (folder("llama"), file("llama/config.json",
+         b'{"model_type": "llama"}')), forms=TRAIN),
+    Case("weights of other sizes", r"the weights have n_layer 12, n_head 12, n_embd 768", r"set model\.n_layer=12",
+         ("model.init_from={dir}/gpt2",), (folder("gpt2"), file("gpt2/config.json", b'{"model_type": "gpt2"}')),
+         forms=TRAIN),
+    Case("nothing to freeze", r"train\.freeze: 'wte' matches no parameter", r"there are transformer\.wte\.weight",
+         ("train.freeze=[wte]",), workers=True),
+]
+
+SET = ("data.kind=shards", "data.path={dir}/set")
+TOKENS = [
+    Case("unknown kind of data", "data.kind=shard is not one of text, shards", "did you mean shards",
+         ("data.kind=shard",)),
+    Case("key of another kind", "data.tokens is not a key of data.kind=shards", "leave it out",
+         (*SET, "data.tokens=char")),
+    Case("bpe without a vocabulary", "data.tokens=bpe needs a vocabulary", r"set data\.tokenizer",
+         ("data.tokens=bpe",)),
+    Case("no vocabulary there", r"data\.tokenizer=\S*/none: there is no such file", "check the spelling",
+         ("data.tokens=bpe", "data.tokenizer={dir}/none"), forms=TRAIN),
+    Case("vocabulary of two halves", r"data\.tokenizer=\S*/gpt2: the two files", "take both from one place",
+         ("data.tokens=bpe", "data.tokenizer={dir}/gpt2"), (vocabulary,), forms=TRAIN),
+    Case("no data set there", r"data\.path=\S*/set: no data set is there", "give the folder", SET, workers=True),
+    Case("flipped bit in a shard", r"train-00001\.bin does not have the checksum", "copy it again", SET,
+         (data_set(flipped),), workers=True),
+    Case("truncated shard", r"train-00001\.bin has 77 bytes in place of 2000", "copy it again", SET,
+         (data_set(truncated),), forms=TRAIN),
+    Case("missing shard", r"data\.path=\S*/set: there is no such file", "check the spelling", SET,
+         (data_set(missing),), forms=TRAIN),
+]
+
 SNAPSHOTS = [
     Case("vocabulary of another text", "snapshot of step 4 in .* another vocabulary", r"take another run\.dir", (),
          (snapshots, text(b"hello, world" * 99)), workers=True),
@@ -221,4 +265,4 @@ DEVICE = [
 ]
 # fmt: on
 
-CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]
+CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *MODELS, *TOKENS, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]

@@ -134,6 +134,10 @@ def folder(name: str, mode: int = 0o755) -> Spoil:
     return make
 
 
+def file(name: str, content: bytes) -> Spoil:
+    return lambda scene: void((scene.dir / name).write_bytes(content))
+
+
 def mode(name: str, bits: int) -> Spoil:
     return lambda scene: (scene.dir / name).chmod(bits)
 

@@ -6,9 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from run_kit import Run
 from store_kit import Stores, forget_clients
+
+# The machine may be shared, and a slow example is no bug.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too: other counts give other bits
 

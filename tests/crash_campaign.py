@@ -1,9 +1,10 @@
-"""A campaign of crashes: `python tests/crash_campaign.py --kills 200 --seed 1` (or `make crash-campaign N=200`).
+"""A campaign of crashes: `python tests/crash_campaign.py --kills 200 --seed 1` (or `make crash-campaign N=200 SEED=1`).
 
-Runs are trained under mingpt.launch by a number of processes that changes from start to start, while random processes,
-all of a node's processes, or the agent get SIGKILL: at a random moment, or at a boundary of a snapshot's writes (before
-and after each part, before and after the manifest). After each start every committed snapshot is good, and the newest
-is no older than before. A run that has finished has the digest of one that nobody disturbed, and leaves no hot ones.
+Runs are trained under mingpt.launch, on a disk or in a bucket, on one node, the other, or both, by a number of
+processes that changes from start to start. Meanwhile random processes, all processes of a node, the agent or the
+storage server get SIGKILL: at a random moment, or at a boundary of a snapshot's writes (before and after each part,
+before and after the manifest, in both tiers); those that nobody visited yet come first. After each start the witness
+looks for what was lost (crash_witness.py), and a run that has finished has the digest of one that nobody disturbed.
 Prints a line for each start and a summary as JSON; ends with a stack trace and exit code 1 at the first violation.
 """
 
@@ -11,140 +12,168 @@ import argparse
 import json
 import os
 import random
-import re
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import crash_report
+from crash_plan import SERVER_BEFORE, Plan
+from crash_server import Keeper
+from crash_start import CRASHED, Start
+from crash_witness import Violation, Witness
 from mingpt.snapshot.reader import read
-from node_kit import Node
+from mingpt.snapshot.retention import Retention
 from run_kit import TINY, Run
 
 HERE = Path(__file__).resolve().parent
+KEEP, KEEP_EVERY = 3, 28
 OPTIONS = (
     "train.max_steps=200",
     "train.eval_every=0",
     "snapshot.asynchronous=true",
     "snapshot.every_steps=7",
     "snapshot.hot_every_steps=3",
-    "snapshot.keep=3",
-    "launch.max_attempts_without_progress=20",
+    f"snapshot.keep={KEEP}",
+    f"snapshot.keep_every={KEEP_EVERY}",
+    "snapshot.retry_seconds=3",
+    "world.init_timeout_seconds=12",
+    "world.timeout_seconds=60",
+    "launch.max_attempts_without_progress=8",
 )
-BOUNDARIES = ("before-part", "after-part", "before-manifest", "after-manifest")
+STORE_SECONDS = "5"  # for one operation of the store, in all processes
+PART_BYTES = "40000"  # so that there are some
+LONGEST_START = 90  # seconds, without a server
 
 
 class Campaign:
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, memory: Path, seed: int, kills: int) -> None:
         self.folder, self.random = folder, random.Random(seed)
-        self.kills: Counter[str] = Counter()
-        self.starts = self.runs = 0
+        self.memories = [memory / "node-0", folder / "node-1"]
+        for own in self.memories:
+            own.mkdir()
+        self.starts = self.attempts = 0
+        self.runs: Counter[str] = Counter()
+        self.worlds: Counter[str] = Counter()
         words = [self.random.choice(("king", "queen", "woe", "O", "men")) for _ in range(1500)]
         self.text = folder / "text.txt"
         self.text.write_text(" ".join(words))
-        (folder / "memory").mkdir()
-        reference = self.new_run("undisturbed")
-        reference.finish(1, *OPTIONS, "snapshot.hot_every_steps=0")
-        self.digest = reference.digest()
+        self.env = {
+            "PYTHONPATH": os.pathsep.join((str(HERE / "crash_site"), str(HERE.parent))),
+            "CRASH_AT": str(folder / "crash-at"),
+            "CRASH_SERVER": str(folder / "server-pid"),
+            "CRASH_PART_BYTES": PART_BYTES,
+        }
+        os.environ["MINGPT_STORE_SECONDS"] = STORE_SECONDS
+        reference = Run(str(folder / "undisturbed"), self.text, folder / "cache", env=self.env)
+        every = ("snapshot.every_steps=1", "snapshot.keep=1000", "snapshot.asynchronous=false")
+        reference.finish(1, *OPTIONS, *every, "snapshot.hot_every_steps=0")
+        manifests = {step: read(reference.store, step).manifest for step in reference.store.steps()}
+        self.undisturbed = {step: manifest.digest for step, manifest in manifests.items()}
+        parts = {name.rpartition("-")[0] for name in manifests[max(manifests)].parts}
+        self.plan = Plan.of(kills, self.random, parts)
+        self.keeper = Keeper(folder, seed)
 
-    def new_run(self, name: str) -> Run:
-        return Run(str(self.folder / name), self.text, self.folder / "cache")
-
-    def survive(self, run: Run, kills: int) -> None:
-        """Train a run to its end through up to `kills` crashes."""
-        newest = 0
+    def survive(self, storage: str) -> None:
+        """Train a run to its end through crashes."""
+        name = f"run-{self.runs.total() + 1}"
+        place = str(self.folder) if storage == "disk" else self.keeper.server.url
+        run = Run(f"{place}/{name}", self.text, self.folder / "cache")
+        witness = Witness(run, self.undisturbed, Retention(KEEP, KEEP_EVERY), self.memories)
         while True:
-            left = kills - self.kills.total()
-            code = self._start(run, left)
-            steps = run.store.steps()
-            if steps and steps[0] < newest:
-                raise AssertionError(f"step {newest} was committed, and the newest one now is {steps[0]}")
-            newest = steps[0] if steps else newest
-            for step in steps:
-                read(run.store, step)  # raises Damaged
-            if code == 0:
+            nodes = self.random.choice(((0,), (0,), (1,), (0, 1)))
+            processes = [self.random.choice((1, 1, 1, 2, 2, 3, 4) if len(nodes) == 1 else (1, 1, 2)) for _ in nodes]
+            start = self._prepare(witness, storage, nodes, processes)
+            codes = self._run(start)
+            if not any(codes) and max(witness.seen) == max(self.undisturbed):
                 break
-        self.runs += 1
-        if (digest := run.digest()) != self.digest:
-            raise AssertionError(f"{run.dir} ended with {digest}, and undisturbed it is {self.digest}")
-        if left_behind := list((self.folder / "memory").glob("mingpt-*/*")):
-            raise AssertionError(f"left in memory: {left_behind}")
+        witness.at_the_end(nodes)
+        self.runs[storage] += 1
+        self.attempts += witness.attempts
 
-    def _start(self, run: Run, left: int) -> int:
-        """One life of the launcher; its exit code, None of which is final but 0."""
-        chooser = self.random
-        kind = chooser.choice(("worker", "node", "agent", "boundary")) if left > 0 else "none"
-        env = {}
-        once = self.folder / f"crash-{self.starts}"
-        if kind == "boundary":
-            kind = f"{chooser.choice(BOUNDARIES)}"
-            env = {
-                "PYTHONPATH": os.pathsep.join((str(HERE / "crash_site"), str(HERE.parent))),
-                "CRASH_AT": f"{kind} {chooser.randint(1, 12)}",
-                "CRASH_ONCE": str(once),
-            }
-        places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
-        processes = chooser.choice((1, 2, 3))
-        node = Node(
-            [
-                *(sys.executable, "-m", "mingpt.launch", f"--nproc-per-node={processes}", *TINY, *OPTIONS, *places),
-                f"snapshot.hot_dir={self.folder / 'memory'}",
-            ],
-            env,
-        )
+    def _prepare(self, witness: Witness, storage: str, nodes: tuple[int, ...], processes: list[int]) -> Start:
+        run = witness.run
+        places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}", "snapshot.hot_dir=.")
+        crashes = min(self.random.choice((2, 4, 6)), self.plan.left)
+        training = [*TINY, *OPTIONS, *places]
+        plan, keeper = self.plan, self.keeper
+        return Start(nodes, processes, crashes, training, self.env, witness, plan, storage, keeper, self.random)
+
+    def _run(self, start: Start) -> list[int]:
+        began = time.monotonic()
+        start.witness.expect_start(start.nodes)
+        absent = start.storage == "bucket" and start.crashes > 0 and self.random.random() < 0.06
+        if absent and self.keeper.kill(stay_away=True):
+            self.plan.count(SERVER_BEFORE)
+            start.happened.append(SERVER_BEFORE)
+            start.crashes = 0
+            start.training = [*start.training, "launch.max_attempts_without_progress=2"]
+        try:
+            codes = start.run()
+        except BaseException:
+            print(start.output, file=sys.stderr)
+            raise
+        seconds = time.monotonic() - began
         self.starts += 1
-        step_of_death = chooser.randint(1, 60)
-        seen: list[int] = []
+        self.worlds[start.world] += 1
+        print(
+            f"start {self.starts}: {start.storage}, nodes {start.nodes}, {start.world} processes, {start.happened}, "
+            f"exit codes {codes}, {seconds:.0f} s, {self.plan.left} left",
+            flush=True,
+        )
+        if absent and (set(codes) != {CRASHED} or seconds > LONGEST_START):
+            raise Violation(f"exit codes {codes} after {seconds} s without a server:\n{start.output}")
+        self.keeper.come_back()
+        try:
+            start.witness.examine()
+        except BaseException:
+            print(start.output, file=sys.stderr)
+            raise
+        return codes
 
-        def on_line(line: str) -> None:
-            if not re.match(r"step +\d+/", line):
-                return
-            seen.append(1)
-            if len(seen) != step_of_death or kind not in ("worker", "node", "agent"):
-                return
-            time.sleep(chooser.random() * 0.03)  # anywhere in a step
-            try:
-                if kind == "node":
-                    node.kill()
-                else:
-                    workers = node.workers()
-                    os.kill(chooser.choice(workers) if kind == "worker" else node.process.pid, signal.SIGKILL)
-            except (ProcessLookupError, IndexError):
-                return  # it was quicker
-            self.kills[kind] += 1
+    def run(self) -> None:
+        while self.plan.left:
+            self.survive(self.plan.storage())
 
-        node.on_line = on_line
-        code = node.wait()
-        node.assert_nothing_left()
-        if once.exists():
-            self.kills[kind] += 1
-        print(f"start {self.starts}: {processes} processes, {kind}, exit code {code}", flush=True)
-        if code not in (0, -signal.SIGKILL):
-            raise AssertionError(f"exit code {code}:\n{node.output[-5000:]}")
-        return code
+
+@contextmanager
+def folders() -> Iterator[tuple[Path, Path]]:
+    """One on a disk and one in memory: two nodes that have theirs on two file systems are told apart by that.
+
+    After a violation they stay, for a look.
+    """
+    disk, memory = Path(tempfile.mkdtemp(prefix="crashes-")), Path(tempfile.mkdtemp(prefix="crashes-", dir="/dev/shm"))
+    assert disk.stat().st_dev != memory.stat().st_dev, f"{disk} and {memory} are on one file system"
+    try:
+        yield disk, memory
+    except BaseException:
+        print(f"what there was is in {disk} and {memory}", file=sys.stderr)
+        raise
+    for folder in (disk, memory):
+        shutil.rmtree(folder)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--report", type=Path, help="a Markdown file to write")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))  # and take all processes along
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        campaign = Campaign(Path(folder), options.seed)
-        while campaign.kills.total() < options.kills:
-            campaign.survive(campaign.new_run(f"run-{campaign.runs + 1}"), options.kills)
-    summary = {
-        "kills": campaign.kills.total(),
-        "by kind": dict(sorted(campaign.kills.items())),
-        "runs finished with the undisturbed digest": campaign.runs,
-        "starts": campaign.starts,
-        "seed": options.seed,
-        "seconds": round(time.monotonic() - began),
-    }
-    print(json.dumps(summary, indent=1))
+    with folders() as (disk, memory):
+        campaign = Campaign(disk, memory, options.seed, options.kills)
+        with closing(campaign.keeper):
+            campaign.run()
+    figures = crash_report.figures(campaign, options.seed, round(time.monotonic() - began))
+    print(json.dumps(figures, indent=1))
+    if options.report:
+        options.report.write_text(crash_report.markdown(figures))
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,7 +17,6 @@ from mingpt.batches import BatchPlan, Share, derive, permute
 from mingpt.data.windows import TokenFile, Windows
 from mingpt.distributed import share
 
-unhurried = settings(deadline=None)  # the machine is shared, and a slow example is no bug
 seeds = st.integers(0, 2**63 - 1)
 plans = st.builds(
     lambda samples, seed, micro, m: BatchPlan(samples, seed, micro * m, micro),
@@ -47,7 +46,6 @@ def test_derive_is_pinned() -> None:
     assert derive("dropout", 1, 0, 0) == 2471198743109933928
 
 
-@unhurried
 @given(st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=4))
 def test_a_derived_seed_is_one_that_torch_and_numpy_take(parts: list[int | str]) -> None:
     seed = derive(*parts)
@@ -66,7 +64,6 @@ def test_derived_seeds_differ_where_any_part_does() -> None:
 # --- permute: a permutation with random access ---
 
 
-@unhurried
 @given(st.integers(1, 3000), seeds)
 def test_permute_is_a_permutation(n: int, seed: int) -> None:
     assert sorted(whole(n, seed).tolist()) == list(range(n))
@@ -78,7 +75,6 @@ def test_permute_is_a_permutation_around_powers_of_two_and_four(n: int) -> None:
     assert sorted(whole(n, 5).tolist()) == list(range(n))
 
 
-@unhurried
 @given(st.integers(1, 3000), seeds, st.data())
 def test_random_access_equals_evaluating_the_whole(n: int, seed: int, data: st.DataObject) -> None:
     index = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), dtype=np.int64)
@@ -125,7 +121,6 @@ def test_a_permutation_of_nothing_is_an_error() -> None:
 # --- BatchPlan: samples of a step ---
 
 
-@unhurried
 @given(plans)
 def test_each_sample_comes_once_an_epoch_and_partial_batches_flow_into_the_next(plan: BatchPlan) -> None:
     epochs = 3
@@ -162,7 +157,6 @@ def test_another_epoch_and_another_seed_have_another_order() -> None:
             assert sum(a == b for a, b in zip(order, other, strict=True)) < 10
 
 
-@unhurried
 @given(plans, st.integers(0, 10**9))
 def test_microbatches_in_order_make_up_the_step(plan: BatchPlan, step: int) -> None:
     parts = [plan.microbatch_ids(step, m) for m in range(plan.microbatches)]
@@ -170,7 +164,6 @@ def test_microbatches_in_order_make_up_the_step(plan: BatchPlan, step: int) -> N
     assert np.concatenate(parts).tolist() == plan.sample_ids(step).tolist()
 
 
-@unhurried
 @given(st.integers(1, 60), seeds, st.integers(1, 20), st.integers(1, 4), st.integers(1, 4))
 def test_the_batch_size_changes_no_sample_of_the_stream(n: int, seed: int, steps: int, a: int, b: int) -> None:
     """Positions count samples, so runs with other batches walk through the same sequence."""
@@ -183,7 +176,6 @@ def test_the_batch_size_changes_no_sample_of_the_stream(n: int, seed: int, steps
 # --- Share: what a process computes ---
 
 
-@unhurried
 @given(st.integers(0, 200), st.integers(1, 64))
 def test_shares_are_contiguous_complete_and_even(count: int, size: int) -> None:
     shares = [share(rank, size, count) for rank in range(size)]
@@ -192,7 +184,6 @@ def test_shares_are_contiguous_complete_and_even(count: int, size: int) -> None:
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-@unhurried
 @given(plans, st.integers(0, 50), st.integers(1, 4), st.data())
 def test_any_world_from_any_step_computes_the_plan_in_its_order(
     plan: BatchPlan, start: int, steps: int, data: st.DataObject

@@ -7,12 +7,18 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from mingpt import cli
-from mingpt.config import Config, without_secrets
+from mingpt.config import Config, Model, without_secrets
 from mingpt.errors import Mistake
-from mingpt.validation import KINDS, SECTIONS, keys, schemas, validate
+from mingpt.validation import KINDS, SECTIONS, keys, named, schemas, validate
 
 TEXT = "data.path=text.txt"  # some options leave it open
-WITHOUT_FILES = ("addition", "random", "sort", "synthetic")
+OWN = {"model": "model._target_=examples.classifier.Classifier", "data": "data._target_=examples.classifier.rows"}
+OPEN = {
+    "model=own": (OWN["model"],),
+    "data=own": (OWN["data"],),
+    **dict.fromkeys(("data=addition", "data=sort", "data=random", "experiment=classifier", "experiment=synthetic"), ()),
+    "experiment=finetune": (TEXT, "model.init_from=gpt2"),
+}
 FILES = sorted(cli.config_dir().glob("*/*.yaml"))
 # The keys that the issue promises to scripts.
 PROMISED = {
@@ -44,6 +50,11 @@ def value(config: Config, key: str) -> Any:
     return found
 
 
+def gpt(config: Config) -> Model:
+    assert isinstance(config.model, Model)
+    return config.model
+
+
 def stem(path: Path) -> str:
     return f"{path.parent.name}={path.stem}"
 
@@ -57,23 +68,23 @@ def yaml_of(path: Path) -> DictConfig:
 def test_the_groups_and_options_are_those_of_the_issue() -> None:
     options = {group: sorted(found) for group, found in cli.groups().items()}
     gpts = ["gopher-44m", "gpt-micro", "gpt-mini", "gpt-nano", "gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]
-    assert options["model"] == gpts
+    assert options["model"] == sorted([*gpts, "gpt", "own"])
     assert options["schedule"] == ["constant", "cosine", "linear"]
-    assert {"gpt2_124m", "shakespeare_10m", "shakespeare_char"} <= set(options["experiment"])
-    assert {"synthetic", "mnist", "mnist_draw", "cifar10"} <= set(options["experiment"])
+    ours = ["cifar10", "classifier", "finetune", "gpt2_124m", "mnist", "mnist_draw", "shakespeare_10m", "synthetic"]
+    assert options["experiment"] == sorted([*ours, "shakespeare_char"])
     assert options.keys() == {"model", "data", "optimizer", "schedule", "snapshot", "experiment"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=stem)
 def test_every_option_composes_and_has_a_line_of_help(file: Path) -> None:
-    configured(stem(file), *(() if file.stem in WITHOUT_FILES else (TEXT,)))
+    configured(stem(file), *OPEN.get(stem(file), (TEXT,)))
     assert cli.groups()[file.parent.name][file.stem] != ""
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parent.name != "experiment"], ids=stem)
 def test_an_option_has_exactly_the_keys_of_its_section(file: Path) -> None:
     group, yaml = file.parent.name, yaml_of(file)
-    assert set(yaml) == schemas({group: yaml})[group].model_fields.keys()
+    assert set(yaml) == named(schemas({group: yaml})[group]).keys()
 
 
 def test_train_yaml_and_its_groups_have_exactly_the_keys_of_the_schema() -> None:
@@ -118,7 +129,7 @@ def test_the_promised_keys_are_there_with_the_promised_defaults() -> None:
 def test_models_have_their_published_sizes(
     name: str, layers: int, heads: int, width: int, parameters: int | None
 ) -> None:
-    model = configured(f"model={name}").model
+    model = gpt(configured(f"model={name}"))
     assert (model.n_layer, model.n_head, model.n_embd) == (layers, heads, width)
     if parameters:
         blocks = model.n_layer * (12 * model.n_embd**2 + 13 * model.n_embd)
@@ -147,15 +158,15 @@ def test_a_group_option_replaces_the_whole_section() -> None:
 
 def test_keys_of_the_command_line_win_wherever_they_stand() -> None:
     for order in (("model=gpt2", "model.n_layer=1"), ("model.n_layer=1", "model=gpt2")):
-        model = configured(*order).model
+        model = gpt(configured(*order))
         assert (model.n_layer, model.n_embd) == (1, 768)
     config = configured("experiment=shakespeare_char", "model=gpt-nano", "batch.global_size=32", "seed=7", "++seed=8")
-    assert (config.model.n_layer, config.batch.global_size, config.seed) == (3, 32, 8)
+    assert (gpt(config).n_layer, config.batch.global_size, config.seed) == (3, 32, 8)
 
 
 def test_an_experiment_changes_keys_and_groups() -> None:
     config = configured("experiment=gpt2_124m", TEXT)
-    assert (config.precision, config.model.n_layer, value(config, "data.tokens")) == ("bf16", 12, "byte")
+    assert (config.precision, gpt(config).n_layer, value(config, "data.tokens")) == ("bf16", 12, "byte")
 
 
 def test_a_group_that_has_a_default_takes_no_plus() -> None:
@@ -169,11 +180,14 @@ def test_a_new_key_is_refused(new: str) -> None:
     assert problems(new) == ["batch.new is not a key"]
 
 
+NULL = ("batch.per_process_size", "data.tokenizer", "model.init_from")
+
+
 # Hydra takes a key that is null for one that is not there, and refuses to delete it.
-@pytest.mark.parametrize("key", [key for key in keys({}) if key not in ("batch.per_process_size", "data.tokenizer")])
+@pytest.mark.parametrize("key", [key for key in keys({}) if key not in NULL])
 def test_a_deleted_key_takes_the_schemas_default(key: str) -> None:
     section, _, name = key.rpartition(".")
-    default = (schemas({})[section] if section else Config).model_fields[name].get_default()
+    default = named(schemas({})[section] if section else Config)[name].get_default()
     assert value(configured(f"~{key}"), key) == default
 
 
@@ -183,8 +197,10 @@ def test_each_kind_has_an_option_of_its_name_and_defaults_for_deleted_keys(secti
     assert option["kind"] == kind
     open_keys = [str(k) for k in option if OmegaConf.is_missing(option, k)]
     given = [f"{section}.{k}=x" for k in open_keys]
-    fields = KINDS[section][kind].model_fields
-    defaults = {k: f.get_default() for k, f in fields.items() if k not in open_keys}
+    if kind == "own":
+        given, open_keys = [OWN[section]], ["target"]
+    fields = named(KINDS[section][kind])
+    defaults = {k: f.get_default() for k, f in fields.items() if k not in (*open_keys, "_target_")}
     deleted = [f"~{section}.{k}" for k, default in defaults.items() if k != "kind" and default is not None]
     config = configured(f"{section}={kind}", *given, *deleted)
     assert value(config, section).model_dump(exclude=set(open_keys)) == defaults
@@ -202,7 +218,7 @@ def test_naming_the_kind_that_is_there_changes_nothing() -> None:
 
 def test_a_deletion_undoes_what_stands_before_it() -> None:
     assert configured("seed=7", "~seed").seed == 1
-    assert configured("model=gpt2", "~model.n_layer").model.n_layer == 4
+    assert gpt(configured("model=gpt2", "~model.n_layer")).n_layer == 4
 
 
 def test_an_interpolation_follows_the_command_line() -> None:

@@ -34,8 +34,8 @@ def test_mistakes_exit_64_with_all_problems_on_stderr_and_nothing_else(tmp_path:
     assert done.stderr == (
         "error: 6 problems:\n"
         "  1. '(' is not an override: write key=value, group=option, +key=value or ~key\n"
-        "  2. model=gpt3: there is no model 'gpt3'; there are gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt2-large, "
-        "gpt2-medium, gpt2-xl, gpt2\n"
+        "  2. model=gpt3: there is no model 'gpt3'; there are gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, "
+        "gpt2-large, gpt2-medium, gpt2-xl, gpt2, own\n"
         "  3. batch.micro_siz is not a key (did you mean batch.micro_size?)\n"
         "  4. reduce=exat is not one of exact, fast (did you mean exact?)\n"
         "  5. model.n_head=5 does not divide model.n_embd=128: choose a divisor\n"
@@ -77,11 +77,14 @@ def test_help_names_every_group_option_and_key(tmp_path: Path) -> None:
         assert [f"{group}/"] in lines
         for option, comment in options.items():
             assert [option, *comment.split()] in lines
-    of_kinds = [keys({"data": {"kind": kind}}).items() for kind in KINDS["data"]]
-    for key, text in set().union(*of_kinds):
-        found = [line for line in lines if line[:1] == [key] and line[1 : 1 + len(text.split())] == text.split()]
-        having = sum((key, text) in of for of in of_kinds)  # what all kinds have is there once, else once for each
-        assert len(found) == (1 if having == len(of_kinds) else having), key
+    for section, kinds in KINDS.items():
+        of_kinds = [keys({section: {"kind": kind}}).items() for kind in kinds]
+        for key, text in set().union(*of_kinds):
+            if key.split(".")[0] in KINDS.keys() - {section}:
+                continue
+            found = [line for line in lines if line[:1] == [key] and line[1 : 1 + len(text.split())] == text.split()]
+            having = sum((key, text) in of for of in of_kinds)  # what all kinds have is there once, else once for each
+            assert len(found) == (1 if having == len(of_kinds) else having), key
     assert {line[0] for line in lines if line and line[0] in keys()} == keys().keys()
     assert ["precision", *keys()["precision"].split(), "[fp32", "|", "bf16", "|", "fp16]"] in lines
     assert os.listdir(tmp_path) == []

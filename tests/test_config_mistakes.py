@@ -10,7 +10,7 @@ from mingpt import cli
 from mingpt.errors import Mistake
 from mingpt.validation import KINDS, keys
 
-MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt2-large, gpt2-medium, gpt2-xl, gpt2"
+MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-medium, gpt2-xl, gpt2, own"
 SEED = "seed=-1: must be greater than or equal to 0"
 DATA_KINDS = ", ".join(KINDS["data"])
 OF_TEXT = "is not a key of data.kind=shards, only of text: leave it out, or choose data.kind=text"
@@ -94,6 +94,17 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
         ("data=shards data.path=x ~data.tokens", [f"data.tokens {OF_TEXT}"]),
         ("data.kind=shards data.path=x data.tokens=char", [f"data.tokens {OF_TEXT}"]),
         ("data=shards data.path=x data.tokns=char", ["data.tokns is not a key (did you mean data.tokens?)"]),
+        (
+            "data.tokens=bpe",
+            [
+                "data.tokens=bpe needs a vocabulary: set data.tokenizer=…, for instance to data/gpt2, which "
+                "`python -m mingpt.data.fetch gpt2-vocabulary` writes"
+            ],
+        ),
+        (
+            "data.tokenizer=x",
+            ["data.tokenizer=x, but data.tokens=char: set data.tokens=bpe, or leave it out"],
+        ),
         ("data=shards", ["data.path: Missing mandatory value: data.path"]),
         ("data=char", ["data.path: Missing mandatory value: data.path"]),
         ("data.cache_dir=${nope}", ["data.cache_dir: Interpolation key 'nope' not found"]),

@@ -1,14 +1,22 @@
 """mingpt.evaluation: each target and each question once, and the same figures whatever the world."""
 
+import math
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bpe_kit import small, write_tokenizer
+from mingpt.cli import reconfigure
+from mingpt.data.bpe import tokenizer_of
+from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.distributed import World, share
+from mingpt.errors import Mistake
 from mingpt.evaluation import Figures, answers, evaluate
 from mingpt.model import GPT, IGNORE, GPTConfig
 from mingpt.reduction import tree_sum_of
@@ -130,3 +138,61 @@ def test_a_model_without_logits_has_its_loss_alone() -> None:
     figures = evaluate(Own(), data, ALONE, nullcontext(), 2)
     assert figures == Figures(sum(int(tokens.sum()) for tokens, _ in data) / 30, 30)
     assert figures.accuracy is None
+
+
+def stored(**sections: Any) -> dict[str, Any]:
+    return {"model": {"n_layer": 1}, "data": {"kind": "text", "path": "x"}, "batch": {"micro_size": 4}} | sections
+
+
+def test_the_stored_config_stands_where_the_command_line_says_nothing() -> None:
+    before = stored(precision="bf16", train={"threads": 3, "max_steps": 7}, world={"device": "cuda"}, seed=9)
+    config = reconfigure(before, ["data.val_fraction=0.5", "world.device=cpu"], 3)
+    data, model = config.data.model_dump(), config.model.model_dump()
+    assert (model["n_layer"], config.batch.micro_size, config.precision, config.train.threads) == (1, 4, "bf16", 3)
+    assert (data["path"], data["val_fraction"], config.world.device) == ("x", 0.5, "cpu")
+    config = reconfigure(before, ["precision=fp32", "batch.micro_size=2", "data=byte", "data.path=y"], 1)
+    data = config.data.model_dump()
+    assert (config.precision, config.batch.micro_size, data["tokens"], data["path"]) == ("fp32", 2, "byte", "y")
+
+
+@pytest.mark.parametrize(
+    ("sections", "overrides"),
+    [
+        ({"data": {"kind": "own", "_target_": "dangerous.data"}}, []),
+        ({"data": {"kind": "text", "path": "x", "_target_": "dangerous.data"}}, []),
+        ({"data": {"kind": "own", "_target_": "dangerous.data"}}, ["data.workers=1"]),
+        ({"model": {"kind": "own", "_target_": "dangerous.Model"}}, ["data=random"]),
+        ({"model": {"kind": "gpt", "_target_": "dangerous.Model"}}, ["data=random"]),
+        ({"model": {"kind": ["own"], "_target_": "dangerous.Model"}}, ["data=random"]),
+    ],
+)
+def test_no_code_is_imported_because_a_snapshot_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], overrides: list[str]
+) -> None:
+    (tmp_path / "dangerous.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(Mistake):
+        reconfigure(stored(**sections), overrides, 1)
+    assert "dangerous" not in sys.modules
+
+
+TEXT = "the king is 漢 é <|endoftext|> lo\n"
+
+
+def test_tokens_know_the_bytes_of_the_text_that_they_stand_for(tmp_path: Path) -> None:
+    others = (Characters("".join(sorted(set(TEXT)))), Bytes())
+    for vocabulary in (small(), tokenizer_of(write_tokenizer(tmp_path).read_text()), *others):
+        assert isinstance(vocabulary, Spelling)
+        lengths = vocabulary.byte_lengths()
+        assert len(lengths) == vocabulary.size
+        assert sum(lengths[i] for i in vocabulary.encode(TEXT)) == len(TEXT.encode())
+    assert small().byte_lengths()[small().end_of_text] == 0
+
+
+def test_the_bytes_of_what_counts_are_counted(model: GPT) -> None:
+    tokens = torch.tensor([[1, 2, 3, 4, 0, 0]])
+    targets = torch.tensor([[2, 3, 4, 0, IGNORE, IGNORE]])
+    figures = evaluate(model, [(tokens, targets)], ALONE, nullcontext(), byte_lengths=[0, 1, 2, 3, 10])
+    assert figures.spelled == 2 + 3 + 10
+    assert figures.bits_per_byte == pytest.approx(figures.loss * 4 / math.log(2) / 15, rel=1e-12)
+    assert evaluate(model, [(tokens, targets)], ALONE, nullcontext()).bits_per_byte is None

@@ -61,6 +61,26 @@ def test_after_a_crash_a_run_goes_on_from_the_memory_of_its_node(
 
 
 @pytest.mark.slow
+def test_a_run_that_was_killed_after_its_last_snapshot_leaves_nothing_in_memory(
+    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run, memory = new_run(), tmp_path / "memory"
+    memory.mkdir()
+    (tmp_path / "crash-at").write_text("after manifest durable process")
+    tests = Path(__file__).resolve().parent
+    env = {
+        "PYTHONPATH": os.pathsep.join((str(tests / "crash_site"), str(tests.parent))),
+        "CRASH_AT": str(tmp_path / "crash-at"),
+        "CRASH_PART_BYTES": "40000",
+    }
+    node = Node(command(run, memory, *LAUNCH), env)
+    assert node.wait() == 0, node.output
+    assert "nothing to do: the run has reached step 120" in node.output
+    assert run.digest() == undisturbed(*HOT).digest()
+    assert list(memory.glob("mingpt-*/*")) == []
+
+
+@pytest.mark.slow
 def test_a_run_that_only_leaves_hot_snapshots_makes_progress(
     tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
 ) -> None:

@@ -1,6 +1,7 @@
 """mingpt.model: it is GPT-2, to the parameter, and no position sees a later one."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional as F
 
+from mingpt.config import Model
 from mingpt.model import GPT, MLP, Attention, GPTConfig
+from mingpt.models import gpt_config
 
 SIZES = Path(__file__).parents[1] / "configs" / "model"
 # (layers, heads, width) as published: Radford et al. 2019; Karpathy's minGPT; Rae et al. 2021 (Gopher), table 1.
@@ -77,17 +80,16 @@ def test_the_gradient_of_a_position_reaches_exactly_the_embeddings_up_to_it(posi
 
 
 def test_every_size_in_configs_is_one_of_the_published() -> None:
-    assert {path.stem for path in SIZES.glob("*.yaml")} == set(PUBLISHED_SHAPES)
+    assert {path.stem for path in SIZES.glob("*.yaml")} == {*PUBLISHED_SHAPES, "gpt", "own"}  # two to fill in
 
 
 @pytest.mark.parametrize("name", PUBLISHED_SHAPES)
 def test_each_size_has_its_published_shape_and_parameter_count(name: str) -> None:
-    values = OmegaConf.to_container(OmegaConf.load(SIZES / f"{name}.yaml"))
-    assert isinstance(values, dict)
-    assert (values["n_layer"], values["n_head"], values["n_embd"]) == PUBLISHED_SHAPES[name]
-    shape = {str(k): v for k, v in values.items()} | {"vocab_size": 50257, "block_size": 1024, "vocab_multiple": 1}
+    values = Model.model_validate(OmegaConf.to_container(OmegaConf.load(SIZES / f"{name}.yaml")))
+    assert (values.n_layer, values.n_head, values.n_embd) == PUBLISHED_SHAPES[name]
+    shape = replace(gpt_config(values, vocab_size=50257), block_size=1024, vocab_multiple=1)
     with torch.device("meta"):  # shapes without memory: gpt2-xl alone would be 6 GB
-        model = GPT(GPTConfig(**shape))
+        model = GPT(shape)
     layers, _, width = PUBLISHED_SHAPES[name]
     blocks = 12 * layers * width**2 + 13 * layers * width  # attention 4C²+4C, MLP 8C²+5C, norms 4C
     closed_form = blocks + 2 * width + (50257 + 1024) * width

@@ -54,7 +54,7 @@ def workdir(tmp_path: Path) -> Path:
     """The folder that a node's commands run in: this repository, with the environment where set-up puts it."""
     folder = tmp_path / "workdir"
     folder.mkdir()
-    for name in ("mingpt", "configs", "recipes", "pyproject.toml", "constraints.txt"):
+    for name in ("mingpt", "configs", "examples", "recipes", "pyproject.toml", "constraints.txt"):
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").symlink_to(sys.prefix)
     return folder
@@ -195,12 +195,14 @@ def launch(workdir: Path, text: Path, cache: Path) -> Callable[..., list[Node]]:
         processes: tuple[int, int] = (2, 1),
         more: str = "",
         on_line: Mapping[int, Callable[[str], None]] | None = None,
+        experiment: str = "",
     ) -> list[Node]:
         port = free_port()
-        overrides = " ".join((*TINY, f"data.path={text}", f"data.cache_dir={cache}", more))
+        overrides = more if experiment else " ".join((*TINY, f"data.path={text}", f"data.cache_dir={cache}", more))
         nodes: list[Node] = []
         for rank in (0, 1):
             changed = {"OVERRIDES": overrides, "RUN_DIR": run, "NPROC_PER_NODE": processes[rank]}
+            changed |= {"EXPERIMENT": experiment} if experiment else {}
             env = envs(name, **changed, **{"MASTER_PORT" if name == "train" else "RDZV_PORT": port})
             hear = (on_line or {}).get(rank, lambda line: None)
             nodes.append(Node(["bash", "-c", str(recipe(name)["run"])], {**env, **sky_variables(rank)}, workdir, hear))
@@ -264,6 +266,17 @@ def test_train_rdzv_yaml_starts_a_killed_process_again(
     assert killed
     assert "resumed from step 4 of " in said(nodes)
     assert run.digest() == undisturbed(DEFAULT).digest()
+
+
+@pytest.mark.slow
+def test_a_model_of_ones_own_is_trained_by_the_same_recipe(launch: Callable[..., list[Node]], tmp_path: Path) -> None:
+    settings = ("train.max_steps=12", "snapshot.hot_every_steps=0")
+    alone, two_nodes = (Run(str(tmp_path / name), tmp_path, tmp_path) for name in ("alone", "nodes"))
+    command = [sys.executable, "-m", "mingpt.train", "experiment=classifier", f"run.dir={alone.dir}", *settings]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=200)
+    nodes = launch("train", two_nodes.dir, more=" ".join(settings), experiment="classifier")
+    assert ends(nodes) == [0, 0], said(nodes)
+    assert two_nodes.digest() == alone.digest()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mingpt.config import TextData
@@ -14,8 +14,6 @@ from mingpt.data.source import Samples, Source
 from mingpt.data.text import open_text
 from mingpt.data.windows import Pieces, TokenFile, Windows
 from mingpt.model import IGNORE
-
-unhurried = settings(deadline=None)  # the machine is shared, and a slow example is no bug
 
 
 def numbered(length: int) -> TokenFile:
@@ -75,7 +73,6 @@ def test_the_stride_is_the_distance_of_the_samples_starts() -> None:
     assert windows[[0, 1, 5]][0].tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [15, 16, 17, 18]]
 
 
-@unhurried
 @given(st.integers(0, 60), st.integers(0, 20), st.integers(1, 12), st.integers(1, 15))
 def test_windows_are_all_that_fit_and_no_more(length: int, start: int, block_size: int, stride: int) -> None:
     windows = counting(start + length + 10, start, start + length, block_size, stride)
@@ -126,7 +123,6 @@ def test_a_piece_may_end_in_the_middle_of_a_row() -> None:
     assert targets.tolist() == [[1, 2, 3, 4], [5, 6, IGNORE, IGNORE]]
 
 
-@unhurried
 @given(st.integers(0, 80), st.integers(0, 20), st.integers(1, 9), st.integers(1, 5))
 def test_every_target_of_the_split_counts_exactly_once(
     length: int, start: int, block_size: int, micro_size: int

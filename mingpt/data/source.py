@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mingpt.config import Data, ImagesData, QuestionData, RandomData, ShardsData, TextData
+from mingpt.config import Data, ImagesData, OwnData, QuestionData, RandomData, ShardsData, TextData
 from mingpt.data.vocabulary import Vocabulary
 
 Microbatch = tuple[Tensor, ...]
@@ -82,4 +82,8 @@ def open_source(data: Data, block_size: int, micro_size: int, vocabulary: Vocabu
             from mingpt.data.synthetic import open_random
 
             return open_random(data, block_size, vocabulary)
+        case OwnData():
+            from mingpt.data.own import open_own
+
+            return open_own(data, block_size, micro_size)
     raise AssertionError(f"no source for {type(data).__name__}")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.config import TextData, without_secrets
+from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.cache import Made, made_once
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
@@ -29,6 +30,9 @@ def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[N
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise Mistake(f"{shown}: not UTF-8 at byte {error.start}: convert the file, or use data.tokens=byte") from error
+    if isinstance(given, (GPT2Tokens, HuggingFaceTokens)):
+        arrays = [given.encode_array(piece) for piece in pieces(text)]
+        return np.concatenate(arrays).astype(smallest_type(given.size)), given
     points, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
     characters = "".join(map(chr, points))
     if given is None:
@@ -59,9 +63,9 @@ def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str,
     """The token file of `config.path` and what is known of it, tokenized by whichever process comes first."""
     fs, remote = open_fs(config.path, "data.path")
     with place("data.path", config.path):
-        if fs.isdir(remote):
-            raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         info = fs.info(remote)  # size, modification time, ETag: a changed file gets another name in the cache
+        if info["type"] == "directory":
+            raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         if info["type"] == "other":  # a pipe or a device may never end
             raise Mistake(f"data.path={without_secrets(config.path)}: no regular file; name one text file")
     source = ["text", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
@@ -80,6 +84,8 @@ def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary
 
     Raises Mistake if the text can't be read, isn't text, or is too short for block_size.
     """
+    if vocabulary is None and config.tokenizer is not None:
+        vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
     path, about = _cached(config, vocabulary)
     tokens, length = TokenFile(path), int(about["tokens"])
     border = round(length * (1 - config.val_fraction))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from mingpt.data.bpe import gpt2_of, tokenizer_of
 from mingpt.data.imagetokens import ImageTokens
 from mingpt.errors import Mistake
 
@@ -29,6 +30,14 @@ class TextVocabulary(Vocabulary, Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+@runtime_checkable
+class Spelling(Protocol):
+    """A vocabulary that knows how long its tokens are as text, so that losses can be told in bits per byte."""
+
+    def byte_lengths(self) -> list[int]:
+        """For each token, the bytes of text that it stands for; 0: it is no text. Empty if that can't be said."""
+
+
 @dataclass(frozen=True)
 class Characters:
     """One token for each character, in code-point order."""
@@ -47,6 +56,9 @@ class Characters:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.characters[i] for i in ids)
+
+    def byte_lengths(self) -> list[int]:
+        return [len(c.encode(errors="surrogatepass")) for c in self.characters]
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "char", "characters": self.characters}
@@ -67,8 +79,21 @@ class Bytes:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
 
+    def byte_lengths(self) -> list[int]:
+        return [1] * 256
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "byte", "characters": ""}
+
+
+@dataclass(frozen=True)
+class NoTokens:
+    """Of data that is made of numbers, for a model of one's own."""
+
+    size = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "none"}
 
 
 @dataclass(frozen=True)
@@ -87,19 +112,30 @@ class Numbers:
         return " ".join(map(str, ids))
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "number", "size": self.size}
+        return {"kind": "numbers", "size": self.size}
 
 
-def _characters(json: dict[str, Any]) -> Vocabulary:
-    return Characters(str(json["characters"]))
+def _text(json: dict[str, Any], key: str) -> str:
+    if not isinstance(value := json[key], str):
+        raise TypeError(f"{key} is no text")
+    return value
+
+
+def _number(json: dict[str, Any], key: str) -> int:
+    if not isinstance(value := json[key], int) or value < 1:
+        raise TypeError(f"{key} is no number of tokens")
+    return value
 
 
 # Each kind's constructor. A manifest may be a stranger's: a constructor opens and imports nothing that it names.
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
-    "char": _characters,
+    "char": lambda json: Characters(_text(json, "characters")),
     "byte": lambda json: Bytes(),
+    "none": lambda json: NoTokens(),
+    "numbers": lambda json: Numbers(_number(json, "size")),
+    "gpt2": lambda json: gpt2_of(_text(json, "merges")),
+    "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
     "image": ImageTokens.of_json,
-    "number": lambda json: Numbers(int(json["size"])),
 }
 
 

@@ -5,11 +5,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mingpt.snapshot.files import File
 from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, OtherFormat
 from mingpt.snapshot.reader import look
-from mingpt.snapshot.store import File, Store
+from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
+VOCABULARY_SHOWN = 1000  # characters; GPT-2's would fill the screen two hundred times
 GOOD, DAMAGED, INCOMPLETE, ASIDE, OTHER = "looks good", "DAMAGED", "incomplete", "set aside", "other format"
 
 
@@ -122,7 +124,10 @@ def described(m: Manifest) -> str:
         parts = [part.size for name, part in m.parts.items() if name.startswith(kind)]
         tensors = sum(t.part.startswith(kind) for t in m.tensors.values())
         lines.append(f"{kind}: {_size(sum(parts))} in {len(parts)} parts, {tensors} tensors")
-    lines += [f"vocabulary: {json.dumps(m.vocabulary, ensure_ascii=False)}", "", "attempts:"]
+    vocabulary = json.dumps(m.vocabulary, ensure_ascii=False)
+    if len(vocabulary) > VOCABULARY_SHOWN:
+        vocabulary = f"{vocabulary[:VOCABULARY_SHOWN]}… ({len(vocabulary):,} characters)"
+    lines += [f"vocabulary: {vocabulary}", "", "attempts:"]
     keys = ("attempt", "from_step", "world_size", "at")
     lines.append(_table([keys, *(tuple(str(a.get(k, "-")) for k in keys) for a in m.history)]))
     for title, section in (("numerics", m.fingerprint), ("config", m.config)):

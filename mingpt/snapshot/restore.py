@@ -15,6 +15,7 @@ from mingpt.errors import Mistake
 from mingpt.snapshot.format import Damaged, Kind, Manifest, decode_manifest, decode_part, encode_manifest
 from mingpt.snapshot.reader import Loaded, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
+from mingpt.storage import place
 
 
 def restore(durable: Store, hot: Store | None, world: World, say: Callable[[str], None]) -> Loaded | None:
@@ -44,7 +45,7 @@ def restore(durable: Store, hot: Store | None, world: World, say: Callable[[str]
 
 
 def _set_aside(store: Store, step: int, damage: str, say: Callable[[str], None]) -> None:
-    with suppress(FileNotFoundError):  # several processes may have found it
+    with place(store.key, store.url), suppress(FileNotFoundError):  # several processes may have found it
         name = store.set_aside(step)
         say(
             f"DAMAGED SNAPSHOT of step {step} in {store.url}: {damage}. Set aside (its manifest is now {name}); "

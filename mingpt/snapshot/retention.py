@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from mingpt.snapshot.files import File
 from mingpt.snapshot.format import Damaged, OtherFormat
 from mingpt.snapshot.reader import look
-from mingpt.snapshot.store import File, Store
+from mingpt.snapshot.store import Store
 from mingpt.snapshot.uploads import HalfUpload, abort, half_uploads
 from mingpt.storage import place
 

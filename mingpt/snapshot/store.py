@@ -6,10 +6,8 @@ can only write the same bytes under one name.
 """
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -18,17 +16,12 @@ from uuid import uuid4
 import numpy as np
 
 from mingpt.config import without_secrets
-from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, PART_NAME, Damaged
+from mingpt.snapshot.files import PROBE, SET_ASIDE, STEP_FOLDER, File, step_name
+from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged
 from mingpt.storage import is_local, modified, open_fs, place
 
 Buffer = bytes | bytearray | memoryview
 RANGE_BYTES = 16 * 2**20
-STEP_FOLDER = re.compile(r"step-([0-9]{9})")
-PROBE, SET_ASIDE = ".probe-", "set-aside-"
-
-
-def _step_name(step: int) -> str:
-    return f"step-{step:09d}"
 
 
 def _sync_folder(path: Path) -> None:
@@ -52,39 +45,6 @@ def _create_from(temporary: Path, target: Path) -> None:
         temporary.replace(target)
 
 
-@dataclass(frozen=True)
-class File:
-    """A file in a step's folder, or beside those (step None). Size and time (Unix) are None if the store can't tell."""
-
-    step: int | None
-    name: str
-    size: int | None
-    modified: float | None
-
-    @property
-    def path(self) -> str:
-        """Below the store's URL."""
-        return self.name if self.step is None else f"{_step_name(self.step)}/{self.name}"
-
-    @property
-    def is_temporary(self) -> bool:
-        return self.name.startswith(".") and self.name.endswith(".tmp")
-
-    @property
-    def is_probe(self) -> bool:
-        return self.step is None and self.name.startswith(PROBE)
-
-    @property
-    def is_set_aside(self) -> bool:
-        return self.name.startswith(SET_ASIDE) and self.name.endswith(MANIFEST)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether a writer or reader of ours may have put it into a step's folder."""
-        part = PART_NAME.fullmatch(self.name) is not None
-        return part or self.is_temporary or self.is_set_aside
-
-
 class Store:
     """The snapshots under one URL."""
 
@@ -95,11 +55,11 @@ class Store:
         self.local = is_local(self.fs)
 
     def folder(self, step: int) -> str:
-        return f"{self.root}/{_step_name(step)}"
+        return f"{self.root}/{step_name(step)}"
 
     def folder_url(self, step: int) -> str:
         """For messages."""
-        return f"{self.url}/{_step_name(step)}"
+        return f"{self.url}/{step_name(step)}"
 
     def steps(self) -> list[int]:
         """The committed steps, newest first."""
@@ -118,6 +78,7 @@ class Store:
 
     def files(self, step: int | None) -> list[File]:
         """What lies in a step's folder (None: beside the steps' folders), folders left out."""
+        self.fs.invalidate_cache()
         with place(self.key, self.url):
             try:
                 entries = self.fs.ls(self.root if step is None else self.folder(step), detail=True)
@@ -142,6 +103,7 @@ class Store:
 
     def size(self, step: int, name: str) -> int:
         """Raises FileNotFoundError."""
+        self.fs.invalidate_cache()  # adlfs would answer from a listing that is older than our own write
         return int(self.fs.size(f"{self.folder(step)}/{name}"))
 
     def read_part(self, step: int, name: str, size: int) -> memoryview:
@@ -188,7 +150,10 @@ class Store:
     def _beginning_of_manifest(self, step: int) -> bytes:
         """However long it is, no more than one byte too many comes into memory."""
         self._check_file(step, MANIFEST)
-        content: bytes = self.fs.cat_file(f"{self.folder(step)}/{MANIFEST}", start=0, end=MANIFEST_LIMIT + 1)
+        path, size = f"{self.folder(step)}/{MANIFEST}", self.size(step, MANIFEST)
+        # Some S3 servers refuse a range that ends after the object, or any of an empty one.
+        beginning = {"start": 0, "end": MANIFEST_LIMIT + 1} if size > MANIFEST_LIMIT else {}
+        content: bytes = self.fs.cat_file(path, **beginning)
         return content
 
     def _check_file(self, step: int, name: str) -> None:
@@ -293,5 +258,7 @@ class Store:
             self.remove([f for f in self.files(step) if f.is_ours])
             os.unlink(folder)
             return
+        self.fs.invalidate_cache()
         with suppress(FileNotFoundError):
-            self.fs.rm(folder, recursive=True)
+            # s3fs would ask a bucket to delete the folder, too, which is no object; nanio fails at that, with the rest.
+            self.fs.rm(folder if self.local else self.fs.find(folder), recursive=self.local)

@@ -136,6 +136,15 @@ class Snapshots:
                 )
             return hot_digest or "not saved"
 
+    def forget_hot(self, step: int) -> None:
+        """When a run has nothing left to do: remove what an attempt left that was killed after its last snapshot.
+
+        step: the run's last one. If only the memory has it, it stays. Called by all processes.
+        """
+        is_durable = self.world.ask_speaker(lambda: step in self.store.steps())
+        if is_durable and self.hot_store and self.world.local_rank == 0:
+            hot.remove(self.hot_store)
+
     def close(self) -> None:
         """After the last durable snapshot, the hot ones have served."""
         if self.hot and not self._too_late:

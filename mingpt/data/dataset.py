@@ -1,0 +1,73 @@
+"""The form of a prepared data set: a folder of token shards and a `manifest.json` that is written last.
+
+A shard is raw little-endian integers, so np.memmap reads it as it is. The shards of a split, in the manifest's order,
+are one long row of tokens in which each document is followed by the vocabulary's end of text; a document may go on in
+the next shard. Where a shard ends is a matter of storage and means nothing.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mingpt.errors import Mistake
+
+MANIFEST = "manifest.json"
+MANIFEST_LIMIT = 256 << 20  # bytes: a million shards' lines and any vocabulary
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = ("train", "validation")
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Shard(Strict):
+    """tokens: how many there are. documents: how many end in it."""
+
+    # A manifest may be a stranger's: a name leads nowhere but into the manifest's own folder.
+    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")
+    split: Split
+    tokens: int = Field(ge=1)
+    documents: int = Field(ge=0)
+    sha256: Sha256
+
+
+class DataSet(Strict):
+    """made_from: a hash of the sources' names and sizes and of all options, to know a finished data set again."""
+
+    format: Literal["mingpt-shards-1"] = "mingpt-shards-1"
+    dtype: Literal["uint8", "uint16", "uint32"]
+    tokenizer: dict[str, Any]
+    made_from: Sha256
+    shards: tuple[Shard, ...]
+
+    def of(self, split: Split) -> list[Shard]:
+        return [shard for shard in self.shards if shard.split == split]
+
+
+def tokens_in(shards: Sequence[Shard]) -> int:
+    return sum(shard.tokens for shard in shards)
+
+
+def dtype_for(size: int) -> Literal["uint16", "uint32"]:
+    return "uint16" if size <= 2**16 else "uint32"
+
+
+def to_bytes(dataset: DataSet) -> bytes:
+    return (json.dumps(dataset.model_dump(), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def from_bytes(raw: bytes, shown: str) -> DataSet:
+    """Raises Mistake, naming the place as `shown`, if this is no manifest of a data set."""
+    try:
+        return DataSet.model_validate_json(raw, strict=True)
+    except ValidationError as errors:
+        first = errors.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise Mistake(
+            f"{shown}: {MANIFEST} is not that of a prepared data set ({where}: {first['msg']}): make the data set "
+            "again with python -m mingpt.data.prepare"
+        ) from errors

@@ -1,0 +1,293 @@
+"""Documents out of text files, JSON lines and Parquet at any URL, read as streams: memory is bounded, files may not be.
+
+A file is cut into blocks, which processes encode beside each other. How it is cut depends on its content alone.
+"""
+
+import codecs
+import json
+import lzma
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+from mingpt.config import without_secrets
+from mingpt.data import bpe
+from mingpt.errors import Mistake
+from mingpt.storage import modified, open_fs, place
+
+Form = Literal["text", "jsonl", "parquet"]
+FORMS: dict[str, Form] = {
+    **dict.fromkeys(("txt", "text", "md"), "text"),
+    **dict.fromkeys(("jsonl", "ndjson", "json"), "jsonl"),
+    **dict.fromkeys(("parquet", "pq"), "parquet"),
+}
+COMPRESSED = {"gz", "bz2", "xz"}
+READ = 1 << 20  # bytes that are read, and about as many that a block has
+LONGEST_LINE = 256 << 20  # bytes of a line of JSON
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the documents of a file are: pieces between separators, the strings of a field or of a column."""
+
+    separator: str = ""
+    field: str = "text"
+    val_fraction: float = 0.0
+
+
+@dataclass(frozen=True)
+class File:
+    url: str
+    form: Form
+    size: int
+    modified: float | None
+
+    @property
+    def shown(self) -> str:
+        return str(without_secrets(self.url))
+
+
+class Piece(NamedTuple):  # there may be millions, and a tuple travels fastest to another process
+    """A document, or a part of a long one. ends: whether the document does. validation: whether it is for that; None
+    for a whole document, whose hash says it, where it is encoded."""
+
+    text: str
+    ends: bool
+    validation: bool | None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Part of a file. Of text the pieces; of JSON the lines, from that number on; of Parquet the number of a row group.
+
+    size: the bytes of the file that it stands for.
+    """
+
+    file: File
+    size: int
+    pieces: tuple[Piece, ...] = ()
+    lines: bytes = b""
+    number: int = 0
+
+
+def find_files(sources: Sequence[str], form: Form | None) -> list[File]:
+    """The files that URLs and globs name, each once, in order: that of the sources, sorted within a glob."""
+    found: dict[str, File] = {}
+    for source in sources:
+        fs, path = open_fs(source, "SOURCES")
+        shown = f"SOURCES={without_secrets(source)}"
+        with place("SOURCES", source):
+            if any(c in path for c in "*?[") and not fs.exists(path):
+                urls = {p: fs.unstrip_protocol(p) for p in sorted(fs.glob(path)) if not fs.isdir(p)}
+            else:
+                urls = {path: source}
+            if not urls:
+                raise Mistake(f"{shown}: no file is there: check the spelling")
+            for p, url in urls.items():
+                info = fs.info(p)
+                if info["type"] == "directory":
+                    raise Mistake(f"{shown}: a folder: name the files in it, as in {url.rstrip('/')}/*.txt")
+                found.setdefault(url, File(url, form or _form_of(p, shown), info["size"] or 0, modified(info)))
+    return list(found.values())
+
+
+def _form_of(path: str, shown: str) -> Form:
+    parts = path.rpartition("/")[2].lower().split(".")
+    suffix = parts[-2] if parts[-1] in COMPRESSED and len(parts) > 2 else parts[-1]
+    if suffix not in FORMS:
+        raise Mistake(f"{shown}: .{suffix} tells no form: say --form text, jsonl or parquet")
+    return FORMS[suffix]
+
+
+def is_validation(first_piece: str, fraction: float) -> bool:
+    """By the hash of a document's first piece (all of it, if it is not longer than a piece): the same text always goes
+    to the same split, whatever file it is in and whatever is prepared beside it."""
+    if not fraction:
+        return False
+    digest = blake2b(first_piece.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < fraction * 2**64
+
+
+def blocks(file: File, options: Options) -> Iterator[Block]:
+    """The file's blocks in order. Raises Mistake if it is not of its form."""
+    with place("SOURCES", file.url):
+        if file.form == "parquet":
+            yield from _row_groups(file)
+            return
+        yield from (_lines if file.form == "jsonl" else _texts)(file, _chunks(file), options)
+
+
+def _chunks(file: File) -> Iterator[bytes]:
+    """The file's bytes, unpacked."""
+    fs, path = open_fs(file.url, "SOURCES")
+    try:
+        with fs.open(path, "rb", compression="infer") as stream:
+            while chunk := stream.read(READ):
+                yield chunk
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
+            raise
+        if path.rpartition(".")[2] not in COMPRESSED:
+            raise
+        raise Mistake(f"{file.shown}: cannot be unpacked ({error}): get the file again") from error
+
+
+def pieces_of(block: Block, options: Options) -> Iterator[Piece]:
+    """What a block has to encode; of JSON and Parquet it is read here, in the process that encodes it."""
+    if block.file.form == "text":
+        for text, ends, validation in block.pieces:
+            yield Piece(text, ends, is_validation(text, options.val_fraction) if validation is None else validation)
+        return
+    for text in _json_texts(block, options) if block.file.form == "jsonl" else _parquet_texts(block, options):
+        if text:
+            *most, last = bpe.pieces(_clean(text))
+            validation = is_validation(most[0] if most else last, options.val_fraction)
+            yield from (Piece(piece, False, validation) for piece in most)
+            yield Piece(last, True, validation)
+
+
+def _clean(text: str) -> str:
+    """JSON may hold half a character (a surrogate), which is no Unicode; as tiktoken does, it becomes U+FFFD."""
+    with suppress(UnicodeEncodeError):
+        text.encode()
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# --- text ---
+
+
+def _texts(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
+    pieces, characters, size = list[Piece](), 0, 0
+    validation: bool | None = None  # of the long document that the next piece belongs to; None: it begins one
+    for text, ends, read in _cut(_decoded(file, chunks), options.separator):
+        if text or (ends and validation is not None):  # an empty document is none
+            if validation is None and not ends:
+                validation = is_validation(text, options.val_fraction)
+            pieces.append(Piece(text, ends, validation))
+            characters += len(text)
+            validation = None if ends else validation
+        size += read
+        if characters >= READ:
+            yield Block(file, size, tuple(pieces))
+            pieces, characters, size = [], 0, 0
+    yield Block(file, size, tuple(pieces))
+
+
+def _decoded(file: File, chunks: Iterable[bytes]) -> Iterator[tuple[str, int]]:
+    """Characters, and the bytes that they were."""
+    decoder, position = codecs.getincrementaldecoder("utf-8")(), 0
+    for chunk in chain(chunks, [b""]):
+        pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            at = position - pending + error.start
+            raise Mistake(f"{file.shown}: not UTF-8 at byte {at}: convert the file") from error
+        position += len(chunk)
+        yield text, len(chunk)
+
+
+def _cut(decoded: Iterable[tuple[str, int]], separator: str) -> Iterator[tuple[str, bool, int]]:
+    """(text, whether the document ends with it, bytes read for it): documents, long ones in bpe.pieces."""
+    rest = ""
+    for text, read in decoded:
+        *documents, rest = (rest + text).split(separator) if separator else [rest + text]
+        for document in documents:
+            if len(document) <= bpe.PIECE:  # nearly all are
+                yield document, True, 0
+                continue
+            *most, last = bpe.pieces(document)
+            yield from ((piece, False, 0) for piece in most)
+            yield last, True, 0
+        # Of a separator, only less than all of it may be at the end.
+        while len(rest) > bpe.PIECE + len(separator):
+            stop = bpe.cut(rest, 0)
+            yield rest[:stop], False, 0
+            rest = rest[stop:]
+        yield "", False, read
+    *most, last = bpe.pieces(rest)
+    yield from ((piece, False, 0) for piece in most)
+    yield last, True, 0
+
+
+# --- JSON lines ---
+
+
+def _lines(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
+    number, rest = 1, list[bytes]()
+    for chunk in chunks:
+        head, newline, tail = chunk.rpartition(b"\n")
+        if not newline:
+            rest.append(tail)
+            if sum(map(len, rest)) > LONGEST_LINE:
+                raise Mistake(f"{file.shown} line {number}: longer than {LONGEST_LINE} bytes: are these JSON lines?")
+            continue
+        lines = b"".join([*rest, head])
+        yield Block(file, len(lines) + 1, lines=lines, number=number)
+        number += lines.count(b"\n") + 1
+        rest = [tail]
+    if lines := b"".join(rest):
+        yield Block(file, len(lines), lines=lines, number=number)
+
+
+def _json_texts(block: Block, options: Options) -> Iterator[str]:
+    for number, line in enumerate(block.lines.split(b"\n"), block.number):
+        if not line.strip():
+            continue
+        where = f"{block.file.shown} line {number}"
+        try:
+            value = json.loads(line)
+        except UnicodeDecodeError as error:
+            raise Mistake(f"{where}: not UTF-8 at byte {error.start} of the line: convert the file") from error
+        except (ValueError, RecursionError) as error:
+            raise Mistake(f"{where}: not JSON ({error}): mend the line, or say another --form") from error
+        if not isinstance(value, dict):
+            raise Mistake(f"{where}: {type(value).__name__} in place of an object: each line must be {{…}}")
+        if options.field not in value:
+            there_are = ", ".join(map(repr, list(value)[:10])) or "none"
+            raise Mistake(f"{where}: no field {options.field!r}; there are {there_are}: name one with --field")
+        if not isinstance(text := value[options.field], str):
+            raise Mistake(f"{where}: field {options.field!r} is no string: name another with --field")
+        yield text
+
+
+# --- Parquet ---
+
+
+def _open_parquet(file: File, stream: Any) -> Any:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise Mistake("Parquet needs the package pyarrow: pip install 'mingpt[parquet]'") from error
+    try:
+        return parquet.ParquetFile(stream)
+    except (ArrowException, OSError) as error:
+        raise Mistake(f"{file.shown}: not Parquet ({str(error).splitlines()[0]}): say another --form") from error
+
+
+def _row_groups(file: File) -> Iterator[Block]:
+    fs, path = open_fs(file.url, "SOURCES")
+    with fs.open(path, "rb") as stream:
+        groups = _open_parquet(file, stream).num_row_groups
+    yield from (Block(file, file.size // groups, number=number) for number in range(groups))
+
+
+def _parquet_texts(block: Block, options: Options) -> Iterator[str]:
+    fs, path = open_fs(block.file.url, "SOURCES")
+    with place("SOURCES", block.file.url), fs.open(path, "rb") as stream:
+        table = _open_parquet(block.file, stream)
+        columns = dict(zip(table.schema_arrow.names, table.schema_arrow.types, strict=True))
+        where = block.file.shown
+        if options.field not in columns:
+            there_are = ", ".join(map(repr, list(columns)[:10]))
+            raise Mistake(f"{where}: no column {options.field!r}; there are {there_are}: name one with --field")
+        if str(columns[options.field]) not in ("string", "large_string", "string_view"):
+            kind = columns[options.field]
+            raise Mistake(f"{where}: column {options.field!r} is of {kind}, not of strings: name another with --field")
+        for batch in table.iter_batches(batch_size=1024, row_groups=[block.number], columns=[options.field]):
+            yield from (text for text in batch.column(0).to_pylist() if text is not None)

@@ -1,0 +1,78 @@
+"""Data of one's own: what `data._target_` gives, and the shortest way to write it.
+
+A function returns a Source; where the data are rows of tensors in memory, `source_of` makes one.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import torch
+from torch import Tensor
+
+from mingpt import own
+from mingpt.config import OwnData
+from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.vocabulary import NoTokens, Vocabulary
+from mingpt.errors import Mistake
+
+NOTHING = NoTokens()
+
+
+class Rows(Samples):
+    """Tensors with a row for each sample: a sample is one row of each."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, ids: Sequence[int]) -> Microbatch:
+        return tuple(t[list(ids)] for t in self.tensors)
+
+
+class Slices:
+    """The same rows in their own order, micro_size at a time, each once; the last slice may be shorter."""
+
+    def __init__(self, tensors: Sequence[Tensor], micro_size: int) -> None:
+        self.tensors, self.micro_size = tuple(tensors), micro_size
+
+    def __len__(self) -> int:
+        return -(-len(self.tensors[0]) // self.micro_size)
+
+    def __getitem__(self, index: int, /) -> Microbatch:
+        return tuple(t[index * self.micro_size : (index + 1) * self.micro_size] for t in self.tensors)
+
+
+def source_of(
+    train: Sequence[Tensor], validation: Sequence[Tensor], micro_size: int, vocabulary: Vocabulary = NOTHING
+) -> Source:
+    """Tensors with a row for each sample, in the order in which the module's forward takes them.
+
+    validation: as many tensors; with no rows, nothing is evaluated. micro_size: batch.micro_size.
+    """
+    for name, tensors in (("train", train), ("validation", validation)):
+        if len(tensors) != len(train) or not tensors or len({len(t) for t in tensors}) != 1:
+            raise Mistake(f"{name} must be tensors with the same number of rows each, as many tensors in both splits")
+    content = sha256()
+    for t in (*train, *validation):
+        content.update(f"{t.dtype} {list(t.shape)}\n".encode())
+        content.update(t.contiguous().flatten().view(torch.uint8).numpy().data if t.numel() else b"")
+    return Source(Rows(*train), Slices(validation, micro_size), vocabulary, content.hexdigest())
+
+
+def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:
+    """Raises Mistake if what the target gives is no Source that the trainer can read."""
+    shown = f"data._target_={config.target}"
+    source = own.call("data", config, block_size=block_size, micro_size=micro_size)
+    if not isinstance(source, Source):
+        raise Mistake(f"{shown} gives a {type(source).__name__}, and no mingpt.data.source.Source: see source_of")
+    if len(source.train) == 0:
+        raise Mistake(f"{shown}: the training set has no samples")
+    try:
+        one = source.train[[0]]
+    except Exception as error:
+        raise Mistake(f"{shown}: train[[0]] failed: {type(error).__name__}: {error}") from error
+    if not isinstance(one, tuple) or not all(isinstance(x, Tensor) and x.shape[:1] == (1,) for x in one):
+        raise Mistake(f"{shown}: train[[0]] must be a tuple of tensors with one row each")
+    return source

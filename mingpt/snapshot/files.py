@@ -1,0 +1,46 @@
+"""What lies in a folder of snapshots, by its name."""
+
+import re
+from dataclasses import dataclass
+
+from mingpt.snapshot.format import MANIFEST, PART_NAME
+
+STEP_FOLDER = re.compile(r"step-([0-9]{9})")
+PROBE, SET_ASIDE = ".probe-", "set-aside-"
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file in a step's folder, or beside those (step None). Size and time (Unix) are None if the store can't tell."""
+
+    step: int | None
+    name: str
+    size: int | None
+    modified: float | None
+
+    @property
+    def path(self) -> str:
+        """Below the store's URL."""
+        return self.name if self.step is None else f"{step_name(self.step)}/{self.name}"
+
+    @property
+    def is_temporary(self) -> bool:
+        return self.name.startswith(".") and self.name.endswith(".tmp")
+
+    @property
+    def is_probe(self) -> bool:
+        return self.step is None and self.name.startswith(PROBE)
+
+    @property
+    def is_set_aside(self) -> bool:
+        return self.name.startswith(SET_ASIDE) and self.name.endswith(MANIFEST)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a writer or reader of ours may have put it into a step's folder."""
+        part = PART_NAME.fullmatch(self.name) is not None
+        return part or self.is_temporary or self.is_set_aside

@@ -1,0 +1,115 @@
+"""Whether somebody's GPT-2 fits the model that is configured: all that does not, and what to set."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mingpt.data.vocabulary import Vocabulary
+from mingpt.model import GPT, GPTConfig
+from mingpt.weights.tokenizer import numbers_in, tokenizer_files
+
+# What a config.json that doesn't say means: the defaults of transformers' GPT2Config.
+DEFAULTS = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}
+# GPT-2 as it was published; transformers knows variants, which other code than ours computes.
+PUBLISHED: dict[str, tuple[object, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}
+HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
+SHOWN = 4  # names of tensors in one message
+
+
+def config_problems(config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
+    """What a config.json has otherwise than the model section and the data's vocabulary."""
+    sizes = DEFAULTS | {name: config[name] for name in DEFAULTS if name in config}
+    if wrong := [f"{name}={value!r}" for name, value in sizes.items() if type(value) is not int or value < 1]:
+        return [f"config.json says {', '.join(wrong)}: not a whole number"]
+    problems = [
+        f"weights of another architecture: config.json says {name}={config[name]!r}, GPT-2 has {known[0]!r}"
+        for name, known in PUBLISHED.items()
+        if config.get(name, known[0]) not in known
+    ]
+    if (inner := config.get("n_inner")) not in (None, 4 * sizes["n_embd"]):
+        problems.append(f"weights of another architecture: config.json says n_inner={inner!r}, not 4 x n_embd")
+    different = [name for name in ("n_layer", "n_head", "n_embd") if sizes[name] != getattr(shape, name)]
+    if different:
+        theirs = ", ".join(f"{name} {sizes[name]}" for name in different)
+        ours = ", ".join(f"{name} {getattr(shape, name)}" for name in different)
+        cure = " ".join(f"model.{name}={sizes[name]}" for name in different)
+        problems.append(f"the weights have {theirs}, the model has {ours}: set {cure}")
+    if shape.block_size > sizes["n_positions"]:
+        problems.append(
+            f"the weights know {sizes['n_positions']} positions, and model.block_size={shape.block_size}: set "
+            f"model.block_size={sizes['n_positions']} or less"
+        )
+    if sizes["vocab_size"] not in (shape.vocab_size, shape.padded_vocab_size):
+        rows = sizes["vocab_size"]
+        padding = (
+            f"; if the rest of them is padding, set model.vocab_multiple={rows}" if rows > shape.vocab_size else ""
+        )
+        problems.append(
+            f"the weights are for {rows} tokens, and the data's vocabulary has {shape.vocab_size}: take data in the "
+            f"tokens that the weights were trained with{padding}"
+        )
+    return problems
+
+
+def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
+    """What the tensors, under our names, have otherwise than their own config.json says."""
+    sizes = DEFAULTS | {name: config[name] for name in DEFAULTS if name in config}
+    with torch.device("meta"):  # shapes only
+        theirs = replace(shape, vocab_size=sizes["vocab_size"], block_size=sizes["n_positions"], vocab_multiple=1)
+        expected = GPT(theirs).state_dict()
+    found = {name: tensor for name, tensor in tensors.items() if name != HEAD}
+    problems = [
+        *_named("tensors are missing: ", expected.keys() - found.keys()),
+        *_named("tensors that GPT-2 does not have: ", found.keys() - expected.keys()),
+        *_named(
+            "tensors of other shapes than config.json says: ",
+            {
+                f"{n} {list(t.shape)} in place of {list(expected[n].shape)}"
+                for n, t in found.items()
+                if n in expected and t.shape != expected[n].shape
+            },
+        ),
+        *_named(
+            "tensors that are no floating-point numbers: ",
+            {f"{n} ({t.dtype})".replace("torch.", "") for n, t in found.items() if not t.is_floating_point()},
+        ),
+    ]
+    if problems:
+        return ["the file does not hold the weights that config.json describes: " + "; ".join(problems)]
+    head = tensors.get(HEAD)
+    if head is not None and not torch.equal(head, tensors[EMBEDDING]):
+        return [f"{HEAD} is not {EMBEDDING}: the model's output layer is its embedding, and can't take over another"]
+    return []
+
+
+def _named(what: str, names: set[str]) -> Iterator[str]:
+    if names:
+        shown, rest = sorted(names)[:SHOWN], len(names) - SHOWN
+        yield what + ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+
+
+def vocabulary_problems(tokenizer: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
+    """Whether the tokenizer files beside the weights number the data's tokens otherwise than the data does."""
+    try:
+        theirs = numbers_in(tokenizer)
+    except (ValueError, RecursionError):
+        return [f"{' or '.join(tokenizer)} is damaged: copy it again, or delete it if the tokens are right"]
+    ours = numbers_in(tokenizer_files(vocabulary.to_json()))
+    if theirs is None or ours is None or theirs == ours:
+        return []
+    other = sorted(t for t in theirs.keys() | ours.keys() if theirs.get(t) != ours.get(t))
+    shown = ", ".join(f"{token!r} ({theirs.get(token)}, {ours.get(token)})" for token in other[:SHOWN])
+    return [
+        f"{len(other)} tokens have other numbers in the tokenizer beside the weights than in the data: {shown}: take "
+        f"data in the tokens that the weights were trained with"
+    ]

@@ -1,0 +1,104 @@
+"""A vocabulary as the files that Hugging Face's tokenizers are made from."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Files = dict[str, str]
+
+
+def byte_letters() -> list[str]:
+    """GPT-2's letter for each byte: printable ones stand for themselves, the others come after, from 256 on."""
+    plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    others = [b for b in range(256) if b not in plain]
+    letters = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
+    return [letters[b] for b in range(256)]
+
+
+def _tokenizer_json(model: Mapping[str, Any], pre_tokenizer: Mapping[str, Any], decoder: Mapping[str, Any]) -> Files:
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": model,
+    }
+    # Without this file transformers would take GPT-2's own tokenizer for every model of GPT-2's kind.
+    how = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return {"tokenizer.json": _as_text(tokenizer), "tokenizer_config.json": _as_text(how)}
+
+
+def _as_text(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+
+
+def _characters(vocabulary: Mapping[str, Any]) -> Files:
+    """One "word" for each character. The unknown word is none of them, so an unknown character is an error."""
+    ids = {c: i for i, c in enumerate(vocabulary["characters"])}
+    return _tokenizer_json(
+        {"type": "WordLevel", "vocab": ids, "unk_token": "<|unknown|>"},
+        {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False},
+        {"type": "Fuse"},
+    )
+
+
+def _bytes(vocabulary: Mapping[str, Any]) -> Files:
+    """Byte-level BPE that never merges; a token's number is its byte."""
+    ids = {letter: byte for byte, letter in enumerate(byte_letters())}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return _tokenizer_json({"type": "BPE", "vocab": ids, "merges": []}, level, level)
+
+
+def _gpt2(vocabulary: Mapping[str, Any]) -> Files:
+    """GPT-2's own two files: the merges as they are, and each token's number, which follows from them."""
+    lines = [line for line in vocabulary["merges"].split("\n") if line and not line.startswith("#version")]
+    letters = byte_letters()
+    plain = sorted(letters, key=lambda letter: (ord(letter) >= 256, ord(letter)))  # the order of GPT-2's first 256
+    tokens = [*plain, *(line.replace(" ", "") for line in lines), "<|endoftext|>"]
+    numbers = {token: number for number, token in enumerate(tokens)}
+    how = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "clean_up_tokenization_spaces": False}
+    return {
+        "merges.txt": vocabulary["merges"],
+        "vocab.json": json.dumps(numbers, ensure_ascii=False),
+        "tokenizer_config.json": _as_text(how),
+    }
+
+
+# By the `kind` in a vocabulary's JSON. One that is not here (images, sums) has no text, and no such files.
+FILES: dict[str, Callable[[Mapping[str, Any]], Files]] = {
+    "char": _characters,
+    "byte": _bytes,
+    "gpt2": _gpt2,
+    "tokenizer.json": lambda vocabulary: {"tokenizer.json": vocabulary["text"]},
+}
+
+
+def tokenizer_files(vocabulary: Mapping[str, Any]) -> Files:
+    """The files, by name, of a vocabulary's JSON; none if its tokens are no text."""
+    make = FILES.get(vocabulary["kind"])
+    return make(vocabulary) if make else {}
+
+
+def numbers_in(files: Mapping[str, str]) -> dict[str, int] | None:
+    """Each token's number as tokenizer files say, so that two vocabularies can be compared; None if they don't.
+
+    Raises ValueError if a file is damaged.
+    """
+    if "vocab.json" in files:
+        numbers = json.loads(files["vocab.json"])
+    elif "tokenizer.json" in files:
+        tokenizer = json.loads(files["tokenizer.json"])
+        model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
+        numbers = model.get("vocab") if isinstance(model, dict) else None
+        if isinstance(numbers, dict):
+            added = tokenizer.get("added_tokens") or []
+            numbers = numbers | {
+                t["content"]: t["id"] for t in added if isinstance(t, dict) and {"content", "id"} <= t.keys()
+            }
+    else:
+        return None
+    return numbers if isinstance(numbers, dict) else None

@@ -1,0 +1,87 @@
+"""Models and data of somebody's own, most of them wrong in one way, for tests/test_own_model.py."""
+
+import torch
+from torch import Tensor, nn
+
+from examples.classifier import Classifier, rows
+from mingpt.data.own import source_of
+from mingpt.data.source import Source
+
+NOT_CALLABLE = 3
+
+
+class Linear(nn.Module):
+    def __init__(self, n_in: int = 10) -> None:
+        super().__init__()
+        self.layer = nn.Linear(n_in, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return nn.functional.cross_entropy(self.layer(x), y, reduction="sum"), (y >= 0).sum()
+
+
+class NoForward(nn.Module):
+    pass
+
+
+class Plain:
+    pass
+
+
+class OneTensor(Linear):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return self.layer(x)
+
+
+class Means(Linear):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+        return nn.functional.cross_entropy(self.layer(x), y), len(x)
+
+
+class Idle(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(3, 3)
+
+
+class Normed(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(10)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(self.norm(x), y)
+
+
+class Complex(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.z = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+
+
+class Unlucky(Linear):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        raise KeyError("no luck")
+
+
+def gives_none() -> None:
+    return None
+
+
+def fails(hidden: int) -> nn.Module:
+    raise ValueError(f"{hidden} is odd")
+
+
+def by_vocabulary(vocab_size: int, block_size: int) -> nn.Module:
+    return Classifier(n_in=10, hidden=vocab_size + block_size)
+
+
+def no_rows(micro_size: int) -> Source:
+    return source_of((torch.zeros(0, 10),), (torch.zeros(0, 10),), micro_size)
+
+
+def uneven(micro_size: int) -> Source:
+    return source_of((torch.zeros(3, 10), torch.zeros(2)), (torch.zeros(0, 10), torch.zeros(0)), micro_size)
+
+
+def ten_rows(micro_size: int) -> Source:
+    return rows(micro_size, count=10)

@@ -1,0 +1,193 @@
+"""`python -m mingpt.generate`: where prompts come from, several texts, and text that is told as it grows."""
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from mingpt import generate
+from mingpt.config import Model
+from mingpt.data.vocabulary import Bytes
+from mingpt.generate import BETWEEN, Text
+from mingpt.model import GPT, GPTConfig
+from mingpt.snapshot.store import Store
+from snapshot_kit import PROVENANCE, save, state_of
+
+Captured = pytest.CaptureFixture[str]
+VOCABULARY = "\n abcdé"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A snapshot as the trainer writes it, of a model whose text depends on what it has read."""
+    return trained(tmp_path, {"kind": "char", "characters": VOCABULARY}, len(VOCABULARY))
+
+
+def trained(folder: Path, vocabulary: dict[str, str], size: int, broken: bool = False) -> Path:
+    torch.manual_seed(1)
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
+    model = GPT(GPTConfig(vocab_size=size, **shape))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(torch.nan if broken else 30)
+    config = {"model": Model.model_validate(shape).model_dump()}
+    state = {"model": model.state_dict(), "optimizer": state_of(1)["optimizer"]}
+    save(Store(f"{folder}/snapshots"), 1, state, provenance=PROVENANCE | {"vocabulary": vocabulary, "config": config})  # type: ignore[arg-type]
+    return folder
+
+
+def said(run: Path, capsys: Captured, *arguments: str) -> str:
+    assert generate.main([str(run), "--tokens", "30", "--temperature", "20", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def refused(run: Path, capsys: Captured, *arguments: str) -> str:
+    assert generate.main([str(run), *arguments]) == 64
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_a_file_or_stdin_is_a_prompt_as_it_stands(
+    run: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = said(run, capsys, "--prompt", "ab\ncé\n")
+    (tmp_path / "prompt.txt").write_text("ab\ncé\n")
+    assert said(run, capsys, "--file", str(tmp_path / "prompt.txt")) == expected
+    feed(monkeypatch, "ab\ncé\n".encode())
+    assert said(run, capsys, "--file", "-") == expected
+
+
+def test_each_line_is_a_prompt_and_is_continued_as_if_it_were_alone(
+    run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = ["a", "abcd abc", "cé", "a longer one than a block".replace("longer one than", "bb ccc dddd")]
+    prompts[3] = "".join(c for c in prompts[3] if c in VOCABULARY)
+    assert len(prompts[3]) > 8
+    feed(monkeypatch, ("\n".join(prompts) + "\n\n").encode())
+    together = said(run, capsys, "--file", "-", "--lines")
+    assert together == BETWEEN.join(said(run, capsys, "--prompt", prompt) for prompt in prompts)
+
+
+@pytest.mark.parametrize("batch", ["1", "2", "3", "7"])
+def test_samples_are_the_same_whatever_the_batch(run: Path, capsys: Captured, batch: str) -> None:
+    five = said(run, capsys, "--prompt", "ab", "--samples", "5")
+    assert said(run, capsys, "--prompt", "ab", "--samples", "5", "--batch", batch) == five
+    texts = five.split(BETWEEN)
+    assert len(set(texts)) == len(texts) == 5
+    assert all(text.startswith("ab") and len(text) == 2 + 30 + 1 for text in texts)
+    assert said(run, capsys, "--prompt", "ab") == texts[0]
+    assert said(run, capsys, "--prompt", "ab", "--samples", "3").split(BETWEEN) == texts[:3]
+
+
+def test_top_p_counts(run: Path, capsys: Captured) -> None:
+    greedy = said(run, capsys, "--temperature", "0")
+    assert said(run, capsys, "--top-p", "0.0001") == greedy != said(run, capsys, "--top-p", "1")
+
+
+def test_the_speed_is_told_on_stderr(run: Path, capsys: Captured) -> None:
+    assert generate.main([str(run), "--samples", "4", "--tokens", "300", "--speed"]) == 0
+    assert re.fullmatch(r"1,200 tokens in [\d.]+ s: [\d,]+ tokens/s\n", capsys.readouterr().err)
+
+
+class Listener(io.StringIO):
+    """What was there to be read at each flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def flush(self) -> None:
+        self.heard.append(self.getvalue())
+
+
+def test_text_is_told_as_it_grows_and_the_next_one_after_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Listener()
+    monkeypatch.setattr(sys, "stdout", out)
+    assert generate.main([str(run), "--prompt", "ab", "--tokens", "5", "--samples", "2"]) == 0
+    first, second = out.getvalue().split(BETWEEN)
+    whole = out.getvalue()
+    assert out.heard[:5] == [first[:3], first[:4], first[:5], first[:6], whole]
+    assert len(second) == len("ab") + 5 + 1
+
+
+def told(chunks: Sequence[Sequence[int]]) -> list[str]:
+    """What is told after each chunk of bytes, and at the end."""
+    text, out = Text([], 0), []
+    for i, chunk in enumerate(chunks):
+        text.tokens.extend(chunk)
+        out.append(text.news(Bytes(), end=i == len(chunks) - 1))
+    return out
+
+
+def test_half_a_character_waits_for_its_rest() -> None:
+    assert told([[b] for b in "aé漢😀b".encode()]) == ["a", "", "é", "", "", "漢", "", "", "", "😀", "b"]
+
+
+def test_what_never_becomes_a_character_is_told_once_that_is_clear() -> None:
+    assert told([[0x61], [0xFF], [0xC3], [0x62], [0xC3]]) == ["a", "", "", "\ufffd\ufffdb", "\ufffd"]
+
+
+def test_what_is_told_is_the_whole_text_however_it_is_cut() -> None:
+    drawn = torch.Generator().manual_seed(1)
+    for _ in range(300):
+        content = torch.tensor([*"aé漢😀\ufffd".encode(), 0xFF, 0xC3])
+        row = content[torch.randint(len(content), (12,), generator=drawn)].tolist()
+        row[4:4] = list("é漢".encode())
+        assert "".join(told([[b] for b in row])) == Bytes().decode(row)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--top-p", "0"], "--top-p 0.0: above 0 and at most 1"),
+        (["--top-p", "1.1"], "--top-p 1.1: above 0 and at most 1"),
+        (["--top-p", "nan"], "--top-p nan: above 0 and at most 1"),
+        (["--samples", "0", "--batch", "0"], "2 problems:\n  1. --samples 0: at least 1\n  2. --batch 0: at least 1"),
+        (["--lines"], "--lines splits a file: give --file, too"),
+        (["--file", "no/such"], "--file=no/such: there is no such file or bucket: check the spelling"),
+    ],
+)
+def test_bad_options_exit_64(run: Path, capsys: Captured, arguments: list[str], message: str) -> None:
+    assert refused(run, capsys, *arguments) == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(("content", "lines"), [(b"", []), (b"", ["--lines"]), (b"\n\n", ["--lines"])])
+def test_an_empty_file_is_a_mistake(
+    run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, content: bytes, lines: list[str]
+) -> None:
+    feed(monkeypatch, content)
+    assert refused(run, capsys, "--file", "-", *lines).startswith("error: --file -: nothing is in it")
+
+
+def test_a_prompt_and_a_file_are_too_much(run: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        generate.main([str(run), "--prompt", "a", "--file", "-"])
+    assert ended.value.code == 64
+
+
+def test_weights_that_are_no_numbers_are_a_mistake(tmp_path: Path, capsys: Captured) -> None:
+    run = trained(tmp_path, {"kind": "char", "characters": VOCABULARY}, len(VOCABULARY), broken=True)
+    assert "its weights are not all finite numbers" in refused(run, capsys)
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_ends_it_quietly(run: Path) -> None:
+    command = [sys.executable, "-m", "mingpt.generate", str(run), "--tokens", "1000000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.read(20)
+    process.stdout.close()
+    assert process.stderr
+    assert (process.stderr.read(), process.wait(60)) == (b"", 0)

@@ -1,0 +1,132 @@
+"""Runs whose store is gone for a while, or for good: real servers, killed and started again under real training."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fault_proxy import BlackHole, FaultProxy, Stall
+from mingpt.metrics import read_metrics
+from mingpt.snapshot.reader import read
+from node_kit import Node, wait_until
+from run_kit import TINY, Run
+from store_kit import Server, Stores
+
+pytestmark = pytest.mark.slow
+
+# Steps without end, so that whatever a test waits for happens under training.
+ENDLESS = (
+    "train.max_steps=1000000",
+    "schedule.decay_steps=1000",  # else that of max_steps
+    "data.val_fraction=0",  # the evaluation at an end is in the state, and these runs have no end
+    "snapshot.asynchronous=true",
+    "snapshot.every_steps=20",
+    "snapshot.keep=1000000",
+    "snapshot.retry_seconds=0",
+)
+
+
+@pytest.fixture
+def server(serve: Stores, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setenv("MINGPT_STORE_SECONDS", "2")
+    return serve("nanio")
+
+
+def train(run: Run, on_line: Callable[[str], None], *overrides: str) -> Node:
+    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
+    return Node([sys.executable, "-m", "mingpt.train", *TINY, *places, *ENDLESS, *overrides], on_line=on_line)
+
+
+def test_a_server_is_killed_in_mid_write_and_comes_back(
+    server: Server, serve: Stores, text: Path, cache: Path, undisturbed: Callable[..., Run]
+) -> None:
+    proxy = FaultProxy(server.port)
+    serve.direct_clients(server, proxy.port)
+    half_sent = "PUT .*step-000000012/model"
+    proxy.set(Stall(half_sent, times=1, after=1000))
+    run = Run(f"{server.url}/run", text, cache)
+    started = run.start(1, "snapshot.retry_seconds=60")
+    wait_until(lambda: proxy.count(half_sent) or started.process.poll() is not None, "a part is half sent")
+    server.kill()
+    wait_until(lambda: "next try in" in started.output or started.process.poll() is not None, "it is tried again")
+    server.start()
+    assert started.wait() == 0, started.output
+    assert "SNAPSHOT FAILED" not in started.output
+    assert run.store.steps() == [24, 20, 16, 12, 8, 4]
+    assert run.digest() == undisturbed().digest()
+    proxy.close()
+
+
+def test_training_goes_on_while_the_server_is_gone(
+    server: Server, text: Path, cache: Path, undisturbed: Callable[..., Run]
+) -> None:
+    run = Run(f"{server.url}/run", text, cache)
+    seen: list[str] = []
+
+    def act(line: str) -> None:
+        if re.match(r"step \d+: snapshot ", line) and not seen:
+            server.kill()
+            seen.append("killed")
+        elif line.startswith("SNAPSHOT FAILED (2 in a row)"):
+            server.start()
+            seen.append("started")
+        elif re.match(r"step \d+: snapshot ", line) and seen == ["killed", "started"]:
+            os.kill(node.process.pid, signal.SIGTERM)
+            seen.append("stopped")
+
+    node = train(run, act, "snapshot.max_failures=1000")
+    assert node.wait() == 75, node.output[-3000:]
+    assert seen == ["killed", "started", "stopped"]
+    failed = re.findall(r"^SNAPSHOT FAILED \(\d+ in a row\): the snapshot of step (\d+)", node.output, re.M)
+    steps = run.store.steps()
+    assert len(failed) >= 2
+    assert [step for step in failed if int(step) in steps or int(step) > steps[0]] == []
+    assert [row["step"] for row in read_metrics(run.dir)] == list(range(1, steps[0] + 1))
+    same = ("schedule.decay_steps=1000", "data.val_fraction=0")
+    assert run.digest() == undisturbed(f"train.max_steps={steps[0]}", *same).digest()
+
+
+def test_a_server_that_never_returns_ends_the_run(server: Server, text: Path, cache: Path) -> None:
+    run = Run(f"{server.url}/run", text, cache)
+
+    def act(line: str) -> None:
+        if re.match(r"step \d+: snapshot ", line):
+            server.kill()
+
+    node = train(run, act, "snapshot.max_failures=2")
+    assert node.wait() == 70, node.output[-3000:]
+    assert re.findall(r"^SNAPSHOT FAILED \((\d+) in a row\)", node.output, re.M) == ["1", "2"]
+    last = node.lines[-1]
+    assert re.match(rf"error: .*: (run\.dir={run.dir}|snapshot\.dir={run.dir}/snapshots): ", last), last
+    assert "Traceback" not in node.output
+    assert [secret for secret in server.secrets() if secret in node.output] == []
+    server.start()
+    good = re.findall(r"^step (\d+): snapshot (\w{16}) ", node.output, re.M)
+    assert [(str(s), read(run.store, s).manifest.digest[:16]) for s in reversed(run.store.steps())] == good
+
+
+def test_metrics_that_cannot_be_stored_wait_for_the_next_snapshot(
+    server: Server, serve: Stores, text: Path, cache: Path
+) -> None:
+    proxy = FaultProxy(server.port)
+    serve.direct_clients(server, proxy.port)
+    run = Run(f"{server.url}/run", text, cache)
+
+    def act(line: str) -> None:
+        if re.match(r"step +20/", line):
+            proxy.set(BlackHole("PUT .*/metrics/"))
+        if "what follows it failed" in line:
+            proxy.set()
+            os.kill(node.process.pid, signal.SIGTERM)
+
+    node = train(run, act, "snapshot.every_steps=40")
+    assert node.wait() == 75, node.output[-3000:]
+    last = run.store.steps()[0]
+    told = rf"^step 40: snapshot \w{{16}} in \S+ s; what follows it failed: run\.dir={run.dir}: no answer within 2 s"
+    assert re.search(told, node.output, re.M), node.output[-3000:]
+    assert [row["step"] for row in read_metrics(run.dir)] == list(range(1, last + 1))
+    proxy.close()

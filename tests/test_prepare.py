@@ -1,0 +1,365 @@
+"""mingpt.data.prepare: the same bytes whatever the processes and the kills, every document once, and clear mistakes."""
+
+import bz2
+import gzip
+import io
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+import bpe_kit
+from mingpt.data import bpe, documents
+from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
+from mingpt.data.documents import Options, is_validation
+from mingpt.data.prepare import Progress, main, prepare
+from mingpt.data.shardwriter import ShardWriter
+from mingpt.errors import Mistake
+
+VOCABULARY = bpe_kit.small()
+WORDS = ["the", "king", "is", "dead", "long", "live", "woe", "größer", "漢字", "🙂", "1234", "\n", "  "]
+
+
+def some_texts(count: int, seed: int = 1) -> list[str]:
+    chooser = random.Random(seed)
+    return [" ".join(chooser.choices(WORDS, k=chooser.randrange(1, 40))) + f" {i}" for i in range(count)]
+
+
+def prepared(sources: Sequence[Path | str], out: Path | str, **options: object) -> DataSet:
+    known = {k: options.pop(k) for k in ("separator", "field", "val_fraction") if k in options}
+    return prepare([str(s) for s in sources], str(out), VOCABULARY, Options(**known), **options)  # type: ignore[arg-type]
+
+
+def row(out: Path, dataset: DataSet, split: str) -> list[int]:
+    """A split's tokens, read as anybody would."""
+    shards = [np.fromfile(out / s.name, dtype=f"<u{2 if dataset.dtype == 'uint16' else 4}") for s in dataset.shards]
+    return [int(t) for s, tokens in zip(dataset.shards, shards, strict=True) if s.split == split for t in tokens]
+
+
+def expected(texts: Sequence[str], fraction: float, validation: bool) -> list[int]:
+    chosen = [t for t in texts if is_validation(t, fraction) == validation]
+    return [i for t in chosen for i in (*VOCABULARY.encode(t), VOCABULARY.end_of_text)]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def write_jsonl(path: Path, texts: Sequence[str], field: str = "text") -> Path:
+    path.write_text("".join(json.dumps({field: t, "id": i}) + "\n" for i, t in enumerate(texts)))
+    return path
+
+
+# --- what comes out ---
+
+
+@pytest.mark.parametrize("shard_tokens", [7, 64, 1 << 25])
+def test_every_document_is_there_once_in_order_followed_by_its_end(tmp_path: Path, shard_tokens: int) -> None:
+    texts = some_texts(60)
+    source = write_jsonl(tmp_path / "a.jsonl", texts)
+    dataset = prepared([source], tmp_path / "out", val_fraction=0.2, shard_tokens=shard_tokens)
+    for split, validation in (("train", False), ("validation", True)):
+        assert row(tmp_path / "out", dataset, split) == expected(texts, 0.2, validation)
+    assert 0 < sum(s.documents for s in dataset.of("validation")) < 60
+    assert sum(s.documents for s in dataset.shards) == 60
+    assert all(s.tokens == shard_tokens for s in dataset.of("train")[:-1])
+    assert (dataset.dtype, dataset.tokenizer) == ("uint16", VOCABULARY.to_json())
+    content = files(tmp_path / "out")
+    assert from_bytes(content.pop("manifest.json"), "x") == dataset
+    assert content.keys() == {s.name for s in dataset.shards}
+    assert {n: sha256(c).hexdigest() for n, c in content.items()} == {s.name: s.sha256 for s in dataset.shards}
+    assert sum(map(len, content.values())) == 2 * tokens_in(dataset.shards)
+
+
+def test_every_form_gives_the_same_tokens(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    texts = [t.replace("\n\n", "\n") for t in some_texts(50)]
+    write_jsonl(tmp_path / "a.jsonl", texts, "content")
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    parquet.write_table(pyarrow.table({"content": [*texts, None]}), tmp_path / "a.parquet", row_group_size=7)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    (tmp_path / "b.txt.bz2").write_bytes(bz2.compress((tmp_path / "a.txt").read_bytes()))
+    shards = []
+    for name in ("a.jsonl", "a.txt", "a.parquet", "a.jsonl.gz", "b.txt.bz2"):
+        out = tmp_path / f"out-{name}"
+        shards.append(prepared([tmp_path / name], out, separator="\n\n", field="content", val_fraction=0.1).shards)
+    assert all(s == shards[0] for s in shards)
+    (tmp_path / "texts").mkdir()
+    for i, text in enumerate(texts):
+        (tmp_path / "texts" / f"{i:03d}.txt").write_text(text)
+    one_a_file = prepared([f"{tmp_path}/texts/*.txt"], tmp_path / "out", val_fraction=0.1)
+    assert one_a_file.shards == shards[0]
+
+
+def test_memory_is_bounded_and_no_cut_changes_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces and reads of a few bytes, so that each border falls everywhere."""
+    texts = some_texts(40)
+    long = " ".join(texts)
+    (tmp_path / "a.txt").write_text("=-=".join([*texts[:20], "", long, *texts[20:]]))
+    whole = prepared([tmp_path / "a.txt"], tmp_path / "whole", separator="=-=", val_fraction=0.0)
+    assert row(tmp_path / "whole", whole, "train") == expected([*texts[:20], long, *texts[20:]], 0, False)
+    for read, piece in ((5, 1 << 20), (3, 64), (1000, 64)):
+        monkeypatch.setattr(documents, "READ", read)
+        monkeypatch.setattr(bpe, "PIECE", piece)
+        cut = prepared([tmp_path / "a.txt"], tmp_path / f"{read}-{piece}", separator="=-=", val_fraction=0.0)
+        assert cut.shards == whole.shards
+
+
+def test_a_document_goes_to_one_split_whatever_is_beside_it(tmp_path: Path) -> None:
+    texts = some_texts(40)
+    both = prepared([write_jsonl(tmp_path / "a.jsonl", texts)], tmp_path / "a", val_fraction=0.3)
+    half = prepared([write_jsonl(tmp_path / "b.jsonl", texts[::2])], tmp_path / "b", val_fraction=0.3)
+    ends = VOCABULARY.end_of_text
+    for split in ("train", "validation"):
+        whole, part = (row(tmp_path / name, d, split) for name, d in (("a", both), ("b", half)))
+        assert part.count(ends) < whole.count(ends)
+        assert part == expected(texts[::2], 0.3, split == "validation")
+    assert [is_validation("same", f) for f in (0.0, 1.0)] == [False, True]
+
+
+@pytest.mark.slow
+def test_the_number_of_processes_changes_no_byte(tmp_path: Path) -> None:
+    for i in range(4):
+        write_jsonl(tmp_path / f"{i}.jsonl", some_texts(300, seed=i))
+    command = ["--tokenizer", str(bpe_kit.write_gpt2(tmp_path / "gpt2")), "--shard-tokens", "1000"]
+    for processes in (1, 3):
+        arguments = [f"{tmp_path}/*.jsonl", "--out", f"{tmp_path}/{processes}", "--processes", str(processes)]
+        assert main([*arguments, *command]) == 0
+    assert files(tmp_path / "1") == files(tmp_path / "3")
+
+
+def test_any_url_will_do_for_both_ends(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    texts = some_texts(30)
+    memory.pipe_file("/corpus/a.jsonl", write_jsonl(tmp_path / "a.jsonl", texts).read_bytes())
+    try:
+        there = prepared(["memory://corpus/*.jsonl"], "memory://corpus/out", val_fraction=0.1, shard_tokens=50)
+        here = prepared([tmp_path / "a.jsonl"], tmp_path / "out", val_fraction=0.1, shard_tokens=50)
+        assert there == here
+        content = {n.rpartition("/")[2]: memory.cat_file(n) for n in memory.ls("/corpus/out", detail=False)}
+        assert content == files(tmp_path / "out")
+    finally:
+        memory.rm("/corpus", recursive=True)
+
+
+# --- killed and started again ---
+
+
+class Killed(Exception):
+    pass
+
+
+def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mingpt.data.prepare.NOTE_SECONDS", 0)
+    for i in range(6):
+        write_jsonl(tmp_path / f"{i}.jsonl", some_texts(30, seed=i))
+    sources = [f"{tmp_path}/*.jsonl"]
+    undisturbed = prepared(sources, tmp_path / "undisturbed", val_fraction=0.1, shard_tokens=100)
+    read, real, add = list[str](), documents.blocks, ShardWriter.add
+
+    def watched(file: documents.File, options: Options) -> Iterator[documents.Block]:
+        read.append(file.url.rpartition("/")[2])
+        return real(file, options)
+
+    def dying_after(adds: int) -> Callable[[ShardWriter, Split, bytes], None]:
+        def dying(self: ShardWriter, split: Split, raw: bytes) -> None:
+            nonlocal adds
+            adds -= 1
+            if adds < 0:
+                raise Killed
+            add(self, split, raw)
+
+        return dying
+
+    monkeypatch.setattr("mingpt.data.prepare.blocks", watched)
+    finished = []
+    for adds in (5, 1, 4):  # each file is added to both splits
+        monkeypatch.setattr(ShardWriter, "add", dying_after(adds))
+        with pytest.raises(Killed):
+            prepared(sources, tmp_path / "out", val_fraction=0.1, shard_tokens=100)
+        assert not (tmp_path / "out" / "manifest.json").exists()
+        finished.append(json.loads((tmp_path / "out" / "progress.json").read_text())["files"])
+    assert finished == [2, 2, 4]
+    monkeypatch.setattr(ShardWriter, "add", add)
+    read.clear()
+    assert prepared(sources, tmp_path / "out", val_fraction=0.1, shard_tokens=100) == undisturbed
+    assert read == ["4.jsonl", "5.jsonl"]
+    assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sigkill_in_the_middle_changes_no_byte(tmp_path: Path, processes: int) -> None:
+    for i in range(40):
+        write_jsonl(tmp_path / f"{i:02d}.jsonl", some_texts(400, seed=i))
+    tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
+
+    def command(out: str) -> list[str]:
+        places = [f"{tmp_path}/*.jsonl", "--out", f"{tmp_path}/{out}", "--tokenizer", tokenizer]
+        rest = ["--shard-tokens", "5000", "--processes", str(processes)]
+        return [sys.executable, "-m", "mingpt.data.prepare", *places, *rest]
+
+    subprocess.run(command("undisturbed"), check=True, capture_output=True, timeout=120)
+    kills = 0
+    while not (tmp_path / "out" / "manifest.json").exists():
+        process = subprocess.Popen(command("out"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        before = noted(tmp_path / "out")
+        while process.poll() is None and noted(tmp_path / "out") == before:
+            time.sleep(0.002)
+        if process.poll() is None and kills < 3:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        _, said = process.communicate(timeout=120)
+        assert process.returncode in (0, -signal.SIGKILL), said
+    assert kills >= 1
+    assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
+
+
+def noted(out: Path) -> bytes:
+    try:
+        return (out / "progress.json").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def test_a_finished_data_set_is_left_alone_and_another_refused(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
+    first = prepared([source], tmp_path / "out")
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
+    assert prepared([source], tmp_path / "out") == first
+    assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == before
+    with pytest.raises(Mistake, match=r"another data set is there, of other sources or options: choose another$"):
+        prepared([source], tmp_path / "out", val_fraction=0.5)
+
+
+def test_another_data_set_does_not_go_on_with_a_begun_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
+
+    def killed(self: ShardWriter) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "close", killed)
+        with pytest.raises(Killed):
+            prepared([source], tmp_path / "out")
+    with pytest.raises(Mistake, match=r"begun with other sources or options: give those again, or delete"):
+        prepared([source], tmp_path / "out", val_fraction=0.5)
+    (next((tmp_path / "out").glob("train*"))).write_bytes(b"")
+    with pytest.raises(Mistake, match=r"left is damaged \(train-00000\.part is too short\): delete the folder"):
+        prepared([source], tmp_path / "out")
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"\n', r"a\.jsonl line 3: not JSON \("),
+        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', r"a\.jsonl line 2: no field 'text'; there are 'body': name one"),
+        ("a.jsonl", b'{"text": "a"}\n[1]', r"a\.jsonl line 2: list in place of an object"),
+        ("a.jsonl", b'{"text": 5}', r"a\.jsonl line 1: field 'text' is no string"),
+        ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl line 1: not UTF-8 at byte 10 of the line"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl line 1: not JSON \("),
+        ("a.txt", "größer".encode() + b"\xff", r"a\.txt: not UTF-8 at byte 8: convert the file"),
+        ("a.txt", "größer".encode()[:3], r"a\.txt: not UTF-8 at byte 2: convert the file"),
+        ("a.txt", b"", r"SOURCES hold no text to train on"),
+        ("a.txt.gz", b"no gzip", r"a\.txt\.gz: cannot be unpacked \("),
+        ("a.txt.gz", gzip.compress(b"the king" * 99, mtime=0)[:-9], r"a\.txt\.gz: cannot be unpacked \("),
+        ("a.parquet", b"no parquet", r"a\.parquet: not Parquet \("),
+        ("a.doc", b"the king", r"a\.doc: \.doc tells no form: say --form text, jsonl or parquet"),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_exit_64(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, problem: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
+    arguments = [str(tmp_path / name), "--out", str(tmp_path / "out"), "--tokenizer", tokenizer, "--processes", "1"]
+    assert main(arguments) == 64
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert re.search(problem, told), told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.slow
+def test_a_mistake_of_a_process_of_the_pool_is_told_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{')
+    tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
+    assert (
+        main([str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "o"), "--tokenizer", tokenizer, "--processes", "2"])
+        == 64
+    )
+    assert "a.jsonl line 2: not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["no.txt"], "no.txt: there is no such file or bucket"),
+        (["no-*.txt"], "SOURCES=no-*.txt: no file is there"),
+        (["."], "a folder: name the files in it, as in ./*.txt"),
+        (["x", "--val-fraction", "1", "--processes", "0"], "2 problems"),
+        (["x", "--tokenizer", "nowhere"], "--tokenizer=nowhere: there is no such file"),
+    ],
+)
+def test_bad_arguments_exit_64(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+) -> None:
+    tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
+    assert main(["--out", str(tmp_path / "out"), "--tokenizer", tokenizer, *arguments]) == 64
+    assert problem in capsys.readouterr().err
+
+
+def test_parquet_columns_are_named_in_the_mistake(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"body": ["a"], "id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(Mistake, match=r"a\.parquet: no column 'text'; there are 'body', 'id': name one with --field$"):
+        prepared([tmp_path / "a.parquet"], tmp_path / "out")
+    with pytest.raises(Mistake, match=r"column 'id' is of int64, not of strings"):
+        prepared([tmp_path / "a.parquet"], tmp_path / "out", field="id")
+
+
+def test_a_log_gets_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
+    tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
+    out = str(tmp_path / "out")
+    assert main([str(source), "--out", out, "--tokenizer", tokenizer, "--processes", "1", "--val-fraction", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"train on it: data=shards data.path={out}"
+    assert lines[-3].endswith(" tokens of 20 documents in 1 shards")
+    assert lines[-2] == "validation: 0 tokens of 0 documents in 0 shards"
+
+
+def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr("mingpt.data.prepare.DRAW_SECONDS", 0)
+    progress = Progress([documents.File("x.txt", "text", 100, None)])
+    progress.add(50, 1234)
+    drawn = terminal.getvalue()
+    assert drawn.startswith(f"\r\033[K[{'#' * 15}{' ' * 15}]  50%  ")
+    assert "1,234 tokens" in drawn
+    progress.clear()
+    assert terminal.getvalue() == f"{drawn}\r\033[K"
+    assert "\n" not in drawn
