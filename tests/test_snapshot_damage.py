@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import pytest
+import torch
 
 from mingpt.errors import Mistake, Unavailable
 from mingpt.snapshot.format import Damaged, decode_manifest
@@ -256,13 +256,13 @@ def test_a_part_of_another_size_is_not_even_read(store: Store, monkeypatch: pyte
     """Whatever lies there may be larger than the memory."""
     longer(newest(store))
     seen: list[int] = []
-    real = np.empty
+    real = torch.empty
 
-    def watched(size: int, dtype: Any) -> Any:
+    def watched(size: int, **options: Any) -> Any:
         seen.append(size)
-        return real(size, dtype)
+        return real(size, **options)
 
-    monkeypatch.setattr("mingpt.snapshot.store.np.empty", watched)
+    monkeypatch.setattr("mingpt.snapshot.store.torch.empty", watched)
     with pytest.raises(Damaged, match=r"^model-"):
         read(store, 3)
     assert seen in ([], [part(newest(store), "optimizer").stat().st_size])  # the others are read at the same time

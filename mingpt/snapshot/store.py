@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
-import numpy as np
+import torch
 
 from mingpt.config import without_secrets
 from mingpt.snapshot.files import PROBE, SET_ASIDE, STEP_FOLDER, File, step_name
@@ -113,7 +113,8 @@ class Store:
         try:
             if (actual := self.size(step, name)) != size:
                 raise Damaged(f"{name} has {actual} bytes in place of {size}")
-            content = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros: as long as reading takes
+            # A bytearray would be filled with zeros, and numpy asks for huge pages, whose making costs more than the read.
+            content = torch.empty(size, dtype=torch.uint8).numpy().data
             if self.local:
                 with open(path, "rb", buffering=0) as f:
                     end = 0
