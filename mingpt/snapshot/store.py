@@ -113,7 +113,7 @@ class Store:
         try:
             if (actual := self.size(step, name)) != size:
                 raise Damaged(f"{name} has {actual} bytes in place of {size}")
-            # A bytearray would be filled with zeros; numpy asks for huge pages, and making those takes longer than reading.
+            # A bytearray would be filled with zeros; numpy asks for huge pages: making those takes longer than reading.
             content = torch.empty(size, dtype=torch.uint8).numpy().data
             if self.local:
                 with open(path, "rb", buffering=0) as f:
