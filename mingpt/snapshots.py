@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from mingpt.cli import Parser
 from mingpt.config import Snapshot, without_secrets
+from mingpt.console import complain, say
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry
 from mingpt.snapshot.copying import copy_step, refuse_others
@@ -70,9 +71,9 @@ def list_command(options: Options) -> int:
     found = find(options.url, options.step, committed=False)
     entries = [entry(found.store, step) for step in found.steps]
     if options.json:
-        print(json.dumps([asdict(e) for e in entries], indent=1))
+        say(json.dumps([asdict(e) for e in entries], indent=1))
     else:
-        print(as_table(entries))
+        say(as_table(entries))
     return int(any(e.state == DAMAGED for e in entries))
 
 
@@ -82,15 +83,15 @@ def verify_command(options: Options) -> int:
     bad, other = 0, None
     for step in found.steps:
         try:
-            print(f"step {step}: good, digest {read(found.store, step).manifest.digest}", flush=True)
+            say(f"step {step}: good, digest {read(found.store, step).manifest.digest}")
         except Damaged as damage:
             bad = 1
-            print(f"step {step}: DAMAGED: {found.store.folder_url(step)}: {damage}", flush=True)
+            say(f"step {step}: DAMAGED: {found.store.folder_url(step)}: {damage}")
         except Mistake as mistake:  # of another format; the others can still be verified
             if not _is_of_other_format(found.store, step):
                 raise
             other = other or mistake
-            print(f"step {step}: of another format, not verified", flush=True)
+            say(f"step {step}: of another format, not verified")
     if other and not bad:
         raise other
     return bad
@@ -108,7 +109,7 @@ def digest_command(options: Options) -> int:
     """The digest of the newest snapshot (or of --step) alone on stdout, after verifying it."""
     found = find(options.url, options.step)
     try:
-        print(read(found.store, found.steps[0]).manifest.digest)
+        say(read(found.store, found.steps[0]).manifest.digest)
     except Damaged as damage:
         raise _Bad(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
     return 0
@@ -121,7 +122,7 @@ def show_command(options: Options) -> int:
         manifest = read_manifest(found.store, found.steps[0])
     except Damaged as damage:
         raise _Bad(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
-    print(json.dumps(manifest.model_dump(), indent=1) if options.json else described(manifest))
+    say(json.dumps(manifest.model_dump(), indent=1) if options.json else described(manifest))
     return 0
 
 
@@ -148,13 +149,13 @@ def prune_command(options: Options) -> int:
     if not options.dry_run:
         pruned.carry_out(store)
     for step in pruned.snapshots:
-        print(f"{verb} the snapshot of step {step}")
+        say(f"{verb} the snapshot of step {step}")
     for file in pruned.leftovers:
-        print(f"{verb} {file.path}, which belongs to no snapshot")
+        say(f"{verb} {file.path}, which belongs to no snapshot")
     for upload in pruned.uploads:
-        print(f"{verb} the half upload of {upload.path}")
+        say(f"{verb} the half upload of {upload.path}")
     stay = [step for step in found.steps if step not in pruned.snapshots]
-    print(f"{'would stay' if options.dry_run else 'left'}: {', '.join(map(str, sorted(stay)))}")
+    say(f"{'would stay' if options.dry_run else 'left'}: {', '.join(map(str, sorted(stay)))}")
     return 0
 
 
@@ -166,13 +167,20 @@ def copy_command(options: Options) -> int:
         raise Mistake(f"{without_secrets(options.target)} is one step's folder, and not that of {found.steps[0]}")
     target = Store(above.rstrip("/") + found.below if found.below and named is None else above, "URL")
     refuse_others(found.store, target, found.steps)
-    bad = 0
+    bad, other = 0, None
     for step in found.steps:  # the newest first: if anything stops this, the best of it is there
         try:
-            copy_step(found.store, target, step, print)
+            copy_step(found.store, target, step, say)
         except Damaged as damage:
             bad = 1
-            print(f"step {step}: DAMAGED, not copied: {found.store.folder_url(step)}: {damage}")
+            say(f"step {step}: DAMAGED, not copied: {found.store.folder_url(step)}: {damage}")
+        except Mistake as mistake:  # of another format; the others can still be copied
+            if not _is_of_other_format(found.store, step):
+                raise
+            other = other or mistake
+            say(f"step {step}: of another format, not copied")
+    if other and not bad:
+        raise other
     return bad
 
 
@@ -193,8 +201,8 @@ def export_command(options: Options) -> int:
     gpt = gpt_of(loaded.manifest.config, loaded.state["model"], vocabulary.size, where)
     files = folder_of(gpt, vocabulary)
     write_folder(options.folder, files, options.overwrite)
-    print(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
-    print(f"written to {without_secrets(options.folder)}")
+    say(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
+    say(f"written to {without_secrets(options.folder)}")
     return 0
 
 
@@ -264,13 +272,13 @@ def main(arguments: list[str]) -> int:
     try:
         return COMMANDS[options.command](options)
     except Mistake as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
+        complain(f"error: {mistake}")
         return MISTAKE
     except Unavailable as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return CRASHED
     except _Bad as damage:
-        print(f"error: {damage}", file=sys.stderr)
+        complain(f"error: {damage}")
         return 1
 
 

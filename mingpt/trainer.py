@@ -32,6 +32,7 @@ from mingpt.optim import Update
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.reader import Loaded
+from mingpt.snapshot.restore import NO_RESULT
 from mingpt.snapshot.tiers import FLAGS, Content, Snapshots
 from mingpt.tally import HostView, TallyExchange
 from mingpt.weights.reading import start_from
@@ -259,7 +260,6 @@ def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -
     step = loaded.manifest.step
     if changed := differences(loaded.manifest.fingerprint, numerics):
         say(f"the numerics changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")
-    ours = {"run", "world", "snapshot", "launch"}  # sections that don't enter the result
     before, after = loaded.manifest.config, without_secrets(config.model_dump())
     if isinstance(data := before.get("data"), dict):  # before there were kinds of data, all was text
         before = before | {"data": {"kind": "text"} | data}
@@ -269,7 +269,7 @@ def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -
         before = before | {"model": {"kind": "gpt", "init_from": None} | model}
     if isinstance(train := before.get("train"), dict):
         before = before | {"train": {"freeze": []} | train}
-    changed = [d for d in differences(before, after) if d.split(".")[0] not in ours]
+    changed = [d for d in differences(before, after) if d.split(".")[0] not in NO_RESULT]
     if moved := [d for d in changed if d.startswith("model.init_from: ")]:
         say(f"{moved[0]}: not read, since the weights are those of step {step}")
     if changed := [d for d in changed if d not in moved]:

@@ -8,15 +8,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mingpt.errors import Mistake
 from mingpt.snapshot import hot
+from mingpt.snapshot.restore import restore
 from mingpt.snapshot.store import Store
 from node_kit import Node, free_port, needs_mount
 from run_kit import TINY, Run
-from snapshot_kit import save
+from snapshot_kit import ALONE, PROVENANCE, save
 
 # The only durable snapshot is that at the end.
 HOT = ("train.max_steps=120", "train.eval_every=0", "snapshot.every_steps=0", "snapshot.hot_every_steps=10")
@@ -195,3 +197,24 @@ def test_a_run_has_one_name_of_its_own_for_all_attempts(tmp_path: Path) -> None:
     assert hot.run_id(str(tmp_path / "run")) == first == hot.find_run_id(str(tmp_path / "run"))
     assert hot.run_id(str(tmp_path / "other")) != first
     assert Store(str(hot.folder("/m", "n", first))).root.endswith(f"/n-{first}")
+
+
+@pytest.mark.parametrize(("newer_attempt", "lr", "from_memory"), [(3, 0.1, False), (3, 0.2, True), (2, 0.1, True)])
+def test_memory_that_newer_work_with_other_settings_has_overtaken_is_not_brought_back(
+    tmp_path: Path, newer_attempt: int, lr: float, from_memory: bool
+) -> None:
+    """Attempt 2 left step 9 in a node's memory; a newer one, which did not see it, went on to step 7."""
+
+    def of(attempt: int, lr: float) -> dict[str, Any]:
+        settings = {"optimizer": {"lr": lr}, "world": {"size": attempt}}  # the second section does not enter the result
+        return PROVENANCE | {"config": settings, "history": [{"attempt": 1}, {"attempt": attempt}]}
+
+    durable, memory = Store(str(tmp_path / "durable")), Store(str(tmp_path / "memory"), "snapshot.hot_dir")
+    save(memory, 9, provenance=of(2, 0.2))
+    save(durable, 7, provenance=of(newer_attempt, lr))
+    said: list[str] = []
+    loaded = restore(durable, memory, ALONE, said.append)
+    assert loaded
+    assert loaded.manifest.step == (9 if from_memory else 7)
+    assert memory.steps() == ([9] if from_memory else [])
+    assert [line.split(" is left by")[0] for line in said] == ([] if from_memory else ["the hot snapshot of step 9"])

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -304,3 +306,31 @@ def test_a_byte_model_takes_any_byte_and_no_lone_surrogate(tmp_path: Path, capsy
     assert generate.main([str(tmp_path), "--prompt", "\udcff"]) == 0
     assert generate.main([str(tmp_path), "--prompt", "\ud800"]) == 64
     assert capsys.readouterr().err.startswith("error: the text is no Unicode: ")
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "show", "digest"])
+def test_a_reader_that_leaves_early_changes_no_exit_code(run: Path, command: str) -> None:
+    """`| head`: what was asked for was done, and nothing is damaged."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "mingpt.snapshots", command, str(run)],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_copy_passes_over_a_snapshot_of_another_format(tmp_path: Path, capsys: Captured) -> None:
+    store = Store(str(tmp_path / "snapshots"))
+    for step in (1, 2, 3):
+        save(store, step)
+    path = tmp_path / "snapshots/step-000000003/manifest.json"
+    path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 3}))
+    assert snapshots.main(["copy", str(tmp_path), f"{tmp_path}/copy"]) == 64
+    out, err = capsys.readouterr()
+    assert out.startswith("step 3: of another format, not copied\nstep 2: copied to ")
+    assert "step 3 has format 3" in err
+    assert Store(f"{tmp_path}/copy/snapshots").steps() == [2, 1]

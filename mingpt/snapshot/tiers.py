@@ -13,7 +13,7 @@ from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
 
 Content = tuple[State, Metrics]
 FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # what the processes tell each other with every step
@@ -125,6 +125,16 @@ class Snapshots:
             self.durable.settle(deadline - time.monotonic())
             self.durable.start(step, *content, shout=False)
             return self.durable.wait(deadline - time.monotonic())
+        except SnapshotFailed as error:
+            if hot_digest is None:
+                raise
+            self._too_late = True
+            if self.world.speaks:
+                self.say(
+                    f"step {step}: {error}. The next attempt starts from step {step} on these nodes (in their memory), "
+                    f"and from the newest step in {self.store.url} elsewhere"
+                )
+            return hot_digest
         except TimeoutError:
             self._too_late = True
             if self.world.speaks:
