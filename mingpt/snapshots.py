@@ -80,18 +80,30 @@ def list_command(options: Options) -> int:
 def verify_command(options: Options) -> int:
     """Read everything and compare it with the checksums. Exit code 1 if anything is damaged."""
     found = find(options.url, options.step)
+
+    def verify(step: int) -> None:
+        say(f"step {step}: good, digest {read(found.store, step).manifest.digest}")
+
+    return _each_step(found, verify, "DAMAGED", "not verified")
+
+
+def _each_step(found: Found, act: Callable[[int], None], damaged: str, undone: str) -> int:
+    """Act on the steps, the newest first: if anything stops this, the best of it is done. 1 if one is damaged.
+
+    One of another format does not keep the others back; its Mistake is raised in the end, unless one was damaged.
+    """
     bad, other = 0, None
     for step in found.steps:
         try:
-            say(f"step {step}: good, digest {read(found.store, step).manifest.digest}")
+            act(step)
         except Damaged as damage:
             bad = 1
-            say(f"step {step}: DAMAGED: {found.store.folder_url(step)}: {damage}")
-        except Mistake as mistake:  # of another format; the others can still be verified
+            say(f"step {step}: {damaged}: {found.store.folder_url(step)}: {damage}")
+        except Mistake as mistake:
             if not _is_of_other_format(found.store, step):
                 raise
             other = other or mistake
-            say(f"step {step}: of another format, not verified")
+            say(f"step {step}: of another format, {undone}")
     if other and not bad:
         raise other
     return bad
@@ -167,21 +179,9 @@ def copy_command(options: Options) -> int:
         raise Mistake(f"{without_secrets(options.target)} is one step's folder, and not that of {found.steps[0]}")
     target = Store(above.rstrip("/") + found.below if found.below and named is None else above, "URL")
     refuse_others(found.store, target, found.steps)
-    bad, other = 0, None
-    for step in found.steps:  # the newest first: if anything stops this, the best of it is there
-        try:
-            copy_step(found.store, target, step, say)
-        except Damaged as damage:
-            bad = 1
-            say(f"step {step}: DAMAGED, not copied: {found.store.folder_url(step)}: {damage}")
-        except Mistake as mistake:  # of another format; the others can still be copied
-            if not _is_of_other_format(found.store, step):
-                raise
-            other = other or mistake
-            say(f"step {step}: of another format, not copied")
-    if other and not bad:
-        raise other
-    return bad
+    return _each_step(
+        found, lambda step: copy_step(found.store, target, step, say), "DAMAGED, not copied", "not copied"
+    )
 
 
 def export_command(options: Options) -> int:

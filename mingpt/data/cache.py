@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -35,6 +36,19 @@ def _commit(path: Path, content: bytes | NDArray[Any]) -> None:
             raise
 
 
+@contextmanager
+def one_at_a_time(config: CachedData, lock: Path) -> Iterator[None]:
+    """Of the processes of this node, one is inside at a time. Raises Mistake for who waits too long."""
+    try:
+        with FileLock(lock, timeout=config.cache_timeout_seconds):
+            yield
+    except Timeout:
+        raise Mistake(
+            f"another process of this node has been reading data.path for {config.cache_timeout_seconds:.0f} s "
+            f"(lock {lock}): if it is alive, raise data.cache_timeout_seconds"
+        ) from None
+
+
 def made_once(config: CachedData, identity: list[Any], make: Callable[[], Made]) -> tuple[Path, dict[str, Any]]:
     """The .npy file of what `make` gives and what is known of it, made by whichever process of the node comes first.
 
@@ -46,17 +60,11 @@ def made_once(config: CachedData, identity: list[Any], make: Callable[[], Made])
     array, about = stem.with_suffix(".npy"), stem.with_suffix(".json")
     with place("data.cache_dir", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(stem.with_suffix(".lock"), timeout=config.cache_timeout_seconds):
-                if not (about.exists() and array.exists()):
-                    content, known = make()
-                    _commit(array, content)
-                    _commit(about, json.dumps(known).encode())  # last: its presence says that the array is whole
-        except Timeout:
-            raise Mistake(
-                f"another process of this node has been reading data.path for {config.cache_timeout_seconds:.0f} s "
-                f"(lock {stem}.lock): if it is alive, raise data.cache_timeout_seconds"
-            ) from None
+        with one_at_a_time(config, stem.with_suffix(".lock")):
+            if not (about.exists() and array.exists()):
+                content, known = make()
+                _commit(array, content)
+                _commit(about, json.dumps(known).encode())  # last: its presence says that the array is whole
         try:
             return array, json.loads(about.read_text())
         except ValueError as error:

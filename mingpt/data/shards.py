@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from mingpt.config import ShardsData, without_secrets
 from mingpt.data.bpe import read_tokenizer
+from mingpt.data.cache import one_at_a_time
 from mingpt.data.dataset import MANIFEST, MANIFEST_LIMIT, SPLITS, DataSet, Shard, from_bytes, tokens_in
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.shardwriter import write_whole
@@ -159,17 +159,12 @@ def _looked_at(config: ShardsData, fs: Any, path: str, names: Sequence[str], dty
     with place("data.cache_dir", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(note.with_suffix(".lock"), timeout=config.cache_timeout_seconds):
+            with one_at_a_time(config, note.with_suffix(".lock")):
                 if not note.exists():
                     with place("data.path", config.path):
                         found = [_look_at(fs, f"{path}/{name}", dtype) for name in names]
                     write_whole(note, json.dumps(found).encode())
                 return [tuple(each) for each in json.loads(note.read_text())]
-        except Timeout:
-            raise Mistake(
-                f"another process of this node has been reading data.path for {config.cache_timeout_seconds:.0f} s "
-                f"(lock {note.with_suffix('.lock')}): if it is alive, raise data.cache_timeout_seconds"
-            ) from None
         except ValueError as error:
             raise Mistake(f"data.cache_dir={folder}: {note.name} is damaged: delete it") from error
 
