@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mingpt import slurm as slurm_job
 from mingpt.errors import Mistake
+
+PORT = 29500  # torchrun's own default
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Placement:
     rank: int  # this node's place in `addresses`
     gpus: int  # of this node
     job: str  # the same on all nodes and after a recovery, different for every job
+    port: int = PORT  # of the head, unless the user says another
 
     @property
     def head(self) -> str:
@@ -51,7 +55,45 @@ def skypilot(environment: Mapping[str, str]) -> Placement | None:
     return Placement("SkyPilot", addresses, rank, gpus, environment.get("SKYPILOT_TASK_ID", "sky"))
 
 
-PLATFORMS = (skypilot,)
+def slurm(environment: Mapping[str, str]) -> Placement | None:
+    """The variables that Slurm sets in a step with one task a node; None outside of Slurm."""
+    if "SLURM_JOB_NODELIST" not in environment:
+        return None
+    job = f"Slurm's job {environment.get('SLURM_JOB_ID', '')}"
+    addresses = tuple(slurm_job.nodes(environment))
+    otherwise = "or unset SLURM_JOB_NODELIST to be on your own"
+    started_by_srun = slurm_job.is_task(environment)
+    # A batch script runs on one of the job's nodes; salloc's shell on a machine that need not be one of them.
+    if not started_by_srun and addresses != (environment.get("SLURMD_NODENAME"),):
+        raise Mistake(
+            f"this is the shell of {job}, on one machine, and the job's nodes are {', '.join(addresses)}: start it on "
+            f"each with `srun --ntasks-per-node=1 python -m mingpt.launch …`, {otherwise}"
+        )
+    try:
+        tasks = int(environment.get("SLURM_NTASKS", 1)) if started_by_srun else 1
+        rank, nodes = int(environment["SLURM_NODEID"]), int(environment.get("SLURM_NNODES", len(addresses)))
+        gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
+    except (KeyError, ValueError) as error:
+        raise Mistake(
+            f"{job}: SLURM_NTASKS, SLURM_NODEID, SLURM_NNODES, SLURM_GPUS_ON_NODE: {error}: start with srun, "
+            f"{otherwise}"
+        ) from error
+    if nodes != len(addresses) or not 0 <= rank < nodes:
+        raise Mistake(
+            f"{job}: its variables contradict each other: SLURM_NNODES={nodes}, SLURM_NODEID={rank}, and the nodes "
+            f"{', '.join(addresses)}: start with srun, {otherwise}"
+        )
+    if tasks > nodes:
+        raise Mistake(
+            f"{job}: srun has started {tasks} tasks on {nodes} nodes, and mingpt.launch is for one a node: give srun "
+            f"--ntasks={nodes} --ntasks-per-node=1; or start mingpt.train in place of it, once for each GPU"
+        )
+    return Placement(
+        "Slurm", addresses, rank, gpus, f"slurm-{environment.get('SLURM_JOB_ID')}", slurm_job.port(environment)
+    )
+
+
+PLATFORMS = (skypilot, slurm)
 
 
 def find_placement(environment: Mapping[str, str]) -> Placement | None:
