@@ -15,7 +15,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
-from mingpt import slurm
+from mingpt import network, slurm
 from mingpt.config import LARGEST, WorldConfig
 from mingpt.errors import CRASHED, Mistake
 
@@ -231,6 +231,22 @@ def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float
     return dist.PrefixStore(f"mingpt/{number}/", store)
 
 
+def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
+    """Tell NCCL and gloo which interface leads to the other nodes, unless the user has, or there is one node only."""
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        return
+    mine = network.address_towards(os.environ["MASTER_ADDR"])
+    store.set(f"address/{rank}", mine)
+    if network.is_loopback(mine):
+        # On the head, its own name may mean loopback: there, the way to any other node is the one.
+        others = [raw.decode() for raw in store.multi_get([f"address/{r}" for r in range(size)])]
+        far = next((address for address in others if not network.is_loopback(address)), None)
+        if far is None:
+            return  # several launchers on one machine
+        mine = network.address_towards(far)
+    os.environ.update(network.settings(network.interface_of(mine), os.environ))
+
+
 def _limit_the_rest_of_life(seconds: float) -> None:
     timer = threading.Timer(seconds, os._exit, [CRASHED])
     timer.daemon = True
@@ -256,6 +272,7 @@ def join(config: WorldConfig) -> Iterator[World]:
     if "RANK" in environment:
         shared, rank, size = _announced_store(config.init_timeout_seconds)
         store = _own_namespace(shared, rank, size, config.init_timeout_seconds)
+        _choose_interface(store, rank, size)
     else:
         store, rank, size = dist.HashStore(), 0, 1
     dist.init_process_group(

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mingpt import network
 from mingpt.cli import Parser
 from mingpt.config import Config, without_secrets
 from mingpt.errors import Mistake
@@ -115,7 +116,7 @@ class Torchrun:
         own = options.local_addr or (place.own if place else "")
         if host and not own and not problems:
             option = "--master-addr" if backend == "static" else "--rdzv-endpoint"
-            own = _address_towards(host, "localhost" if backend == "standalone" else option, problems)
+            own = _own_address(host, "localhost" if most == 1 else option, most > 1, problems)
         processes = _number("--nproc-per-node", options.nproc_per_node, 1, problems)
         if problems:
             raise Mistake(*problems)
@@ -203,16 +204,15 @@ def _number(
     return int(text)
 
 
-def _address_towards(host: str, option: str, problems: list[str]) -> str:
-    """This machine's address on the way to a host: the routing table knows, host names often don't."""
+def _own_address(host: str, option: str, several: bool, problems: list[str]) -> str:
+    """What other nodes call this one: its address on the way to a host that all nodes know."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, PORT, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as s:
-            s.connect(address)  # sends nothing
-            return str(s.getsockname()[0])
+        own = network.address_towards(host)
     except OSError as error:
         problems.append(f"{option}={host}: {error.strerror or error}: give an address that this node can reach")
         return ""
+    # The host is this machine then. Its own name may mean loopback here (Debian: 127.0.1.1); others know what it means.
+    return host if several and network.is_loopback(own) else own
 
 
 def _gpus() -> int:

@@ -1,0 +1,83 @@
+"""Which network interface leads to another node: the kernel's routing table knows, and nobody has to be asked.
+
+Each node may call its own differently (eth0, ens1f1, ens1f0np0, …), so NCCL and gloo are told on each node anew. Left
+alone, gloo takes the address of the host's own name, which often means loopback (Debian: 127.0.1.1), and NCCL the first
+interface that it finds, which may be a container bridge's.
+"""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from mingpt.errors import Mistake
+
+NCCL, GLOO, NO_INFINIBAND = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the way to a host, of this machine or another. Raises OSError if there is no way."""
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as s:
+        s.connect(address)  # sends nothing
+        return str(s.getsockname()[0])
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has this address."""
+    plain = address.partition("%")[0]  # of IPv6, without its scope
+    found = psutil.net_if_addrs().items()
+    return next((name for name, all_of_it in found if plain in {a.address.partition("%")[0] for a in all_of_it}), None)
+
+
+def infiniband_devices() -> list[str]:
+    folder = Path("/sys/class/infiniband")
+    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+def settings(interface: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """What NCCL and gloo are told on this node: each where the user has said nothing.
+
+    Raises Mistake if what the user has said means no interface of this node.
+    """
+    problems = [problem for name in (NCCL, GLOO) if (problem := wrong_interface(name, environment))]
+    if problems:
+        raise Mistake(*problems)
+    told: dict[str, str] = {}
+    if interface:
+        told = {NCCL: f"={interface}", GLOO: interface}  # without =, NCCL takes all that begin so
+    if not infiniband_devices():
+        told[NO_INFINIBAND] = "1"
+    return {name: value for name, value in told.items() if not environment.get(name)}
+
+
+def chosen(variable: str, value: str) -> list[str]:
+    """The interfaces of this node that a value of one of the two variables means; NCCL's are prefixes, ^ all others."""
+    there = list(psutil.net_if_addrs())
+    if variable == GLOO:
+        wanted = value.split(",")
+        return [name for name in there if name in wanted]
+    mark = re.match(r"\^?=?", value)
+    sign = mark[0] if mark else ""
+    wanted = [name for name in value[len(sign) :].split(",") if name]
+    hit = [n for n in there if n in wanted or ("=" not in sign and any(n.startswith(w) for w in wanted))]
+    return [n for n in there if n not in hit] if "^" in sign else hit
+
+
+def wrong_interface(variable: str, environment: Mapping[str, str]) -> str | None:
+    """What to say of a variable that names no interface of this node."""
+    value = environment.get(variable, "")
+    if not value or chosen(variable, value):
+        return None
+    there = ", ".join(psutil.net_if_addrs())
+    return (
+        f"{variable}={value} in the environment: this node ({socket.gethostname()}) has no such interface, only "
+        f"{there}: unset it, then the one that leads to the other nodes is found"
+    )

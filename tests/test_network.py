@@ -1,0 +1,117 @@
+"""Nodes find the interface that leads to each other: by the routing table, and by training without being told."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mingpt import network
+from mingpt.errors import Mistake
+from net_kit import Net, hosts, needs_hosts
+from node_kit import Node
+from run_kit import TINY, Run
+
+# Their own names mean loopback, as Debian has it, and each calls its interface differently. docker0's address is
+# reachable from nowhere; it is what NCCL and gloo must not take.
+ADDRESSES = {"a": "10.98.0.11", "b": "10.98.0.12"}
+INTERFACES = {"a": "ens1f1", "b": "ens1f0np0"}
+LOOPBACK_NAMES = {"a": "127.0.1.1", "b": "127.0.1.1"}
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    with hosts(ADDRESSES, interfaces=INTERFACES, own=LOOPBACK_NAMES) as net:
+        for host in ADDRESSES:
+            net.run(host, ["ip", "link", "add", "docker0", "type", "bridge"])
+            net.run(host, ["ip", "addr", "add", "172.17.0.1/16", "dev", "docker0"])
+            net.run(host, ["ip", "link", "set", "docker0", "up"])
+        yield net
+
+
+def test_the_way_to_a_host_and_its_interface() -> None:
+    assert network.address_towards("127.0.0.1") == "127.0.0.1"
+    assert network.interface_of("127.0.0.1") == "lo"
+    assert network.interface_of("192.0.2.1") is None
+    assert [network.is_loopback(a) for a in ("127.0.1.1", "::1", "10.98.0.11", "fe80::1%eth0")] == [1, 1, 0, 0]
+    with pytest.raises(socket.gaierror):
+        network.address_towards("no-such-host.invalid")
+
+
+def test_what_nccl_and_gloo_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "infiniband_devices", list)
+    told = {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    assert network.settings("lo", {}) == told
+    assert network.settings(None, {}) == {"NCCL_IB_DISABLE": "1"}
+    assert network.settings("lo", {"NCCL_SOCKET_IFNAME": "l", "NCCL_IB_DISABLE": "0"}) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert network.settings("lo", {"NCCL_SOCKET_IFNAME": ""}) == told
+    monkeypatch.setattr(network, "infiniband_devices", lambda: ["mlx5_0"])
+    assert network.settings("lo", {"GLOO_SOCKET_IFNAME": "lo"}) == {"NCCL_SOCKET_IFNAME": "=lo"}
+
+
+@pytest.mark.parametrize(
+    ("value", "means_lo"), [("lo", 1), ("l", 1), ("=lo", 1), ("=l", 0), ("^=lo", 0), ("^docker", 1), ("eth9,lo", 1)]
+)
+def test_nccl_takes_prefixes_and_exclusions(value: str, means_lo: int) -> None:
+    assert ("lo" in network.chosen(network.NCCL, value)) == means_lo
+
+
+def test_an_interface_that_is_not_there() -> None:
+    with pytest.raises(Mistake) as caught:
+        network.settings("lo", {"NCCL_SOCKET_IFNAME": "=l", "GLOO_SOCKET_IFNAME": "ib9"})
+    for problem, setting in zip(
+        caught.value.problems, ("NCCL_SOCKET_IFNAME==l", "GLOO_SOCKET_IFNAME=ib9"), strict=True
+    ):
+        beginning = f"{setting} in the environment: this node ({os.uname().nodename}) has no such interface, only "
+        there, cure = problem.removeprefix(beginning).split(": ")
+        assert sorted(there.split(", ")) == sorted(name for _, name in socket.if_nameindex())
+        assert cure == "unset it, then the one that leads to the other nodes is found"
+
+
+def launched(launcher: str, run: Run, rank: int) -> list[str]:
+    """The command of a node, with nothing in it that names an interface or this node's address."""
+    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
+    training = [*TINY, *places, "world.init_timeout_seconds=60", *run.overrides]
+    static = ["--master-addr=a", "--master-port=29500", f"--node-rank={rank}"]
+    c10d = ["--rdzv-backend=c10d", "--rdzv-endpoint=a:29500", "--rdzv-id=test"]
+    options = ["--nnodes=2", "--nproc-per-node=2", *(static if "static" in launcher else c10d)]
+    program = ["mingpt.launch"] if "mingpt" in launcher else ["torch.distributed.run", *options, "-m", "mingpt.train"]
+    return [sys.executable, "-m", *program, *(options if len(program) == 1 else []), *training]
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun static", "torchrun c10d", "mingpt.launch static", "mingpt.launch c10d"])
+def test_hosts_whose_names_mean_loopback_train_together(
+    launcher: str, net: Net, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run = new_run()
+    nodes = [Node([*net.enter(h), *launched(launcher, run, rank)], ENVIRONMENT) for rank, h in enumerate(ADDRESSES)]
+    try:
+        codes = [node.wait() for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert codes == [0, 0], nodes[0].output + nodes[1].output
+    assert run.digest() == undisturbed().digest()
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_an_interface_that_one_node_lacks_is_a_mistake(net: Net, new_run: Callable[..., Run]) -> None:
+    run = new_run()
+    environments = [ENVIRONMENT, {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "ens1f1"}]  # what a has
+    nodes = [
+        Node([*net.enter(host), *launched("mingpt.launch c10d", run, rank), "world.init_timeout_seconds=15"], env)
+        for rank, (host, env) in enumerate(zip(ADDRESSES, environments, strict=True))
+    ]
+    try:
+        code = nodes[1].wait()
+        assert code == 64, nodes[1].output
+        problem = "GLOO_SOCKET_IFNAME=ens1f1 in the environment: this node (b) has no such interface, only "
+        assert problem in nodes[1].output
+    finally:
+        for node in nodes:
+            node.kill()
