@@ -1,4 +1,4 @@
-"""`python benchmarks/snapshot_overhead.py [--steps 200] [--every 10 100] [--batch 8]`: what snapshots take of a run's time.
+"""`python benchmarks/snapshot_overhead.py [--steps 200] [--every 10 100] [--batch 8]`: what snapshots take of the time.
 
 Trains 30M parameters with two processes under mingpt.launch, a hot snapshot every 10 steps and a durable one every 100,
 and takes the time of each step from outside, by the lines that the run prints. A snapshot is written beside the steps

@@ -1,5 +1,7 @@
 """Where this node stands among the nodes of its job, as the platform's environment variables tell it."""
 
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,6 +9,7 @@ from mingpt import slurm as slurm_job
 from mingpt.errors import Mistake
 
 PORT = 29500  # torchrun's own default
+NAMES_SECONDS = 60  # a platform may tell a container's name to its DNS some time after its start
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Placement:
     platform: str
     addresses: tuple[str, ...]  # one a node, the head's first
     rank: int  # this node's place in `addresses`
-    gpus: int  # of this node
+    gpus: int | None  # of this node; None: the platform does not say
     job: str  # the same on all nodes and after a recovery, different for every job
     port: int = PORT  # of the head, unless the user says another
 
@@ -93,7 +96,67 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
     )
 
 
-PLATFORMS = (skypilot, slurm)
+def container(environment: Mapping[str, str]) -> Placement | None:
+    """The variables of a platform that starts one container a node; None outside of one.
+
+    Node R of job J has the name J-R.SUFFIX. Raises Mistake if variables, names and this machine don't agree.
+    """
+    if "SING_RANK" not in environment:
+        return None
+    where, cure = "the container platform's variables", "correct them, or unset SING_RANK"
+    try:
+        rank, nodes = int(environment["SING_RANK"]), int(environment["SING_WORLD_SIZE"])
+        job, suffix = environment["SING_JOB_NAME"], environment["SING_HOSTNAME_SUFFIX"]
+        master = environment["SING_MASTER_ADDR"]
+    except KeyError as error:
+        raise Mistake(f"{where}: SING_RANK is set, but not {error.args[0]}: set all of them, or none") from error
+    except ValueError as error:
+        raise Mistake(f"{where}: SING_RANK, SING_WORLD_SIZE: {error}: {cure}") from error
+    if not 0 <= rank < nodes:
+        raise Mistake(f"{where} contradict each other: SING_RANK={rank}, SING_WORLD_SIZE={nodes}: {cure}")
+    addresses = tuple(f"{job}-{r}.{suffix}" for r in range(nodes))
+    own = environment.get("SING_HOST_ADDR", addresses[rank])
+    if own != addresses[rank]:
+        raise Mistake(
+            f"{where} contradict each other: SING_HOST_ADDR={own}, but node {rank} is {addresses[rank]}: {cure}"
+        )
+    if not any(map(_is_of_this_machine, ips := _resolved(own))):
+        raise Mistake(
+            f"SING_RANK={rank}: {own} is {', '.join(ips)}, which is no address of this machine: another container has "
+            f"this rank, or its name is out of date"
+        )
+    if master != addresses[0] and not set(_resolved(master)) & set(_resolved(addresses[0])):
+        raise Mistake(
+            f"{where} contradict each other: SING_MASTER_ADDR={master} is another machine than node 0, {addresses[0]}: "
+            f"{cure}"
+        )
+    return Placement("the container platform", addresses, rank, None, job)
+
+
+def _resolved(name: str) -> list[str]:
+    deadline = time.monotonic() + NAMES_SECONDS
+    while True:
+        try:
+            return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, PORT, type=socket.SOCK_STREAM)})
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise Mistake(
+                    f"{name}: {error.strerror}, for {NAMES_SECONDS} s: no name server of this machine knows it: look "
+                    f"at SING_JOB_NAME and SING_HOSTNAME_SUFFIX, and at the platform's DNS"
+                ) from error
+            time.sleep(1)
+
+
+def _is_of_this_machine(ip: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as s:
+        try:
+            s.bind((ip, 0))
+        except OSError:
+            return False
+    return True
+
+
+PLATFORMS = (skypilot, slurm, container)
 
 
 def find_placement(environment: Mapping[str, str]) -> Placement | None:

@@ -121,7 +121,7 @@ class Torchrun:
         if problems:
             raise Mistake(*problems)
         if processes is None:
-            processes = max(1, place.gpus if place else _gpus())
+            processes = max(1, _gpus() if place is None or place.gpus is None else place.gpus)
         job = options.rdzv_id or (place.job if place else None)
         settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
         return cls(least, most, processes, backend, host, port, rank, own, job, settings, tuple(options.overrides))

@@ -18,7 +18,7 @@ def env(**changed: object) -> list[str]:
 
 
 def training(run_dir: Path, *more: str) -> list[str]:
-    return env(RUN_DIR=run_dir, OVERRIDES=" ".join((*SMALL, *more)))
+    return env(PREFLIGHT=0, RUN_DIR=run_dir, OVERRIDES=" ".join((*SMALL, *more)))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, clust
     assert done.returncode != 0
     assert "trian" in sky("logs", cluster, "3", "--no-follow", check=False).stdout
     # So does a store that nobody answers for: nothing listens there.
-    bucket = env(RUN_DIR="s3://nobody/run", OVERRIDES=" ".join(SMALL), AWS_ENDPOINT_URL="http://10.99.0.1:9")
+    bucket = env(PREFLIGHT=0, RUN_DIR="s3://nobody/run", OVERRIDES=" ".join(SMALL), AWS_ENDPOINT_URL="http://10.99.0.1:9")
     done = sky("exec", cluster, "recipes/train.yaml", *bucket, check=False)
     assert done.returncode != 0
     assert "s3://nobody/run" in sky("logs", cluster, "4", "--no-follow", check=False).stdout
