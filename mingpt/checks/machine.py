@@ -55,8 +55,8 @@ def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[F
     if threads > found["cpus"]:
         warn(
             "cpu",
-            f"{processes} processes with train.threads={config.train.threads} and data.workers={config.data.workers} "
-            f"want {threads} CPUs, and {found['cpus']} are there",
+            f"processes={processes}, train.threads={config.train.threads} and data.workers={config.data.workers} want "
+            f"{threads} CPUs, and {found['cpus']} are there",
             "give the job more CPUs, or start fewer processes",
         )
     size = state_bytes(config)
