@@ -64,12 +64,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# SkyPilot launches jobs and never trains, so it needs neither torch nor the versions above. constraints-sky.txt is its
-# lock; tests ask it whether it understands recipes/.
+# SkyPilot launches jobs and never trains, so it needs neither torch nor the versions above. Tests ask it what it makes of
+# recipes/: alone, against an AWS of moto's, and on a Slurm. constraints-sky.txt is its lock; to renew it:
+#   printf 'skypilot[aws,slurm]==0.14.1\nmoto[server,ec2,sts]\n' | uv pip compile --universal --python-version 3.10 --no-annotate - -o constraints-sky.txt
 $(SKY_INSTALLED): constraints-sky.txt
 	$(PYTHON) -m venv $(SKY)
 	@echo "Installing SkyPilot into $(SKY)."
-	$(SKY)/bin/python -m pip install --quiet -c constraints-sky.txt skypilot
+	$(SKY)/bin/python -m pip install --quiet -c constraints-sky.txt 'skypilot[aws,slurm]' 'moto[server,ec2,sts]'
 	@touch $@
 
 $(AZURITE_INSTALLED):

@@ -1,4 +1,4 @@
-"""`python benchmarks/snapshot_overhead.py [--steps 200] [--every 10 100]`: what snapshots take of a run's time.
+"""`python benchmarks/snapshot_overhead.py [--steps 200] [--every 10 100] [--batch 8]`: what snapshots take of the time.
 
 Trains 30M parameters with two processes under mingpt.launch, a hot snapshot every 10 steps and a durable one every 100,
 and takes the time of each step from outside, by the lines that the run prints. A snapshot is written beside the steps
@@ -19,7 +19,7 @@ from itertools import pairwise
 
 MODEL = [
     "model.n_layer=6", "model.n_head=6", "model.n_embd=384", "model.block_size=256", "model.vocab_multiple=50304",
-    "data=shakespeare-complete", "batch.global_size=8", "batch.micro_size=4",
+    "data=shakespeare-complete", "batch.micro_size=4",
 ]  # fmt: skip
 
 
@@ -28,6 +28,7 @@ def step_times(options: argparse.Namespace, folder: str) -> list[float]:
     hot, durable = options.every
     command = [
         *(sys.executable, "-m", "mingpt.launch", "--nproc-per-node=2", *MODEL, f"run.dir={folder}/run"),
+        f"batch.global_size={options.batch}",
         *(f"train.max_steps={options.steps + 1}", "train.log_every=1", "train.eval_every=0", "data.val_fraction=0"),
         *(f"snapshot.hot_every_steps={hot}", f"snapshot.every_steps={durable}", "snapshot.every_seconds=0"),
     ]
@@ -46,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, nargs=2, default=(10, 100), metavar=("HOT", "DURABLE"))
+    parser.add_argument("--batch", type=int, default=8, help="samples of 256 tokens in a step")
     options = parser.parse_args()
     hot = options.every[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -59,6 +61,7 @@ def main() -> None:
         json.dumps(
             {
                 "steps": len(times),
+                "tokens a step": options.batch * 256,
                 "hot every": hot,
                 "durable every": options.every[1],
                 "quiet step seconds": round(usual, 3),

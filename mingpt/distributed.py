@@ -15,7 +15,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
-from mingpt import network
+from mingpt import network, slurm
 from mingpt.config import LARGEST, WorldConfig
 from mingpt.errors import CRASHED, Mistake
 
@@ -140,13 +140,15 @@ class World:
 def _device(config: WorldConfig, local_rank: int) -> torch.device:
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
+    visible = torch.cuda.device_count()
+    index = 0 if slurm.hides_gpus(os.environ, visible) else local_rank
+    if index >= visible:
         raise Mistake(
             f"world.device={config.device}: process {local_rank} of this node needs a GPU of its own, but "
-            f"{torch.cuda.device_count()} are visible: start fewer processes a node, or use world.device=cpu",
+            f"{visible} are visible: start fewer processes a node, or use world.device=cpu",
             everywhere=not torch.cuda.is_available(),
         )
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", index)
 
 
 def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:

@@ -1,7 +1,7 @@
 """`python -m mingpt.evaluate URL [data=… data.path=…]`: how good the model of a snapshot is on a validation split.
 
 The data is that of the snapshot's config, with Hydra's overrides over it, told in the snapshot's vocabulary. Alone, or
-as one of torchrun's processes: the figures are the same.
+as one of torchrun's or srun's processes: the figures are the same.
 
 Exit codes: 0 done; 64 a mistake to fix; 70 a crash, try again.
 """
@@ -9,9 +9,11 @@ Exit codes: 0 done; 64 a mistake to fix; 70 a crash, try again.
 import os
 import sys
 
+from mingpt import slurm
 from mingpt.lifetime import Lifetime
 
 if __name__ == "__main__":
+    slurm.announce(os.environ)
     lifetime = Lifetime()
     lifetime.begin()
     # Not before, and not Python's own end: see train.py.

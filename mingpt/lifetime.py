@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from multiprocessing import resource_tracker
 
+from mingpt import slurm
 from mingpt.console import complain
 from mingpt.errors import CRASHED, STOPPED
 
@@ -60,6 +61,8 @@ class Lifetime:
         if under_agent:
             self._parent = int(os.environ.get(AGENT_PID, os.getppid()))
             end_with_parent(self._parent)
+        else:  # without its slurmstepd, Slurm has forgotten us, and may give our GPUs to others
+            self._parent = slurm.supervisor()
         pipe, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)

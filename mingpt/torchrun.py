@@ -14,9 +14,8 @@ from mingpt.cli import Parser
 from mingpt.config import Config, without_secrets
 from mingpt.errors import Mistake
 from mingpt.lifetime import STOP_SIGNALS
-from mingpt.platforms import find_placement
+from mingpt.platforms import PORT, find_placement
 
-PORT = 29500  # torchrun's own default
 LAST_PORT = 65535
 
 
@@ -36,7 +35,7 @@ def options_parser(program: str, description: str, epilog: str) -> Parser:
         "rdzv-id": ("NAME", "c10d rendezvous: the job's name (default: the platform's, else run.name)"),
         "rdzv-conf": ("KEY=VALUE,…", "more settings of the c10d rendezvous, as torchrun takes them"),
         "master-addr": ("HOST", "static rendezvous: the address of the node of rank 0"),
-        "master-port": ("PORT", f"static rendezvous: a free port there (default: {PORT})"),
+        "master-port": ("PORT", f"static rendezvous: a free port there (default: the platform's, else {PORT})"),
         "node-rank": ("N", "static rendezvous: this node's number, from 0"),
         "local-addr": ("HOST", "the address under which other nodes reach this one (default: found by routing)"),
     }
@@ -96,7 +95,7 @@ class Torchrun:
         rank = _number("--node-rank", options.node_rank, 0, problems, most - 1)
         rank = place.rank if rank is None and place else rank
         backend = options.rdzv_backend or ("static" if options.master_addr else "c10d")
-        host, port = "", PORT
+        host, port = "", place.port if place else PORT
         if most == 1:
             backend, host = "standalone", "localhost"
             for name in ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank"):
@@ -104,7 +103,7 @@ class Torchrun:
                     problems.append(f"--{name.replace('_', '-')} is for several nodes: say how many with --nnodes")
         elif backend == "static":
             host = options.master_addr or (place.head if place else "")
-            port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or PORT
+            port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or port
             if not host:
                 problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
             if rank is None and options.node_rank is None:
@@ -113,8 +112,8 @@ class Torchrun:
                 problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")
         else:
             endpoint = options.rdzv_endpoint or (place.head if place else "")
-            host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(PORT))
-            port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or PORT
+            host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(port))
+            port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or port
             if not host:
                 problems.append(f"--nnodes={most} needs --rdzv-endpoint=HOST:PORT, the address of one node for all")
         own = options.local_addr or (place.own if place else "")
@@ -125,7 +124,7 @@ class Torchrun:
         if problems:
             raise Mistake(*problems)
         if processes is None:
-            processes = max(1, place.gpus if place else _gpus())
+            processes = max(1, _gpus() if place is None or place.gpus is None else place.gpus)
         job = options.rdzv_id or (place.job if place else None)
         settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
         return cls(least, most, processes, backend, host, port, rank, own, job, settings, tuple(options.overrides))

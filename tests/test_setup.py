@@ -2,18 +2,22 @@
 
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "sha256sum", "sleep")
+TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "paste", "sha256sum", "sleep", "sort")
 
-# `python` stands for the environment's: it knows how to be pip, the fetch, and torch on a node without a usable GPU.
+# `python` stands for the environment's: it knows how to be pip, the fetch, mingpt.extras (which finds in the overrides
+# what the real one finds in the config), and torch on a node without a usable GPU.
 PYTHON = """#!/bin/sh
 echo "python $*" >>log
-case "$*" in *torch*) exit 1 ;; esac
+case "$*" in *import\\ torch*) exit 1 ;; esac
+case "$*" in *mingpt.extras*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
+case "$*" in *mingpt.extras*gpt2*) echo bpe ;; esac
+case "$*" in *mingpt.extras*s3:*) echo s3 ;; esac
 """
 
 # `uv venv` and `python3 -m venv` make an environment with that python; `uv pip` takes a while, or fails.
@@ -46,15 +50,17 @@ class Machine:
         (self.bin / name).write_text(script.replace("NAME", name))
         (self.bin / name).chmod(0o755)
 
-    def start(self, **env: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, **env: str) -> "subprocess.Popen[str]":
         environment = {"PATH": str(self.bin), "HOME": str(self.folder), **env}
         script = self.folder / "recipes/setup.sh"
-        return subprocess.Popen(["bash", script], env=environment, cwd="/", stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            ["bash", script, *arguments], env=environment, cwd="/", stderr=subprocess.PIPE, text=True
+        )
 
-    def set_up(self, env: Mapping[str, str] | None = None, code: int = 0) -> list[str]:
+    def set_up(self, env: Mapping[str, str] | None = None, code: int = 0, arguments: Sequence[str] = ()) -> list[str]:
         """What it calls, in order."""
         (self.folder / "log").unlink(missing_ok=True)
-        process = self.start(**(env or {}))
+        process = self.start(*arguments, **(env or {}))
         _, self.errors = process.communicate(timeout=60)
         assert process.returncode == code, self.errors
         return self.calls()
@@ -65,7 +71,7 @@ class Machine:
 
 MAKE = "uv venv --quiet --clear --seed --python >=3.11,<3.14 .venv"
 INSTALL = "uv pip install --quiet --python .venv/bin/python -c constraints.txt -e ."
-FETCH = "python -m mingpt.data.fetch shakespeare"
+LOOK = ["python -m mingpt.extras", "python -m mingpt.data.fetch --for"]
 
 
 @pytest.fixture
@@ -76,49 +82,70 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_the_second_time_there_is_nothing_to_install(machine: Machine) -> None:
-    assert machine.set_up() == [MAKE, INSTALL, FETCH]
-    assert machine.set_up() == [FETCH]
+    assert machine.set_up() == [MAKE, INSTALL, *LOOK]
+    assert machine.set_up() == LOOK
 
 
 def test_a_changed_lock_is_installed_into_the_environment_that_is_there(machine: Machine) -> None:
     machine.set_up()
     with (machine.folder / "constraints.txt").open("a") as file:
         file.write("# newer\n")
-    assert machine.set_up() == [INSTALL, FETCH]
+    assert machine.set_up() == [INSTALL, *LOOK]
 
 
 def test_a_set_up_that_failed_is_done_again(machine: Machine) -> None:
     (machine.folder / "broken").touch()
     assert machine.set_up(code=1) == [MAKE, INSTALL]
     (machine.folder / "broken").unlink()
-    assert machine.set_up() == [INSTALL, FETCH]
+    assert machine.set_up() == [INSTALL, *LOOK]
 
 
 def test_of_two_nodes_that_share_a_folder_one_installs_and_the_other_waits(machine: Machine) -> None:
     processes = [machine.start() for _ in range(3)]
     assert [process.wait(60) for process in processes] == [0, 0, 0]
-    assert machine.calls() == [MAKE, INSTALL, FETCH, FETCH, FETCH]
+    assert machine.calls() == [MAKE, INSTALL, *LOOK, *LOOK, *LOOK]
 
 
-@pytest.mark.parametrize(
-    ("env", "extras"),
-    [
-        ({"RUN_DIR": "s3://b/run"}, "[s3]"),
-        ({"RUN_DIR": "gs://b/run", "OVERRIDES": "data.path=s3://b/x seed=1"}, "[s3,gcs]"),
-        ({"RUN_DIR": "/shared/run", "OVERRIDES": ""}, ""),
-    ],
-    ids=["s3", "two", "none"],
-)
-def test_the_storage_that_the_run_names_is_installed(machine: Machine, env: dict[str, str], extras: str) -> None:
-    assert machine.set_up(env)[1] == INSTALL + extras
+def looks(overrides: str) -> list[str]:
+    return [f"{line} {overrides}" for line in LOOK]
+
+
+def test_what_the_run_needs_is_installed_and_fetched(machine: Machine) -> None:
+    env = {"EXPERIMENT": "gpt2", "RUN_DIR": "s3://b/run 1", "OVERRIDES": "x=* seed=1"}
+    (machine.folder / "x=y").touch()  # a name that x=* matches
+    extras, fetch = looks("experiment=gpt2 run.dir=s3://b/run 1 x=* seed=1")
+    assert machine.set_up(env) == [MAKE, INSTALL, extras, f"{INSTALL}[bpe,s3]", fetch]
+    assert machine.set_up(env) == [extras, fetch]
+
+
+def test_what_an_earlier_run_needed_stays_when_another_needs_less_or_the_lock_changes(machine: Machine) -> None:
+    machine.set_up({"RUN_DIR": "s3://b/run"})
+    assert machine.set_up() == LOOK
+    extras, fetch = looks("experiment=gpt2")
+    assert machine.set_up({"EXPERIMENT": "gpt2"}) == [extras, f"{INSTALL}[bpe,s3]", fetch]
+    with (machine.folder / "constraints.txt").open("a") as file:
+        file.write("# newer\n")
+    assert machine.set_up() == [f"{INSTALL}[bpe,s3]", *LOOK]
+
+
+def test_overrides_may_be_arguments(machine: Machine) -> None:
+    machine.set_up()
+    assert machine.set_up(arguments=("experiment=gpt2", "a= b")) == [
+        looks("experiment=gpt2 a= b")[0], f"{INSTALL}[bpe]", looks("experiment=gpt2 a= b")[1]
+    ]  # fmt: skip
+
+
+def test_a_mistake_in_the_overrides_ends_the_set_up(machine: Machine) -> None:
+    assert machine.set_up({"OVERRIDES": "mistake=1"}, code=64)[-1] == looks("mistake=1")[0]
+    assert machine.errors == "error: mistake\n"
 
 
 def test_without_uv_python_makes_the_environment(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.has("python3")
     pip = "python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ."
-    assert machine.set_up() == ["python3 -m venv .venv", pip, FETCH]
-    assert machine.set_up() == [FETCH]
+    assert machine.set_up() == ["python3 -m venv .venv", pip, *LOOK]
+    assert machine.set_up() == LOOK
 
 
 def test_uv_is_found_where_skypilot_puts_it(tmp_path: Path) -> None:
@@ -127,7 +154,7 @@ def test_uv_is_found_where_skypilot_puts_it(tmp_path: Path) -> None:
     machine.bin.mkdir(parents=True)
     machine.has("uv")
     machine.bin = tmp_path / "bin"
-    assert machine.set_up() == [MAKE, INSTALL, FETCH]
+    assert machine.set_up() == [MAKE, INSTALL, *LOOK]
 
 
 def test_gpus_that_torch_cannot_use_fail_the_set_up_and_not_the_speed(machine: Machine) -> None:

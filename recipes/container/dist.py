@@ -1,0 +1,33 @@
+"""What a container platform starts in each container of a job: `python dist.py`, without arguments.
+
+The platform says in SING_* who this container is among the others (mingpt.platforms), the user in these, if at all:
+EXPERIMENT (mnist), RUN_DIR (a bucket's URL, or a folder that all containers share), OVERRIDES (Hydra's, between
+spaces), PREFLIGHT=0 (no look at the machines and the network first).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+RUNS = Path("/runs")  # where the platform mounts a folder for all containers
+DEFAULT = ["experiment=mnist", "train.max_steps=800", "train.eval_every=400"]
+
+given = os.environ.get
+overrides = [f"experiment={given('EXPERIMENT')}"] if given("EXPERIMENT") else [*DEFAULT]
+if given("RUN_DIR"):
+    overrides += [f"run.dir={given('RUN_DIR')}"]
+elif os.access(RUNS, os.W_OK):
+    overrides += [f"run.dir={RUNS}/${{run.name}}"]
+overrides += given("OVERRIDES", "").split()
+
+# For whatever else runs in this container; the launcher compares.
+if {"SING_JOB_NAME", "SING_RANK", "SING_HOSTNAME_SUFFIX"} <= os.environ.keys():
+    name = "{SING_JOB_NAME}-{SING_RANK}.{SING_HOSTNAME_SUFFIX}".format_map(os.environ)
+    os.environ.setdefault("SING_HOST_ADDR", name)
+if given("PREFLIGHT") != "0" and (
+    code := subprocess.run([sys.executable, "-m", "mingpt.preflight", *overrides]).returncode
+):
+    sys.exit(code)
+# In place of this process: the platform's signals reach the launcher.
+os.execv(sys.executable, [sys.executable, "-m", "mingpt.launch", *overrides])

@@ -1,0 +1,98 @@
+# What the scripts of this folder share. Sourced by them, in the project's folder: Slurm runs a copy of a batch script
+# from a folder of its own, so nothing is found beside it.
+# shellcheck shell=bash
+set -uf -o pipefail # -f: Hydra's overrides may hold * and [
+
+# srun, once on each node and with all that the job has there, however many tasks it was submitted with. The variables
+# would count as options; srun would divide CPUs and GPUs among tasks that aren't there.
+ONCE_A_NODE=(env -u SLURM_NTASKS -u SLURM_NPROCS -u SLURM_NTASKS_PER_NODE -u SLURM_CPUS_PER_TASK -u SLURM_GPUS_PER_TASK
+  srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1)
+ALL=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES")
+
+step='' warned='' code=0
+# Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…) reaches this shell; the step is told by it.
+trap 'warned=1; [ -z "$step" ] || kill -USR1 "$step"' USR1
+
+complain() { echo "error: $*" >&2; }
+
+# prepare ARGUMENT…: sets PYTHON to one that can train, made by recipes/setup.sh on each node unless MINGPT_PYTHON names
+# it (the program, or the folder of a conda or virtual environment); then looks whether the nodes can train.
+prepare() {
+  local overrides=() word
+  for word; do
+    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # not the launcher's options
+  done
+  if [ -n "${MINGPT_PYTHON:-}" ]; then
+    PYTHON=$MINGPT_PYTHON
+    [ ! -d "$PYTHON" ] || PYTHON=$PYTHON/bin/python
+    [ -x "$PYTHON" ] || { complain "MINGPT_PYTHON=$MINGPT_PYTHON: there is no such program or environment"; exit 64; }
+  else
+    PYTHON=$PWD/.venv/bin/python
+    "${ONCE_A_NODE[@]}" "${ALL[@]}" bash recipes/setup.sh "${overrides[@]}" || { complain "set-up failed"; exit 70; }
+  fi
+  export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+  [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0
+  "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.preflight "${overrides[@]}" || {
+    code=$?
+    complain "preflight: the nodes can't train as they are (MINGPT_PREFLIGHT=0 leaves this check out)"
+    exit $code
+  }
+}
+
+# run COMMAND…: runs srun; sets `code` to 0, 64, 70 or 75. srun itself returns the highest code of its tasks: 75 if one
+# made a mistake (64) and the others were asked to stop because of that. So its words about each are read.
+run() {
+  local said interrupted
+  exec {said}> >(judge)
+  local judge=$!
+  "$@" 2>&"$said" {said}>&- &
+  step=$!
+  [ -z "$warned" ] || kill -USR1 "$step"
+  # A signal ends `wait`, too, and not the step.
+  while :; do
+    interrupted=$warned
+    wait "$step"
+    code=$?
+    [ "$interrupted" != "$warned" ] || break
+  done
+  step=''
+  exec {said}>&-
+  wait "$judge"
+  case $? in 1) code=70 ;; 2) code=64 ;; esac
+  case $code in 0 | 64 | 70 | 75) ;; *) code=70 ;; esac
+}
+
+judge() {
+  trap '' USR1
+  local line crashed=0 mistake=0
+  while IFS= read -r line; do
+    printf '%s\n' "$line" >&2
+    [[ $line =~ ^srun:\ error:\ .*\ tasks?\ [0-9,-]+:\ Exited\ with\ exit\ code\ (64|70)$ ]] || continue
+    case ${BASH_REMATCH[1]} in 64) mistake=1 ;; 70) crashed=1 ;; esac
+  done
+  [ $mistake = 0 ] || return 2
+  return $crashed
+}
+
+# The job's end: `code`, or the queue again, where it was the time limit that stopped the run.
+finish() {
+  if [ "$code" = 75 ] && [ -n "$warned" ] && scontrol requeue "$SLURM_JOB_ID"; then
+    echo "slurm: stopped for the time limit; back in the queue, to go on from the snapshot"
+  fi
+  exit "$code"
+}
+
+# launch_on_all ARGUMENT…: mingpt.launch once a node, which starts a process for each GPU.
+launch_on_all() {
+  prepare "$@"
+  run "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.launch "$@"
+  finish
+}
+
+# train_as_tasks ARGUMENT…: mingpt.train as each of the job's tasks, without torchrun.
+train_as_tasks() {
+  prepare "$@"
+  run srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    "$PYTHON" -m mingpt.train "$@"
+  finish
+}

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# What would SkyPilot rent on AWS? Its own AWS code answers with --dryrun, moto stands for AWS, and the catalogs are a few
+# rows written by hand (instances and prices of 2025; spot prices are made up).
+#   tests/lab/aws/dryrun.sh SKY_ENVIRONMENT FOLDER <commands
+# Each line of standard input is the arguments of one `sky` command; its output and exit code are FOLDER/0.txt, 1.txt, …
+# All of it in a network without a way out, and as one family of processes, none of which is left at the end.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if [ "${3:-}" != inside ]; then
+  user=; [ "$(id -u)" = 0 ] || user=--map-root-user
+  exec unshare $user --net --mount --pid --fork --kill-child --mount-proc bash "$here/dryrun.sh" "$1" "$2" inside
+fi
+sky=$(cd "$1" && pwd) out=$2
+ip link set lo up
+
+export HOME=$out/home PATH=$sky/bin:$PATH SKYPILOT_DISABLE_USAGE_COLLECTION=1
+# SkyPilot builds a wheel of itself for the machines, even for a --dryrun; pip would fetch setuptools for that. (pip reads
+# "no isolation: false" as "isolation: false".)
+export PIP_NO_BUILD_ISOLATION=false
+export AWS_ENDPOINT_URL=http://127.0.0.1:5005 AWS_DEFAULT_REGION=us-east-1
+export AWS_ACCESS_KEY_ID=testing AWS_SECRET_ACCESS_KEY=testing
+mkdir -p "$HOME/.aws" "$HOME/.sky/catalogs/v8"
+printf '[default]\naws_access_key_id = testing\naws_secret_access_key = testing\nregion = us-east-1\n' |
+  tee "$HOME/.aws/credentials" >"$HOME/.aws/config"
+cp -r "$here"/catalogs/* "$HOME/.sky/catalogs/v8/"
+
+moto_server -H 127.0.0.1 -p 5005 >"$out/moto.txt" 2>&1 &
+for _ in $(seq 300); do (: </dev/tcp/127.0.0.1/5005) 2>/dev/null && break; sleep 0.1; done
+image=$(python -c "
+import boto3
+disk = [{'DeviceName': '/dev/sda1', 'Ebs': {'VolumeSize': 40}}]
+print(boto3.client('ec2').register_image(Name='sky', RootDeviceName='/dev/sda1', BlockDeviceMappings=disk)['ImageId'])
+")
+sed -i "s/IMAGE/$image/" "$HOME/.sky/catalogs/v8/aws/images.csv"
+
+timeout 120 sky api start >"$out/api.txt" 2>&1 || { cat "$out/api.txt" >&2; exit 1; }
+timeout 120 sky check aws >"$out/check.txt" 2>&1 || { cat "$out/check.txt" >&2; exit 1; }
+number=0
+while read -r arguments; do
+  code=0
+  eval "timeout 120 sky $arguments" >"$out/$number.txt" 2>&1 </dev/null || code=$?
+  echo "exit code $code" >>"$out/$number.txt"
+  number=$((number + 1))
+done

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Ends all that up.sh has started; the wheelhouse and the logs stay. `rm -rf` of the lab's folder removes those, too.
+set -u
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+[ -d "$LAB" ] || exit 0
+# SkyPilot's server and its workers: by their home.
+for e in /proc/[0-9]*/environ; do
+  p=${e#/proc/} p=${p%/environ}
+  if tr '\0' '\n' 2>/dev/null <"$e" | grep -qx "HOME=$LAB/sky"; then kill -9 "$p" 2>/dev/null; fi
+done
+for n in $(ip netns list | awk -v one="^$ONE-" '$1 ~ one {print $1}'); do
+  for p in $(ip netns pids "$n"); do kill -9 "$p" 2>/dev/null; done
+  ip netns del "$n"
+done
+[ -f "$LAB/run/munged.pid" ] && kill "$(cat "$LAB/run/munged.pid")" 2>/dev/null
+rm -rf "$LAB"/{run,state,spool,nodes,home,sky}
+exit 0

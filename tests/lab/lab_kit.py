@@ -1,0 +1,100 @@
+"""Helpers for tests in the lab: commands of its users, its hosts and its nodes' network cards."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "tests/lab"
+LAB = Path(os.environ.get("LAB", "/var/lib/mingpt-lab"))
+USER, USER_ID = "mguser", 4242
+HOME = LAB / "home" / USER  # all nodes see it, and so do the tests
+
+needs_lab = pytest.mark.skipif(not (LAB / "run/ctl.pid").exists(), reason="the lab is not up: make lab-up")
+
+# The recipes' own experiment, small enough for 16 processes on a laptop's cores. 16 microbatches, as ever.
+SMALL = (
+    "model.n_layer=2",
+    "model.n_embd=48",
+    "model.block_size=32",
+    "train.max_steps=24",
+    "train.log_every=1",
+    "snapshot.every_steps=8",
+    "snapshot.hot_every_steps=0",
+)
+
+
+def run(*words: str, limit: float = 900, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    """A command with its output; fails the test, showing the end of it, unless the exit code is 0 (or not checked)."""
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+        errors="replace", start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        raise AssertionError(f"still running after {limit} s: {words}\n{output[-6000:]}") from None
+    output = re.sub(r"\x1b\[[0-9;]*m", "", output)
+    assert not check or process.returncode == 0, f"{words} ended with {process.returncode}:\n{output[-8000:]}"
+    return subprocess.CompletedProcess(words, process.returncode, output)
+
+
+def sky(*words: str, limit: float = 900, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    """`sky …` as a user of the lab."""
+    return run(str(SCRIPTS / "client.sh"), "sky", *words, limit=limit, check=check)
+
+
+def on(host: str, *words: str, check: bool = True) -> str:
+    """A root command on one of the lab's hosts: login, n1, n2, …"""
+    return run(str(SCRIPTS / "on.sh"), host, *words, limit=120, check=check).stdout
+
+
+def cut(node: int) -> None:
+    """Take the node's network cable out."""
+    run("ip", "-n", "mglab-ctl", "link", "set", f"v{node}", "down")
+
+
+def mend(node: int) -> None:
+    run("ip", "-n", "mglab-ctl", "link", "set", f"v{node}", "up")
+
+
+def wait_until(condition: Callable[[], object], what: str, limit: float = 180) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit} s: {what}"
+        time.sleep(0.5)
+
+
+def digest(run_dir: Path) -> str:
+    """The digest of a run's newest snapshot, every byte of which has been verified."""
+    store = Store(f"{run_dir}/snapshots")
+    return read(store, store.steps()[0]).manifest.digest
+
+
+def shared(name: str) -> Path:
+    """A new folder that every node sees, for the user's runs."""
+    folder = HOME / "runs" / f"{name}-{time.time_ns()}"
+    folder.mkdir(parents=True)
+    for path in (folder.parent, folder):
+        os.chown(path, USER_ID, USER_ID)
+    return folder
+
+
+def undisturbed(folder: Path, experiment: str, overrides: tuple[str, ...]) -> str:
+    """The digest of the same run in one process, outside the lab, which nobody disturbs."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", "mingpt.data.fetch", "shakespeare"], cwd=ROOT, check=True, timeout=300)
+    command = [sys.executable, "-m", "mingpt.train", f"experiment={experiment}", f"run.dir={folder}/alone", *overrides]
+    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=600, capture_output=True)
+    return digest(folder / "alone")

@@ -1,0 +1,78 @@
+"""What SkyPilot's own AWS code would rent for each recipe: --dryrun, moto for AWS, in a network without a way out."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SKY = ROOT / ".venv-sky"
+LAUNCH = "launch --dryrun -y recipes/"
+SPOT = f"{LAUNCH}train-spot.yaml --env BUCKET=s3://bucket/runs"
+COMMANDS = {
+    "train": f"{LAUNCH}train.yaml",
+    "train on four": f"{LAUNCH}train.yaml --num-nodes 4 --gpus L4:4 --cpus 8+",
+    "train-rdzv on four": f"{LAUNCH}train-rdzv.yaml --num-nodes 4 --gpus L4:4 --cpus 8+",
+    "spot": SPOT,
+    "spot of one kind": f"{SPOT} --num-nodes 4 --gpus L4:4 --cpus 8+",
+    "spot without a bucket": f"{LAUNCH}train-spot.yaml",
+    "evaluate": f"{LAUNCH}evaluate.yaml",
+    "generate": f"{LAUNCH}generate.yaml",
+}  # fmt: skip
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("dryrun")]
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """What SkyPilot says to one of COMMANDS, its exit code last."""
+    if not SKY.exists():
+        pytest.skip("needs SkyPilot in .venv-sky: make .venv-sky/.installed")
+    if subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "ip", "link"], capture_output=True).returncode:
+        pytest.skip("needs root and iproute2: a network of its own")
+    folder = tmp_path_factory.mktemp("aws")
+    commands = "".join(f"{command}\n" for command in COMMANDS.values())
+    script = [str(ROOT / "tests/lab/aws/dryrun.sh"), str(SKY), str(folder)]
+    done = subprocess.run(script, input=commands, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    told = {name: (folder / f"{number}.txt").read_text() for number, name in enumerate(COMMANDS)}
+    return lambda name: re.sub(r"\x1b\[\d*m", "", told[name])
+
+
+def chosen(told: str) -> list[str]:
+    """The instance, vCPUs, memory, GPUs and price an hour that SkyPilot has decided for."""
+    assert told.endswith("Dryrun finished.\n\nexit code 0\n"), told
+    (line,) = [line for line in told.splitlines() if "✔" in line]
+    return line.split()[2:-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "what"),
+    [
+        ("train on four", "4 nodes", ["g6.12xlarge", "48", "192", "L4:4", "18.41"]),
+        ("train-rdzv on four", "4 nodes", ["g6.12xlarge", "48", "192", "L4:4", "18.41"]),
+        ("spot", "2 nodes", ["g6.xlarge[Spot]", "4", "16", "L4:1", "0.66"]),
+        ("spot of one kind", "4 nodes", ["g6.12xlarge[Spot]", "48", "192", "L4:4", "7.60"]),
+        ("evaluate", "1 node", ["g6.xlarge", "4", "16", "L4:1", "0.80"]),
+        ("generate", "1 node", ["m6i.xlarge", "4", "16", "-", "0.19"]),
+    ],
+)
+def test_what_aws_would_be_asked_for(name: str, nodes: str, what: list[str], answer: Callable[[str], str]) -> None:
+    assert f"Considered resources ({nodes}):" in answer(name)
+    assert chosen(answer(name)) == what
+
+
+def test_a_spot_job_may_have_any_of_several_kinds(answer: Callable[[str], str]) -> None:
+    kinds = re.findall(r"\S+\[Spot\] +\d+ +\d+ +(\S+)", answer("spot"))
+    assert kinds == ["L4:1", "A10G:1", "L4:4", "A10G:4"]  # by price
+
+
+def test_aws_has_no_machine_with_two_l4_and_skypilot_says_what_there_is(answer: Callable[[str], str]) -> None:
+    assert "Try one of these offered accelerators: ['L4:4', 'L4:8']" in answer("train")
+    assert answer("train").endswith("exit code 1\n")
+
+
+def test_a_spot_job_without_a_bucket_is_refused_at_once(answer: Callable[[str], str]) -> None:
+    assert "Environment variable 'BUCKET' is None. Please set a value for it" in answer("spot without a bucket")

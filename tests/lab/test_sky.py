@@ -1,0 +1,97 @@
+"""`sky launch` of the recipes as they are, by real SkyPilot on real Slurm nodes."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab_kit import SMALL, digest, needs_lab, on, run, shared, sky, undisturbed, wait_until
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500), needs_lab]
+
+EXPERIMENT = "shakespeare_10m"  # the recipes' default
+
+
+def env(**changed: object) -> list[str]:
+    return [word for name, value in changed.items() for word in ("--env", f"{name}={value}")]
+
+
+def training(run_dir: Path, *more: str) -> list[str]:
+    return env(PREFLIGHT=0, RUN_DIR=run_dir, OVERRIDES=" ".join((*SMALL, *more)))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return undisturbed(tmp_path_factory.mktemp("alone"), EXPERIMENT, SMALL)
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """A cluster's name, which nobody has now or afterwards."""
+    name = "train"
+    sky("down", "-y", name, check=False)
+    yield name
+    sky("down", "-y", name)
+
+
+def statuses(cluster: str) -> dict[str, str]:
+    """The status of each of the cluster's jobs, by its number."""
+    return dict(re.findall(r"^(\d+) .* ([A-Z_]+) +\S+ *$", sky("queue", cluster).stdout, re.M))
+
+
+def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, cluster: str) -> None:
+    static, elastic = shared("static"), shared("rdzv")
+    done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *training(static))
+    assert "4 processes on cpu (gloo), 16 microbatches of 4 x 32 tokens" in done.stdout
+    assert digest(static) == alone
+
+    done = sky("exec", cluster, "recipes/train-rdzv.yaml", *training(elastic))
+    assert "4 processes on cpu (gloo)" in done.stdout
+    assert digest(elastic) == alone
+
+    # A mistake ends the job on all nodes, with its message in the job's log.
+    done = sky("exec", cluster, "recipes/train.yaml", *training(shared("key"), "trian.max_steps=3"), check=False)
+    assert done.returncode != 0
+    assert "trian" in sky("logs", cluster, "3", "--no-follow", check=False).stdout
+    # So does a store that nobody answers for: nothing listens there.
+    bucket = env(PREFLIGHT=0, RUN_DIR="s3://nobody/run", OVERRIDES=" ".join(SMALL), AWS_ENDPOINT_URL="http://10.99.0.1:9")
+    done = sky("exec", cluster, "recipes/train.yaml", *bucket, check=False)
+    assert done.returncode != 0
+    assert "s3://nobody/run" in sky("logs", cluster, "4", "--no-follow", check=False).stdout
+    found = statuses(cluster)
+    assert found == {"1": "SUCCEEDED", "2": "SUCCEEDED", "3": "FAILED", "4": "FAILED"}
+
+
+def test_scaled_to_sixteen_processes_by_the_command_line_alone(alone: str, cluster: str) -> None:
+    run_dir = shared("scaled")
+    scaled = ("--num-nodes", "4", "--gpus", "L4:4", "--cpus", "8+")
+    done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *scaled, *training(run_dir))
+    assert "16 processes on cpu (gloo), 16 microbatches of 4 x 32 tokens" in done.stdout
+    assert {f"Starting distributed training, head node: {a}" for a in re.findall(r"head node: (\S+)", done.stdout)}
+    assert len(re.findall(r"^\((?:head|worker\d), .*Starting distributed training", done.stdout, re.M)) == 4
+    assert digest(run_dir) == alone
+    assert statuses(cluster) == {"1": "SUCCEEDED"}
+
+
+@pytest.mark.slow
+def test_the_rendezvous_recipe_on_a_cluster_of_its_own_then_the_static_one_there(alone: str) -> None:
+    sky("down", "-y", "train-rdzv", check=False)
+    elastic, static = shared("rdzv-first"), shared("static-second")
+    sky("launch", "-y", "-c", "train-rdzv", "recipes/train-rdzv.yaml", *training(elastic))
+    assert digest(elastic) == alone
+    sky("exec", "train-rdzv", "recipes/train.yaml", *training(static))
+    assert digest(static) == alone
+    sky("down", "-y", "train-rdzv")
+
+
+@pytest.mark.slow
+def test_a_killed_process_fails_the_static_job_in_bounded_time(cluster: str) -> None:
+    run_dir = shared("killed")
+    long = training(run_dir, "train.max_steps=100000")
+    sky("launch", "-y", "-d", "-c", cluster, "recipes/train.yaml", *long)
+    wait_until(lambda: any(run_dir.glob("snapshots/step-*/manifest.json")), "a snapshot", 300)
+    nodes = on("login", "squeue", "-h", "-o", "%N").split()
+    (first, *_) = on("login", "scontrol", "show", "hostnames", nodes[0]).split()
+    run("bash", "-c", f"tests/lab/on.sh {first} pkill -KILL -o -f -- '-m mingpt.train'")
+    wait_until(lambda: statuses(cluster) == {"1": "FAILED"}, "the job has failed", 240)
