@@ -32,7 +32,7 @@ def env(**changed: object) -> list[str]:
 
 
 def training(run_dir: Path, *more: str) -> list[str]:
-    return env(PREFLIGHT=0, RUN_DIR=run_dir, OVERRIDES=" ".join((*SMALL, *more)))
+    return env(RUN_DIR=run_dir, OVERRIDES=" ".join((*SMALL, *more)))
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +123,11 @@ def test_a_managed_job_moves_to_other_nodes_when_one_is_lost(alone: str, tmp_pat
     settings = (*SMALL, "train.max_steps=400", "snapshot.hot_every_steps=0")
     alone = undisturbed(tmp_path, EXPERIMENT, settings)
     overrides = " ".join((*settings, "world.timeout_seconds=60"))
-    words = env(BUCKET=runs, EXPERIMENT=EXPERIMENT, OVERRIDES=overrides, PREFLIGHT=0)
+    words = env(BUCKET=runs, EXPERIMENT=EXPERIMENT, OVERRIDES=overrides)
     sky("jobs", "launch", "-y", "-d", "-n", "managed", str(recipe), "--workdir", str(ROOT), *words)
     try:
         wait_until(lambda: [*runs.glob("*/snapshots/step-*/manifest.json")], "a first snapshot", 420)
-        (nodes,) = {n for n in on("login", "squeue", "-h", "-t", "R", "-o", "%N").split()}
+        (nodes,) = set(on("login", "squeue", "-h", "-t", "R", "-o", "%N").split())
         before = on("login", "scontrol", "show", "hostnames", nodes).split()
         lost = int(before[-1].removeprefix("n"))
         cut(lost)
