@@ -51,7 +51,7 @@ def cluster() -> Iterator[str]:
 
 def statuses(cluster: str) -> dict[str, str]:
     """The status of each of the cluster's jobs, by its number."""
-    return dict(re.findall(r"^(\d+) .* ([A-Z_]+) +\S+ *$", sky("queue", cluster).stdout, re.M))
+    return dict(re.findall(r"^(\d+) .*\] +([A-Z_]+) ", sky("queue", cluster).stdout, re.M))
 
 
 def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, cluster: str) -> None:
