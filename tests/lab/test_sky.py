@@ -55,7 +55,9 @@ def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, clust
     assert done.returncode != 0
     assert "trian" in sky("logs", cluster, "3", "--no-follow", check=False).stdout
     # So does a store that nobody answers for: nothing listens there.
-    bucket = env(PREFLIGHT=0, RUN_DIR="s3://nobody/run", OVERRIDES=" ".join(SMALL), AWS_ENDPOINT_URL="http://10.99.0.1:9")
+    bucket = env(
+        PREFLIGHT=0, RUN_DIR="s3://nobody/run", OVERRIDES=" ".join(SMALL), AWS_ENDPOINT_URL="http://10.99.0.1:9"
+    )
     done = sky("exec", cluster, "recipes/train.yaml", *bucket, check=False)
     assert done.returncode != 0
     assert "s3://nobody/run" in sky("logs", cluster, "4", "--no-follow", check=False).stdout
