@@ -109,7 +109,7 @@ def net() -> Iterator[Net]:
 
 def start(net: Net, folder: Path, rank: int, environment: Mapping[str, str]) -> Node:
     command = [*net.enter(["one", "two"][rank]), "env", f"--chdir={folder}", sys.executable, str(ENTRY)]
-    return Node(command, {"PYTHONPATH": str(ROOT), "PREFLIGHT": "0", **environment})
+    return Node(command, {"PYTHONPATH": str(ROOT), **environment})
 
 
 @pytest.mark.slow
