@@ -25,8 +25,9 @@ EPILOG = (
 )
 
 
-def options_parser() -> Parser:
-    parser = Parser(prog="python -m mingpt.launch", description=DESCRIPTION, epilog=EPILOG)
+def options_parser(program: str, description: str, epilog: str) -> Parser:
+    """What says where a node stands, for each program that is started once a node."""
+    parser = Parser(prog=f"python -m {program}", description=description, epilog=epilog)
     texts = {
         "nnodes": ("N|MIN:MAX", "nodes of the run; MIN:MAX lets it go on with fewer (default: the platform's, else 1)"),
         "nproc-per-node": ("N", "processes on this node; nodes may differ (default: its GPUs, else 1)"),
@@ -41,17 +42,19 @@ def options_parser() -> Parser:
     for name, (metavar, text) in texts.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
     parser.add_argument("--rdzv-backend", choices=["c10d", "static"], help="default: c10d")
-    parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
     parser.add_argument(
         "overrides", nargs="*", metavar="override", help="of the config: see python -m mingpt.train --help"
     )
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str], parser: Parser | None = None) -> argparse.Namespace:
     """The options and overrides of a command line; options may be spelt with underscores, as torchrun's."""
+    if parser is None:
+        parser = options_parser("mingpt.launch", DESCRIPTION, EPILOG)
+        parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
     dashed = [re.sub(r"^--[a-z_]+", lambda m: m[0].replace("_", "-"), argument) for argument in arguments]
-    return options_parser().parse_intermixed_args(dashed)
+    return parser.parse_intermixed_args(dashed)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class Net:
             self._ip(name, "neighbour", "flush", "dev", self.interfaces[name])
 
     def close_port(self, host: str, port: int | str) -> None:
-        """A firewall before this TCP port (or a range of them, "1024-65535") of a host: what comes for it is lost."""
+        """A firewall before this TCP port (or a range of them, "1024-65534") of a host: what comes for it is lost."""
         rules = self.run(host, ["ip", "rule"]).stdout
         # A routing rule sees where a packet wants to go. It must come before the rule that says "for this host".
         if "\n0:" in f"\n{rules}":

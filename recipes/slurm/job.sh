@@ -18,21 +18,21 @@ complain() { echo "error: $*" >&2; }
 # prepare ARGUMENT…: sets PYTHON to one that can train, made by recipes/setup.sh on each node unless MINGPT_PYTHON names
 # it (the program, or the folder of a conda or virtual environment); then looks whether the nodes can train.
 prepare() {
+  local overrides=() word
+  for word; do
+    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # not the launcher's options
+  done
   if [ -n "${MINGPT_PYTHON:-}" ]; then
     PYTHON=$MINGPT_PYTHON
     [ ! -d "$PYTHON" ] || PYTHON=$PYTHON/bin/python
     [ -x "$PYTHON" ] || { complain "MINGPT_PYTHON=$MINGPT_PYTHON: there is no such program or environment"; exit 64; }
   else
     PYTHON=$PWD/.venv/bin/python
-    OVERRIDES="$*" "${ONCE_A_NODE[@]}" "${ALL[@]}" bash recipes/setup.sh || { complain "set-up failed"; exit 70; }
+    "${ONCE_A_NODE[@]}" "${ALL[@]}" bash recipes/setup.sh "${overrides[@]}" || { complain "set-up failed"; exit 70; }
   fi
   export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
   [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0
-  local overrides=() word
-  for word; do
-    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # not the launcher's options
-  done
-  "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.preflight ${overrides[@]+"${overrides[@]}"} || {
+  "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.preflight "${overrides[@]}" || {
     code=$?
     complain "preflight: the nodes can't train as they are (MINGPT_PREFLIGHT=0 leaves this check out)"
     exit $code
@@ -82,21 +82,17 @@ finish() {
   exit "$code"
 }
 
-# launch_on_all EXPERIMENT ARGUMENT…: mingpt.launch once a node, which starts a process for each GPU.
+# launch_on_all ARGUMENT…: mingpt.launch once a node, which starts a process for each GPU.
 launch_on_all() {
-  local default=$1
-  shift
   prepare "$@"
-  run "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.launch experiment="$default" "$@"
+  run "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.launch "$@"
   finish
 }
 
-# train_as_tasks BACKEND EXPERIMENT ARGUMENT…: mingpt.train as each of the job's tasks, without torchrun.
+# train_as_tasks ARGUMENT…: mingpt.train as each of the job's tasks, without torchrun.
 train_as_tasks() {
-  local backend=$1 default=$2
-  shift 2
   prepare "$@"
   run srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    "$PYTHON" -m mingpt.train world.backend="$backend" experiment="$default" "$@"
+    "$PYTHON" -m mingpt.train "$@"
   finish
 }

@@ -1,0 +1,1 @@
+"""What mingpt.preflight looks at on each node, and between them, before training starts."""

@@ -1,0 +1,281 @@
+"""All checks of a node, in order: itself, the way to the head, the others, the run directory, an all-reduce."""
+
+import os
+import socket
+import time
+from functools import cached_property
+from typing import Any
+from uuid import uuid4
+
+from mingpt import network
+from mingpt.checks import compare, machine
+from mingpt.checks.finding import Finding, Level, exit_code, told_by
+from mingpt.checks.helper import Helper
+from mingpt.checks.meeting import Meeting, Refused, Unreached, host, plain, visit, what_stops
+from mingpt.checks.report import Report
+from mingpt.checks.ways import Echo, probe_all
+from mingpt.config import Config, without_secrets
+from mingpt.errors import FINISHED, Mistake
+from mingpt.platforms import find_placement
+from mingpt.torchrun import Torchrun
+
+# The limits of what follows once all have come; on good nodes each takes a fraction of it.
+TELL_SECONDS, WAYS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS = 10, 16, 60, 20, 15
+NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
+PEERS = 8  # that each node tries the ways to: all of a small job, the next ones of a large
+
+
+def inspect(node: Torchrun, config: Config, processes: int | None, seconds: float) -> Report:
+    """This node's part; what it returns is the same on all nodes that have met."""
+    helper = Helper()
+    try:
+        return _Inspection(node, config, processes, seconds, helper).run()
+    finally:
+        helper.end()
+
+
+class _Inspection:
+    def __init__(self, node: Torchrun, config: Config, processes: int | None, seconds: float, helper: Helper) -> None:
+        self.node, self.config, self.processes = node, config, processes
+        self.seconds, self.helper, self.begun = seconds, helper, time.monotonic()
+        self.placement = find_placement(os.environ)
+        self.name = socket.gethostname()
+        self.mine: list[Finding] = []
+        self.identity = f"{self.name}-{uuid4().hex[:12]}"
+        self.places = [["run.dir", config.run.dir]]
+        if not config.snapshot.dir.startswith(config.run.dir.rstrip("/") + "/"):
+            self.places.append(["snapshot.dir", config.snapshot.dir])
+
+    def _add(self, level: Level, check: str, text: str, advice: str, node: str = "") -> None:
+        self.mine.append(Finding(level, node or self.name, check, text, advice))
+
+    def run(self) -> Report:
+        self.helper.send(do="write", places=self.places, name=self.identity, snapshot_dir=self.config.snapshot.dir)
+        meeting = Meeting(0, 1)
+        try:
+            meeting = self._meet()
+            return self._together(meeting)
+        except Unreached as error:
+            if error.args:
+                self._add("unreachable", "nodes", str(error), "see what its log says")
+            # The others can't be asked: what this node has found alone.
+            report = self._about_me(self.node.own, (0, 0), Meeting(self.node.rank or 0, 1))
+            self._check_place()
+            return Report([report | {"ways": []}], self.mine, [], time.monotonic() - self.begun)
+        finally:
+            self.helper.send(do="clean", places=self.places, name=self.identity)
+            self.helper.receive(PLACE_SECONDS)
+            meeting.close()
+
+    # --- where the head is, and whether it can be reached ---
+
+    def _meet(self) -> Meeting:
+        node = self.node
+        if node.most == 1:
+            return Meeting(0, 1)
+        try:
+            addresses = [plain(str(a[4][0])) for a in socket.getaddrinfo(node.host, None)]
+        except OSError as error:
+            self._add("problem", "names", f"{node.host}: {error.strerror or error}", NAME_ADVICE)
+            raise Unreached from error
+        loopback = next((a for a in addresses if network.is_loopback(a)), None)
+        head = node.rank == 0 if node.rank is not None else self._is_head(addresses, loopback)
+        if loopback and not head:
+            text = f"{node.host}, the head's name, means {loopback} here, which is this node itself"
+            self._add("problem", "names", text, NAME_ADVICE)
+            raise Unreached
+        if loopback == node.host and (self.placement or "SLURM_JOB_ID" in os.environ):
+            self._add("problem", "names", f"{loopback} as the head's address means each node itself", NAME_ADVICE)
+            raise Unreached
+        return self._host() if head else self._visit()
+
+    def _is_head(self, addresses: list[str], loopback: str | None) -> bool:
+        """Where no rank says who is: a name that means loopback must be this node's own."""
+        if loopback:
+            return self.node.host in (loopback, self.name, socket.getfqdn(), "localhost")
+        return any(network.interface_of(address) for address in addresses)
+
+    def _host(self) -> Meeting:
+        try:
+            return host(self.node.port, self.node.most, self.seconds)
+        except OSError as error:
+            text = f"port {self.node.port} can't be opened here ({error.strerror or error})"
+            self._add("problem", "ports", text, "stop what listens there, or choose another port")
+            raise Unreached from error
+
+    def _visit(self) -> Meeting:
+        node = self.node
+        try:
+            return visit(node.host, node.port, node.rank, node.most, self.seconds)
+        except Refused as error:
+            self._add("problem", "nodes", str(error), "give the same --nnodes to all nodes")
+            raise Unreached from error
+        except Unreached as error:
+            to_fix, text, advice = what_stops(node.host, node.port)
+            self._add("problem" if to_fix else "unreachable", "ports", text, advice)
+            raise Unreached from error
+
+    # --- this node ---
+
+    def _about_me(self, own: str, ports: tuple[int, int], meeting: Meeting) -> dict[str, Any]:
+        """What this node tells the others, and notes what is wrong with it alone."""
+        about = self._import_torch
+        facts = machine.facts(self.config, own)
+        facts |= {"capability": about.get("capability"), "visible": about.get("devices", [])}
+        facts["nccl"] = about.get("nccl_in_torch") or facts["nccl"]
+        announced = self.placement.gpus if self.placement and self.processes is None else 0
+        processes = self.processes or announced or max(1, len(facts["visible"]))
+        addresses, told = [[own, ""]], {}
+        if self.node.most > 1:
+            try:
+                told = network.settings(facts["interface"], os.environ)
+                addresses += _by_the_user(own)
+            except Mistake as mistake:
+                self.mine += told_by(mistake, self.name, "interface")
+        self.mine += machine.findings(self.config, facts, processes)
+        seen, there = len(facts["visible"]), len(facts["gpus"])
+        if "error" in about:
+            self._add("problem", "torch", f"torch can't be imported ({about['error']})", compare.INSTALL)
+        elif seen < there and not os.environ.get("CUDA_VISIBLE_DEVICES"):
+            text = f"torch sees {seen} of {there} GPUs (driver {facts['driver']}, torch {facts['torch']})"
+            self._add("problem", "gpus", text, "install a driver that is new enough for this torch")
+        elif announced > seen:
+            text = f"{self.placement.platform if self.placement else ''} announces {announced} GPUs, torch sees {seen}"
+            self._add("warning", "gpus", text, "training goes on CPUs then; see what nvidia-smi says")
+        return {
+            "rank": meeting.rank,
+            "identity": self.identity,
+            "facts": facts,
+            "processes": processes,
+            "addresses": addresses,
+            "ports": ports,
+            "told": told,
+            "clock": meeting.clock,
+        }
+
+    @cached_property
+    def _import_torch(self) -> dict[str, Any]:
+        return self.helper.receive(IMPORT_SECONDS)
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
+        return self.helper.receive(PLACE_SECONDS)
+
+    def _check_place(self) -> bool:
+        """Whether this node can write the run directory and read it back."""
+        place = self._written
+        if "error" in place:
+            self._add("problem", "run.dir", f"run.dir={self.config.run.dir}: {place['error']}", "look at the network")
+        elif place["problems"]:
+            self.mine += told_by(Mistake(*place["problems"]), self.name, "run.dir")
+        elif place["conditional"] is False:
+            text = (
+                f"snapshot.dir={without_secrets(self.config.snapshot.dir)}: this store overwrites what a put must not"
+            )
+            self._add("warning", "run.dir", text, "never start two runs in one run.dir, or choose another store")
+        return not place.get("problems", True)
+
+    def _look(self) -> list[str] | None:
+        """Whose files this node sees there."""
+        self.helper.send(do="look", key="run.dir", url=self.config.run.dir)
+        look = self.helper.receive(PLACE_SECONDS)
+        if problems := look.get("problems", [look.get("error")]):
+            self.mine += told_by(Mistake(*map(str, problems)), self.name, "run.dir")
+            return None
+        return list(look["seen"])
+
+    # --- all nodes ---
+
+    def _together(self, meeting: Meeting) -> Report:
+        """What it returns is the same on every node: all know what each has told."""
+        echo = Echo(self.identity)
+        own = meeting.own_address() or network.address_towards(self.node.host)
+        me = self._about_me(own, echo.ports, meeting)
+        nodes = {n["rank"]: n for n in meeting.gather(me, IMPORT_SECONDS + TELL_SECONDS) if n}
+        ways = self._probe(meeting, nodes)
+        written = self._check_place()
+        for rank, told in enumerate(meeting.gather([ways, written], WAYS_SECONDS + PLACE_SECONDS)):
+            if told:
+                nodes[rank] |= {"ways": told[0], "written": told[1]}
+        seen = self._look() if written else None
+        findings: list[Finding] = []
+        for rank, told in enumerate(meeting.gather([seen, [vars(f) for f in self.mine]], PLACE_SECONDS)):
+            if told:
+                nodes[rank]["seen"] = told[0]
+                findings += [Finding(**f) for f in told[1]]
+        hosts = {rank: n["facts"]["host"] for rank, n in nodes.items()}
+        whole = [n for n in nodes.values() if "seen" in n]
+        for rank in nodes.keys() - {n["rank"] for n in whole}:
+            text = "it has ended, or answers no more, in the middle of preflight"
+            findings.append(Finding("unreachable", hosts[rank], "nodes", text, "see what its log says"))
+        addresses = self.placement.addresses if self.placement else ()
+        findings += compare.absent(meeting.size, self.node.least, hosts, addresses, self.node.port, self.seconds)
+        findings += compare.alike([n["facts"] for n in whole]) + compare.ways(whole, hosts)
+        findings += compare.clocks(whole) + compare.places(whole)
+        notes: list[str] = []
+        if meeting.size > 1:
+            told_each = ((n["facts"]["host"], " ".join(f"{k}={v}" for k, v in n["told"].items())) for n in whole)
+            notes = [f"{name} sets {told or 'nothing: all is set'}" for name, told in told_each]
+            if len(whole) == meeting.size and exit_code(findings) == FINISHED:
+                notes += self._reduce(meeting, whole, findings)
+        return Report(whole, findings, notes, time.monotonic() - self.begun, meeting.rank)
+
+    def _probe(self, meeting: Meeting, nodes: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+        """Try the ways to other nodes; each tries the next few, so that a large job is not flooded."""
+        others = sorted(nodes.keys() - {meeting.rank}, key=lambda rank: (rank - meeting.rank) % meeting.size)[:PEERS]
+        wanted = [
+            (rank, address, tuple(nodes[rank]["ports"]), nodes[rank]["identity"])
+            for rank in others
+            for address, _ in nodes[rank]["addresses"]
+        ]
+        return probe_all(wanted)
+
+    def _reduce(self, meeting: Meeting, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
+        port = None
+        if meeting.rank == 0:
+            self.helper.send(do="host")
+            port = self.helper.receive(REDUCE_SECONDS).get("port")
+        port = meeting.gather(port, REDUCE_SECONDS)[0]
+        where = {"host": nodes[0]["facts"]["address"], "port": port, "rank": meeting.rank, "size": meeting.size}
+        told = nodes[meeting.rank]["told"]
+        self.helper.send(do="reduce", **where, seconds=REDUCE_SECONDS / 2, environment=told)
+        results = meeting.gather(self.helper.receive(REDUCE_SECONDS), REDUCE_SECONDS + TELL_SECONDS)
+        for node, result in zip(nodes, results, strict=True):
+            if not result or "error" in result:
+                text = f"an all-reduce over gloo failed ({result['error'] if result else 'no answer'})"
+                advice = "open all TCP ports between the nodes, and look at the interfaces above"
+                findings.append(Finding("problem", node["facts"]["host"], "all-reduce", text, advice))
+        if exit_code(findings) != FINISHED:
+            return []
+        slowest = min(result["bandwidth"] for result in results)
+        meaning = self._means([n["processes"] for n in nodes], slowest)
+        meaning = meeting.gather(meaning, TELL_SECONDS)[0]
+        return [f"all-reduce over TCP: {slowest / 1e6:.0f} MB/s from each node{meaning}"]
+
+    def _means(self, processes: list[int], bandwidth: float) -> str:
+        count = machine.parameters(self.config)
+        microbatches = self.config.global_size(sum(processes)) // self.config.batch.micro_size
+        self.helper.send(do="bytes", parameters=count, microbatches=microbatches, processes=processes)
+        sent = self.helper.receive(TELL_SECONDS).get("value")
+        if not sent:  # a model whose size only its own code knows
+            return ""
+        return (
+            f"; the exact sum of about {count / 1e6:.1f} M gradients sends {sent / 1e6:.0f} MB: "
+            f"{sent / bandwidth:.2f} s of each step, part of it beside computing"
+        )
+
+
+def _by_the_user(own: str) -> list[list[str]]:
+    """The addresses that NCCL and gloo would take because the environment says so, with who says it."""
+    import psutil
+
+    out: list[list[str]] = []
+    for variable in (network.GLOO, network.NCCL):
+        value = os.environ.get(variable)
+        names = network.chosen(variable, value) if value else []
+        of_interface = [a.address for a in psutil.net_if_addrs()[names[0]]] if names else []
+        kind = ":" in own
+        taken = [a for a in of_interface if (":" in a) == kind and a.count(":") != 5]  # no hardware address
+        if value and own not in taken:
+            out.append([taken[0] if taken else "no address", f"{variable}={value}"])
+    return out

@@ -1,0 +1,376 @@
+"""Two hosts, good or broken in one way: preflight names what is wrong, where, and what to do, and always ends."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mingpt
+from mingpt.checks import compare
+from mingpt.checks.finding import Finding, exit_code, told_by
+from mingpt.checks.machine import source_sha256
+from mingpt.errors import Mistake
+from net_kit import Net, hosts, needs_hosts
+from store_kit import HIDDEN, Nanio, Stores
+
+LIMIT = 90  # seconds
+OPEN_PORTS = "open all TCP ports between the nodes (security group, ufw, iptables)"
+
+
+class Nodes:
+    """Host a is the head; both are given its name, and nothing else."""
+
+    def __init__(self, net: Net, folder: Path) -> None:
+        self.net, self.run_dir = net, folder / "run"
+
+    def check(
+        self,
+        *options: str,
+        on: Sequence[str] = ("a", "b"),
+        env: Mapping[str, Mapping[str, str]] | None = None,
+        json: bool = True,
+    ) -> dict[str, tuple[int, str]]:
+        """The exit code and the output of preflight on each host."""
+        common = ["--nnodes=2", "--rdzv-endpoint=a:29500", "--seconds=6", f"run.dir={self.run_dir}"]
+        command = [sys.executable, "-m", "mingpt.preflight", *common, *["--json"] * json, *options]
+        started = {host: self.net.popen(host, command, (env or {}).get(host)) for host in on}
+        done = {}
+        for host, process in started.items():
+            output, _ = process.communicate(timeout=LIMIT)
+            done[host] = process.returncode, output
+        return done
+
+    def findings(self, *options: str, env: Mapping[str, Mapping[str, str]] | None = None) -> tuple[int, list[str]]:
+        """What both say alike: the exit code, and each finding as people see it."""
+        done = self.check(*options, env=env)
+        reports = [parsed(output) for _, output in done.values()]
+        assert reports[0]["findings"] == reports[1]["findings"]
+        assert done["a"][0] == done["b"][0] == reports[0]["code"] == reports[1]["code"]
+        return done["a"][0], shown(reports[0])
+
+
+def parsed(output: str) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = json.loads(output)
+    except ValueError:
+        raise AssertionError(output) from None
+    return report
+
+
+def shown(report: Mapping[str, Any]) -> list[str]:
+    return [str(Finding(**finding)) for finding in report["findings"]]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    addresses = {"a": "10.98.0.11", "b": "10.98.0.12"}
+    with hosts(addresses, interfaces={"a": "ens1f1", "b": "ens1f0np0"}, own={"a": "127.0.1.1"}) as net:
+        yield Nodes(net, tmp_path)
+
+
+@needs_hosts
+@pytest.mark.slow
+class TestNodes:
+    def test_good_ones(self, nodes: Nodes) -> None:
+        done = nodes.check(json=False)
+        assert [code for code, _ in done.values()] == [0, 0], done
+        head, a, b, a_sets, b_sets, reduced, end, _ = done["a"][1].split("\n")
+        assert head.split()[:4] == ["node", "host", "address", "interface"]
+        assert a.split()[:4] == ["0", "a", "10.98.0.11", "ens1f1"]
+        assert b.split()[:4] == ["1", "b", "10.98.0.12", "ens1f0np0"]
+        infiniband = "" if Path("/sys/class/infiniband").is_dir() else " NCCL_IB_DISABLE=1"
+        assert a_sets == f"a sets NCCL_SOCKET_IFNAME==ens1f1 GLOO_SOCKET_IFNAME=ens1f1{infiniband}"
+        assert b_sets == f"b sets NCCL_SOCKET_IFNAME==ens1f0np0 GLOO_SOCKET_IFNAME=ens1f0np0{infiniband}"
+        assert re.fullmatch(
+            r"all-reduce over TCP: \d+ MB/s from each node; the exact sum of about 0\.8 M gradients sends \d+ MB: "
+            r"\d+\.\d\d s of each step, part of it beside computing",
+            reduced,
+        )
+        assert re.fullmatch(r"preflight: 2 nodes in \d+\.\d s: no problems, 0 warnings", end)
+        assert re.fullmatch(
+            r"preflight: 2 nodes in \d+\.\d s: no problems, 0 warnings \(the table is in a's output\)\n", done["b"][1]
+        )
+        assert list(nodes.run_dir.iterdir()) == []
+
+    def test_training_may_take_the_port_at_once(self, nodes: Nodes) -> None:
+        assert nodes.findings() == (0, [])
+        bind = "import socket; s = socket.socket(); s.bind(('', 29500))"  # without SO_REUSEADDR
+        assert nodes.net.run("a", [sys.executable, "-c", bind]).returncode == 0
+
+    def test_an_interface_that_is_not_there(self, nodes: Nodes) -> None:
+        code, findings = nodes.findings(env={"b": {"GLOO_SOCKET_IFNAME": "ens1f1"}})
+        assert code == 64
+        assert [re.sub("only .*?:", "only …:", f) for f in findings] == [
+            "problem on b (interface): GLOO_SOCKET_IFNAME=ens1f1 in the environment: this node (b) has no such "
+            "interface, only …: unset it, then the one that leads to the other nodes is found"
+        ]
+
+    def test_an_interface_that_leads_elsewhere(self, nodes: Nodes) -> None:
+        nodes.net.run("b", ["ip", "link", "add", "docker0", "type", "bridge"])
+        nodes.net.run("b", ["ip", "addr", "add", "172.17.0.1/16", "dev", "docker0"])
+        nodes.net.run("b", ["ip", "link", "set", "docker0", "up"])
+        assert nodes.findings(env={"b": {"NCCL_SOCKET_IFNAME": "docker"}}) == (
+            64,
+            [
+                "problem on b (interface): NCCL_SOCKET_IFNAME=docker leads to 172.17.0.1, where a does not reach it "
+                "(Network is unreachable): unset it, then the interface that leads to the other nodes is found"
+            ],
+        )
+
+    def test_the_heads_port_is_closed(self, nodes: Nodes) -> None:
+        nodes.net.close_port("a", 29500)
+        done = nodes.check()
+        assert (done["a"][0], shown(parsed(done["a"][1]))) == (
+            70,
+            [
+                "unreachable on node 1 (nodes): has not come within 6 s: see whether it is up, what its log says, and "
+                "whether it reaches port 29500 of a"
+            ],
+        )
+        assert (done["b"][0], shown(parsed(done["b"][1]))) == (
+            64,
+            [
+                "problem on b (ports): a (10.98.0.11) is up, but does not answer at port 29500: a firewall drops what "
+                f"comes for it: {OPEN_PORTS}"
+            ],
+        )
+
+    def test_other_ports_are_closed(self, nodes: Nodes) -> None:
+        nodes.net.close_port("a", "29501-65534")
+        code, findings = nodes.findings()
+        assert code == 64
+        assert findings == [
+            "problem on a (ports): no way to b (10.98.0.12) at a free port (no answer), though they have met at the "
+            f"head's: {OPEN_PORTS}",
+            "problem on b (ports): no way to a (10.98.0.11) at a free port (no answer), though they have met at the "
+            f"head's: {OPEN_PORTS}",
+        ]
+
+    def test_the_heads_name_means_loopback(self, nodes: Nodes) -> None:
+        file = nodes.net.hosts_file("b")
+        file.write_text(file.read_text().replace("10.98.0.11 a", "127.0.1.1 a"))
+        done = nodes.check()
+        assert done["a"][0] == 70
+        assert (done["b"][0], shown(parsed(done["b"][1]))) == (
+            64,
+            [
+                "problem on b (names): a, the head's name, means 127.0.1.1 here, which is this node itself: correct "
+                "/etc/hosts or the DNS, or give an address that means the head on every node"
+            ],
+        )
+
+    def test_the_heads_name_means_nothing(self, nodes: Nodes) -> None:
+        file = nodes.net.hosts_file("b")
+        file.write_text(file.read_text().replace("10.98.0.11 a", ""))
+        code, output = nodes.check(on=["b"])["b"]
+        assert code == 64
+        assert output.startswith("error: --rdzv-endpoint=a: ")
+        assert output.endswith(": give an address that this node can reach\n")
+
+    def test_large_packets_are_lost(self, nodes: Nodes) -> None:
+        nodes.net.swallow("b")
+        advice = (
+            "lower the interface's MTU until they pass (ip link set dev NAME mtu 1400), or let ICMP's 'fragmentation "
+            "needed' through"
+        )
+        assert nodes.findings() == (
+            64,
+            [
+                f"problem on a (mtu): large packets to or from b (10.98.0.12) are lost, small ones pass: {advice}",
+                f"problem on b (mtu): large packets to or from a (10.98.0.11) are lost, small ones pass: {advice}",
+            ],
+        )
+
+    def test_a_slow_network_that_loses_packets(self, nodes: Nodes) -> None:
+        nodes.net.slow("b", 0.1, 0.01)
+        code, findings = nodes.findings("--seconds=20")
+        assert code == 0
+        delay = r"a round trip to (b \(10\.98\.0\.12\)|a \(10\.98\.0\.11\)) takes 2\d\d ms: "
+        loss = r"\d\.\d % of the packets to (b \(10\.98\.0\.12\)|a \(10\.98\.0\.11\)) and back are lost: "
+        kinds = {
+            "warning on a (delay)": delay + "take nodes of one place: each step has several round trips",
+            "warning on b (loss)": loss + "look for a bad cable, port or tunnel: TCP is slow where packets are lost",
+        }
+        kinds["warning on b (delay)"] = kinds["warning on a (delay)"]
+        kinds["warning on a (loss)"] = kinds["warning on b (loss)"]
+        assert {f.partition(": ")[0] for f in findings} == set(kinds)
+        for finding in findings:
+            kind, _, text = finding.partition(": ")
+            assert re.fullmatch(kinds[kind], text)
+
+    def test_a_full_disk(self, nodes: Nodes) -> None:
+        nodes.net.small_disk("b", nodes.run_dir, "64k")
+        nodes.net.run("b", ["dd", "if=/dev/zero", f"of={nodes.run_dir}/filled", "bs=128k", "count=1"])
+        code, findings = nodes.findings()
+        assert code == 64
+        assert findings == [
+            f"problem on b (run.dir): run.dir={nodes.run_dir}: the disk is full: free some space or choose another "
+            f"place",
+            f"warning on b (disk): snapshot.dir={nodes.run_dir}/snapshots has 0 MiB free, and snapshot.keep=3 takes "
+            f"about 37 MiB: free some space, choose another place, or keep fewer",
+        ]
+
+    def test_a_run_directory_that_is_not_shared(self, nodes: Nodes) -> None:
+        nodes.net.small_disk("b", nodes.run_dir, "100m")
+        advice = "give a run.dir that all nodes share: a bucket, or a folder on a shared file system"
+        assert nodes.findings() == (
+            64,
+            [
+                f"problem on a (run.dir): what b wrote into run.dir is not seen here: {advice}",
+                f"problem on b (run.dir): what a wrote into run.dir is not seen here: {advice}",
+            ],
+        )
+
+    def test_a_bucket_that_says_no(self, nodes: Nodes, tmp_path: Path, serve: Stores) -> None:
+        store = serve("nanio")  # makes the bucket, on its disk
+        assert isinstance(store, Nanio)
+        store.stop()
+        command = [word.replace("127.0.0.1", "0.0.0.0") for word in store.command()]
+        server = nodes.net.popen("a", command, store.own_environment())
+        client = store.environment(store.port) | {"FSSPEC_S3_ENDPOINT_URL": f"http://10.98.0.11:{store.port}"}
+        wait = f"import socket, time\nwhile socket.socket().connect_ex(('127.0.0.1', {store.port})): time.sleep(0.1)"
+        nodes.net.run("a", [sys.executable, "-c", wait])
+        bucket = "run.dir=s3://runs/x"
+        warning = (
+            "this store overwrites what a put must not: never start two runs in one run.dir, or choose another store"
+        )
+        assert nodes.findings(bucket, env={"a": client, "b": client}) == (
+            0,
+            [f"warning on {n} (run.dir): snapshot.dir=s3://runs/x/snapshots: {warning}" for n in "ab"],
+        )
+        wrong = client | {"AWS_SECRET_ACCESS_KEY": f"another-{HIDDEN}"}
+        done = nodes.check(bucket, env={"a": client, "b": wrong})
+        assert [code for code, _ in done.values()] == [64, 64]
+        assert shown(parsed(done["a"][1]))[0] == (
+            "problem on b (run.dir): run.dir=s3://runs/x: permission denied: check it, or the credentials in the "
+            "environment"
+        )
+        assert HIDDEN not in done["a"][1] + done["b"][1]
+        server.kill()
+
+    def test_another_torch_on_one_node(self, nodes: Nodes, tmp_path: Path) -> None:
+        info = tmp_path / "older" / "torch-2.9.1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1\n")
+        root = Path(mingpt.__file__).parent.parent
+        code, findings = nodes.findings(env={"b": {"PYTHONPATH": f"{info.parent}:{root}"}})
+        assert code == 64
+        assert [re.sub("2\\.[1-9]\\S+ on a", "… on a", f) for f in findings] == [
+            "problem on b (versions): torch 2.9.1, and … on a: install the versions of constraints.txt on every node "
+            "(bash recipes/setup.sh)"
+        ]
+
+    def test_a_node_that_does_not_come(self, nodes: Nodes) -> None:
+        code, output = nodes.check(on=["a"], json=False)["a"]
+        assert code == 70
+        assert output.splitlines()[-2:-1] == [
+            "unreachable on node 1 (nodes): has not come within 6 s: see whether it is up, what its log says, and "
+            "whether it reaches port 29500 of a"
+        ]
+
+    @pytest.mark.parametrize("up", [True, False])
+    def test_a_head_that_does_not_come(self, nodes: Nodes, up: bool) -> None:
+        if not up:
+            nodes.net.cut("a")
+        code, output = nodes.check(on=["b"])["b"]
+        assert code == 70
+        assert shown(parsed(output)) == [
+            "unreachable on b (ports): nobody listens at port 29500 of a (10.98.0.11): see whether that node is the "
+            "head, and what its log says; start preflight there, too"
+            if up
+            else "unreachable on b (ports): no answer at all from a (10.98.0.11) (No route to host): see whether that "
+            "node is up, whether the address is right, and whether a firewall drops all that comes"
+        ]
+
+    def test_nodes_that_expect_different_numbers(self, nodes: Nodes) -> None:
+        common = [sys.executable, "-m", "mingpt.preflight", "--rdzv-endpoint=a:29500", "--seconds=6", "--json"]
+        place = f"run.dir={nodes.run_dir}"
+        head = nodes.net.popen("a", [*common, "--nnodes=2", place])
+        other = nodes.net.run("b", [*common, "--nnodes=3", place], limit=LIMIT)
+        assert (other.returncode, shown(parsed(other.stdout))) == (
+            64,
+            [
+                "problem on b (nodes): the head expects 2 nodes, and this node 3: give the same --nnodes to all nodes",
+            ],
+        )
+        head.communicate(timeout=LIMIT)
+        assert head.returncode == 70
+
+
+def test_one_node(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mingpt.preflight", "--json", f"run.dir={tmp_path}", "train.threads=1000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    report = parsed(done.stdout)
+    assert done.returncode == report["code"] == 0
+    facts = report["nodes"][0]["facts"]
+    assert [f for f in shown(report) if "(cpu)" in f] == [
+        f"warning on {facts['host']} (cpu): processes=1, train.threads=1000 and data.workers=0 want 1000 CPUs, and "
+        f"{facts['cpus']} are there: give the job more CPUs, or start fewer processes"
+    ]
+    assert facts["project"] == f"{mingpt.__version__} {source_sha256()[:8]}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_in_the_config_is_told_first(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mingpt.preflight", f"run.dir={tmp_path}", "train.max_step=3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 64
+    assert done.stderr.startswith("error: train.max_step")
+
+
+def node(host: str, **facts: Any) -> dict[str, Any]:
+    same: dict[str, Any] = {
+        "torch": "2.13.0",
+        "nccl": None,
+        "project": "1",
+        "python": "3.12.1",
+        "driver": None,
+        "gpus": [],
+    }
+    return {"host": host, **same, "capability": "AVX2", **facts}
+
+
+def test_the_most_common_version_is_right_and_the_head_decides_a_tie() -> None:
+    three = [node("a", torch="2.9"), node("b"), node("c")]
+    assert [f.text for f in compare.alike(three)] == ["torch 2.9, and 2.13.0 on b, c"]
+    two = [node("a", torch="2.9"), node("b")]
+    assert [(f.node, f.text) for f in compare.alike(two)] == [("b", "torch 2.13.0, and 2.9 on a")]
+
+
+def test_what_else_may_differ() -> None:
+    a = node("a", gpus=["L4", "L4"], driver="550", capability="AVX512", python="3.12.1")
+    b = node("b", gpus=["L4"], driver="560", python="3.11.2")
+    assert [(f.level, f.text) for f in compare.alike([a, b])] == [
+        ("warning", "Python 3.11.2, and 3.12.1 on a"),
+        ("warning", "driver 560, and 550 on a"),
+        ("warning", "GPUs 1 x L4, and 2 x L4 on a"),
+    ]
+    cpus = [node("a"), node("b", capability="AVX512")]
+    assert [f.text for f in compare.alike(cpus)] == ["CPU instructions AVX512, and AVX2 on a"]
+
+
+def test_clocks() -> None:
+    nodes = [
+        {"facts": {"host": host}, "clock": clock} for host, clock in (("a", 0.0), ("b", 4.0), ("c", 60.4), ("d", -9))
+    ]
+    assert [f.text for f in compare.clocks(nodes)] == [
+        "its clock is 60 s behind that of a",
+        "its clock is 9 s ahead of that of a",
+    ]
+
+
+def test_exit_codes() -> None:
+    warning, problem, unreachable = (
+        Finding(level, "a", "x", "text", "advice") for level in ("warning", "problem", "unreachable")
+    )
+    assert exit_code([]) == exit_code([warning]) == 0
+    assert exit_code([warning, unreachable]) == 70
+    assert exit_code([unreachable, problem]) == 64
+    assert str(told_by(Mistake("run.dir=x: denied: ask"), "a", "run.dir")[0]) == (
+        "problem on a (run.dir): run.dir=x: denied: ask"
+    )
