@@ -26,9 +26,9 @@ overrides += given("OVERRIDES", "").split()
 if {"SING_JOB_NAME", "SING_RANK", "SING_HOSTNAME_SUFFIX"} <= os.environ.keys():
     name = "{SING_JOB_NAME}-{SING_RANK}.{SING_HOSTNAME_SUFFIX}".format_map(os.environ)
     os.environ.setdefault("SING_HOST_ADDR", name)
-if given("PREFLIGHT") != "0" and (
-    code := subprocess.run([sys.executable, "-m", "mingpt.preflight", *overrides]).returncode
-):
-    sys.exit(code)
+if given("PREFLIGHT") != "0":
+    look = [sys.executable, "-m", "mingpt.preflight", "--seconds=300", *overrides]  # containers may start minutes apart
+    if code := subprocess.run(look).returncode:
+        sys.exit(code)
 # In place of this process: the platform's signals reach the launcher.
 os.execv(sys.executable, [sys.executable, "-m", "mingpt.launch", *overrides])
