@@ -20,7 +20,7 @@ from mingpt.platforms import find_placement
 from mingpt.torchrun import Torchrun
 
 # The limits of what follows once all have come; on good nodes each takes a fraction of it.
-TELL_SECONDS, WAYS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS = 10, 16, 60, 20, 15
+TELL_SECONDS, WAYS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS = 10, 20, 60, 20, 15
 NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
 PEERS = 8  # that each node tries the ways to: all of a small job, the next ones of a large
 
@@ -123,7 +123,7 @@ class _Inspection:
         facts = machine.facts(self.config, own)
         facts |= {"capability": about.get("capability"), "visible": about.get("devices", [])}
         facts["nccl"] = about.get("nccl_in_torch") or facts["nccl"]
-        announced = self.placement.gpus if self.placement and self.processes is None else 0
+        announced = (self.placement.gpus or 0) if self.placement and self.processes is None else 0
         processes = self.processes or announced or max(1, len(facts["visible"]))
         addresses, told = [[own, ""]], {}
         if self.node.most > 1:

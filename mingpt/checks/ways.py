@@ -68,6 +68,12 @@ class Way:
 
 
 def probe(rank: int, address: str, ports: tuple[int, int], name: str) -> Way:
+    """Twice, if need be: a node that has much to do while others start may answer late."""
+    way = _try(rank, address, ports, name)
+    return _try(rank, address, ports, name) if way.error or not way.large else way
+
+
+def _try(rank: int, address: str, ports: tuple[int, int], name: str) -> Way:
     way = Way(rank, address)
     try:
         with socket.create_connection((address, ports[0]), CONNECT_SECONDS) as s:
@@ -140,7 +146,7 @@ def probe_all(wanted: list[tuple[int, str, tuple[int, int], str]]) -> list[dict[
     threads = [threading.Thread(target=lambda w=w: found.append(probe(*w)), daemon=True) for w in wanted]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + CONNECT_SECONDS + LARGE_SECONDS + LOSS_SECONDS + 3
+    deadline = time.monotonic() + 2 * (CONNECT_SECONDS + LARGE_SECONDS) + LOSS_SECONDS + 3
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     seen = {(way.rank, way.address) for way in list(found)}
