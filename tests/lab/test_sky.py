@@ -68,13 +68,14 @@ def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, clust
     done = sky("exec", cluster, "recipes/train.yaml", *training(shared("key"), "trian.max_steps=3"), check=False)
     assert done.returncode != 0
     assert "trian" in sky("logs", cluster, "3", "--no-follow", check=False).stdout
-    # So does a store that nobody answers for: nothing listens there.
-    bucket = env(
-        PREFLIGHT=0, RUN_DIR="s3://nobody/run", OVERRIDES=" ".join(SMALL), AWS_ENDPOINT_URL="http://10.99.0.1:9"
-    )
-    done = sky("exec", cluster, "recipes/train.yaml", *bucket, check=False)
+    # So does a store that nobody answers for: nothing listens there. (launch and not exec: set-up brings its client.)
+    bucket = env(RUN_DIR="s3://nobody/run", OVERRIDES=" ".join(SMALL), AWS_ENDPOINT_URL="http://10.99.0.1:9")
+    keys = env(AWS_ACCESS_KEY_ID="lab", AWS_SECRET_ACCESS_KEY="hidden-in-every-log", AWS_DEFAULT_REGION="us-east-1")
+    done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *bucket, *keys, check=False)
     assert done.returncode != 0
-    assert "s3://nobody/run" in sky("logs", cluster, "4", "--no-follow", check=False).stdout
+    said = sky("logs", cluster, "4", "--no-follow", check=False).stdout
+    assert "s3://nobody/run" in said
+    assert "hidden-in-every-log" not in said
     found = statuses(cluster)
     assert found == {"1": "SUCCEEDED", "2": "SUCCEEDED", "3": "FAILED", "4": "FAILED"}
 
@@ -84,7 +85,6 @@ def test_scaled_to_sixteen_processes_by_the_command_line_alone(alone: str, clust
     scaled = ("--num-nodes", "4", "--gpus", "L4:4", "--cpus", "8+")
     done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *scaled, *training(run_dir))
     assert "16 processes on cpu (gloo), 16 microbatches of 4 x 32 tokens" in done.stdout
-    assert {f"Starting distributed training, head node: {a}" for a in re.findall(r"head node: (\S+)", done.stdout)}
     assert len(re.findall(r"^\((?:head|worker\d), .*Starting distributed training", done.stdout, re.M)) == 4
     assert digest(run_dir) == alone
     assert statuses(cluster) == {"1": "SUCCEEDED"}
