@@ -1,6 +1,6 @@
 """`python tests/lab/times.py`: from the command to the first step, for each launcher, in the lab. Prints JSON.
 
-Two nodes of two processes; the small model of the lab's tests. set-up: until preflight starts (machines, installing, data);
+Two nodes of two processes, the small model of the lab's tests. set-up: until preflight starts (installing, data);
 launcher: torchrun, or srun; start: a process's imports and data; load: model, snapshots, DDP. The first launch on a
 cluster installs, `again` finds it done.
 """
