@@ -22,7 +22,7 @@ complain() { echo "error: $*" >&2; }
 prepare() {
   local overrides=() word
   for word; do
-    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # not the launcher's options
+    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # the launcher's options are not for set-up
   done
   if [ -n "${MINGPT_PYTHON:-}" ]; then
     PYTHON=$MINGPT_PYTHON
@@ -34,7 +34,7 @@ prepare() {
   fi
   export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
   [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0
-  "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.preflight "${overrides[@]}" || {
+  "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.preflight "$@" || {
     code=$?
     complain "preflight: the nodes can't train as they are (MINGPT_PREFLIGHT=0 leaves this check out)"
     exit $code
