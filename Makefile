@@ -19,7 +19,7 @@ AZURITE := .azurite
 AZURITE_INSTALLED := $(AZURITE)/.installed-$(AZURITE_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast lint azurite crash-campaign bench clean
+.PHONY: help train test fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -29,10 +29,25 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (
 	$(BIN)/python -m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char $(ARGS)
 	$(BIN)/python -m mingpt.generate runs/shakespeare-char/snapshots --prompt "$(PROMPT)" --tokens 300 --seed 1
 
-test: lint $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## lint, then all tests but the lab's: the fast ones first
+test: lint $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## lint, then all tests, the fast ones first; of the lab's the short ones
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
 	$(BIN)/python -m pytest -n $(JOBS) -m "slow and not lab"
-	@echo "Not run here: tests marked 'lab' (they need the Slurm and SkyPilot cluster of tests/lab)."
+	@$(MAKE) --no-print-directory short-lab
+
+# Taken down whatever the tests say.
+short-lab: $(SKY_INSTALLED)
+	@if tests/lab/possible.sh; then \
+		PYTHON=$(PYTHON) tests/lab/up.sh && { $(BIN)/python -m pytest -m "lab and not slow"; code=$$?; tests/lab/down.sh; exit $$code; }; \
+	else echo "Not run here: the tests of tests/lab, for the reason above."; fi
+
+lab-up: $(INSTALLED) $(SKY_INSTALLED) ## start a real Slurm and SkyPilot on this machine (root; tests/lab/README.md)
+	PYTHON=$(PYTHON) tests/lab/up.sh
+
+lab-down: ## stop it
+	tests/lab/down.sh
+
+test-lab: $(INSTALLED) ## all tests of recipes in the lab (make lab-up first)
+	$(BIN)/python -m pytest -m lab
 
 fast: $(INSTALLED) ## the fast tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"

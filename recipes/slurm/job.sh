@@ -8,6 +8,8 @@ set -uf -o pipefail # -f: Hydra's overrides may hold * and [
 ONCE_A_NODE=(env -u SLURM_NTASKS -u SLURM_NPROCS -u SLURM_NTASKS_PER_NODE -u SLURM_CPUS_PER_TASK -u SLURM_GPUS_PER_TASK
   srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1)
 ALL=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES")
+# A job with GPUs for each task gives a step of fewer tasks fewer GPUs.
+[ -z "${SLURM_GPUS_PER_TASK:-}" ] || ALL+=(--gpus=$((${SLURM_GPUS_PER_TASK##*:} * SLURM_NTASKS)))
 
 step='' warned='' code=0
 # Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…) reaches this shell; the step is told by it.

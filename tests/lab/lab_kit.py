@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,3 +99,9 @@ def undisturbed(folder: Path, experiment: str, overrides: tuple[str, ...]) -> st
     command = [sys.executable, "-m", "mingpt.train", f"experiment={experiment}", f"run.dir={folder}/alone", *overrides]
     subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=600, capture_output=True)
     return digest(folder / "alone")
+
+
+def read_history(run_dir: Path) -> list[dict[str, Any]]:
+    """The attempts that the newest snapshot tells of."""
+    store = Store(f"{run_dir}/snapshots")
+    return read(store, store.steps()[0]).manifest.history

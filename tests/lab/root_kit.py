@@ -17,7 +17,8 @@ from pathlib import Path
 PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
 LIMIT = 1200  # seconds for one step
 # What a builder gets from its machine, if it is there, and the files that these variables name.
-INDEX_FILES = ["/etc/pip.conf", "/etc/resolv.conf", "/etc/ssl/certs"]
+INDEX_FILES = ["/etc/pip.conf", "/etc/resolv.conf"]
+CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 INDEX_VARIABLES = re.compile(r"(?i)(pip|npm_config|ssl|node_extra_ca)_|.*_proxy$")
 ENTER = """set -e
 mount -t proc proc "$1/proc"
@@ -32,6 +33,8 @@ def debian(folder: Path) -> None:
         ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(folder)],
         check=True, stdout=subprocess.DEVNULL, timeout=LIMIT,
     )  # fmt: skip
+    shutil.copy(Path("/") / CERTIFICATES, folder / CERTIFICATES)
+    (folder / "etc/resolv.conf").unlink(missing_ok=True)
 
 
 @dataclass
@@ -57,12 +60,9 @@ class Stage:
         for name in [*INDEX_FILES, *named]:
             here, there = Path(name), self.root / name[1:]
             if here.exists() and not there.exists():
-                lent.append(there)
                 there.parent.mkdir(parents=True, exist_ok=True)
-            if here.is_dir():
-                shutil.copytree(here, there, dirs_exist_ok=True)
-            elif here.exists():
-                shutil.copy(here, there)
+                (shutil.copytree if here.is_dir() else shutil.copy)(here, there)
+                lent.append(there)
         done = subprocess.run(
             self.enter(["sh", "-c", command], variables), capture_output=True, text=True, timeout=LIMIT
         )

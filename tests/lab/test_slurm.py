@@ -1,0 +1,261 @@
+"""The Slurm recipes, unedited, submitted by a user to a real Slurm."""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from image_kit import write_cifar
+from lab_kit import ROOT, SMALL, USER, USER_ID, cut, digest, mend, needs_lab, on, shared, undisturbed, wait_until
+from mingpt.slurm import hostnames
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900), needs_lab]
+
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+READY = {"MINGPT_PYTHON": sys.prefix, "MINGPT_PREFLIGHT": "0"}
+QUICK = (*SMALL, "world.timeout_seconds=20", "world.init_timeout_seconds=60")
+# Goes on until it is stopped, and a step's state does not depend on when that is.
+ENDLESS = (*QUICK, "train.max_steps=1000000", "train.eval_every=0", "schedule=constant", "snapshot.keep=1000")
+
+
+@pytest.fixture(scope="module")
+def project() -> Path:
+    """A checkout in the user's home, as a user has it."""
+    folder = shared("slurm")
+    for name in ("mingpt", "configs", "recipes"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    own(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(project: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the recipes' experiment in one process; brings the project's data along."""
+    result = undisturbed(tmp_path_factory.mktemp("alone"), "shakespeare_10m", SMALL)
+    shutil.copytree(ROOT / "data", project / "data", dirs_exist_ok=True)
+    own(project)
+    return result
+
+
+def own(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, USER_ID, USER_ID, follow_symlinks=False)
+
+
+def as_user(folder: Path, *words: str, check: bool = True) -> str:
+    command = f"cd {shlex.quote(str(folder))} && exec {shlex.join(words)}"
+    return on("login", "runuser", "-u", USER, "--", "bash", "-c", command, check=check)
+
+
+@dataclass
+class Job:
+    number: str
+    project: Path
+    name: str  # of its logs
+
+    def field(self, name: str) -> str:
+        found = re.search(rf"\b{name}=(\S*)", on("login", "scontrol", "show", "job", "-o", self.number))
+        assert found, name
+        return found[1]
+
+    def log(self, ending: str = "out") -> str:
+        file = self.project / f"{self.name}_{self.number}.{ending}"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def wait(self, limit: float = 300) -> tuple[str, str]:
+        """Its last state and its batch script's exit code."""
+        wait_until(lambda: self.field("JobState") in OVER, f"the end of job {self.number}\n{self.tail()}", limit)
+        return self.field("JobState"), self.field("ExitCode").partition(":")[0]
+
+    def wait_for(self, pattern: str, times: int = 1, limit: float = 180) -> None:
+        def seen() -> bool:
+            assert self.field("JobState") not in OVER, self.tail()
+            return len(re.findall(pattern, self.log(), re.M)) >= times
+
+        wait_until(seen, f"{pattern} in the log of job {self.number}", limit)
+
+    def tail(self) -> str:
+        return f"{self.log()[-3000:]}\n--- err\n{self.log('err')[-3000:]}"
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    """Jobs that are cancelled at the test's end."""
+    started: list[Job] = []
+    yield started
+    for job in started:
+        on("login", "scancel", job.number, check=False)
+    on("login", "scancel", f"--user={USER}", check=False)
+
+
+def submit(
+    jobs: list[Job], project: Path, recipe: str, options: str, *arguments: str, env: dict[str, str] = READY
+) -> Job:
+    words = ["env", *(f"{k}={v}" for k, v in env.items()), "sbatch", "--parsable", *options.split()]
+    number = as_user(project, *words, f"recipes/slurm/{recipe}.sbatch", *arguments).strip().splitlines()[-1]
+    jobs.append(Job(number, project, recipe))
+    return jobs[-1]
+
+
+def finished(job: Job, limit: float = 300) -> None:
+    assert job.wait(limit) == ("COMPLETED", "0"), job.tail()
+
+
+def test_host_lists_are_read_as_slurm_reads_them() -> None:
+    for text in ("n1", "gpu[01-03,7],login", "a,b", "rack[1-2]n[8-10],x", "n[098-101]", "p4d-dy-24xlarge-[1-12]"):
+        assert hostnames(text) == on("login", "scontrol", "show", "hostnames", text).split(), text
+
+
+def test_set_up_by_itself_and_a_process_for_each_gpu(alone: str, project: Path, jobs: list[Job]) -> None:
+    run = shared("train")
+    env = {"MINGPT_PREFLIGHT": "0"}
+    job = submit(jobs, project, "train", "--nodes=2 --gpus-per-node=2", f"run.dir={run}", *SMALL, env=env)
+    finished(job, 600)
+    assert "4 processes on cpu (gloo), 16 microbatches of 4 x 32 tokens" in job.log()
+    assert digest(run) == alone
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "processes"),
+    [
+        ("train", "--nodes=2 --gpus=3", 3),  # nodes with different numbers of GPUs
+        ("train", "--nodes=2 --ntasks-per-node=2 --gpus-per-task=1", 4),  # still one launcher a node
+        ("gloo", "--nodes=2 --ntasks-per-node=2", 4),
+        ("nccl", "--nodes=6 --gpus-per-node=1", 6),
+        ("elastic", "--nodes=2 --gpus=3 --mem=2G", 3),
+    ],
+)
+def test_the_digest_is_that_of_one_process(
+    recipe: str, options: str, processes: int, alone: str, project: Path, jobs: list[Job]
+) -> None:
+    run = shared(recipe)
+    # There is no GPU here that nccl could use.
+    more = ("world.backend=gloo", "experiment=shakespeare_10m") if recipe in ("nccl", "gloo") else ()
+    job = submit(jobs, project, recipe, options, f"run.dir={run}", *QUICK, *more)
+    finished(job)
+    assert f"{processes} processes on cpu (gloo)" in job.log()
+    assert digest(run) == alone
+
+
+def test_synthetic_and_cifar10(project: Path, jobs: list[Job], tmp_path: Path) -> None:
+    files = project / "cifar"
+    write_cifar(files, 40)
+    own(files)
+    short = ("train.max_steps=6", "snapshot.hot_every_steps=0")
+    small = (*short, "model.n_layer=1", "data.codes=8", f"data.path={files}")
+    for recipe, overrides in (("synthetic", short), ("cifar10", small)):
+        run = shared(recipe)
+        job = submit(jobs, project, recipe, "--nodes=2", "--nproc-per-node=2", f"run.dir={run}", *overrides)
+        finished(job)
+        assert "4 processes on cpu (gloo)" in job.log()
+        assert digest(run) == undisturbed(tmp_path / recipe, recipe, overrides)
+
+
+def test_mistakes_end_the_job_with_64_and_their_message(project: Path, jobs: list[Job]) -> None:
+    cases = [
+        ("train", "--nodes=2", ["modle.n_head=2"], {}, "modle.n_head is not a key (did you mean model.n_head?)"),
+        ("gloo", "--nodes=2", ["modle.n_head=2"], {}, "modle.n_head is not a key (did you mean model.n_head?)"),
+        ("nccl", "--nodes=1", [], {}, "world.backend=nccl, but no GPU is visible"),
+        ("train", "--nodes=1", [], {"MINGPT_PYTHON": "/nowhere"}, "MINGPT_PYTHON=/nowhere: there is no such program"),
+    ]
+    for recipe, options, arguments, env, message in cases:
+        job = submit(jobs, project, recipe, options, *arguments, env=READY | env)
+        assert job.wait() == ("FAILED", "64"), job.tail()
+        assert message in job.log("err")
+
+
+def test_a_task_that_is_killed_ends_the_job_with_70(project: Path, alone: str, jobs: list[Job]) -> None:
+    options = "--nodes=2 --ntasks-per-node=2"
+    job = submit(jobs, project, "gloo", options, f"run.dir={shared('killed')}", *ENDLESS, "experiment=shakespeare_10m")
+    job.wait_for("^step ")
+    on(job.field("BatchHost"), "pkill", "-9", "-n", "-f", "mingpt[.]train")
+    began = time.monotonic()
+    assert job.wait() == ("FAILED", "70"), job.tail()
+    assert time.monotonic() - began < 60
+    nodes = hostnames(job.field("NodeList"))
+    left = lambda: [n for n in nodes if on(n, "pgrep", "-f", "mingpt[.]train", check=False).strip()]  # noqa: E731
+    wait_until(lambda: not left(), "no process is left", 30)
+
+
+def test_the_time_limit_puts_the_job_back_into_the_queue(project: Path, alone: str, jobs: list[Job]) -> None:
+    run = shared("requeue")
+    # Slurm warns up to a minute earlier than it is asked to.
+    options = "--nodes=2 --time=2 --signal=B:USR1@30"
+    job = submit(jobs, project, "train", options, f"run.dir={run}", *ENDLESS)
+    job.wait_for("^slurm: stopped for the time limit; back in the queue")
+    job.wait_for("^launch: exit code 75: stopped on request", times=2)
+    stopped = re.search(r"^stopped on request: step (\d+), digest (\w+)", job.log(), re.M)
+    assert stopped
+    on("login", "scontrol", "update", f"JobId={job.number}", "StartTime=now")  # not in two minutes
+    job.wait_for(f"^resumed from step {stopped[1]} of .* \\(digest {stopped[2]}\\)")
+    assert job.field("Restarts") == "1"
+
+
+def digest_at(run: Path, step: int) -> str:
+    return read(Store(f"{run}/snapshots"), step).manifest.digest
+
+
+def test_elastic_goes_on_with_two_nodes_and_takes_the_third_back(
+    alone: str, project: Path, jobs: list[Job], tmp_path: Path
+) -> None:
+    run = shared("elastic")
+    overrides = (*ENDLESS, "snapshot.every_steps=10")
+    job = submit(
+        jobs, project, "elastic", "--nodelist=n[1-3] --gpus-per-node=1", f"run.dir={run}", *overrides,
+        "--rdzv-conf=last_call_timeout=5",
+    )  # fmt: skip
+    job.wait_for(r"^attempt 1: .* 3 processes")
+    job.wait_for(r"^step +30/")
+    cut(3)
+    try:
+        job.wait_for(r"^attempt \d+: .* 2 processes")
+        job.wait_for("^slurm: n3 is no longer in the job")
+    finally:
+        mend(3)
+    job.wait_for(r"^attempt \d+: .* 3 processes", times=2)
+    first = int(re.findall(r"^attempt \d+: steps (\d+) to .* 3 processes", job.log(), re.M)[-1])
+    step = (first // 10 + 2) * 10
+    job.wait_for(f"^step {step}: snapshot")
+    as_user(project, "scancel", job.number)
+    assert job.wait()[0] == "CANCELLED"
+    # The stand-in for n3 goes with it.
+    wait_until(lambda: not on("login", "squeue", "-h", f"--user={USER}").strip(), "the queue is empty", 60)
+    undisturbed(tmp_path, "shakespeare_10m", (*overrides, f"train.max_steps={step + 1}"))
+    assert digest_at(run, step) == digest_at(tmp_path / "alone", step)
+
+
+def test_a_lost_head_is_a_requeue(alone: str, project: Path, jobs: list[Job]) -> None:
+    run = shared("head")
+    options = "--nodes=2 --gpus-per-node=1 --exclude=n1,n2,n3"
+    job = submit(jobs, project, "elastic", options, f"run.dir={run}", *ENDLESS, "snapshot.every_steps=10")
+    job.wait_for(r"^step +30/")
+    head = int(job.field("BatchHost")[1:])
+    cut(head)
+    try:
+        wait_until(lambda: job.field("JobState") == "PENDING", f"job {job.number} is in the queue again")
+        on("login", "scontrol", "update", f"JobId={job.number}", "StartTime=now")
+        job.wait_for(r"^resumed from step \d+")
+        job.wait_for(r"^attempt \d+: .* 2 processes", times=2)
+        assert job.field("Restarts") == "1"
+        assert job.field("BatchHost") != f"n{head}"
+    finally:
+        mend(head)
+
+
+def test_the_batch_shell_is_told_to_use_srun(project: Path, jobs: list[Job]) -> None:
+    script = f"{sys.prefix}/bin/python -m mingpt.launch"
+    number = as_user(project, "sbatch", "--parsable", "--nodes=2", "--output=shell_%j.out", f"--wrap={script}").strip()
+    jobs.append(Job(number, project, "shell"))
+    assert jobs[-1].wait() == ("FAILED", "64")
+    assert "start it on each with `srun --ntasks-per-node=1 python -m mingpt.launch …`" in jobs[-1].log()

@@ -1,0 +1,219 @@
+"""What the launcher and the processes make of Slurm's variables, as a real Slurm 22.05 sets them, and of nonsense."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mingpt import cli, slurm
+from mingpt.errors import Mistake
+from mingpt.platforms import find_placement
+from mingpt.torchrun import Torchrun, parse
+from node_kit import free_port
+from run_kit import Run
+
+# The batch script of `sbatch --nodes=2 --ntasks-per-node=2 --gpus-per-task=1`, on the first of its nodes.
+BATCH = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_GPUS_ON_NODE": "2",
+    "SLURMD_NODENAME": "n1",
+}
+# The last of its tasks.
+TASK = BATCH | {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURMD_NODENAME": "n2",
+}
+ONCE_A_NODE = TASK | {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+SKYPILOT = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("a,b", ["a", "b"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("r[1-2]n[8-9],x", ["r1n8", "r1n9", "r2n8", "r2n9", "x"]),
+        ("p4d-dy-24xlarge-[1-2]", ["p4d-dy-24xlarge-1", "p4d-dy-24xlarge-2"]),
+    ],
+)
+def test_host_lists(text: str, names: list[str]) -> None:
+    assert slurm.hostnames(text) == names
+
+
+def torchrun(environment: dict[str, str], *arguments: str) -> list[str]:
+    node = Torchrun.compose(parse(arguments), environment)
+    config = cli.configure(node.overrides, node.fewest_processes)
+    assert config is not None
+    return node.command(config).arguments
+
+
+def test_the_launcher_needs_no_options_in_a_step_of_one_task_a_node() -> None:
+    for rank, (endpoint, is_host, own) in enumerate([("localhost", "true", "n1"), ("n1", "false", "n2")]):
+        words = torchrun(ONCE_A_NODE | {"SLURM_NODEID": str(rank)})
+        assert words[:5] == [
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={endpoint}:10112",  # 10000 + 16 x 7
+            "--rdzv-id=slurm-7",
+        ]
+        assert words[5].endswith(f"is_host={is_host}")
+        assert words[6] == f"--local-addr={own}"
+
+
+def test_a_step_on_some_of_the_nodes_is_a_world_of_those() -> None:
+    place = find_placement(ONCE_A_NODE | {"SLURM_STEP_NODELIST": "n2", "SLURM_NODEID": "0", "SLURM_NNODES": "1",
+                                          "SLURM_NTASKS": "1"})  # fmt: skip
+    assert place is not None
+    assert (place.addresses, place.rank) == (("n2",), 0)
+
+
+def test_nodes_may_differ_in_gpus_and_one_without_has_one_process() -> None:
+    assert "--nproc-per-node=1" in torchrun(ONCE_A_NODE | {"SLURM_GPUS_ON_NODE": "1"})
+    without = {k: v for k, v in ONCE_A_NODE.items() if k != "SLURM_GPUS_ON_NODE"}
+    assert "--nproc-per-node=1" in torchrun(without)
+    assert "--nproc-per-node=3" in torchrun(without, "--nproc-per-node=3")
+
+
+def test_skypilot_on_slurm_has_the_word() -> None:
+    place = find_placement(ONCE_A_NODE | SKYPILOT)
+    assert place is not None
+    assert (place.platform, place.head) == ("SkyPilot", "10.0.0.1")
+    environment = TASK | SKYPILOT
+    slurm.announce(environment)
+    assert environment == TASK | SKYPILOT
+
+
+def test_the_batch_script_of_one_node_is_that_node() -> None:
+    one = {"SLURM_JOB_NODELIST": "n1", "SLURM_NNODES": "1", "SLURM_NTASKS": "4"}
+    place = find_placement(BATCH | one)
+    assert place is not None
+    assert (place.addresses, place.gpus) == (("n1",), 2)
+
+
+SRUN = (
+    "start it on each with `srun --ntasks-per-node=1 python -m mingpt.launch …`, or unset SLURM_JOB_NODELIST to be on "
+    "your own"
+)
+NODES = "Slurm's job 7, on one machine, and the job's nodes are"
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        (BATCH, f"this is the shell of {NODES} n1, n2: {SRUN}"),
+        # salloc's shell, on the login node
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_NNODES": "1"},
+            f"this is the shell of {NODES} n1: {SRUN}",
+        ),
+        # salloc's shell, in the step that is made for it
+        (TASK | {"SLURM_STEP_ID": str(0xFFFFFFFA)}, f"this is the shell of {NODES} n1, n2: {SRUN}"),
+        (
+            TASK,
+            "Slurm's job 7: srun has started 4 tasks on 2 nodes, and mingpt.launch is for one a node: give srun "
+            "--ntasks=2 --ntasks-per-node=1; or start mingpt.train in place of it, once for each GPU",
+        ),
+        (
+            ONCE_A_NODE | {"SLURM_NODEID": "2"},
+            "Slurm's job 7: its variables contradict each other: SLURM_NNODES=2, SLURM_NODEID=2, and the nodes n1, n2: "
+            "start with srun, or unset SLURM_JOB_NODELIST to be on your own",
+        ),
+        (
+            ONCE_A_NODE | {"SLURM_NTASKS": "two"},
+            "Slurm's job 7: SLURM_NTASKS, SLURM_NODEID, SLURM_NNODES, SLURM_GPUS_ON_NODE: invalid literal for int() "
+            "with base 10: 'two': start with srun, or unset SLURM_JOB_NODELIST to be on your own",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_a_mistake(environment: dict[str, str], problem: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        find_placement(environment)
+    assert list(caught.value.problems) == [problem]
+
+
+def announced(environment: dict[str, str]) -> dict[str, str]:
+    """What slurm.announce adds."""
+    after = dict(environment)
+    slurm.announce(after)
+    assert after.items() >= environment.items()
+    return {k: v for k, v in after.items() if k not in environment}
+
+
+def test_a_task_is_told_what_torchrun_would_tell_it() -> None:
+    assert announced(TASK) == {
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "10112",
+    }  # fmt: skip
+    # Another step of the job has another port; so has the next job on the same nodes.
+    assert announced(TASK | {"SLURM_STEP_ID": "1"})["MASTER_PORT"] == "10113"
+    assert announced(TASK | {"SLURM_JOB_ID": "8"})["MASTER_PORT"] == "10128"
+    chosen = announced(TASK | {"MASTER_ADDR": "n1-ib", "MASTER_PORT": "5"})
+    assert "MASTER_ADDR" not in chosen
+    assert "MASTER_PORT" not in chosen
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, BATCH, TASK | {"SLURM_NTASKS": "1"}, TASK | {"RANK": "0"}, TASK | {"SLURM_STEP_ID": str(0xFFFFFFFA)}],
+    ids=["no Slurm", "a batch script", "the only task", "under torchrun", "salloc's shell"],
+)
+def test_others_are_told_nothing(environment: dict[str, str]) -> None:
+    assert announced(environment) == {}
+
+
+def test_a_task_that_sees_its_own_gpus_only_takes_the_first() -> None:
+    assert slurm.hides_gpus(TASK, 1)  # --gpus-per-task=1
+    assert not slurm.hides_gpus(TASK, 2)  # --gpus-per-node=2: each task sees both
+    assert not slurm.hides_gpus(TASK, 0)
+    assert not slurm.hides_gpus(TASK | {"SLURM_GPUS_ON_NODE": "1"}, 1)  # two tasks and one GPU: a mistake
+    assert not slurm.hides_gpus(TASK | {"TORCHELASTIC_RUN_ID": "x"}, 1)  # torchrun's second worker needs its second
+    assert not slurm.hides_gpus({}, 1)
+
+
+@pytest.mark.slow
+def test_tasks_are_a_world(new_run: Callable[..., Run], undisturbed: Callable[..., Run]) -> None:
+    """As srun starts them, here with a node list that names this machine."""
+    run, port = new_run(), str(free_port())
+    tasks = []
+    for rank in range(2):
+        env = TASK | {"SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_PROCID": str(rank)}
+        env |= {"SLURM_LOCALID": str(rank), "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        tasks.append(subprocess.Popen(run.command(1), env={**os.environ, **env}))
+    assert [task.wait(200) for task in tasks] == [0, 0]
+    assert run.digest() == undisturbed().digest()
+
+
+def test_a_task_ends_with_the_slurmstepd_that_slurm_knows_it_by(tmp_path: Path) -> None:
+    program = tmp_path / "slurmstepd"  # a process of that name, which starts a task and is killed
+    program.symlink_to("/bin/bash")
+    ask = (
+        "import os, time; from mingpt.lifetime import Lifetime; Lifetime().begin(); print(os.getpid(), flush=True); "
+        "time.sleep(60)"
+    )
+    step = subprocess.Popen(
+        [program, "-c", '"$0" -c "$1" & wait', sys.executable, ask], stdout=subprocess.PIPE, text=True
+    )
+    assert step.stdout is not None
+    task = int(step.stdout.readline())
+    step.kill()
+    step.wait()
+    assert step.stdout.read() == ""  # its end closes the pipe, long before it has slept
+    assert not Path(f"/proc/{task}").exists() or "Z" in Path(f"/proc/{task}/stat").read_text().split()[2]
