@@ -18,6 +18,7 @@ LIMIT = 600
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.slow,
     pytest.mark.timeout(2400),
     needs_hosts,
     pytest.mark.skipif(not shutil.which("debootstrap"), reason="needs debootstrap: apt-get install debootstrap"),
