@@ -34,7 +34,8 @@ prepare() {
   fi
   export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
   [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0
-  "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.preflight "$@" || {
+  # =0: each node says what it has found, and has limits of its own.
+  "${ONCE_A_NODE[@]}" "${ALL[@]}" --kill-on-bad-exit=0 "$PYTHON" -m mingpt.preflight "$@" || {
     code=$?
     complain "preflight: the nodes can't train as they are (MINGPT_PREFLIGHT=0 leaves this check out)"
     exit $code
@@ -45,6 +46,7 @@ prepare() {
 # made a mistake (64) and the others were asked to stop because of that. So its words about each are read.
 run() {
   local said interrupted
+  [ -z "$warned" ] || { code=75; return; } # while the nodes were prepared
   exec {said}> >(judge)
   local judge=$!
   "$@" 2>&"$said" {said}>&- &
