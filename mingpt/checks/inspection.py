@@ -22,6 +22,7 @@ from mingpt.torchrun import Torchrun
 # The limits of what follows once all have come; on good nodes each takes a fraction of it.
 TELL_SECONDS, WAYS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS = 10, 20, 60, 20, 15
 NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
+LARGE, SMALL = 2**23, 2**15  # bytes of an all-reduce
 PEERS = 8  # that each node tries the ways to: all of a small job, the next ones of a large
 
 
@@ -125,7 +126,7 @@ class _Inspection:
         facts["nccl"] = about.get("nccl_in_torch") or facts["nccl"]
         announced = (self.placement.gpus or 0) if self.placement and self.processes is None else 0
         processes = self.processes or announced or max(1, len(facts["visible"]))
-        addresses, told = [[own, ""]], {}
+        addresses, told = [[own, ""]], None
         if self.node.most > 1:
             try:
                 told = network.settings(facts["interface"], os.environ)
@@ -214,7 +215,11 @@ class _Inspection:
         findings += compare.clocks(whole) + compare.places(whole)
         notes: list[str] = []
         if meeting.size > 1:
-            told_each = ((n["facts"]["host"], " ".join(f"{k}={v}" for k, v in n["told"].items())) for n in whole)
+            told_each = (
+                (n["facts"]["host"], " ".join(f"{k}={v}" for k, v in n["told"].items()))
+                for n in whole
+                if n["told"] is not None
+            )
             notes = [f"{name} sets {told or 'nothing: all is set'}" for name, told in told_each]
             if len(whole) == meeting.size and exit_code(findings) == FINISHED:
                 notes += self._reduce(meeting, whole, findings)
@@ -238,7 +243,9 @@ class _Inspection:
         port = meeting.gather(port, REDUCE_SECONDS)[0]
         where = {"host": nodes[0]["facts"]["address"], "port": port, "rank": meeting.rank, "size": meeting.size}
         told = nodes[meeting.rank]["told"]
-        self.helper.send(do="reduce", **where, seconds=REDUCE_SECONDS / 2, environment=told)
+        # Where packets are late or lost, TCP may take minutes for what takes milliseconds elsewhere.
+        count = SMALL if {"delay", "loss"} & {f.check for f in findings} else LARGE
+        self.helper.send(do="reduce", **where, count=count, seconds=REDUCE_SECONDS / 2, environment=told)
         results = meeting.gather(self.helper.receive(REDUCE_SECONDS), REDUCE_SECONDS + TELL_SECONDS)
         for node, result in zip(nodes, results, strict=True):
             if not result or "error" in result:

@@ -8,6 +8,8 @@ set -uf -o pipefail # -f: Hydra's overrides may hold * and [
 ONCE_A_NODE=(env -u SLURM_NTASKS -u SLURM_NPROCS -u SLURM_NTASKS_PER_NODE -u SLURM_CPUS_PER_TASK -u SLURM_GPUS_PER_TASK
   srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1)
 ALL=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES")
+# A job with GPUs for each task gives a step of fewer tasks fewer GPUs.
+[ -z "${SLURM_GPUS_PER_TASK:-}" ] || ALL+=(--gpus=$((${SLURM_GPUS_PER_TASK##*:} * SLURM_NTASKS)))
 
 step='' warned='' code=0
 # Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…) reaches this shell; the step is told by it.
@@ -20,7 +22,7 @@ complain() { echo "error: $*" >&2; }
 prepare() {
   local overrides=() word
   for word; do
-    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # not the launcher's options
+    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # the launcher's options are not for set-up
   done
   if [ -n "${MINGPT_PYTHON:-}" ]; then
     PYTHON=$MINGPT_PYTHON
@@ -32,7 +34,7 @@ prepare() {
   fi
   export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
   [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0
-  "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.preflight "${overrides[@]}" || {
+  "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.preflight "$@" || {
     code=$?
     complain "preflight: the nodes can't train as they are (MINGPT_PREFLIGHT=0 leaves this check out)"
     exit $code

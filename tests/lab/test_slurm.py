@@ -21,7 +21,7 @@ from mingpt.snapshot.store import Store
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900), needs_lab]
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-READY = {"MINGPT_PYTHON": sys.prefix, "MINGPT_PREFLIGHT": "0"}
+READY = {"MINGPT_PYTHON": sys.prefix}
 QUICK = (*SMALL, "world.timeout_seconds=20", "world.init_timeout_seconds=60")
 # Goes on until it is stopped, and a step's state does not depend on when that is.
 ENDLESS = (*QUICK, "train.max_steps=1000000", "train.eval_every=0", "schedule=constant", "snapshot.keep=1000")
@@ -119,8 +119,7 @@ def test_host_lists_are_read_as_slurm_reads_them() -> None:
 
 def test_set_up_by_itself_and_a_process_for_each_gpu(alone: str, project: Path, jobs: list[Job]) -> None:
     run = shared("train")
-    env = {"MINGPT_PREFLIGHT": "0"}
-    job = submit(jobs, project, "train", "--nodes=2 --gpus-per-node=2", f"run.dir={run}", *SMALL, env=env)
+    job = submit(jobs, project, "train", "--nodes=2 --gpus-per-node=2", f"run.dir={run}", *SMALL, env={})
     finished(job, 600)
     assert "4 processes on cpu (gloo), 16 microbatches of 4 x 32 tokens" in job.log()
     assert digest(run) == alone
@@ -243,7 +242,7 @@ def test_a_lost_head_is_a_requeue(alone: str, project: Path, jobs: list[Job]) ->
     head = int(job.field("BatchHost")[1:])
     cut(head)
     try:
-        wait_until(lambda: job.field("JobState") == "PENDING", f"job {job.number} is in the queue again")
+        wait_until(lambda: job.field("JobState") == "PENDING", f"job {job.number} is in the queue again", 300)
         on("login", "scontrol", "update", f"JobId={job.number}", "StartTime=now")
         job.wait_for(r"^resumed from step \d+")
         job.wait_for(r"^attempt \d+: .* 2 processes", times=2)
