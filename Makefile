@@ -61,6 +61,8 @@ crash-campaign: $(INSTALLED) ## kill training and its store N times (N=200 SEED=
 	$(BIN)/python tests/crash_campaign.py --kills $(N) --seed $(SEED) $(if $(REPORT),--report $(REPORT))
 
 bench: $(INSTALLED) ## run every benchmark; each prints JSON
+	$(BIN)/python -m mingpt.data.fetch shakespeare
+	$(BIN)/python -m mingpt.data.fetch gpt2-vocabulary
 	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done
 
 azurite: $(AZURITE_INSTALLED) ## a store for tests, from npm (make test does it where there is npm)

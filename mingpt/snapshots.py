@@ -280,6 +280,8 @@ def main(arguments: list[str]) -> int:
     except _Bad as damage:
         complain(f"error: {damage}")
         return 1
+    except KeyboardInterrupt:
+        return 130  # what shells say of a command that Ctrl-C has ended
 
 
 if __name__ == "__main__":

@@ -64,6 +64,11 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
     there is none.
     """
     seconds = _limit_seconds()
+    if re.match(r"(s3a?|gs|gcs)://[^/]*@", url):  # the clients would take it for a part of the bucket's name
+        raise Mistake(
+            f"{key}={without_secrets(url)}: the URL of a bucket has no user and password: set them in the environment "
+            f"(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
+        )
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed

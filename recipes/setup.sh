@@ -5,6 +5,7 @@
 # May be run again at any time, and by several nodes at once; where all is done already, it takes seconds.
 set -euf -o pipefail # -f: the words of OVERRIDES may hold * and [
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck disable=SC2206 # OVERRIDES is several words
 overrides=(${EXPERIMENT:+experiment="$EXPERIMENT"} ${RUN_DIR:+run.dir="$RUN_DIR"} ${OVERRIDES:-} "$@")
 
 # Slurm nodes share this folder and set up at the same moment: one works, the others wait and find all done. Cloud VMs

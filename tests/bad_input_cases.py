@@ -1,6 +1,6 @@
 """The table of bad inputs that tests/test_bad_input.py plays: name, what must be named, the cure, overrides, spoils."""
 
-from bad_data_kit import data_set, flipped, missing, truncated, vocabulary
+from bad_data_kit import cut_labels, data_set, flipped, images, missing, no_images, truncated, vocabulary
 from bad_input_kit import (
     BOTH,
     NOTHING,
@@ -75,6 +75,11 @@ OPTIONS = [
     Case("SkyPilot contradicts itself", "SKYPILOT_NUM_NODES=3", "2 addresses in SKYPILOT_NODE_IPS", (), (env(
         SKYPILOT_NODE_IPS="127.0.0.1\n127.0.0.2", SKYPILOT_NODE_RANK="0", SKYPILOT_NUM_NODES="3"),), forms=LAUNCH),
     Case("SkyPilot rank missing", "SKYPILOT_NODE_RANK", "set", (), (env(SKYPILOT_NODE_IPS="127.0.0.1"),),
+         forms=LAUNCH),
+    Case("container without its job's name", "SING_RANK is set, but not SING_JOB_NAME", "set all of them, or none", (),
+         (env(SING_RANK="0", SING_WORLD_SIZE="2"),), forms=LAUNCH),
+    Case("container beyond the world", "SING_RANK=2, SING_WORLD_SIZE=2", "correct them", (),
+         (env(SING_RANK="2", SING_WORLD_SIZE="2", SING_JOB_NAME="j", SING_HOSTNAME_SUFFIX="s", SING_MASTER_ADDR="x"),),
          forms=LAUNCH),
     Case("port in use, static", "--master-port: port \\d+ is in use", "choose another", (), (with_port(busy=True)(
         "--nnodes=2", "--rdzv-backend=static", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port={port}"),),
@@ -209,6 +214,18 @@ TOKENS = [
          (data_set(missing),), forms=TRAIN),
 ]
 
+PICTURES = ("data.kind=images", "data.path={dir}/images", "model.block_size=5")
+IMAGES = [
+    Case("no images there", r"data\.path=\S*/images: no images there", "name a folder with train-images-idx3-ubyte",
+         PICTURES, (folder("images"),), forms=TRAIN),
+    Case("another file for images", r"train-images-idx3-ubyte begins with 89504e47, not with 00000803", "again",
+         PICTURES, (images(no_images),), workers=True),
+    Case("labels cut short", r"t10k-labels-idx1-ubyte has 20 bytes, but its first 8 announce 29", "again", PICTURES,
+         (images(cut_labels),), forms=TRAIN),
+    Case("a label out of range", r"the label of training image \d+ is 3, beyond 0 to 2", r"data\.classes",
+         (*PICTURES, "data.classes=3"), (images(),), workers=True),
+]
+
 SNAPSHOTS = [
     Case("vocabulary of another text", "snapshot of step 4 in .* another vocabulary", r"take another run\.dir", (),
          (snapshots, text(b"hello, world" * 99)), workers=True),
@@ -266,4 +283,4 @@ DEVICE = [
 ]
 # fmt: on
 
-CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *MODELS, *TOKENS, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]
+CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *MODELS, *TOKENS, *IMAGES, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]

@@ -168,6 +168,8 @@ class Net:
         self.relays.append(relay)
         self._ip(host, "link", "del", self.interfaces[host])  # and with it the bridge's port
         assert self.bridge
+        for name in self.keepers:  # as most machines have it; this one's may be bbr, which does not mind losses
+            self._do(name, "sh", "-c", "echo reno >/proc/sys/net/ipv4/tcp_congestion_control")
         relay.start((self.keepers[host].pid, self.interfaces[host]), (self.bridge.pid, self._port(host)))
         self._plug(host)
 

@@ -122,6 +122,7 @@ def test_two_containers_train_without_arguments_as_one_process_would(
     wishes["OVERRIDES"] = " ".join((*TINY, f"data.path={text}", f"data.cache_dir={cache}"))
     nodes = [start(net, tmp_path, rank, {**variables(rank), **wishes}) for rank in (1, 0)]
     assert [node.wait() for node in nodes] == [0, 0], nodes[1].output + nodes[0].output
+    assert "preflight" in nodes[0].output
     assert f"--rdzv-endpoint=train-0.{SUFFIX}:29500" in nodes[0].output
     assert f"--local-addr=train-1.{SUFFIX}" in nodes[0].output
     assert run.digest() == undisturbed("experiment=shakespeare_10m").digest()

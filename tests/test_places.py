@@ -3,6 +3,11 @@
 import errno
 import http.server
 import io
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -130,3 +135,28 @@ def test_numbers_that_a_person_set_wrong_are_told_by_name(
         join(WorldConfig(device="cpu")),
     ):
         pass
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_password_in_a_buckets_url_is_refused_and_not_shown(scheme: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        Store(f"{scheme}://me:hunter2@bucket/run")
+    assert str(caught.value).startswith(f"snapshot.dir={scheme}://***@bucket/run: the URL of a bucket has no user and ")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_ctrl_c_ends_the_snapshots_command_without_a_stack_trace(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        env = {
+            **os.environ,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            **{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"},
+        }
+        command = [sys.executable, "-m", "mingpt.snapshots", "list", "s3://bucket/run"]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            connection, _ = silent.accept()  # it waits for an answer now
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=30)
+            connection.close()
+    assert (process.returncode, output) == (130, "")

@@ -1,7 +1,9 @@
 """Two hosts, good or broken in one way: preflight names what is wrong, where, and what to do, and always ends."""
 
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from mingpt.checks.finding import Finding, exit_code, told_by
 from mingpt.checks.machine import source_sha256
 from mingpt.errors import Mistake
 from net_kit import Net, hosts, needs_hosts
+from node_kit import free_port
 from store_kit import HIDDEN, Nanio, Stores
 
 LIMIT = 90  # seconds
@@ -314,6 +317,47 @@ def test_one_node(tmp_path: Path) -> None:
     ]
     assert facts["project"] == f"{mingpt.__version__} {source_sha256()[:8]}"
     assert list(tmp_path.iterdir()) == []
+
+
+def on_loopback(folder: Path, rank: int, port: int, **env: str) -> "subprocess.Popen[str]":
+    place = ["--nnodes=2", f"--node-rank={rank}", f"--rdzv-endpoint=127.0.0.1:{port}", f"run.dir={folder}"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "mingpt.preflight", "--json", "--seconds=30", *place],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | env,
+    )
+
+
+@pytest.mark.slow
+def test_two_launchers_on_one_machine(tmp_path: Path) -> None:
+    port = free_port()
+    both = [on_loopback(tmp_path, rank, port) for rank in (0, 1)]
+    outputs = [process.communicate(timeout=LIMIT)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert [[n["told"] for n in parsed(output)["nodes"]] for output in outputs] == [[None, None]] * 2
+
+
+def test_under_slurm_the_head_has_no_loopback_address(tmp_path: Path) -> None:
+    process = on_loopback(tmp_path, 0, 29500, SLURM_JOB_ID="7")
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 64
+    assert [f.partition(" (")[2] for f in shown(parsed(output)) if "(names)" in f] == [
+        "names): 127.0.0.1 as the head's address means each node itself: correct /etc/hosts or the DNS, or give an "
+        "address that means the head on every node"
+    ]
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = on_loopback(tmp_path, 0, port)
+        output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 64
+    assert [f.partition(" (")[2] for f in shown(parsed(output)) if "(ports)" in f] == [
+        f"ports): port {port} can't be opened here (Address already in use): stop what listens there, or choose "
+        f"another port"
+    ]
 
 
 def test_a_mistake_in_the_config_is_told_first(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 from mingpt.errors import Mistake, Unavailable
 from mingpt.storage import LIMIT
 
-ALL_REDUCE_BYTES = 2**23
 REDUCE_SECONDS = 1.5  # of measuring
 STORE_SECONDS = "8"  # for a call of the store; the environment may say otherwise
 PROBE = "preflight-"
@@ -170,8 +169,10 @@ def _host() -> dict[str, Any]:
     return {"port": _kept[0].port}
 
 
-def _reduce(host: str, port: int, rank: int, size: int, seconds: float, environment: dict[str, str]) -> dict[str, Any]:
-    """Bytes a second that each node sends and receives in an all-reduce, one process a node."""
+def _reduce(
+    host: str, port: int, rank: int, size: int, count: int, seconds: float, environment: dict[str, str]
+) -> dict[str, Any]:
+    """Sum `count` bytes again and again: how many a second each node sends, with one process a node."""
     import torch
     import torch.distributed as dist
 
@@ -181,7 +182,7 @@ def _reduce(host: str, port: int, rank: int, size: int, seconds: float, environm
         _kept.append(dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False))
     try:
         dist.init_process_group("gloo", store=_kept[0], rank=rank, world_size=size, timeout=limit)
-        buffer = torch.zeros(ALL_REDUCE_BYTES // 4)
+        buffer = torch.zeros(count // 4)
         rounds, best, deadline = torch.ones(1), float("inf"), time.monotonic() + REDUCE_SECONDS
         while rounds.item() > 0:
             begun = time.monotonic()
@@ -189,7 +190,7 @@ def _reduce(host: str, port: int, rank: int, size: int, seconds: float, environm
             best = min(best, time.monotonic() - begun)
             rounds.fill_(float(time.monotonic() < deadline))
             dist.all_reduce(rounds, dist.ReduceOp.MIN)  # all stop after the same one
-        return {"bandwidth": 2 * (size - 1) / size * ALL_REDUCE_BYTES / best}
+        return {"bandwidth": 2 * (size - 1) / size * count / best}
     except Exception as error:  # gloo's errors have no class of their own
         return {"error": str(error).splitlines()[0]}
 

@@ -22,6 +22,7 @@ from mingpt.torchrun import Torchrun
 # The limits of what follows once all have come; on good nodes each takes a fraction of it.
 TELL_SECONDS, WAYS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS = 10, 20, 60, 20, 15
 NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
+LARGE, SMALL = 2**23, 2**15  # bytes of an all-reduce
 PEERS = 8  # that each node tries the ways to: all of a small job, the next ones of a large
 
 
@@ -59,7 +60,7 @@ class _Inspection:
             if error.args:
                 self._add("unreachable", "nodes", str(error), "see what its log says")
             # The others can't be asked: what this node has found alone.
-            report = self._about_me(self.node.own, (0, 0), Meeting(self.node.rank or 0, 1))
+            report = self._about_me((0, 0), Meeting(self.node.rank or 0, 1))
             self._check_place()
             return Report([report | {"ways": []}], self.mine, [], time.monotonic() - self.begun)
         finally:
@@ -80,11 +81,12 @@ class _Inspection:
             raise Unreached from error
         loopback = next((a for a in addresses if network.is_loopback(a)), None)
         head = node.rank == 0 if node.rank is not None else self._is_head(addresses, loopback)
-        if loopback and not head:
+        literal = node.host in (loopback, "localhost")  # several launchers on one machine, if no platform is there
+        if loopback and not head and not literal:
             text = f"{node.host}, the head's name, means {loopback} here, which is this node itself"
             self._add("problem", "names", text, NAME_ADVICE)
             raise Unreached
-        if loopback == node.host and (self.placement or "SLURM_JOB_ID" in os.environ):
+        if literal and (self.placement or "SLURM_JOB_ID" in os.environ):
             self._add("problem", "names", f"{loopback} as the head's address means each node itself", NAME_ADVICE)
             raise Unreached
         return self._host() if head else self._visit()
@@ -117,16 +119,26 @@ class _Inspection:
 
     # --- this node ---
 
-    def _about_me(self, own: str, ports: tuple[int, int], meeting: Meeting) -> dict[str, Any]:
+    def _own_address(self, meeting: Meeting) -> str:
+        """Where the others have met this node, or what the routing table says."""
+        if own := meeting.own_address():
+            return own
+        try:
+            return network.address_towards(self.node.host)
+        except OSError:
+            return "127.0.0.1"
+
+    def _about_me(self, ports: tuple[int, int], meeting: Meeting) -> dict[str, Any]:
         """What this node tells the others, and notes what is wrong with it alone."""
+        own = self._own_address(meeting)
         about = self._import_torch
         facts = machine.facts(self.config, own)
         facts |= {"capability": about.get("capability"), "visible": about.get("devices", [])}
         facts["nccl"] = about.get("nccl_in_torch") or facts["nccl"]
         announced = (self.placement.gpus or 0) if self.placement and self.processes is None else 0
         processes = self.processes or announced or max(1, len(facts["visible"]))
-        addresses, told = [[own, ""]], {}
-        if self.node.most > 1:
+        addresses, told = [[own, ""]], None
+        if self.node.most > 1 and not network.is_loopback(own):
             try:
                 told = network.settings(facts["interface"], os.environ)
                 addresses += _by_the_user(own)
@@ -189,8 +201,7 @@ class _Inspection:
     def _together(self, meeting: Meeting) -> Report:
         """What it returns is the same on every node: all know what each has told."""
         echo = Echo(self.identity)
-        own = meeting.own_address() or network.address_towards(self.node.host)
-        me = self._about_me(own, echo.ports, meeting)
+        me = self._about_me(echo.ports, meeting)
         nodes = {n["rank"]: n for n in meeting.gather(me, IMPORT_SECONDS + TELL_SECONDS) if n}
         ways = self._probe(meeting, nodes)
         written = self._check_place()
@@ -214,7 +225,11 @@ class _Inspection:
         findings += compare.clocks(whole) + compare.places(whole)
         notes: list[str] = []
         if meeting.size > 1:
-            told_each = ((n["facts"]["host"], " ".join(f"{k}={v}" for k, v in n["told"].items())) for n in whole)
+            told_each = (
+                (n["facts"]["host"], " ".join(f"{k}={v}" for k, v in n["told"].items()))
+                for n in whole
+                if n["told"] is not None
+            )
             notes = [f"{name} sets {told or 'nothing: all is set'}" for name, told in told_each]
             if len(whole) == meeting.size and exit_code(findings) == FINISHED:
                 notes += self._reduce(meeting, whole, findings)
@@ -237,8 +252,10 @@ class _Inspection:
             port = self.helper.receive(REDUCE_SECONDS).get("port")
         port = meeting.gather(port, REDUCE_SECONDS)[0]
         where = {"host": nodes[0]["facts"]["address"], "port": port, "rank": meeting.rank, "size": meeting.size}
-        told = nodes[meeting.rank]["told"]
-        self.helper.send(do="reduce", **where, seconds=REDUCE_SECONDS / 2, environment=told)
+        told = nodes[meeting.rank]["told"] or {}
+        # Where packets are late or lost, TCP may take minutes for what takes milliseconds elsewhere.
+        count = SMALL if {"delay", "loss"} & {f.check for f in findings} else LARGE
+        self.helper.send(do="reduce", **where, count=count, seconds=REDUCE_SECONDS / 2, environment=told)
         results = meeting.gather(self.helper.receive(REDUCE_SECONDS), REDUCE_SECONDS + TELL_SECONDS)
         for node, result in zip(nodes, results, strict=True):
             if not result or "error" in result:

@@ -65,7 +65,7 @@ Epilog=$LAB/etc/epilog.sh" bash "$project/recipes/slurm/cluster/config.sh" "$LAB
 
 # --- daemons
 [ -f "$LAB/etc/munge.key" ] || { (umask 077; head -c 1024 /dev/urandom >"$LAB/etc/munge.key"); }
-mkdir -p -m 755 "$LAB/run/munge" /run/sshd /etc/slurm
+mkdir -p "$LAB/run/munge" /run/sshd /etc/slurm # munged wants a folder that nobody else can write
 munged --force --key-file="$LAB/etc/munge.key" --socket="$LAB/run/munge/socket" --pid-file="$LAB/run/munged.pid" \
   --log-file="$LAB/log/munged.log" --seed-file="$LAB/run/munge.seed"
 setsid ip netns exec $ONE-ctl unshare --uts --mount "$lab/enter.sh" login slurmctld -D -c \

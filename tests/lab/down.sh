@@ -13,5 +13,5 @@ for n in $(ip netns list | awk -v one="^$ONE-" '$1 ~ one {print $1}'); do
   ip netns del "$n"
 done
 [ -f "$LAB/run/munged.pid" ] && kill "$(cat "$LAB/run/munged.pid")" 2>/dev/null
-rm -rf "$LAB"/{run,state,spool,nodes,home,sky}
+rm -rf "${LAB:?}"/{run,state,spool,nodes,home,sky}
 exit 0

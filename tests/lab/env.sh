@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the lab's scripts share. Sourced.
 LAB=${LAB:-/var/lib/mingpt-lab} # outside /tmp (each node has one of its own) and readable by every user
 NODES=${NODES:-6}

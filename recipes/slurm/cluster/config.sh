@@ -21,7 +21,7 @@ cgroup=${CGROUP_CONF:-$'ConstrainCores=yes\nConstrainDevices=yes\nConstrainRAMSp
 more=${MORE:-} # lines of slurm.conf
 
 names=() nodes='' gres=''
-while read -r name own cpus memory gpus _; do
+while read -r name own cpus memory gpus _ || [ -n "$name" ]; do # the last line may have no end
   case $name in '' | \#*) continue ;; esac
   [[ $own && $cpus =~ ^[0-9]+$ && $memory =~ ^[0-9]+$ && $gpus =~ ^(0|[A-Za-z0-9_.-]+:[1-9][0-9]*)$ ]] || {
     echo "config.sh: '$name ${own:-} ${cpus:-} ${memory:-} ${gpus:-}': a line is NAME ADDRESS CPUS MEMORY_MB TYPE:NUMBER, or 0 GPUs" >&2
@@ -32,7 +32,7 @@ while read -r name own cpus memory gpus _; do
   if [ "$gpus" != 0 ]; then
     nodes+=" Gres=gpu:$gpus"
     # Without File= Slurm counts no GPUs, and gives jobs no CUDA_VISIBLE_DEVICES.
-    gres+="NodeName=$name Name=gpu Type=${gpus%:*} File=$devices[0-$((${gpus#*:} - 1))]"$'\n'
+    gres+="NodeName=$name Name=gpu Type=${gpus%:*} File=${devices}[0-$((${gpus#*:} - 1))]"$'\n'
   fi
   nodes+=$' State=UNKNOWN\n'
 done
