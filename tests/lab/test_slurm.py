@@ -161,7 +161,7 @@ def test_synthetic_and_cifar10(project: Path, jobs: list[Job], tmp_path: Path) -
         assert digest(run) == undisturbed(tmp_path / recipe, recipe, overrides)
 
 
-def test_mistakes_end_the_job_with_64_and_their_message(project: Path, jobs: list[Job]) -> None:
+def test_mistakes_end_the_job_with_64_and_their_message(alone: str, project: Path, jobs: list[Job]) -> None:
     cases = [
         ("train", "--nodes=2", ["modle.n_head=2"], {}, "modle.n_head is not a key (did you mean model.n_head?)"),
         ("gloo", "--nodes=2", ["modle.n_head=2"], {}, "modle.n_head is not a key (did you mean model.n_head?)"),
