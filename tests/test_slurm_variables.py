@@ -12,7 +12,7 @@ from mingpt import cli, slurm
 from mingpt.errors import Mistake
 from mingpt.platforms import find_placement
 from mingpt.torchrun import Torchrun, parse
-from node_kit import free_port
+from node_kit import Node, free_port, wait_until
 from run_kit import Run
 
 # The batch script of `sbatch --nodes=2 --ntasks-per-node=2 --gpus-per-task=1`, on the first of its nodes.
@@ -204,16 +204,11 @@ def test_tasks_are_a_world(new_run: Callable[..., Run], undisturbed: Callable[..
 def test_a_task_ends_with_the_slurmstepd_that_slurm_knows_it_by(tmp_path: Path) -> None:
     program = tmp_path / "slurmstepd"  # a process of that name, which starts a task and is killed
     program.symlink_to("/bin/bash")
-    ask = (
-        "import os, time; from mingpt.lifetime import Lifetime; Lifetime().begin(); print(os.getpid(), flush=True); "
-        "time.sleep(60)"
+    task = (
+        "import time; from mingpt.lifetime import Lifetime; Lifetime().begin(); print('begun', flush=True); "
+        "time.sleep(3600)"
     )
-    step = subprocess.Popen(
-        [program, "-c", '"$0" -c "$1" & wait', sys.executable, ask], stdout=subprocess.PIPE, text=True
-    )
-    assert step.stdout is not None
-    task = int(step.stdout.readline())
-    step.kill()
-    step.wait()
-    assert step.stdout.read() == ""  # its end closes the pipe, long before it has slept
-    assert not Path(f"/proc/{task}").exists() or "Z" in Path(f"/proc/{task}/stat").read_text().split()[2]
+    step = Node([str(program), "-c", '"$0" -c "$1" & wait', sys.executable, task])
+    wait_until(lambda: step.lines, "the task has begun")
+    step.process.kill()
+    step.assert_nothing_left()

@@ -36,7 +36,7 @@ prepare() {
   [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0
   # =0: each node says what it has found, and has limits of its own.
   "${ONCE_A_NODE[@]}" "${ALL[@]}" --kill-on-bad-exit=0 "$PYTHON" -m mingpt.preflight "$@" || {
-    code=$?
+    [ $? = 64 ] && code=64 || code=70
     complain "preflight: the nodes can't train as they are (MINGPT_PREFLIGHT=0 leaves this check out)"
     exit $code
   }
