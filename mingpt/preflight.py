@@ -7,11 +7,12 @@ can't be reached.
 
 import os
 import sys
+import traceback
 
 from mingpt import cli
 from mingpt.checks.inspection import inspect
 from mingpt.console import complain, say
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.errors import CRASHED, MISTAKE, STOPPED, Mistake
 from mingpt.torchrun import Torchrun, options_parser, parse
 
 EPILOG = "Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a node can't be reached"
@@ -37,7 +38,13 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    try:
+        code = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = STOPPED
+    except Exception:
+        traceback.print_exc()
+        code = CRASHED
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads may still wait for nodes that don't answer

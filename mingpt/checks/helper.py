@@ -6,6 +6,7 @@ an answer as long as it likes; a helper that is stuck is killed.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from datetime import timedelta
 from queue import Empty, Queue
 from typing import Any
 
+from mingpt.config import without_secrets
 from mingpt.errors import Mistake, Unavailable
 from mingpt.storage import LIMIT
 
@@ -125,7 +127,8 @@ def _write(places: list[list[str]], name: str, snapshot_dir: str) -> dict[str, A
                 fs.makedirs(path, exist_ok=True)
                 fs.pipe_file(file, content)
                 if fs.cat_file(file) != content:
-                    raise Mistake(f"{key}={url}: what was written is read back otherwise: choose another place")
+                    shown = without_secrets(url)
+                    raise Mistake(f"{key}={shown}: what was written is read back otherwise: choose another place")
         except (Mistake, Unavailable) as error:
             problems += error.problems if isinstance(error, Mistake) else [str(error)]
     conditional = None
@@ -192,7 +195,7 @@ def _reduce(
             dist.all_reduce(rounds, dist.ReduceOp.MIN)  # all stop after the same one
         return {"bandwidth": 2 * (size - 1) / size * count / best}
     except Exception as error:  # gloo's errors have no class of their own
-        return {"error": str(error).splitlines()[0]}
+        return {"error": re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0])}  # without the place in its source
 
 
 _kept: list[Any] = []  # the store lives as long as this process

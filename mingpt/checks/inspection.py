@@ -177,7 +177,8 @@ class _Inspection:
         """Whether this node can write the run directory and read it back."""
         place = self._written
         if "error" in place:
-            self._add("problem", "run.dir", f"run.dir={self.config.run.dir}: {place['error']}", "look at the network")
+            text = f"run.dir={without_secrets(self.config.run.dir)}: {place['error']}"
+            self._add("problem", "run.dir", text, "look at the network and the address")
         elif place["problems"]:
             self.mine += told_by(Mistake(*place["problems"]), self.name, "run.dir")
         elif place["conditional"] is False:
