@@ -132,4 +132,4 @@ with hosts({{"a": "10.98.0.11"}}) as net:
     deadline = time.monotonic() + 10
     while Path(f"/proc/{keeper}/root").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not Path(f"/proc/{keeper}").exists()
+    assert not Path(f"/proc/{keeper}/root").exists()  # a dead one that nobody has reaped yet has none

@@ -182,7 +182,8 @@ def test_machines_are_looked_at_before_training(name: str, tmp_path: Path) -> No
     words, output = arguments(name, tmp_path, 0, 0, **changed)
     end = words.index("OMP=1" if name in TEACHING else "OMP=")
     overrides = " ".join(words[words.index(DEFAULT) : end])
-    assert [line for line in output.splitlines() if "preflight" in line] == [f"-m mingpt.preflight {overrides}"]
+    port = {"train": "--rdzv-endpoint=127.0.0.1:8008 ", "train-rdzv": "--rdzv-endpoint=127.0.0.1:29500 "}.get(name, "")
+    assert [line for line in output.splitlines() if "preflight" in line] == [f"-m mingpt.preflight {port}{overrides}"]
     assert "mingpt.preflight" not in arguments(name, tmp_path, 0, 0, **changed, PREFLIGHT=0)[1]
     words, output = arguments(name, tmp_path, 0, 0, **changed, PREFLIGHT_ENDS_WITH=64)
     assert words == []  # it found something, and nothing is trained
