@@ -117,6 +117,7 @@ def test_host_lists_are_read_as_slurm_reads_them() -> None:
         assert hostnames(text) == on("login", "scontrol", "show", "hostnames", text).split(), text
 
 
+@pytest.mark.slow
 def test_set_up_by_itself_and_a_process_for_each_gpu(alone: str, project: Path, jobs: list[Job]) -> None:
     run = shared("train")
     job = submit(jobs, project, "train", "--nodes=2 --gpus-per-node=2", f"run.dir={run}", *SMALL, env={})
@@ -147,6 +148,7 @@ def test_the_digest_is_that_of_one_process(
     assert digest(run) == alone
 
 
+@pytest.mark.slow
 def test_synthetic_and_cifar10(project: Path, jobs: list[Job], tmp_path: Path) -> None:
     files = project / "cifar"
     write_cifar(files, 40)
@@ -174,6 +176,7 @@ def test_mistakes_end_the_job_with_64_and_their_message(alone: str, project: Pat
         assert message in job.log("err")
 
 
+@pytest.mark.slow
 def test_a_task_that_is_killed_ends_the_job_with_70(project: Path, alone: str, jobs: list[Job]) -> None:
     options = "--nodes=2 --ntasks-per-node=2"
     job = submit(jobs, project, "gloo", options, f"run.dir={shared('killed')}", *ENDLESS, "experiment=shakespeare_10m")
@@ -187,6 +190,7 @@ def test_a_task_that_is_killed_ends_the_job_with_70(project: Path, alone: str, j
     wait_until(lambda: not left(), "no process is left", 30)
 
 
+@pytest.mark.slow
 def test_the_time_limit_puts_the_job_back_into_the_queue(project: Path, alone: str, jobs: list[Job]) -> None:
     run = shared("requeue")
     # Slurm warns up to a minute earlier than it is asked to.
@@ -205,6 +209,7 @@ def digest_at(run: Path, step: int) -> str:
     return read(Store(f"{run}/snapshots"), step).manifest.digest
 
 
+@pytest.mark.slow
 def test_elastic_goes_on_with_two_nodes_and_takes_the_third_back(
     alone: str, project: Path, jobs: list[Job], tmp_path: Path
 ) -> None:
@@ -234,6 +239,7 @@ def test_elastic_goes_on_with_two_nodes_and_takes_the_third_back(
     assert digest_at(run, step) == digest_at(tmp_path / "alone", step)
 
 
+@pytest.mark.slow
 def test_a_lost_head_is_a_requeue(alone: str, project: Path, jobs: list[Job]) -> None:
     run = shared("head")
     options = "--nodes=2 --gpus-per-node=1 --exclude=n1,n2,n3"
