@@ -8,6 +8,9 @@ hostname "$name"
 mount --make-rprivate /
 for f in hosts resolv.conf passwd group shadow; do mount --bind "$LAB/etc/$f" "/etc/$f"; done
 mount --bind "$LAB/etc/slurm" /etc/slurm
+# The checkout, whose environment a job may use, is kept in sight, wherever it lies.
+mkdir -p "$LAB/nodes/$name/project"
+mount --rbind "$project" "$LAB/nodes/$name/project"
 # Where a Python lies below /root, which is closed to users: only pyenv is shown.
 if [ -d /root/.pyenv ]; then
   mkdir -p "$LAB/nodes/$name/pyenv"
@@ -23,4 +26,6 @@ if [ "$name" != login ]; then
   mount --bind "$LAB/nodes/$name/tmp" /tmp
   mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 fi
+mkdir -p "$project"
+mount --rbind "$LAB/nodes/$name/project" "$project"
 exec "$@"
