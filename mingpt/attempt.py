@@ -33,11 +33,15 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             if world.speaks:
                 say(cli.as_yaml(config))
             return trainer.train(config, source, model, world, lifetime)
+    except SystemExit as error:
+        if lifetime.phase < Phase.JOINED:  # argparse's
+            raise
+        return tell(error, lifetime)  # of code of the user's own: only a run that is finished may end with 0
     except Exception as error:
         return tell(error, lifetime)
 
 
-def tell(error: Exception, lifetime: Lifetime) -> int:
+def tell(error: BaseException, lifetime: Lifetime) -> int:
     """Say in one line what has ended this process, once for all the processes that it has ended; returns the code."""
     failure = explain(error, lifetime.phase)
     leave_reason(failure.reason)

@@ -48,7 +48,9 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
         if source.vocabulary.to_json() != vocabulary.to_json():
             raise Mistake(f"data.kind={config.data.kind} has another vocabulary than {options.url}: choose other data")
         if not len(source.validation):
-            raise Mistake(f"data.kind={config.data.kind} has nothing to evaluate on: is data.val_fraction 0?")
+            what = {"text": "raise data.val_fraction", "shards": "prepare them with a larger --val-fraction"}
+            cure = what.get(config.data.kind, "give it a validation split")
+            raise Mistake(f"data.kind={config.data.kind} has nothing to evaluate on: {cure}")
         with join(config.world) as world:
             agree_on_inputs(world, config, source)
             pin(config, world.device)

@@ -25,7 +25,7 @@ class Failure:
     trace: bool
 
 
-def explain(error: Exception, phase: Phase) -> Failure:
+def explain(error: BaseException, phase: Phase) -> Failure:
     """Sort an error by what the reader has to do. `phase` is how far this process has come."""
     text = str(error).strip()
     first_line = text.splitlines()[0] if text else ""

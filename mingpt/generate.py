@@ -1,6 +1,7 @@
 """`python -m mingpt.generate URL`: continue texts (--prompt …) or draw images (--out FILE) with a snapshot's model."""
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ import torch
 
 from mingpt.cli import Parser
 from mingpt.data.imagetokens import ImageTokens
-from mingpt.data.vocabulary import TextVocabulary
+from mingpt.data.vocabulary import Numbers, TextVocabulary
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.loading import Opened, open_model
 from mingpt.model import GPT
@@ -106,10 +107,10 @@ def picture(opened: Opened, options: argparse.Namespace) -> str:
     return f"{options.out}: a row for each of {opened.vocabulary.classes} classes, {options.each} images of each"
 
 
-def prompts_of(options: argparse.Namespace) -> list[str]:
+def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[str]:
     """What is to be continued. Bytes that are not UTF-8 stay what they are, for models of bytes."""
     if options.file is None:
-        return [options.prompt]
+        return [options.prompt or ("0" if isinstance(vocabulary, Numbers) else "\n")]
     if options.file == "-":
         raw = sys.stdin.buffer.read()
     else:
@@ -122,13 +123,17 @@ def prompts_of(options: argparse.Namespace) -> list[str]:
 
 def problems(options: argparse.Namespace) -> list[str]:
     return [
-        *(["--prompt is empty: give it at least one character"] if not options.prompt else []),
+        *(["--prompt is empty: give it at least one character"] if options.prompt == "" else []),
         *([f"--each {options.each}: at least 1"] if options.each < 1 else []),
         *(["--lines splits a file: give --file, too"] if options.lines and options.file is None else []),
         *([f"--tokens {options.tokens}: at least 1"] if options.tokens < 1 else []),
         *([f"--samples {options.samples}: at least 1"] if options.samples < 1 else []),
         *([f"--batch {options.batch}: at least 1"] if options.batch < 1 else []),
-        *([f"--temperature {options.temperature}: 0 or more"] if not options.temperature >= 0 else []),
+        *(
+            [f"--temperature {options.temperature}: a number, 0 or more"]
+            if not 0 <= options.temperature < math.inf
+            else []
+        ),
         *([f"--top-k {options.top_k}: at least 1"] if options.top_k is not None and options.top_k < 1 else []),
         *(
             [f"--top-p {options.top_p}: above 0 and at most 1"]
@@ -142,7 +147,7 @@ def _parser() -> Parser:
     parser = Parser(prog="python -m mingpt.generate", description=__doc__)
     parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", default="\n", help="the text to continue (default: a new line)")
+    source.add_argument("--prompt", help="the text to continue (default: a new line; of plain numbers: 0)")
     source.add_argument("--file", metavar="FILE", help="continue what is in this file or URL; -: standard input")
     parser.add_argument("--lines", action="store_true", help="each line of the file is a prompt of its own")
     parser.add_argument("--samples", type=int, default=1, help="texts for each prompt (default: 1)")
@@ -173,7 +178,7 @@ def main(arguments: list[str]) -> int:
             raise Mistake(f"{options.url}: a model of images: say where to draw them to with --out FILE.png")
         if not isinstance(vocabulary, TextVocabulary):
             raise Mistake(f"{options.url}: its tokens are no text, and nothing can be written with them")
-        prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options)]
+        prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options, vocabulary)]
         if not all(prompts) or not prompts:
             raise Mistake(f"--file {options.file}: nothing is in it to be continued: give at least one character")
         texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]

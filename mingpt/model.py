@@ -269,8 +269,9 @@ def choose(logits: Tensor, draw: Tensor, temperature: float, top_k: int | None, 
     by_chance = None
     if top_k is not None or top_p is not None:
         logits, by_chance = logits.topk(min(top_k or logits.shape[-1], logits.shape[-1]))
-    logits = logits - logits.amax(-1, keepdim=True)  # a temperature near 0 must not divide them to infinity
-    chances = torch.softmax(logits / temperature, -1, dtype=torch.float64)
+    # A temperature near 0 must not divide them to infinity, nor itself become the 0 that 1e-46 is in float32.
+    logits = (logits - logits.amax(-1, keepdim=True)).double()
+    chances = torch.softmax(logits / temperature, -1)
     up_to = chances.cumsum(-1)
     kept = up_to[:, -1:]
     if top_p is not None:

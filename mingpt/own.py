@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from mingpt.config import Own, OwnModel
 from mingpt.errors import Mistake
@@ -108,9 +109,9 @@ def call(section: str, settings: Own, **supplied: Any) -> Any:
         return target(**arguments)
     except Mistake:
         raise
-    except (MemoryError, KeyboardInterrupt):
+    except MemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shown = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
         raise Mistake(f"{section}._target_={settings.target} failed with ({shown}): {_told(error, target)}") from error
 
@@ -147,6 +148,8 @@ def module(settings: OwnModel, vocab_size: int) -> nn.Module:
     made = call("model", settings, vocab_size=vocab_size, block_size=settings.block_size)
     if not isinstance(made, nn.Module):
         raise Mistake(f"{shown} gives a {type(made).__name__}, and no torch.nn.Module")
+    if lazy := [n for n, p in made.named_parameters() if isinstance(p, UninitializedParameter)]:
+        raise Mistake(f"{shown}: {', '.join(lazy)} have no shape before the first forward: give the layers their sizes")
     state = made.state_dict()
     if others := [n for n, v in state.items() if not isinstance(v, Tensor) or v.dtype not in DTYPES]:
         raise Mistake(f"{shown}: snapshots hold plain tensors, and its state_dict has others: {', '.join(others)}")
@@ -165,7 +168,7 @@ def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) 
         answer = model(*microbatch)
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Mistake(f"{shown}: {takes} failed: {_told(error, type(model))}") from error
     parts = answer if isinstance(answer, tuple) else (answer,)
     got = ", ".join(f"{list(x.shape)} {x.device.type}" if isinstance(x, Tensor) else type(x).__name__ for x in parts)
@@ -175,6 +178,8 @@ def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) 
     loss, _ = answer
     if loss.dtype != torch.float32 or not loss.requires_grad:
         raise Mistake(f"{shown}: loss_sum must be float32 and depend on the parameters")
+    if not torch.isfinite(loss):
+        raise Mistake(f"{shown}: {takes} gives the loss {loss.item()}: no step could be made from it")
     loss.backward()
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     model.zero_grad(set_to_none=True)

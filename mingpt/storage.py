@@ -84,6 +84,16 @@ def is_local(fs: Any) -> bool:
     return isinstance(fs, LocalFileSystem)
 
 
+def without_query(path: str) -> str:
+    """Of an HTTP address: what follows is no part of a name, and may hold a signature. Other paths stay as they are."""
+    return path.partition("?")[0] if path.startswith(("http://", "https://")) else path
+
+
+def name_of(path: str) -> str:
+    """The last part of a path or URL."""
+    return without_query(path).rpartition("/")[2]
+
+
 def modified(entry: Mapping[str, Any]) -> float | None:
     """The Unix time of an entry of `ls`; every client has a word of its own for it. None if the store can't tell."""
     for key in ("mtime", "LastModified", "last_modified", "updated", "modified", "created"):
@@ -114,6 +124,9 @@ def place(key: str, url: str) -> Iterator[None]:
             f"environment sets another limit"
         ) from error
     except FileNotFoundError as error:
+        # fsspec's HTTP client says so of a server that it can't reach, too.
+        if isinstance(cause := error.__cause__, Exception) and _is_clients(cause) and _status(cause) not in (404, 410):
+            raise _of_client(shown, cause) from error
         raise Mistake(f"{shown}: there is no such file or bucket: check the spelling") from error
     except PermissionError as error:
         raise Mistake(_denied(shown)) from error
@@ -126,14 +139,26 @@ def place(key: str, url: str) -> Iterator[None]:
     except NotImplementedError as error:
         raise Mistake(_read_only(shown)) from error
     except Exception as error:
-        # The clients' own errors are no OSErrors; aiohttp's, from http(s) URLs, carry a status.
-        if type(error).__module__.partition(".")[0] not in CLIENTS:
+        if not _is_clients(error):
             raise
-        if getattr(error, "status", None) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
-            raise Mistake(_denied(shown)) from error
-        if getattr(error, "status", None) in (405, 501):  # a web server that takes no PUT
-            raise Mistake(_read_only(shown)) from error
-        raise _unavailable(shown, error) from error
+        raise _of_client(shown, error) from error
+
+
+def _is_clients(error: Exception) -> bool:
+    """The clients' own errors are no OSErrors."""
+    return type(error).__module__.partition(".")[0] in CLIENTS
+
+
+def _status(error: Exception) -> object:
+    return getattr(error, "status", None)  # aiohttp's, from http(s) URLs
+
+
+def _of_client(shown: str, error: Exception) -> Mistake | Unavailable:
+    if _status(error) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
+        return Mistake(_denied(shown))
+    if _status(error) in (405, 501):  # a web server that takes no PUT
+        return Mistake(_read_only(shown))
+    return _unavailable(shown, error)
 
 
 def _read_only(shown: str) -> str:

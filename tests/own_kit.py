@@ -63,12 +63,48 @@ class Unlucky(Linear):
         raise KeyError("no luck")
 
 
+class Quits(Linear):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        raise SystemExit(0)
+
+
+class QuitsLater(Classifier):
+    """In a call after those with which it is tried out."""
+
+    calls = 0
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        if self.calls == 8:
+            raise SystemExit(0)
+        return super().forward(x, y)
+
+
+class Infinite(Linear):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss, count = super().forward(x, y)
+        return loss * float("inf"), count
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(2)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return nn.functional.cross_entropy(self.layer(x), y, reduction="sum"), (y >= 0).sum()
+
+
 def gives_none() -> None:
     return None
 
 
 def fails(hidden: int) -> nn.Module:
     raise ValueError(f"{hidden} is odd")
+
+
+def quits() -> nn.Module:
+    raise SystemExit(0)
 
 
 def by_vocabulary(vocab_size: int, block_size: int) -> nn.Module:

@@ -120,7 +120,9 @@ def test_what_is_not_to_be_set_or_not_there_is_named(run: Run, capsys: Captured,
     assert refused(run, capsys, "data.pth=x").startswith("data.pth is not a key (did you mean data.path?)")
     assert refused(run, capsys, f"data.path={tmp_path}/none").startswith(f"data.path={tmp_path}/none: there is no such")
     assert "no snapshot of step 5; there are" in refused(run, capsys, "--step", "5")
-    assert "nothing to evaluate on" in refused(run, capsys, "data.val_fraction=0", f"data.cache_dir={run.cache}")
+    assert refused(run, capsys, "data.val_fraction=0", f"data.cache_dir={run.cache}") == (
+        "data.kind=text has nothing to evaluate on: raise data.val_fraction"
+    )
     assert refused(run, capsys, "data=char").startswith("data.path: ")
 
 

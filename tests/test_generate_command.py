@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import bpe_kit
 from mingpt import generate
 from mingpt.config import Model
 from mingpt.data.vocabulary import Bytes
@@ -154,6 +155,7 @@ def test_what_is_told_is_the_whole_text_however_it_is_cut() -> None:
         (["--top-p", "0"], "--top-p 0.0: above 0 and at most 1"),
         (["--top-p", "1.1"], "--top-p 1.1: above 0 and at most 1"),
         (["--top-p", "nan"], "--top-p nan: above 0 and at most 1"),
+        (["--temperature", "inf"], "--temperature inf: a number, 0 or more"),
         (["--samples", "0", "--batch", "0"], "2 problems:\n  1. --samples 0: at least 1\n  2. --batch 0: at least 1"),
         (["--lines"], "--lines splits a file: give --file, too"),
         (["--file", "no/such"], "--file=no/such: there is no such file or bucket: check the spelling"),
@@ -169,6 +171,28 @@ def test_an_empty_file_is_a_mistake(
 ) -> None:
     feed(monkeypatch, content)
     assert refused(run, capsys, "--file", "-", *lines).startswith("error: --file -: nothing is in it")
+
+
+def test_bytes_that_are_no_text_are_a_mistake_where_tokens_are_text(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = bpe_kit.small()
+    run = trained(tmp_path, vocabulary.to_json(), vocabulary.size)
+    feed(monkeypatch, b"the \xff")
+    assert refused(run, capsys, "--file", "-") == "error: the text is not UTF-8 at character 4: convert it\n"
+
+
+def test_of_plain_numbers_the_first_one_is_continued(tmp_path: Path, capsys: Captured) -> None:
+    run = trained(tmp_path, {"kind": "numbers", "size": 5}, 5)
+    out = said(run, capsys)
+    assert out == said(run, capsys, "--prompt", "0")
+    assert out.split()[0] == "0"
+    assert len(out.split()) == 31
+
+
+@pytest.mark.parametrize("temperature", ["1e-46", "1e-320"])
+def test_next_to_no_temperature_is_none(run: Path, capsys: Captured, temperature: str) -> None:
+    assert said(run, capsys, "--temperature", temperature) == said(run, capsys, "--temperature", "0")
 
 
 def test_a_prompt_and_a_file_are_too_much(run: Path) -> None:

@@ -195,6 +195,8 @@ Damage = Callable[[bytes], bytes]
         ("train-images-idx3-ubyte", lambda raw: b"", "begins with , not with 00000803"),
         ("train-images-idx3-ubyte", lambda raw: raw[:-1],
          "has 3855 bytes, but its first 16 announce 3856 (60 x 8 x 8 images): get the file again"),
+        ("t10k-images-idx3-ubyte", lambda raw: idx(np.zeros((0, 8, 8), np.uint8)),
+         "t10k-images-idx3-ubyte announces 0 x 8 x 8 images, which is none: get the file again"),
         ("t10k-labels-idx1-ubyte", lambda raw: raw[:6], "has 6 bytes, but its first 8 announce"),
         ("train-labels-idx1-ubyte", lambda raw: idx(np.zeros(59, np.uint8)),
          "60 images in train-images-idx3-ubyte, but 59 labels in train-labels-idx1-ubyte: take both from one data set"),

@@ -1,6 +1,7 @@
 """model._target_ and data._target_: any module on any rows, with the same bits for any number of processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,6 +118,11 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
     [
         ("own_kit.gives_none", "gives a NoneType, and no torch.nn.Module"),
         ("own_kit.fails model.hidden=3", r"failed with \(hidden=3\): ValueError: 3 is odd \(.*own_kit.py, line \d+\)"),
+        ("own_kit.quits", r"failed with \(\): SystemExit: 0 \(.*own_kit.py, line \d+\)"),
+        (
+            "own_kit.Lazy",
+            "layer.weight, layer.bias have no shape before the first forward: give the",
+        ),
         ("own_kit.Complex", "snapshots hold plain tensors, and its state_dict has others: z"),
         ("torch.nn.Identity", "has no parameter to train"),
     ],
@@ -133,6 +139,8 @@ def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
             "Unlucky",
             r": forward\(\[2, 10\] float32, \[2\] int64\) failed: KeyError: 'no luck' \(.*own_kit.py, line \d+",
         ),
+        ("Quits", r": forward\(.*\) failed: SystemExit: 0 \(.*own_kit.py, line \d+"),
+        ("Infinite", r": forward\(.*\) gives the loss inf: no step could be made from it"),
         ("OneTensor", r": forward\(.*\) must give \(loss_sum, count\), scalar tensors on its device, and gave"),
         ("Means", r": forward\(.*\) must give \(loss_sum, count\), scalar tensors .* gave \(\[\] cpu, int\)"),
         (
@@ -233,6 +241,15 @@ def test_a_kill_changes_nothing(alone: OwnRun, tmp_path: Path) -> None:
     assert started.wait() == 0, started.output
     assert "resumed from step 8" in started.output
     assert run.digest() == alone.digest()
+
+
+@pytest.mark.slow
+def test_a_model_that_ends_the_process_has_not_finished_the_run(tmp_path: Path) -> None:
+    run = OwnRun(str(tmp_path), Path(), Path(), ("model._target_=own_kit.QuitsLater",), {"PYTHONPATH": "tests:."})
+    started = run.start(1)
+    assert started.wait() == 70, started.output
+    assert started.output.endswith("error: SystemExit: 0\n")
+    assert re.search(r"own_kit\.py.*raise SystemExit\(0\)", started.output, re.DOTALL)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import bpe_kit
+import web_kit
 from mingpt.data import bpe, documents
 from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
 from mingpt.data.documents import Options, is_validation
@@ -243,6 +244,57 @@ def test_a_finished_data_set_is_left_alone_and_another_refused(tmp_path: Path) -
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == before
     with pytest.raises(Mistake, match=r"another data set is there, of other sources or options: choose another$"):
         prepared([source], tmp_path / "out", val_fraction=0.5)
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-2])])
+def test_a_data_set_that_has_lost_a_shard_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], object]
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
+    first = prepared([source], tmp_path / "out", shard_tokens=100)
+    before = files(tmp_path / "out")
+    spoil(tmp_path / "out" / first.shards[1].name)
+    assert prepared([source], tmp_path / "out", shard_tokens=100) == first
+    assert files(tmp_path / "out") == before
+    told = capsys.readouterr().out
+    assert f"missing or of another size: {first.shards[1].name}: the data set is made again" in told
+
+
+def test_a_signature_in_an_address_is_no_part_of_the_name_and_never_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts := some_texts(20))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes(), mtime=0))
+    (tmp_path / "a.doc").write_text("the king")
+    tokenizer = ["--tokenizer", str(bpe_kit.write_gpt2(tmp_path / "gpt2")), "--processes", "1"]
+    with web_kit.served(tmp_path) as url:
+        signed = [f"{url}/{name}?X-Signature=s3cret*[1]" for name in ("a.jsonl", "b.jsonl.gz")]
+        dataset = prepared(signed, tmp_path / "out", processes=1)
+        again = [f"{url}/{name}?X-Signature=another" for name in ("a.jsonl", "b.jsonl.gz")]
+        assert prepared(again, tmp_path / "out", processes=1) == dataset
+        assert main([f"{url}/a.doc?X-Signature=s3cret", "--out", str(tmp_path / "other"), *tokenizer]) == 64
+    assert row(tmp_path / "out", dataset, "train") == 2 * expected(texts, 0, False)
+    told = capsys.readouterr()
+    assert f"SOURCES={url}/a.doc?***: .doc tells no form" in told.err
+    assert "s3cret" not in told.out + told.err
+
+
+def test_a_server_that_cannot_be_reached_is_no_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with web_kit.served(tmp_path) as url:
+        pass
+    tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
+    assert main([f"{url}/a.txt", "--out", str(tmp_path / "out"), "--tokenizer", tokenizer]) == 70
+    assert re.match(rf"error: SOURCES={url}/a\.txt: Cannot connect to host .*: try again;", capsys.readouterr().err)
+
+
+def test_documents_that_all_go_to_training_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("the king")
+    tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
+    arguments = [str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--tokenizer", tokenizer, "--processes", "1"]
+    assert main(arguments) == 0
+    assert "note: no document's hash is in --val-fraction 0.01, and there is nothing to evaluate on" in (
+        capsys.readouterr().out
+    )
 
 
 def test_another_data_set_does_not_go_on_with_a_begun_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

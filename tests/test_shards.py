@@ -226,8 +226,8 @@ def test_a_damaged_local_shard_is_a_mistake_before_anything_starts(tmp_path: Pat
     folder = write(tmp_path / "set")
     open_source(config(folder, tmp_path), 16, 2)  # it was good once, and is read again only if it changes
     message = problem(damage(folder, kind), tmp_path)
-    assert message.startswith(f"data.path={folder}")
-    assert message.endswith(DAMAGES[kind])
+    known = DAMAGES | {"missing": f"train-00001.bin is missing: {CURE}"}
+    assert message == f"data.path={folder}: {known[kind]}"
 
 
 def test_a_shard_larger_than_the_cache_is_a_mistake(tmp_path: Path, remote: str) -> None:
@@ -298,7 +298,9 @@ def test_a_vocabulary_that_does_not_match_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"its vocabulary is not the snapshot's: prepare the text with that one$"):
         open_source(config(folder, tmp_path), 16, 2, Characters("abc"))
     other = bpe_kit.write_tokenizer(tmp_path / "hf")
-    assert "another vocabulary than data.tokenizer" in problem(folder, tmp_path, tokenizer=str(other))
+    assert "its vocabulary is another than data.tokenizer's: leave that out" in problem(
+        folder, tmp_path, tokenizer=str(other)
+    )
     small = write(tmp_path / "small", vocabulary=Numbers(100))
     assert "train-00000.bin has token 269, but the vocabulary only 100" in problem(small, tmp_path)
 

@@ -77,7 +77,7 @@ class GPT2Tokens:
         return tiktoken.Encoding("gpt2", pat_str=SPLIT, mergeable_ranks=self.ranks, special_tokens=special)
 
     def encode(self, text: str) -> list[int]:
-        return self.encode_array(text).tolist()
+        return self.encode_array(_unicode(text)).tolist()
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """The end of a text is never read out of it: whoever wrote `<|endoftext|>` there gets its letters."""
@@ -134,7 +134,7 @@ class HuggingFaceTokens:
         return found[0]
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokenizer.encode(_unicode(text), add_special_tokens=False).ids
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         return np.array(self.encode(text), dtype=np.uint32)
@@ -170,6 +170,15 @@ def tokenizer_of(text: str) -> HuggingFaceTokens:
     vocabulary = HuggingFaceTokens(text)
     assert vocabulary.size
     return vocabulary
+
+
+def _unicode(text: str) -> str:
+    """Bytes that were no UTF-8 reach us as halves of characters, and no tokenizer takes them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Mistake(f"the text is not UTF-8 at character {error.start}: convert it") from error
+    return text
 
 
 def pieces(text: str) -> Iterator[str]:

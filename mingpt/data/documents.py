@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from mingpt.config import without_secrets
 from mingpt.data import bpe
 from mingpt.errors import Mistake
-from mingpt.storage import modified, open_fs, place
+from mingpt.storage import modified, name_of, open_fs, place, without_query
 
 Form = Literal["text", "jsonl", "parquet"]
 FORMS: dict[str, Form] = {
@@ -25,7 +25,7 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("jsonl", "ndjson", "json"), "jsonl"),
     **dict.fromkeys(("parquet", "pq"), "parquet"),
 }
-COMPRESSED = {"gz", "bz2", "xz"}
+COMPRESSED = {"gz": "gzip", "bz2": "bz2", "xz": "xz"}
 READ = 1 << 20  # bytes that are read, and about as many that a block has
 LONGEST_LINE = 256 << 20  # bytes of a line of JSON
 
@@ -81,7 +81,7 @@ def find_files(sources: Sequence[str], form: Form | None) -> list[File]:
         fs, path = open_fs(source, "SOURCES")
         shown = f"SOURCES={without_secrets(source)}"
         with place("SOURCES", source):
-            if any(c in path for c in "*?[") and not fs.exists(path):
+            if any(c in without_query(path) for c in "*?[") and not fs.exists(path):
                 urls = {p: fs.unstrip_protocol(p) for p in sorted(fs.glob(path)) if not fs.isdir(p)}
             else:
                 urls = {path: source}
@@ -96,7 +96,7 @@ def find_files(sources: Sequence[str], form: Form | None) -> list[File]:
 
 
 def _form_of(path: str, shown: str) -> Form:
-    parts = path.rpartition("/")[2].lower().split(".")
+    parts = name_of(path).lower().split(".")
     suffix = parts[-2] if parts[-1] in COMPRESSED and len(parts) > 2 else parts[-1]
     if suffix not in FORMS:
         raise Mistake(f"{shown}: .{suffix} tells no form: say --form text, jsonl or parquet")
@@ -124,14 +124,15 @@ def blocks(file: File, options: Options) -> Iterator[Block]:
 def _chunks(file: File) -> Iterator[bytes]:
     """The file's bytes, unpacked."""
     fs, path = open_fs(file.url, "SOURCES")
+    packed = COMPRESSED.get(name_of(path).lower().rpartition(".")[2])
     try:
-        with fs.open(path, "rb", compression="infer") as stream:
+        with fs.open(path, "rb", compression=packed) as stream:
             while chunk := stream.read(READ):
                 yield chunk
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
             raise
-        if path.rpartition(".")[2] not in COMPRESSED:
+        if packed is None:
             raise
         raise Mistake(f"{file.shown}: cannot be unpacked ({error}): get the file again") from error
 

@@ -142,7 +142,9 @@ def _idx_array(raw: bytes, magic: int, shown: str) -> Pixels:
     dimensions = magic & 0xFF
     header = 4 + 4 * dimensions
     sizes = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, header, 4)]
-    if len(raw) != header + prod(sizes) or 0 in sizes:
+    if len(raw) >= header and 0 in sizes:
+        raise Mistake(f"{shown} announces {_by(sizes)} {what}, which is none: {AGAIN}")
+    if len(raw) != header + prod(sizes):
         raise Mistake(
             f"{shown} has {len(raw)} bytes, but its first {header} announce {header + prod(sizes)} "
             f"({_by(sizes)} {what}): {AGAIN}"

@@ -71,7 +71,7 @@ def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:
         raise Mistake(f"{shown}: the training set has no samples")
     try:
         one = source.train[[0]]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Mistake(f"{shown}: train[[0]] failed: {type(error).__name__}: {error}") from error
     if not isinstance(one, tuple) or not all(isinstance(x, Tensor) and x.shape[:1] == (1,) for x in one):
         raise Mistake(f"{shown}: train[[0]] must be a tuple of tensors with one row each")

@@ -18,17 +18,28 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from mingpt.config import without_secrets
 from mingpt.console import complain, say
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.dataset import MANIFEST, MANIFEST_LIMIT, SPLITS, DataSet, dtype_for, from_bytes, to_bytes, tokens_in
+from mingpt.data.dataset import (
+    MANIFEST,
+    MANIFEST_LIMIT,
+    SPLITS,
+    DataSet,
+    Shard,
+    dtype_for,
+    from_bytes,
+    to_bytes,
+    tokens_in,
+)
 from mingpt.data.documents import File, Form, Options, blocks, find_files
 from mingpt.data.encoding import Tokenizer, encoded
 from mingpt.data.shardwriter import ShardWriter
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import is_local, name_of, open_fs, place
 
 NOTE_BYTES, NOTE_SECONDS = 4 << 20, 0.25  # smaller and quicker files share a note of what is finished
 SAY_SECONDS, DRAW_SECONDS = 10.0, 0.1  # between two lines of a log; between two pictures of the bar
@@ -82,7 +93,7 @@ def prepare(
     """Write the data set to `out`, or go on with it; returns its manifest. Raises Mistake where the user must act."""
     files = find_files(sources, form)
     made_from = _hash(
-        [[file.url.rpartition("/")[2], file.form, file.size] for file in files],
+        [[name_of(file.url), file.form, file.size] for file in files],
         asdict(options),
         tokenizer.to_json(),
         shard_tokens,
@@ -90,11 +101,13 @@ def prepare(
     fs, path = open_fs(out, "--out")
     with place("--out", out):
         if there := _read(fs, path):
-            dataset = from_bytes(there, f"--out={without_secrets(out)}")
+            shown = f"--out={without_secrets(out)}"
+            dataset = from_bytes(there, shown)
             if dataset.made_from != made_from:
-                shown = f"--out={without_secrets(out)}"
                 raise Mistake(f"{shown}: another data set is there, of other sources or options: choose another")
-            return dataset
+            if not (lost := [shard.name for shard in dataset.shards if not _is_there(fs, path, shard, dataset.dtype)]):
+                return dataset
+            say(f"prepare: {shown}: missing or of another size: {', '.join(lost)}: the data set is made again")
         # What grows must lie on a disk.
         home = Path(path) if is_local(fs) else Path.home() / f".cache/mingpt/prepare-{_hash(out)[:16]}"
         home.mkdir(parents=True, exist_ok=True)
@@ -104,7 +117,7 @@ def prepare(
                 held.enter_context(lock)
             except Timeout:
                 raise Mistake(f"--out={without_secrets(out)}: another mingpt.data.prepare is writing there") from None
-            identity = _hash(made_from, [[file.url, file.modified] for file in files])
+            identity = _hash(made_from, [[str(without_secrets(file.url)), file.modified] for file in files])
             dtype = dtype_for(tokenizer.size)
             writer = ShardWriter(out, home, dtype, tokenizer.end_of_text, shard_tokens, identity)
             _write(writer, files, tokenizer, options, processes)
@@ -156,6 +169,11 @@ def _read(fs: Any, path: str) -> bytes | None:
     return content
 
 
+def _is_there(fs: Any, path: str, shard: Shard, dtype: str) -> bool:
+    file = f"{path.rstrip('/')}/{shard.name}"
+    return fs.isfile(file) and fs.info(file)["size"] == shard.tokens * np.dtype(dtype).itemsize
+
+
 def main(arguments: list[str]) -> int:
     from mingpt.cli import Parser  # brings Hydra, which the encoding processes would import with this file
 
@@ -195,6 +213,11 @@ def main(arguments: list[str]) -> int:
             shards = dataset.of(split)
             documents = sum(shard.documents for shard in shards)
             say(f"{split}: {tokens_in(shards):,} tokens of {documents:,} documents in {len(shards)} shards")
+        if fraction and not dataset.of("validation"):
+            say(
+                f"note: no document's hash is in --val-fraction {fraction:g}, and there is nothing to evaluate on: "
+                f"raise it, or part the text into documents with --separator"
+            )
         say(f"train on it: data=shards data.path={without_secrets(given.out)}")
         return FINISHED
     except Mistake as mistake:

@@ -110,7 +110,7 @@ def _manifest(fs: Any, path: str) -> bytes | None:
 def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | None) -> None:
     shown = f"data.path={without_secrets(config.path)}"
     if config.tokenizer is not None and own.to_json() != read_tokenizer(config.tokenizer, "data.tokenizer").to_json():
-        raise Mistake(f"{shown}: its manifest has another vocabulary than data.tokenizer: leave that out")
+        raise Mistake(f"{shown}: its vocabulary is another than data.tokenizer's: leave that out")
     if wanted is not None and own.to_json() != wanted.to_json():
         raise Mistake(f"{shown}: its vocabulary is not the snapshot's: prepare the text with that one")
 
@@ -119,9 +119,10 @@ def _check_files(config: ShardsData, fs: Any, path: str, dataset: DataSet, vocab
     """Read a local data set once: better now than that a run ends at the one bad shard."""
     shown = f"data.path={without_secrets(config.path)}"
     names = [shard.name for shard in dataset.shards]
-    found = _looked_at(config, fs, path, names, dataset.dtype)
     cure = "copy it again, or make the data set again"
-    problems = []
+    if problems := [f"{shown}: {name} is missing: {cure}" for name in names if not fs.isfile(f"{path}/{name}")]:
+        raise Mistake(*problems)
+    found = _looked_at(config, fs, path, names, dataset.dtype)
     for shard, (size, digest, largest) in zip(dataset.shards, found, strict=True):
         expected = shard.tokens * np.dtype(dataset.dtype).itemsize
         if size != expected:

@@ -84,6 +84,10 @@ def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], sh
             {f"{n} ({t.dtype})".replace("torch.", "") for n, t in found.items() if not t.is_floating_point()},
         ),
     ]
+    if not problems:
+        problems += _named(
+            "tensors with numbers that are not finite: ", {n for n, t in found.items() if not torch.isfinite(t).all()}
+        )
     if problems:
         return ["the file does not hold the weights that config.json describes: " + "; ".join(problems)]
     head = tensors.get(HEAD)
