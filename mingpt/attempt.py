@@ -37,7 +37,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         if lifetime.phase < Phase.JOINED:  # argparse's
             raise
         return tell(error, lifetime)  # of code of the user's own: only a run that is finished may end with 0
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         return tell(error, lifetime)
 
 

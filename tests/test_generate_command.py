@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def run(tmp_path: Path) -> Path:
     return trained(tmp_path, {"kind": "char", "characters": VOCABULARY}, len(VOCABULARY))
 
 
-def trained(folder: Path, vocabulary: dict[str, str], size: int, broken: bool = False) -> Path:
+def trained(folder: Path, vocabulary: dict[str, Any], size: int, broken: bool = False) -> Path:
     torch.manual_seed(1)
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
     model = GPT(GPTConfig(vocab_size=size, **shape))
