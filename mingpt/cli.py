@@ -56,7 +56,8 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
         return None
     composed, problems = _compose(options.overrides)
     if options.cfg and not problems:
-        print(OmegaConf.to_yaml(composed, resolve=options.resolve), end="")
+        shown = without_secrets(OmegaConf.to_container(composed, resolve=options.resolve))
+        print(OmegaConf.to_yaml(OmegaConf.create(shown)), end="")
         return None
     follows = _follows(composed)
     raw, unresolved = _resolve(composed, follows)

@@ -130,6 +130,11 @@ def test_resolve_fills_in_the_interpolations(capsys: pytest.CaptureFixture[str])
     assert "  dir: /r/snapshots\n" in capsys.readouterr().out
 
 
+def test_cfg_job_prints_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.configure(["--cfg", "job", "data.path='http://me:hunter2@host/a.txt?X-Signature=abc'"]) is None
+    assert "path: http://***@host/a.txt?***\n" in capsys.readouterr().out
+
+
 def test_a_wheel_finds_the_configs_that_lie_inside_it(tmp_path: Path) -> None:
     """As pyproject.toml packs it: configs/ inside the package, none beside it."""
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
