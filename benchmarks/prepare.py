@@ -66,7 +66,7 @@ def reading(folder: Path, layers: int, rounds: int) -> dict[str, float]:
 
     from mingpt.batches import BatchPlan
     from mingpt.config import ShardsData
-    from mingpt.data.source import open_source
+    from mingpt.data.opening import open_source
     from mingpt.model import GPT, GPTConfig
 
     torch.set_num_threads(1)

@@ -5,7 +5,8 @@ import traceback
 from mingpt import cli, trainer
 from mingpt.config import Config, without_secrets
 from mingpt.console import complain, say
-from mingpt.data.source import Source, open_source
+from mingpt.data.opening import open_source
+from mingpt.data.source import Source
 from mingpt.distributed import World, join, speaks_for_node, world_size
 from mingpt.errors import FINISHED, Mistake
 from mingpt.failures import explain

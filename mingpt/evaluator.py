@@ -8,7 +8,7 @@ from mingpt.attempt import agree_on_inputs, tell
 from mingpt.cli import Parser, reconfigure
 from mingpt.config import without_secrets
 from mingpt.console import say
-from mingpt.data.source import open_source
+from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Spelling, vocabulary_of
 from mingpt.distributed import join, world_size
 from mingpt.errors import FINISHED, Mistake

@@ -16,7 +16,7 @@ import bpe_kit
 from mingpt.config import TextData
 from mingpt.data import bpe, fetch
 from mingpt.data.bpe import END_OF_TEXT, GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
-from mingpt.data.source import open_source
+from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import TextVocabulary, vocabulary_of
 from mingpt.errors import Mistake
 

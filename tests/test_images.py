@@ -17,7 +17,8 @@ from mingpt.config import ImagesData
 from mingpt.data.evenly import Evenly
 from mingpt.data.images import Images, shifted
 from mingpt.data.imagetokens import ImageTokens
-from mingpt.data.source import Source, open_source
+from mingpt.data.opening import open_source
+from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters
 from mingpt.errors import Mistake
 from mingpt.model import IGNORE

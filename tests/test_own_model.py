@@ -14,8 +14,8 @@ import torch
 from examples.classifier import Classifier, rows
 from mingpt import cli, own
 from mingpt.config import Config, OwnModel
+from mingpt.data.opening import open_source
 from mingpt.data.own import source_of
-from mingpt.data.source import open_source
 from mingpt.errors import Mistake
 from mingpt.models import build
 from mingpt.snapshot.reader import read

@@ -22,8 +22,9 @@ from mingpt.batches import BatchPlan, Share
 from mingpt.config import ShardsData
 from mingpt.data.dataset import DataSet, Shard, to_bytes
 from mingpt.data.loader import load
+from mingpt.data.opening import open_source
 from mingpt.data.shards import ShardRow, open_shards
-from mingpt.data.source import Source, open_source
+from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.data.windows import Windows
 from mingpt.errors import Mistake

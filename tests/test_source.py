@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mingpt.config import TextData
-from mingpt.data.source import Source, open_source
+from mingpt.data.opening import open_source
+from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.errors import Mistake
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mingpt import cli
 from mingpt.config import AdditionData, Data, RandomData, SortData
 from mingpt.data.evenly import Evenly
-from mingpt.data.source import Samples, Source, open_source
+from mingpt.data.opening import open_source
+from mingpt.data.source import Samples, Source
 from mingpt.data.synthetic import RandomTokens, addition, sorting
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import Mistake
