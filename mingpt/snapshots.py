@@ -57,7 +57,7 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
         if steps := store.steps() if committed else store.folders():
             break
     else:
-        cure = "give a run's directory, its snapshots folder, or a step's folder"
+        cure = "check the spelling; give a run's directory, its snapshots folder, or a step's folder"
         raise Mistake(f"{without_secrets(url)}: no snapshot is there: {cure}")
     if step is not None:
         if step not in steps:

@@ -145,7 +145,7 @@ def test_looking_changes_nothing(run: Path) -> None:
         (["{run}/snapshots/step-000000005"], "{run}/snapshots: no snapshot of step 5; there are 4, 30"),
         (
             ["{run}/nowhere"],
-            "{run}/nowhere: no snapshot is there: give a run's directory, its snapshots folder, or a step's folder",
+            "{run}/nowhere: no snapshot is there: check the spelling; give a run's directory, its snapshots folder, or a step's folder",
         ),
         (["nope://x"], "URL=nope://x: Protocol not known: nope: use a local path, s3://…, gs://… or az://…"),
     ],
