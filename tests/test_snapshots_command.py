@@ -145,7 +145,8 @@ def test_looking_changes_nothing(run: Path) -> None:
         (["{run}/snapshots/step-000000005"], "{run}/snapshots: no snapshot of step 5; there are 4, 30"),
         (
             ["{run}/nowhere"],
-            "{run}/nowhere: no snapshot is there: check the spelling; give a run's directory, its snapshots folder, or a step's folder",
+            "{run}/nowhere: no snapshot is there: check the spelling; give a run's directory, its snapshots folder, or "
+            "a step's folder",
         ),
         (["nope://x"], "URL=nope://x: Protocol not known: nope: use a local path, s3://…, gs://… or az://…"),
     ],
@@ -278,10 +279,11 @@ def test_a_store_that_does_not_answer_is_told_in_one_line(
     [
         (["--prompt", "zxa"], "the text has characters that the model never saw: 'xz'"),
         (["--tokens", "0"], "--tokens 0: at least 1"),
-        (["--temperature", "nan"], "--temperature nan: 0 or more"),
+        (["--temperature", "nan"], "--temperature nan: a number, 0 or more"),
         (
             ["--prompt", "", "--temperature", "-1", "--top-k", "0"],
-            "3 problems:\n  1. --prompt is empty: give it at least one character\n  2. --temperature -1.0: 0 or more\n"
+            "3 problems:\n  1. --prompt is empty: give it at least one character\n"
+            "  2. --temperature -1.0: a number, 0 or more\n"
             "  3. --top-k 0: at least 1",
         ),
     ],
