@@ -122,13 +122,32 @@ def test_no_platform_gives_no_placement() -> None:
             {**SKYPILOT, "SKYPILOT_NODE_RANK": "2"},
             [
                 "SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES=2, SKYPILOT_NODE_RANK=2, and 2 "
-                "addresses in SKYPILOT_NODE_IPS: correct them, or unset SKYPILOT_NODE_IPS"
+                "addresses in SKYPILOT_NODE_IPS: correct them, or unset all three"
             ],
         ),
         (
             [],
             {"SKYPILOT_NODE_IPS": "10.0.0.1"},
-            ["SKYPILOT_NODE_IPS is set in the environment, but not SKYPILOT_NODE_RANK: set both, or none"],
+            [
+                "SkyPilot's variables: SKYPILOT_NODE_IPS=10.0.0.1 is set in the environment, but not "
+                "SKYPILOT_NODE_RANK: set all of them, or unset SKYPILOT_NODE_IPS to be on your own"
+            ],
+        ),
+        (
+            [],
+            {"SKYPILOT_NODE_RANK": "0"},
+            [
+                "SkyPilot's variables: SKYPILOT_NODE_RANK=0 is set in the environment, but not SKYPILOT_NODE_IPS: set "
+                "all of them, or unset SKYPILOT_NODE_RANK to be on your own"
+            ],
+        ),
+        (
+            ["--nnodes=1"],
+            {"SKYPILOT_NUM_NODES": "2"},
+            [
+                "SkyPilot's variables: SKYPILOT_NUM_NODES=2 is set in the environment, but not SKYPILOT_NODE_IPS, "
+                "SKYPILOT_NODE_RANK: set all of them, or unset SKYPILOT_NUM_NODES to be on your own"
+            ],
         ),
     ],
 )
