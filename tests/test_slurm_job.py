@@ -1,4 +1,4 @@
-"""recipes/slurm/job.sh with a stub in place of srun: how what a job does before training ends it. (The lab has Slurm.)"""
+"""recipes/slurm/job.sh with a stub in place of srun: what happens before training, and how it ends the job."""
 
 import os
 import shutil
