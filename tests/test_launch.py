@@ -186,7 +186,8 @@ def test_an_option_that_this_torch_does_not_know_is_left_out() -> None:
     # No node 1 ever comes, so that nothing starts; what counts is that torchrun has taken the rest.
     arguments = ["--nnodes=2", "--no-such-option=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1"]
     conf = "--rdzv-conf=is_host=false,read_timeout=1"
-    code, reason = agent.run([*arguments, conf, "-m", "mingpt.train"], 1, 60, lambda: 0, said.append, Lifetime())
+    command = [*arguments, conf, "-m", "mingpt.train"]
+    code, reason = agent.run(command, 1, 60, 60, 1, lambda: 0, said.append, Lifetime())
     assert said == [f"torch {torch.__version__} has no --no-such-option=3: left out"]
     assert code == 70
     assert reason.startswith("no contact with the node that hosts the rendezvous")
