@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.launcher import api
 
+from mingpt import network
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, STOPPED
 from mingpt.failures import LOST_PEER
 from mingpt.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
@@ -87,7 +88,7 @@ class Agent(LocalElasticAgent):
         limit: int,
         newest: Callable[[], int],
         say: Callable[[str], None],
-        watch: Callable[[], threading.Timer],
+        watch: Callable[[], Callable[[], None]],
         lifetime: Lifetime,
         **options: Any,
     ) -> None:
@@ -122,12 +123,12 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self.lifetime.phase = Phase.STARTING  # no worker lives, and torch's waits are deaf: the other thread may end us
-        contact = self.watch() if worker_group.spec.rdzv_handler.get_backend() == "static" else None
+        met = self.watch() if worker_group.spec.rdzv_handler.get_backend() == "static" else None
         try:
             super()._rendezvous(worker_group)
         finally:
-            if contact:
-                contact.cancel()
+            if met:
+                met()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -180,21 +181,33 @@ def _no_contact(what: object) -> str:
     )
 
 
+LOST_CONTACT = (
+    "lost contact with the node that hosts the rendezvous: it has ended, or sent nothing for world.timeout_seconds: "
+    "look at that node and its log, then start the same command again"
+)
+
+
 def run(
     arguments: list[str],
     limit: int,
     wait_seconds: float,
+    silent_seconds: float,
+    port: int,
     newest: Callable[[], int],
     say: Callable[[str], None],
     lifetime: Lifetime,
 ) -> tuple[int, str]:
-    """torchrun's own main function with our agent in it; returns the exit code and the reason of the end."""
+    """torchrun's own main function with our agent in it; returns the exit code and the reason of the end.
+
+    wait_seconds: for the rendezvous' host, at `port`, to answer first; silent_seconds: later.
+    """
     agents: list[Agent] = []
 
-    def watch() -> threading.Timer:
+    def watch() -> Callable[[], None]:
         """Ends this process in bounded time when a stranger listens at the rendezvous' address and says nothing.
 
         torch's limits do not cover the wait for the first words, and the main thread is inside of it, deaf to signals.
+        To be called once they have been said: what this returns. Then, the kernel watches.
         """
 
         def give_up() -> None:
@@ -204,12 +217,17 @@ def run(
         timer = threading.Timer(wait_seconds + CONTACT_SECONDS, give_up)
         timer.daemon = True
         timer.start()
-        return timer
 
-    contact = watch()  # c10d: made before the agent; static: by the agent
+        def met() -> None:
+            timer.cancel()
+            network.limit_silence(port, silent_seconds)
+
+        return met
+
+    met = watch()  # c10d: made before the agent; static: by the agent
 
     def make_agent(*positional: Any, **named: Any) -> Agent:
-        contact.cancel()
+        met()
         agents.append(Agent(*positional, limit=limit, newest=newest, say=say, watch=watch, lifetime=lifetime, **named))
         return agents[0]
 
@@ -226,7 +244,7 @@ def run(
     except SignalException:
         asked = True
     except Exception as error:
-        problem = _about(error)
+        problem = _about(error, began=bool(agents and agents[0].has_workers))
     ending = agents[0].ending if agents else None
     if ending is None and asked:
         if agents and agents[0].has_workers:
@@ -245,11 +263,13 @@ def run(
     return code, (gave_up if code == CRASHED and not asked else "") + ending.reasons[0]
 
 
-def _about(error: Exception) -> str:
-    """What the rendezvous says, in words that name what to look at."""
+def _about(error: Exception, began: bool) -> str:
+    """What the rendezvous says, in words that name what to look at. began: whether there have been workers."""
     if isinstance(error, RendezvousClosedError):
         return "the other nodes have ended the run: the reason is in their logs"
     if isinstance(error, (RendezvousTimeoutError, RendezvousConnectionError, DistNetworkError, DistStoreError)):
         told = str(error.__cause__ or error).splitlines()  # some go on with a stack trace of C++
-        return _no_contact(told[0] if told else type(error).__name__)
+        what = told[0] if told else type(error).__name__
+        lost = began and not isinstance(error, RendezvousTimeoutError)  # that one: others have not come back
+        return f"{LOST_CONTACT} ({what})" if lost else _no_contact(what)
     return f"{type(error).__name__}: {error}"

@@ -64,7 +64,7 @@ class WorldConfig(Section):
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """How the processes talk; auto: nccl on GPUs, gloo on CPUs."""
     timeout_seconds: float = Field(default=600, gt=0)
-    """Longest wait for the other processes in a step or a snapshot; then the process ends with exit code 70."""
+    """Longest wait for the other processes in a step or a snapshot, and for a silent node; then exit code 70."""
     init_timeout_seconds: float = Field(default=300, gt=0)
     """Longest wait for the other processes at the start."""
 

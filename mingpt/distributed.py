@@ -271,6 +271,7 @@ def join(config: WorldConfig) -> Iterator[World]:
         torch.cuda.set_device(device)
     if "RANK" in environment:
         shared, rank, size = _announced_store(config.init_timeout_seconds)
+        network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
         store = _own_namespace(shared, rank, size, config.init_timeout_seconds)
         _choose_interface(store, rank, size)
     else:

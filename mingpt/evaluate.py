@@ -10,10 +10,16 @@ import os
 import sys
 
 from mingpt import slurm
+from mingpt.console import complain
+from mingpt.errors import MISTAKE, Mistake
 from mingpt.lifetime import Lifetime
 
 if __name__ == "__main__":
-    slurm.announce(os.environ)
+    try:
+        slurm.announce(os.environ)
+    except Mistake as mistake:
+        complain(f"error: {mistake}")
+        sys.exit(MISTAKE)
     lifetime = Lifetime()
     lifetime.begin()
     # Not before, and not Python's own end: see train.py.

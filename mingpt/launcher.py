@@ -36,6 +36,8 @@ def launch(arguments: list[str], lifetime: Lifetime) -> int:
         command.arguments,
         limit=config.launch.max_attempts_without_progress,
         wait_seconds=config.world.init_timeout_seconds,
+        silent_seconds=config.world.timeout_seconds,
+        port=node.port,
         newest=lambda: newest_step(config),
         say=lambda text: say(f"launch: {text}"),
         lifetime=lifetime,

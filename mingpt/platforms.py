@@ -2,13 +2,14 @@
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mingpt import slurm as slurm_job
 from mingpt.errors import Mistake
 
 PORT = 29500  # torchrun's own default
+CONTAINER = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX", "SING_MASTER_ADDR")
 NAMES_SECONDS = 60  # a platform may tell a container's name to its DNS some time after its start
 
 
@@ -32,40 +33,60 @@ class Placement:
         return self.addresses[self.rank]
 
 
+def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], others: Sequence[str] = ()) -> None:
+    """Raise Mistake if some of the `needed` variables are missing. `others`: what is set besides, and speaks of nodes.
+
+    A node that has lost one of them must not take itself for the only one: several would train into one run.dir.
+    """
+    if missing := [name for name in needed if name not in environment]:
+        there = [f"{name}={environment[name]}" for name in (*needed, *others) if name in environment]
+        raise Mistake(
+            f"{where}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} set in the environment, but not "
+            f"{', '.join(missing)}: set all of them, or unset {', '.join(word.split('=')[0] for word in there)} to be "
+            f"on your own"
+        )
+
+
+def _several(environment: Mapping[str, str], *names: str) -> list[str]:
+    """Those of the variables that are set and count more than one."""
+    return [name for name in names if environment.get(name, "1").strip() not in ("", "0", "1")]
+
+
 def skypilot(environment: Mapping[str, str]) -> Placement | None:
     """SkyPilot's distributed-job variables; None outside of SkyPilot. Raises Mistake if they contradict each other."""
-    if "SKYPILOT_NODE_IPS" not in environment:
+    needed = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
+    several = _several(environment, "SKYPILOT_NUM_NODES")
+    if not several and not environment.keys() & set(needed):
         return None
+    _require("SkyPilot's variables", needed, environment, several)
     addresses = tuple(environment["SKYPILOT_NODE_IPS"].split())
     try:
         rank = int(environment["SKYPILOT_NODE_RANK"])
         nodes = int(environment.get("SKYPILOT_NUM_NODES", len(addresses)))
         gpus = int(environment.get("SKYPILOT_NUM_GPUS_PER_NODE") or 0)
-    except KeyError as error:
-        raise Mistake(
-            "SKYPILOT_NODE_IPS is set in the environment, but not SKYPILOT_NODE_RANK: set both, or none"
-        ) from error
     except ValueError as error:
         raise Mistake(
             f"SkyPilot's variables SKYPILOT_NODE_RANK, SKYPILOT_NUM_NODES, SKYPILOT_NUM_GPUS_PER_NODE: {error}: set "
-            f"numbers, or unset SKYPILOT_NODE_IPS"
+            f"numbers, or unset them and SKYPILOT_NODE_IPS"
         ) from error
     if nodes != len(addresses) or not 0 <= rank < nodes:
         raise Mistake(
             f"SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES={nodes}, SKYPILOT_NODE_RANK={rank}, and "
-            f"{len(addresses)} addresses in SKYPILOT_NODE_IPS: correct them, or unset SKYPILOT_NODE_IPS"
+            f"{len(addresses)} addresses in SKYPILOT_NODE_IPS: correct them, or unset all three"
         )
     return Placement("SkyPilot", addresses, rank, gpus, environment.get("SKYPILOT_TASK_ID", "sky"))
 
 
 def slurm(environment: Mapping[str, str]) -> Placement | None:
     """The variables that Slurm sets in a step with one task a node; None outside of Slurm."""
-    if "SLURM_JOB_NODELIST" not in environment:
-        return None
-    job = f"Slurm's job {environment.get('SLURM_JOB_ID', '')}"
-    addresses = tuple(slurm_job.nodes(environment))
-    otherwise = "or unset SLURM_JOB_NODELIST to be on your own"
+    job = f"Slurm's job {environment.get('SLURM_JOB_ID', '')}".rstrip()
     started_by_srun = slurm_job.is_task(environment)
+    if "SLURM_JOB_NODELIST" not in environment:
+        if started_by_srun and (several := _several(environment, "SLURM_NNODES", "SLURM_NTASKS")):
+            _require(job, ["SLURM_STEP_ID", "SLURM_JOB_NODELIST"], environment, several)
+        return None
+    addresses = tuple(slurm_job.nodes(environment))
+    otherwise = f"or unset SLURM_JOB_NODELIST{' and SLURM_STEP_ID' if started_by_srun else ''} to be on your own"
     # A batch script runs on one of the job's nodes; salloc's shell on a machine that need not be one of them.
     if not started_by_srun and addresses != (environment.get("SLURMD_NODENAME"),):
         raise Mistake(
@@ -73,8 +94,8 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
             f"each with `srun --ntasks-per-node=1 python -m mingpt.launch …`, {otherwise}"
         )
     try:
-        tasks = int(environment.get("SLURM_NTASKS", 1)) if started_by_srun else 1
         rank, nodes = int(environment["SLURM_NODEID"]), int(environment.get("SLURM_NNODES", len(addresses)))
+        tasks = int(environment.get("SLURM_NTASKS", nodes)) if started_by_srun else nodes
         gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
     except (KeyError, ValueError) as error:
         raise Mistake(
@@ -86,10 +107,11 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
             f"{job}: its variables contradict each other: SLURM_NNODES={nodes}, SLURM_NODEID={rank}, and the nodes "
             f"{', '.join(addresses)}: start with srun, {otherwise}"
         )
-    if tasks > nodes:
+    if tasks != nodes:  # fewer: some nodes have none, and would be waited for
         raise Mistake(
-            f"{job}: srun has started {tasks} tasks on {nodes} nodes, and mingpt.launch is for one a node: give srun "
-            f"--ntasks={nodes} --ntasks-per-node=1; or start mingpt.train in place of it, once for each GPU"
+            f"{job}: SLURM_NTASKS={tasks}, SLURM_NNODES={nodes}, and mingpt.launch is for one task a node: give srun "
+            f"--ntasks={nodes} --ntasks-per-node=1"
+            + ("; or start mingpt.train in place of it, once for each GPU" if tasks > nodes else "")
         )
     return Placement(
         "Slurm", addresses, rank, gpus, f"slurm-{environment.get('SLURM_JOB_ID')}", slurm_job.port(environment)
@@ -101,15 +123,13 @@ def container(environment: Mapping[str, str]) -> Placement | None:
 
     Node R of job J has the name J-R.SUFFIX. Raises Mistake if variables, names and this machine don't agree.
     """
-    if "SING_RANK" not in environment:
+    if not environment.keys() & set(CONTAINER):
         return None
-    where, cure = "the container platform's variables", "correct them, or unset SING_RANK"
+    where, cure = "the container platform's variables", "correct them, or unset all of them"
+    _require(where, CONTAINER, environment)
+    job, suffix, master = (environment[name] for name in CONTAINER[2:])
     try:
         rank, nodes = int(environment["SING_RANK"]), int(environment["SING_WORLD_SIZE"])
-        job, suffix = environment["SING_JOB_NAME"], environment["SING_HOSTNAME_SUFFIX"]
-        master = environment["SING_MASTER_ADDR"]
-    except KeyError as error:
-        raise Mistake(f"{where}: SING_RANK is set, but not {error.args[0]}: set all of them, or none") from error
     except ValueError as error:
         raise Mistake(f"{where}: SING_RANK, SING_WORLD_SIZE: {error}: {cure}") from error
     if not 0 <= rank < nodes:

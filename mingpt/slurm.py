@@ -9,6 +9,8 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+from mingpt.errors import Mistake
+
 # Ids from here on are not those of srun's steps, but of Slurm's own: a batch script's, an interactive salloc's shell.
 NO_STEP = 0xFFFFFFF0
 # Below Linux's ephemeral ports (32768 to 60999), which any program may be holding.
@@ -19,13 +21,20 @@ STEPS = 16  # of one job, before their ports meet those of the next job, which m
 def hostnames(text: str) -> list[str]:
     """The names in a host list: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login.
 
-    Not by `scontrol show hostnames`: inside of a container there is often no Slurm, only its variables. What is no
-    host list stays one name, which nobody will find.
+    Not by `scontrol show hostnames`: inside of a container there is often no Slurm, only its variables. Raises Mistake
+    if it is no such list: read as far as it goes, it would give other nodes than there are.
     """
+    name, numbers = r"[^][,]+", r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
+    word = f"(?:{name}|{numbers})+"
+    if text and not re.fullmatch(f"{word}(?:,{word})*", text):
+        raise Mistake(
+            f"{text}: Slurm's list of nodes (SLURM_STEP_NODELIST, SLURM_JOB_NODELIST) can't be read: expected names "
+            f"such as gpu[01-03,7],login: leave these variables as Slurm sets them"
+        )
     names: list[str] = []
-    for word in re.findall(r"(?:\[[^]]*\]|[^,\[])+", text):
+    for several in re.findall(word, text):
         found = [""]
-        for literal, ranges in re.findall(r"([^\[]+)|\[([^]]*)\]", word):
+        for literal, ranges in re.findall(r"([^\[]+)|\[([^]]*)\]", several):
             found = [f"{name}{part}" for name in found for part in ([literal] if literal else _numbers(ranges))]
         names += found
     return names
@@ -69,10 +78,16 @@ def announce(environment: MutableMapping[str, str]) -> None:
     tasks = environment.get("SLURM_NTASKS", "1")
     if "RANK" in environment or "SKYPILOT_NODE_IPS" in environment or not is_task(environment) or tasks == "1":
         return
+    names = nodes(environment)
+    if not names and "MASTER_ADDR" not in environment:
+        raise Mistake(
+            f"srun has started {tasks} tasks (SLURM_NTASKS), but neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is "
+            f"set: leave these variables as Slurm sets them, or set MASTER_ADDR to the node of task 0"
+        )
     environment["RANK"] = environment["SLURM_PROCID"]
     environment["WORLD_SIZE"] = tasks
     environment["LOCAL_RANK"] = environment.get("SLURM_LOCALID", "0")
-    environment.setdefault("MASTER_ADDR", next(iter(nodes(environment)), ""))
+    environment.setdefault("MASTER_ADDR", next(iter(names), ""))
     environment.setdefault("MASTER_PORT", str(port(environment)))
 
 

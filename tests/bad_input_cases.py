@@ -76,7 +76,7 @@ OPTIONS = [
         SKYPILOT_NODE_IPS="127.0.0.1\n127.0.0.2", SKYPILOT_NODE_RANK="0", SKYPILOT_NUM_NODES="3"),), forms=LAUNCH),
     Case("SkyPilot rank missing", "SKYPILOT_NODE_RANK", "set", (), (env(SKYPILOT_NODE_IPS="127.0.0.1"),),
          forms=LAUNCH),
-    Case("container without its job's name", "SING_RANK is set, but not SING_JOB_NAME", "set all of them, or none", (),
+    Case("container without its job's name", "are set in the environment, but not SING_JOB_NAME", "set all of them", (),
          (env(SING_RANK="0", SING_WORLD_SIZE="2"),), forms=LAUNCH),
     Case("container beyond the world", "SING_RANK=2, SING_WORLD_SIZE=2", "correct them", (),
          (env(SING_RANK="2", SING_WORLD_SIZE="2", SING_JOB_NAME="j", SING_HOSTNAME_SUFFIX="s", SING_MASTER_ADDR="x"),),

@@ -81,8 +81,25 @@ def test_what_does_not_agree_is_told(changed: dict[str, str], message: str, name
 def test_a_variable_that_is_missing_is_named(name: str) -> None:
     environment = here()
     del environment[name]
-    with pytest.raises(Mistake, match=f"SING_RANK is set, but not {name}: set all of them, or none"):
+    with pytest.raises(Mistake, match=f"SING_RANK=1, .* are set in the environment, but not {name}: set all of them"):
         container(environment)
+
+
+def test_a_container_without_its_number_is_not_alone() -> None:
+    where = "the container platform's variables: "
+    with pytest.raises(Mistake) as mistake:
+        find_placement({"SING_WORLD_SIZE": "2"})
+    assert str(mistake.value) == (
+        f"{where}SING_WORLD_SIZE=2 is set in the environment, but not SING_RANK, SING_JOB_NAME, SING_HOSTNAME_SUFFIX, "
+        f"SING_MASTER_ADDR: set all of them, or unset SING_WORLD_SIZE to be on your own"
+    )
+    rest = {k: v for k, v in here().items() if k != "SING_RANK"}
+    with pytest.raises(Mistake) as mistake:
+        find_placement(rest)
+    assert str(mistake.value) == (
+        f"{where}{', '.join(f'{k}={rest[k]}' for k in platforms.CONTAINER[1:])} are set in the environment, but not "
+        f"SING_RANK: set all of them, or unset {', '.join(platforms.CONTAINER[1:])} to be on your own"
+    )
 
 
 def test_a_rank_that_is_another_machines_is_told(names: dict[str, str]) -> None:

@@ -122,13 +122,32 @@ def test_no_platform_gives_no_placement() -> None:
             {**SKYPILOT, "SKYPILOT_NODE_RANK": "2"},
             [
                 "SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES=2, SKYPILOT_NODE_RANK=2, and 2 "
-                "addresses in SKYPILOT_NODE_IPS: correct them, or unset SKYPILOT_NODE_IPS"
+                "addresses in SKYPILOT_NODE_IPS: correct them, or unset all three"
             ],
         ),
         (
             [],
             {"SKYPILOT_NODE_IPS": "10.0.0.1"},
-            ["SKYPILOT_NODE_IPS is set in the environment, but not SKYPILOT_NODE_RANK: set both, or none"],
+            [
+                "SkyPilot's variables: SKYPILOT_NODE_IPS=10.0.0.1 is set in the environment, but not "
+                "SKYPILOT_NODE_RANK: set all of them, or unset SKYPILOT_NODE_IPS to be on your own"
+            ],
+        ),
+        (
+            [],
+            {"SKYPILOT_NODE_RANK": "0"},
+            [
+                "SkyPilot's variables: SKYPILOT_NODE_RANK=0 is set in the environment, but not SKYPILOT_NODE_IPS: set "
+                "all of them, or unset SKYPILOT_NODE_RANK to be on your own"
+            ],
+        ),
+        (
+            ["--nnodes=1"],
+            {"SKYPILOT_NUM_NODES": "2"},
+            [
+                "SkyPilot's variables: SKYPILOT_NUM_NODES=2 is set in the environment, but not SKYPILOT_NODE_IPS, "
+                "SKYPILOT_NODE_RANK: set all of them, or unset SKYPILOT_NUM_NODES to be on your own"
+            ],
         ),
     ],
 )
@@ -167,7 +186,8 @@ def test_an_option_that_this_torch_does_not_know_is_left_out() -> None:
     # No node 1 ever comes, so that nothing starts; what counts is that torchrun has taken the rest.
     arguments = ["--nnodes=2", "--no-such-option=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1"]
     conf = "--rdzv-conf=is_host=false,read_timeout=1"
-    code, reason = agent.run([*arguments, conf, "-m", "mingpt.train"], 1, 60, lambda: 0, said.append, Lifetime())
+    command = [*arguments, conf, "-m", "mingpt.train"]
+    code, reason = agent.run(command, 1, 60, 60, 1, lambda: 0, said.append, Lifetime())
     assert said == [f"torch {torch.__version__} has no --no-such-option=3: left out"]
     assert code == 70
     assert reason.startswith("no contact with the node that hosts the rendezvous")

@@ -196,7 +196,7 @@ def test_evaluate_and_generate_take_the_snapshots_of_the_recipes_by_default(tmp_
         words, _ = arguments("evaluate", tmp_path, 0, EXPERIMENT=name)
         assert config is not None
         assert words[:3] == ["-m", "mingpt.evaluate", config.run.dir]
-    words, _ = arguments("generate", tmp_path, 0, RUN_DIR="s3://b/run 1", PROMPT="To be", OPTIONS="--tokens 3")
-    assert words[:7] == ["-m", "mingpt.generate", "s3://b/run 1", "--prompt", "To be", "--tokens", "3"]
+    words, _ = arguments("generate", tmp_path, 0, RUN_DIR="s3://b/run 1", PROMPT="-- To be", OPTIONS="--tokens 3")
+    assert words[:6] == ["-m", "mingpt.generate", "s3://b/run 1", "--prompt=-- To be", "--tokens", "3"]
     words, _ = arguments("generate", tmp_path, 0)
     assert words[:4] == ["-m", "mingpt.generate", "runs/shakespeare-10m", "OMP="]

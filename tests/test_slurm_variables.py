@@ -58,6 +58,18 @@ def test_host_lists(text: str, names: list[str]) -> None:
     assert slurm.hostnames(text) == names
 
 
+@pytest.mark.parametrize(
+    "text", ["n[1-3", "n[1-2,4", "a,n[1-3", "n1-3]", "n[]", "n[1-]", "n[a-b]", "n[1[2]]", "a,,b", "a,"]
+)
+def test_what_is_no_host_list_is_a_mistake(text: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        slurm.hostnames(text)
+    assert list(caught.value.problems) == [
+        f"{text}: Slurm's list of nodes (SLURM_STEP_NODELIST, SLURM_JOB_NODELIST) can't be read: expected names such "
+        f"as gpu[01-03,7],login: leave these variables as Slurm sets them"
+    ]
+
+
 def torchrun(environment: dict[str, str], *arguments: str) -> list[str]:
     node = Torchrun.compose(parse(arguments), environment)
     config = cli.configure(node.overrides, node.fewest_processes)
@@ -129,18 +141,23 @@ NODES = "Slurm's job 7, on one machine, and the job's nodes are"
         (TASK | {"SLURM_STEP_ID": str(0xFFFFFFFA)}, f"this is the shell of {NODES} n1, n2: {SRUN}"),
         (
             TASK,
-            "Slurm's job 7: srun has started 4 tasks on 2 nodes, and mingpt.launch is for one a node: give srun "
+            "Slurm's job 7: SLURM_NTASKS=4, SLURM_NNODES=2, and mingpt.launch is for one task a node: give srun "
             "--ntasks=2 --ntasks-per-node=1; or start mingpt.train in place of it, once for each GPU",
+        ),
+        (  # the second node has nobody, and would be waited for
+            ONCE_A_NODE | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"},
+            "Slurm's job 7: SLURM_NTASKS=1, SLURM_NNODES=2, and mingpt.launch is for one task a node: give srun "
+            "--ntasks=2 --ntasks-per-node=1",
         ),
         (
             ONCE_A_NODE | {"SLURM_NODEID": "2"},
             "Slurm's job 7: its variables contradict each other: SLURM_NNODES=2, SLURM_NODEID=2, and the nodes n1, n2: "
-            "start with srun, or unset SLURM_JOB_NODELIST to be on your own",
+            "start with srun, or unset SLURM_JOB_NODELIST and SLURM_STEP_ID to be on your own",
         ),
         (
             ONCE_A_NODE | {"SLURM_NTASKS": "two"},
             "Slurm's job 7: SLURM_NTASKS, SLURM_NODEID, SLURM_NNODES, SLURM_GPUS_ON_NODE: invalid literal for int() "
-            "with base 10: 'two': start with srun, or unset SLURM_JOB_NODELIST to be on your own",
+            "with base 10: 'two': start with srun, or unset SLURM_JOB_NODELIST and SLURM_STEP_ID to be on your own",
         ),
     ],
 )
@@ -177,6 +194,60 @@ def test_a_task_is_told_what_torchrun_would_tell_it() -> None:
 )
 def test_others_are_told_nothing(environment: dict[str, str]) -> None:
     assert announced(environment) == {}
+
+
+def without(*names: str) -> dict[str, str]:
+    return {k: v for k, v in ONCE_A_NODE.items() if k not in names}
+
+
+LISTS = ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")
+
+
+@pytest.mark.parametrize(
+    ("environment", "there", "names"),
+    [
+        (
+            without(*LISTS),
+            "SLURM_STEP_ID=0, SLURM_NNODES=2, SLURM_NTASKS=2",
+            "SLURM_STEP_ID, SLURM_NNODES, SLURM_NTASKS",
+        ),
+        (
+            without("SLURM_JOB_NODELIST", "SLURM_NTASKS"),
+            "SLURM_STEP_ID=0, SLURM_NNODES=2",
+            "SLURM_STEP_ID, SLURM_NNODES",
+        ),
+        (without(*LISTS, "SLURM_NNODES"), "SLURM_STEP_ID=0, SLURM_NTASKS=2", "SLURM_STEP_ID, SLURM_NTASKS"),
+    ],
+)
+def test_a_task_of_several_that_is_not_told_the_nodes_is_not_alone(
+    environment: dict[str, str], there: str, names: str
+) -> None:
+    with pytest.raises(Mistake) as caught:
+        find_placement(environment)
+    assert list(caught.value.problems) == [
+        f"Slurm's job 7: {there} are set in the environment, but not SLURM_JOB_NODELIST: set all of them, or unset "
+        f"{names} to be on your own"
+    ]
+    # The cure is one.
+    assert find_placement({k: v for k, v in environment.items() if k not in names.split(", ")}) is None
+
+
+def test_a_job_of_one_node_and_what_no_srun_has_started_may_lack_the_list() -> None:
+    assert find_placement(without(*LISTS) | {"SLURM_NNODES": "1", "SLURM_NTASKS": "1"}) is None
+    assert find_placement({k: v for k, v in BATCH.items() if k not in LISTS}) is None
+
+
+@pytest.mark.parametrize("program", ["mingpt.train", "mingpt.evaluate"])
+def test_tasks_that_are_not_told_where_to_meet_end_with_64(program: str) -> None:
+    environment = {k: v for k, v in TASK.items() if k not in LISTS}
+    command = [sys.executable, "-m", program]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == (
+        "error: srun has started 4 tasks (SLURM_NTASKS), but neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is "
+        "set: leave these variables as Slurm sets them, or set MASTER_ADDR to the node of task 0\n"
+    )
+    assert announced(environment | {"MASTER_ADDR": "n1"})["RANK"] == "3"
 
 
 def test_a_task_that_sees_its_own_gpus_only_takes_the_first() -> None:

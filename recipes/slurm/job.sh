@@ -30,7 +30,14 @@ prepare() {
     [ -x "$PYTHON" ] || { complain "MINGPT_PYTHON=$MINGPT_PYTHON: there is no such program or environment"; exit 64; }
   else
     PYTHON=$PWD/.venv/bin/python
-    "${ONCE_A_NODE[@]}" "${ALL[@]}" bash recipes/setup.sh "${overrides[@]}" || { complain "set-up failed"; exit 70; }
+    # =0: each node finds a mistake by itself, and a signal to the others would be the higher code, which srun returns.
+    "${ONCE_A_NODE[@]}" "${ALL[@]}" --kill-on-bad-exit=0 bash recipes/setup.sh "${overrides[@]}" || {
+      local ended=$?
+      [ $ended = 64 ] && code=64 || code=70
+      complain "set-up failed (exit code $ended; the reason is above): correct that, or name an environment that is" \
+        "ready: MINGPT_PYTHON"
+      exit $code
+    }
   fi
   export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
   [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0

@@ -1,0 +1,110 @@
+"""A node whose cable is pulled says nothing, not even that it is gone: what waits for it ends all the same, in time."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fault_kit import at_step, training
+from net_kit import Net, hosts, needs_hosts
+from node_kit import Node, wait_until
+from run_kit import Run
+
+pytestmark = needs_hosts
+
+ADDRESSES = {"a": "10.98.0.11", "b": "10.98.0.12"}
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    with hosts(ADDRESSES) as net:
+        yield net
+
+
+STORE = (
+    "import torch.distributed as dist, datetime; s = dist.TCPStore('a', 29500, is_master={}, wait_for_workers=False)"
+)
+SERVER = f"{STORE.format(True)}; print('ready'); import time; time.sleep(3600)"
+CLIENT = f"""{STORE.format(False)}
+import os, sys, time
+from mingpt.network import limit_silence
+limit_silence(29500, 3)
+print("ready")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+begun = time.monotonic()
+try:
+    CALL
+except dist.DistNetworkError:
+    print("lost after", time.monotonic() - begun)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "head_start"),
+    [
+        ('s.compare_set("key", "", "value")', 0),  # has something to send, that is never acknowledged
+        # Nothing is under way: the question has arrived, and the answer may come in an hour.
+        ('s.wait(["never set"], datetime.timedelta(seconds=3600))', 1),
+        # Torch's limit passes, it takes its question back, and waits for that to be confirmed.
+        ('s.wait(["never set"], datetime.timedelta(seconds=1))', 0),
+    ],
+    ids=["unsent", "unanswered", "taken back"],
+)
+def test_a_store_that_falls_silent_is_lost_after_the_limit(
+    call: str, head_start: float, net: Net, tmp_path: Path
+) -> None:
+    server = Node([*net.enter("a"), sys.executable, "-c", SERVER])
+    wait_until(lambda: "ready\n" in server.lines, "the store listens")
+    script, go = CLIENT.replace("CALL", call), tmp_path / "go"
+    client = Node([*net.enter("b"), sys.executable, "-c", script, str(go)])
+    try:
+        wait_until(lambda: "ready\n" in client.lines, "the client is connected")
+        go.touch()
+        time.sleep(head_start)
+        net.cut("a")
+        assert client.wait(30) == 0
+        lost = [float(line.split()[-1]) for line in client.lines if line.startswith("lost after")]
+        assert len(lost) == 1, client.output
+        assert 1 < lost[0] < 3 + 2
+    finally:
+        client.kill()
+        server.kill()
+
+
+START, STEP, STOP, HEARTBEAT = 8, 15, 10, 5  # seconds: three settings, and the rendezvous' own interval
+LIMITS = (
+    f"world.init_timeout_seconds={START}",
+    f"world.timeout_seconds={STEP}",
+    f"launch.shutdown_timeout_seconds={STOP}",
+    "train.max_steps=1000000",
+)
+
+
+@pytest.mark.slow
+def test_a_head_that_falls_silent_ends_the_other_node(net: Net, new_run: Callable[..., Run]) -> None:
+    run, cut = new_run(), list[float]()
+
+    def pull() -> None:
+        if not cut:  # either node may have process 0, which prints the steps
+            cut.append(time.monotonic())
+            net.cut("a")
+
+    nodes = []
+    for rank, host in enumerate(ADDRESSES):
+        options = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={rank}", "--rdzv-endpoint=a:29500", "--rdzv-id=x"]
+        command = [sys.executable, "-m", "mingpt.launch", *options, *training(run, *LIMITS)]
+        nodes.append(Node([*net.enter(host), *command], on_line=at_step(20, pull)))
+    try:
+        code = nodes[1].wait()
+        assert code == 70, nodes[1].output[-6000:]
+        # The heartbeat that gets no answer, then the worker that gives up, too; and what a busy machine takes.
+        assert STEP < time.monotonic() - cut[0] < HEARTBEAT + STEP + STOP + 10
+        said = nodes[1].lines[-1]
+        assert said.startswith("launch: exit code 70: lost contact with the node that hosts the rendezvous: "), said
+        nodes[1].assert_nothing_left()
+    finally:
+        for node in nodes:
+            node.kill()

@@ -1,0 +1,77 @@
+"""recipes/slurm/job.sh with a stub in place of srun: what happens before training, and how it ends the job."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Runs the command that follows its options, once, and says how that has ended, as srun does.
+SRUN = """#!/bin/bash
+echo "srun $*" >>log
+while [[ $1 == -* ]]; do shift; done
+"$@"
+code=$?
+[ $code = 0 ] || echo "srun: error: n1: task 0: Exited with exit code $code" >&2
+exit $code
+"""
+SET_UP = """echo "set-up $*" >>log; exit "$SET_UP_ENDS_WITH" """
+PYTHON = """#!/bin/bash
+case "$*" in
+  *mingpt.preflight*) exit "$PREFLIGHT_ENDS_WITH" ;;
+  *) echo "python $*" >>log ;;
+esac
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "recipes/slurm").mkdir(parents=True)
+    shutil.copy(ROOT / "recipes/slurm/job.sh", tmp_path / "recipes/slurm")
+    (tmp_path / "recipes/setup.sh").write_text(SET_UP)
+    for file, content in (("bin/srun", SRUN), (".venv/bin/python", PYTHON)):
+        (program := tmp_path / file).parent.mkdir(parents=True)
+        program.write_text(content)
+        program.chmod(0o755)
+    return tmp_path
+
+
+def job(project: Path, set_up: int = 0, preflight: int = 0) -> tuple[int, str, list[str]]:
+    """Its exit code, what it says, and what has run, with srun's words for it."""
+    env = {"PATH": f"{project}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    env |= {"SET_UP_ENDS_WITH": str(set_up), "PREFLIGHT_ENDS_WITH": str(preflight)}
+    script = ". recipes/slurm/job.sh; launch_on_all experiment=mnist --nproc-per-node=2 train.max_steps=3"
+    command = ["bash", "-c", script]
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr, (project / "log").read_text().splitlines()
+
+
+def test_set_up_is_told_the_overrides_and_training_follows(project: Path) -> None:
+    code, said, log = job(project)
+    assert (code, said) == (0, "")
+    assert log[1] == "set-up experiment=mnist train.max_steps=3"
+    assert log[-1] == "python -m mingpt.launch experiment=mnist --nproc-per-node=2 train.max_steps=3"
+
+
+# setup.sh ends with 64 for a mistake in the overrides, as each program of ours does, and with 1 for all else.
+@pytest.mark.parametrize(("ended", "code"), [(64, 64), (1, 70), (137, 70)])
+def test_a_mistake_that_set_up_finds_is_one_and_all_else_may_be_tried_again(
+    ended: int, code: int, project: Path
+) -> None:
+    ends_with, said, log = job(project, set_up=ended)
+    assert ends_with == code
+    assert said.splitlines()[-1].startswith(f"error: set-up failed (exit code {ended}; the reason is above)")
+    assert [line for line in log if line.startswith("python")] == []
+    # One node's 64 must not be hidden by the signal that would end the others: srun returns the highest code.
+    assert "--kill-on-bad-exit=0" in log[0].split()[log[0].split().index("--kill-on-bad-exit=1") :]
+
+
+@pytest.mark.parametrize(("ended", "code"), [(64, 64), (70, 70)])
+def test_so_is_one_that_preflight_finds(ended: int, code: int, project: Path) -> None:
+    ends_with, said, log = job(project, preflight=ended)
+    assert ends_with == code
+    assert "preflight: the nodes can't train as they are" in said
+    assert [line for line in log if line.startswith("python")] == []
