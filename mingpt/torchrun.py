@@ -41,6 +41,7 @@ def options_parser(program: str, description: str, epilog: str) -> Parser:
     }
     for name, (metavar, text) in texts.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
+    parser.add_argument("--max-restarts", help=argparse.SUPPRESS)  # torchrun's, to be refused with a reason
     parser.add_argument("--rdzv-backend", choices=["c10d", "static"], help="default: c10d")
     parser.add_argument(
         "overrides", nargs="*", metavar="override", help="of the config: see python -m mingpt.train --help"
@@ -91,6 +92,11 @@ class Torchrun:
         """Raises Mistake with every option that is missing or wrong."""
         place = find_placement(environment)
         problems: list[str] = []
+        if options.max_restarts is not None:
+            problems.append(
+                "--max-restarts: restarts go on as long as attempts leave new snapshots: leave it out, or set how many "
+                "may leave none: launch.max_attempts_without_progress"
+            )
         least, most = _nodes(options.nnodes or str(len(place.addresses) if place else 1), problems)
         rank = _number("--node-rank", options.node_rank, 0, problems, most - 1)
         rank = place.rank if rank is None and place else rank

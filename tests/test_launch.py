@@ -116,6 +116,14 @@ def test_no_platform_gives_no_placement() -> None:
                 "--rdzv-id is for several nodes: say how many with --nnodes",
             ],
         ),
+        (
+            ["--max_restarts=3"],
+            {},
+            [
+                "--max-restarts: restarts go on as long as attempts leave new snapshots: leave it out, or set how many "
+                "may leave none: launch.max_attempts_without_progress"
+            ],
+        ),
         (["--nproc-per-node=0"], {}, ["--nproc-per-node=0: give a number from 1"]),
         (
             [],
