@@ -124,8 +124,9 @@ def place(key: str, url: str) -> Iterator[None]:
             f"environment sets another limit"
         ) from error
     except FileNotFoundError as error:
-        # fsspec's HTTP client says so of a server that it can't reach, too.
-        if isinstance(cause := error.__cause__, Exception) and _is_clients(cause) and _status(cause) not in (404, 410):
+        # fsspec's HTTP client says so of a server that it can't reach, too; aiohttp's error behind it knows better.
+        cause = error.__cause__
+        if isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410):
             raise _of_client(shown, cause) from error
         raise Mistake(f"{shown}: there is no such file or bucket: check the spelling") from error
     except PermissionError as error:
@@ -139,14 +140,13 @@ def place(key: str, url: str) -> Iterator[None]:
     except NotImplementedError as error:
         raise Mistake(_read_only(shown)) from error
     except Exception as error:
-        if not _is_clients(error):
+        if _package(error) not in CLIENTS:  # the clients' own errors are no OSErrors
             raise
         raise _of_client(shown, error) from error
 
 
-def _is_clients(error: Exception) -> bool:
-    """The clients' own errors are no OSErrors."""
-    return type(error).__module__.partition(".")[0] in CLIENTS
+def _package(error: Exception) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def _status(error: Exception) -> object:

@@ -5,6 +5,7 @@ has by now: that is how `kill` reaches workers whose agent is gone, and how a te
 """
 
 import os
+import random
 import re
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,9 +29,11 @@ needs_mount = pytest.mark.skipif(
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Below the ephemeral ports, one of which another process's connection may take before it is listened on here."""
+    while True:
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 32_768)))
+            return int(s.getsockname()[1])
 
 
 def listening(port: int) -> bool:

@@ -19,15 +19,20 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
 
 
+def catches_sigterm(pid: int) -> bool:
+    """Whether a worker has come so far that it watches its parent."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 @pytest.mark.parametrize("launcher", ["mingpt.launch", "torchrun"])
 def test_workers_whose_agent_dies_while_they_import_torch_end_too(launcher: str, new_run: Callable[..., Run]) -> None:
     run = new_run()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     node = Node(launch(run) if launcher == "mingpt.launch" else [*torchrun, "mingpt.train", *training(run)])
     wait_until(lambda: len(node.workers()) == 2, "two workers")
-    # 0.1 s: Python is up and imports. (Before its first line nothing can be watched, and torchrun gives no name of its
-    # own to compare with the parent's; mingpt.launch does.)
-    time.sleep(0.1 if launcher == "torchrun" else 0)
+    if launcher == "torchrun":  # it gives no name of its own to compare with the parent's; mingpt.launch does
+        wait_until(lambda: all(map(catches_sigterm, node.workers())), "the first lines of both")
     os.kill(node.process.pid, signal.SIGKILL)
     node.assert_nothing_left()
     assert not re.search(r"^step ", node.output, re.M)

@@ -246,6 +246,15 @@ def test_a_finished_data_set_is_left_alone_and_another_refused(tmp_path: Path) -
         prepared([source], tmp_path / "out", val_fraction=0.5)
 
 
+def test_a_file_that_a_killed_one_was_writing_does_not_stay(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
+    (tmp_path / "out").mkdir()
+    for name in (".manifest.json.123", ".progress.json.123"):
+        (tmp_path / "out" / name).touch()
+    dataset = prepared([source], tmp_path / "out")
+    assert sorted(files(tmp_path / "out")) == ["manifest.json", *(shard.name for shard in dataset.shards)]
+
+
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-2])])
 def test_a_data_set_that_has_lost_a_shard_is_made_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], object]

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from mingpt.config import without_secrets
-from mingpt.data.dataset import SPLITS, Shard, Split
+from mingpt.data.dataset import MANIFEST, SPLITS, Shard, Split
 from mingpt.errors import Mistake
 from mingpt.storage import is_local, open_fs, place
 
@@ -113,6 +113,9 @@ class ShardWriter:
     def clean(self) -> None:
         """The data set is complete: nothing is left of the work."""
         (self.folder / PROGRESS).unlink(missing_ok=True)
+        for name in (PROGRESS, MANIFEST):
+            for left in self.folder.glob(f".{name}.*"):  # by one that was killed while it wrote that
+                left.unlink()
         if self.staged:
             for shard in self.folder.glob("*.bin"):
                 shard.unlink()
