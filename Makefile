@@ -5,7 +5,7 @@ PROMPT ?= To be, or not to be
 ARGS ?=
 N ?= 200
 # Tests at a time. Many wait for a time limit, or for processes that start.
-JOBS ?= 2
+JOBS ?= 3
 SEED ?= 1
 
 VENV := .venv
@@ -31,7 +31,7 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (
 
 test: lint $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## lint, then all tests, the fast ones first; of the lab's the short ones
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
-	$(BIN)/python -m pytest -n $(JOBS) -m "slow and not lab"
+	$(BIN)/python -m pytest -n $(JOBS) --durations=12 -m "slow and not lab"
 	@$(MAKE) --no-print-directory short-lab
 
 # Taken down whatever the tests say.

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
 from mingpt.config import Config, Section, without_secrets
+from mingpt.console import say
 from mingpt.errors import MISTAKE, Mistake
 from mingpt.validation import KINDS, choices, keys, kind_of, named, schemas, takes_any, unknown, validate
 
@@ -52,12 +53,12 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args(arguments)
     if options.help:
-        print(help_text())
+        say(help_text())
         return None
     composed, problems = _compose(options.overrides)
     if options.cfg and not problems:
         shown = without_secrets(OmegaConf.to_container(composed, resolve=options.resolve))
-        print(OmegaConf.to_yaml(OmegaConf.create(shown)), end="")
+        say(OmegaConf.to_yaml(OmegaConf.create(shown)).rstrip("\n"))
         return None
     follows = _follows(composed)
     raw, unresolved = _resolve(composed, follows)

@@ -6,26 +6,15 @@ as one of torchrun's or srun's processes: the figures are the same.
 Exit codes: 0 done; 64 a mistake to fix; 70 a crash, try again.
 """
 
-import os
-import sys
-
-from mingpt import slurm
-from mingpt.console import complain
-from mingpt.errors import MISTAKE, Mistake
+from mingpt import entry
 from mingpt.lifetime import Lifetime
 
-if __name__ == "__main__":
-    try:
-        slurm.announce(os.environ)
-    except Mistake as mistake:
-        complain(f"error: {mistake}")
-        sys.exit(MISTAKE)
-    lifetime = Lifetime()
-    lifetime.begin()
-    # Not before, and not Python's own end: see train.py.
+
+def load() -> entry.Program:
     from mingpt.evaluator import command
 
-    code = command(sys.argv[1:], lifetime)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return command
+
+
+if __name__ == "__main__":
+    entry.run(load, Lifetime(), worker=True)

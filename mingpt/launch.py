@@ -6,19 +6,15 @@ options are set for runs that get killed, moved and resized; workers are restart
 the exit code says what to do: 0 finished, 64 fix a mistake, 70 crashed: try again, 75 stopped on request: start again.
 """
 
-import os
-import sys
-
+from mingpt import entry
 from mingpt.lifetime import Lifetime
 
-if __name__ == "__main__":
-    lifetime = Lifetime(says="launch: exit code {code}: ")
-    lifetime.begin()
-    # Not before: signals must be watched by then. Here, too, a thread does that: torch's waits for other nodes keep the
-    # main thread from hearing them.
+
+def load() -> entry.Program:
     from mingpt.launcher import launch
 
-    code = launch(sys.argv[1:], lifetime)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return launch
+
+
+if __name__ == "__main__":
+    entry.run(load, Lifetime(says="launch: exit code {code}: "), worker=False)

@@ -16,6 +16,6 @@ if ! dpkg -s "${needed[@]}" >/dev/null 2>&1; then
     { cat /tmp/mingpt-lab-apt.log >&2; exit 1; }
 fi
 mkdir -p "$LAB"/{opt/bin,etc/slurm,log,run,state,spool,nodes,dev,home/$WHO/.ssh,sky/.sky/catalogs/v8/common,sky/.slurm}
-PYTHON=$("$PYTHON" -c 'import sys; print(sys.executable)') PY310=$PY310 "$lab/wheelhouse.sh"
+PYTHON=$("$PYTHON" -c 'import os, sys; print(os.path.abspath(sys.executable))') PY310=$PY310 "$lab/wheelhouse.sh"
 "$lab/cluster.sh"
 "$lab/sky.sh"

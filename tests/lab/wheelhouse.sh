@@ -21,7 +21,7 @@ if [ "$(cat "$house/.complete" 2>/dev/null)" != "$wanted" ]; then
   echo "$wanted" >"$house/.complete"
 fi
 unzip -o -q -j "$house"/uv-*.whl '*/scripts/uv' '*/scripts/uvx' -d "$LAB/opt/bin"
-chmod 755 "$LAB"/opt/bin/*
+chmod 755 "$LAB"/opt/bin/uv*
 ln -sf "$PY310" "$LAB/opt/bin/python3.10"
 ln -sf "$PYTHON" "$LAB/opt/bin/python$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
 chmod -R a+rX "$LAB/opt" "$house"

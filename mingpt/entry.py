@@ -1,0 +1,36 @@
+"""The first and the last lines of the programs that signals and launchers deal with: train, evaluate, launch.
+
+Only the standard library is imported here: see lifetime.py.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from mingpt import slurm
+from mingpt.console import complain
+from mingpt.errors import MISTAKE, Mistake
+from mingpt.lifetime import Lifetime
+
+Program = Callable[[list[str], Lifetime], int]
+
+
+def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoReturn:
+    """Run a program and end with its exit code. worker: it may be one of srun's tasks, which make a world.
+
+    load: imports it. Not before signals and the agent's death are watched: torch takes seconds.
+    """
+    try:
+        if worker:
+            slurm.announce(os.environ)
+    except Mistake as mistake:
+        complain(f"error: {mistake}")
+        sys.exit(MISTAKE)
+    lifetime.begin()
+    code = load()(sys.argv[1:], lifetime)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The exit code is what launchers act on. After an error, its traceback still holds DDP and with it gloo's threads
+    # (see distributed.join), so Python's own shutdown could replace the code by SIGABRT.
+    os._exit(code)
