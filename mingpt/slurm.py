@@ -15,6 +15,7 @@ from mingpt.errors import Mistake
 NO_STEP = 0xFFFFFFF0
 # Below Linux's ephemeral ports (32768 to 60999), which any program may be holding.
 FIRST_PORT, PORTS = 10000, 20000
+RANGE = re.compile(r"(\d+)-(\d+)")  # in a host list
 STEPS = 16  # of one job, before their ports meet those of the next job, which may be on the same node
 
 
@@ -24,9 +25,11 @@ def hostnames(text: str) -> list[str]:
     Not by `scontrol show hostnames`: inside of a container there is often no Slurm, only its variables. Raises Mistake
     if it is no such list: read as far as it goes, it would give other nodes than there are.
     """
-    name, numbers = r"[^][,]+", r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
-    word = f"(?:{name}|{numbers})+"
-    if text and not re.fullmatch(f"{word}(?:,{word})*", text):
+    # One character at a time: with [^][,]+ here, a name could be matched in as many ways as it can be cut into pieces,
+    # and all of them would be tried on a list that is cut off, for hours.
+    word = r"(?:[^][,]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
+    backwards = any(int(a) > int(b) for part in re.findall(r"\[(.*?)\]", text) for a, b in RANGE.findall(part))
+    if text and (backwards or not re.fullmatch(f"{word}(?:,{word})*", text)):
         raise Mistake(
             f"{text}: Slurm's list of nodes (SLURM_STEP_NODELIST, SLURM_JOB_NODELIST) can't be read: expected names "
             f"such as gpu[01-03,7],login: leave these variables as Slurm sets them"
@@ -44,7 +47,7 @@ def _numbers(ranges: str) -> list[str]:
     """`01-03,7` is 01, 02, 03, 7."""
     found: list[str] = []
     for part in ranges.split(","):
-        if match := re.fullmatch(r"(\d+)-(\d+)", part):
+        if match := RANGE.fullmatch(part):
             width = len(match[1])
             found += [f"{number:0{width}}" for number in range(int(match[1]), int(match[2]) + 1)]
         else:
@@ -75,9 +78,18 @@ def announce(environment: MutableMapping[str, str]) -> None:
 
     Nothing is changed under a launcher, nor for the only task of a step. What is announced is checked where it is read.
     """
-    tasks = environment.get("SLURM_NTASKS", "1")
-    if "RANK" in environment or "SKYPILOT_NODE_IPS" in environment or not is_task(environment) or tasks == "1":
+    if "RANK" in environment or "SKYPILOT_NODE_IPS" in environment or not is_task(environment):
         return
+    first_of_one_node = environment["SLURM_PROCID"] == "0" and environment.get("SLURM_NNODES", "1") == "1"
+    tasks = environment.get("SLURM_NTASKS", "1" if first_of_one_node else "")
+    if tasks == "1":
+        return
+    if "SLURM_NTASKS" not in environment:
+        raise Mistake(
+            f"srun has started this task, number {environment['SLURM_PROCID']} of a step of "
+            f"{environment.get('SLURM_NNODES', '?')} nodes, but SLURM_NTASKS is not set: leave Slurm's variables as "
+            f"Slurm sets them"
+        )
     names = nodes(environment)
     if not names and "MASTER_ADDR" not in environment:
         raise Mistake(

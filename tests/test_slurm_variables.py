@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_host_lists(text: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["n[1-3", "n[1-2,4", "a,n[1-3", "n1-3]", "n[]", "n[1-]", "n[a-b]", "n[1[2]]", "a,,b", "a,"]
+    "text", ["n[1-3", "n[1-2,4", "a,n[1-3", "n1-3]", "n[]", "n[1-]", "n[a-b]", "n[1[2]]", "a,,b", "a,", "n[3-1],m"]
 )
 def test_what_is_no_host_list_is_a_mistake(text: str) -> None:
     with pytest.raises(Mistake) as caught:
@@ -68,6 +69,13 @@ def test_what_is_no_host_list_is_a_mistake(text: str) -> None:
         f"{text}: Slurm's list of nodes (SLURM_STEP_NODELIST, SLURM_JOB_NODELIST) can't be read: expected names such "
         f"as gpu[01-03,7],login: leave these variables as Slurm sets them"
     ]
+
+
+def test_a_list_that_is_cut_off_is_told_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(Mistake, match="can't be read"):
+        slurm.hostnames(",".join(f"ip-10-0-0-{n}" for n in range(100)) + ",ip-10-0-1-[0")
+    assert time.monotonic() - began < 5
 
 
 def torchrun(environment: dict[str, str], *arguments: str) -> list[str]:
@@ -248,6 +256,17 @@ def test_tasks_that_are_not_told_where_to_meet_end_with_64(program: str) -> None
         "set: leave these variables as Slurm sets them, or set MASTER_ADDR to the node of task 0\n"
     )
     assert announced(environment | {"MASTER_ADDR": "n1"})["RANK"] == "3"
+
+
+@pytest.mark.parametrize("lost", [{}, {"SLURM_NNODES"}])
+def test_a_task_that_is_not_told_how_many_there_are_is_not_alone(lost: set[str]) -> None:
+    environment = {k: v for k, v in TASK.items() if k not in {"SLURM_NTASKS", *lost}}
+    with pytest.raises(Mistake) as caught:
+        announced(environment)
+    assert list(caught.value.problems) == [
+        f"srun has started this task, number 3 of a step of {'?' if lost else 2} nodes, but SLURM_NTASKS is not set: "
+        f"leave Slurm's variables as Slurm sets them"
+    ]
 
 
 def test_a_task_that_sees_its_own_gpus_only_takes_the_first() -> None:
