@@ -57,6 +57,8 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
         return None
     composed, problems = _compose(options.overrides)
     if options.cfg and not problems:
+        if options.resolve and (unresolved := _resolve(composed, _follows(composed))[1]):
+            raise Mistake(*unresolved)
         shown = without_secrets(OmegaConf.to_container(composed, resolve=options.resolve))
         say(OmegaConf.to_yaml(OmegaConf.create(shown)).rstrip("\n"))
         return None

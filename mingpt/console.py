@@ -19,7 +19,10 @@ def complain(text: str) -> None:
 
 def _write(stream: TextIO, text: str) -> bool:
     try:
-        stream.write(f"{text}\n")
+        try:
+            stream.write(f"{text}\n")
+        except UnicodeEncodeError:  # the terminal lacks a character: no reason to fall silent for the rest of the run
+            stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding) + "\n")
         stream.flush()
     except (OSError, ValueError):  # the pipe or the terminal is gone; closed
         return False

@@ -130,6 +130,19 @@ def test_resolve_fills_in_the_interpolations(capsys: pytest.CaptureFixture[str])
     assert "  dir: /r/snapshots\n" in capsys.readouterr().out
 
 
+def test_what_cannot_be_resolved_is_a_mistake_for_cfg_job_too() -> None:
+    with pytest.raises(Mistake, match=r"^run\.dir: Interpolation key 'nope' not found$"):
+        cli.configure(["--cfg", "job", "--resolve", "run.dir=${nope}"])
+
+
+def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
+    """What follows from here on, too: a training's log must not end at the first `…`."""
+    script = "from mingpt.console import say; say('one …'); say('two')"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60)
+    assert done.stdout == b"one \\u2026\ntwo\n"
+
+
 def test_cfg_job_prints_no_password(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.configure(["--cfg", "job", "data.path='http://me:hunter2@host/a.txt?X-Signature=abc'"]) is None
     assert "path: http://***@host/a.txt?***\n" in capsys.readouterr().out
