@@ -49,7 +49,8 @@ def limit_silence(port: int, seconds: float) -> None:
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
-    ask = max(1, int(seconds / 4))
+    # What the kernel takes at most: 9 hours between two questions, 24 days in all.
+    ask, limit = min(max(1, int(seconds / 4)), 32767), min(max(1, int(seconds * 1000)), 2**31 - 1)
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):  # closed meanwhile, or not connected
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -57,7 +58,7 @@ def limit_silence(port: int, seconds: float) -> None:
             with socket.socket(fileno=os.dup(int(name))) as s:  # the options are of the connection, not of this name
                 if s.family not in (socket.AF_INET, socket.AF_INET6) or s.getpeername()[1] != port:
                     continue
-                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(seconds * 1000)))
+                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ask)
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ask)

@@ -40,6 +40,19 @@ def test_the_way_to_a_host_and_its_interface() -> None:
         network.address_towards("no-such-host.invalid")
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux's")
+@pytest.mark.parametrize(
+    ("seconds", "limit", "ask"), [(600, 600_000, 150), (0.0001, 1, 1), (1e6, 10**9, 32767), (1e9, 2**31 - 1, 32767)]
+)
+def test_any_number_of_seconds_is_a_limit_of_silence(seconds: float, limit: int, ask: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as s:
+        network.limit_silence(server.getsockname()[1], seconds)
+        assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == limit
+        assert s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            assert s.getsockopt(socket.IPPROTO_TCP, option) == ask
+
+
 def test_what_nccl_and_gloo_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "infiniband_devices", list)
     told = {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
