@@ -125,8 +125,11 @@ def place(key: str, url: str) -> Iterator[None]:
         ) from error
     except FileNotFoundError as error:
         # fsspec's HTTP client says so of a server that it can't reach, too; aiohttp's error behind it knows better.
+        # (aiohttp's own limit is five minutes, and raises Python's error.)
         cause = error.__cause__
-        if isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410):
+        silent = isinstance(cause, (TimeoutError, asyncio.TimeoutError))
+        theirs = isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
+        if isinstance(cause, Exception) and (silent or theirs):
             raise _of_client(shown, cause) from error
         raise Mistake(f"{shown}: there is no such file or bucket: check the spelling") from error
     except PermissionError as error:
@@ -158,6 +161,8 @@ def _of_client(shown: str, error: Exception) -> Mistake | Unavailable:
         return Mistake(_denied(shown))
     if _status(error) in (405, 501):  # a web server that takes no PUT
         return Mistake(_read_only(shown))
+    if re.match(r"InvalidU(rl|RL)", type(error).__name__):
+        return Mistake(f"{shown}: this is no address: check the spelling")
     return _unavailable(shown, error)
 
 
