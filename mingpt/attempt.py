@@ -20,6 +20,7 @@ SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is
 def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     """Train as the command line says; returns the exit code."""
     lifetime.mark("import")
+    config: Config | None = None
     try:
         config = cli.configure(arguments, world_size())
         if config is None:  # --help or --cfg has been answered
@@ -35,7 +36,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
                 say(cli.as_yaml(config))
             return trainer.train(config, source, model, world, lifetime)
     except SystemExit as error:
-        if lifetime.phase < Phase.JOINED:  # argparse's
+        if config is None:  # argparse's
             raise
         return tell(error, lifetime)  # of code of the user's own: only a run that is finished may end with 0
     except (Exception, KeyboardInterrupt) as error:
@@ -52,7 +53,8 @@ def tell(error: BaseException, lifetime: Lifetime) -> int:
     if told_by_another and lifetime.linger(SPEAK_SECONDS):
         return failure.code
     if failure.trace:
-        complain("".join(traceback.format_exception(error)).rstrip())
+        trace = "".join(traceback.format_exception(error)).splitlines()
+        complain("\n".join(str(without_secrets(line)) for line in trace))
     complain(f"error: {failure.reason}")
     return failure.code
 

@@ -75,7 +75,7 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
             lifetime.phase = Phase.OVER
             world.barrier()
         return FINISHED
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # as attempt.py
         return tell(error, lifetime)
 
 

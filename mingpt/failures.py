@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mingpt.config import without_secrets
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.lifetime import Phase
 from mingpt.snapshot.format import Damaged
@@ -28,7 +29,7 @@ class Failure:
 def explain(error: BaseException, phase: Phase) -> Failure:
     """Sort an error by what the reader has to do. `phase` is how far this process has come."""
     text = str(error).strip()
-    first_line = text.splitlines()[0] if text else ""
+    first_line = str(without_secrets(text.splitlines()[0])) if text else ""
     first_line = re.sub(r"^\[[^]]*\] ", "", first_line).partition(". This is typically")[
         0
     ]  # gloo's source line and guess

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from mingpt.config import Own, OwnModel
+from mingpt.config import Own, OwnModel, without_secrets
 from mingpt.errors import Mistake
 from mingpt.snapshot.format import DTYPES
 
@@ -112,7 +112,7 @@ def call(section: str, settings: Own, **supplied: Any) -> Any:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        shown = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
+        shown = ", ".join(f"{k}={without_secrets(v)!r}" for k, v in arguments.items())
         raise Mistake(f"{section}._target_={settings.target} failed with ({shown}): {_told(error, target)}") from error
 
 
@@ -139,7 +139,7 @@ def _told(error: BaseException, target: object) -> str:
         lines = [error.msg]
     else:
         place = f" ({frame.filename}, line {frame.lineno})" if frame else ""
-    return f"{type(error).__name__}: {lines[0]}{place}"
+    return f"{type(error).__name__}: {without_secrets(lines[0])}{place}"
 
 
 def module(settings: OwnModel, vocab_size: int) -> nn.Module:

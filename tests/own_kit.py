@@ -1,10 +1,12 @@
 """Models and data of somebody's own, most of them wrong in one way, for tests/test_own_model.py."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from examples.classifier import Classifier, rows
-from mingpt.data.own import source_of
+from mingpt.data.own import Rows, source_of
 from mingpt.data.source import Source
 
 NOT_CALLABLE = 3
@@ -117,6 +119,19 @@ def no_rows(micro_size: int) -> Source:
 
 def uneven(micro_size: int) -> Source:
     return source_of((torch.zeros(3, 10), torch.zeros(2)), (torch.zeros(0, 10), torch.zeros(0)), micro_size)
+
+
+class QuittingLength(Rows):
+    def __len__(self) -> int:
+        raise SystemExit(0)
+
+
+def quits_when_asked_for_its_length(micro_size: int) -> Source:
+    return replace(rows(micro_size, count=10), train=QuittingLength(torch.zeros(10, 10)))
+
+
+def cannot_be_had(micro_size: int, url: str) -> Source:
+    raise OSError(f"no answer from {url}")
 
 
 def ten_rows(micro_size: int) -> Source:

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from bpe_kit import small, write_tokenizer
+from mingpt import evaluator
 from mingpt.cli import reconfigure
 from mingpt.data.bpe import tokenizer_of
 from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.distributed import World, share
 from mingpt.errors import Mistake
 from mingpt.evaluation import Figures, answers, evaluate
+from mingpt.lifetime import Lifetime
 from mingpt.model import GPT, IGNORE, GPTConfig
 from mingpt.reduction import tree_sum_of
 from snapshot_kit import ALONE
@@ -174,6 +176,17 @@ def test_no_code_is_imported_because_a_snapshot_names_it(
     with pytest.raises(Mistake):
         reconfigure(stored(**sections), overrides, 1)
     assert "dangerous" not in sys.modules
+
+
+def test_code_of_ones_own_that_ends_the_process_has_evaluated_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def quits(*_: object) -> None:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(evaluator, "find", quits)  # in place of data=own, which is called later
+    assert evaluator.command(["x"], Lifetime()) == 70
+    assert capsys.readouterr().err.endswith("error: SystemExit: 0\n")
 
 
 TEXT = "the king is 漢 é <|endoftext|> lo\n"

@@ -13,10 +13,12 @@ import torch
 
 from examples.classifier import Classifier, rows
 from mingpt import cli, own
+from mingpt.attempt import attempt
 from mingpt.config import Config, OwnModel
 from mingpt.data.opening import open_source
 from mingpt.data.own import source_of
 from mingpt.errors import Mistake
+from mingpt.lifetime import Lifetime
 from mingpt.models import build
 from mingpt.snapshot.reader import read
 from run_kit import Run
@@ -241,6 +243,20 @@ def test_a_kill_changes_nothing(alone: OwnRun, tmp_path: Path) -> None:
     assert started.wait() == 0, started.output
     assert "resumed from step 8" in started.output
     assert run.digest() == alone.digest()
+
+
+def test_data_that_end_the_process_have_not_finished_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [CLASSIFIER[0], "data._target_=own_kit.quits_when_asked_for_its_length"]
+    assert attempt(arguments, Lifetime()) == 70
+    assert capsys.readouterr().err.endswith("error: SystemExit: 0\n")
+
+
+def test_an_address_among_the_arguments_is_told_without_its_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "data.url='https://me:hunter2@host/x?X-Signature=s3cret'"
+    assert attempt([CLASSIFIER[0], "data._target_=own_kit.cannot_be_had", url], Lifetime()) == 64
+    told = capsys.readouterr()
+    assert "url='https://***@host/x?***'): OSError: no answer from https://***@host/x?*** (" in told.err
+    assert not re.search("hunter2|s3cret", told.out + told.err)
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """What a store, a cache cleaner or a racing attempt can do to a start: each has its own clear end."""
 
+import asyncio
 import errno
 import http.server
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,16 +13,18 @@ import sys
 import threading
 from pathlib import Path
 
+import aiohttp
 import botocore.exceptions
 import numpy as np
 import pytest
 
+from mingpt.attempt import tell
 from mingpt.config import TextData, WorldConfig
 from mingpt.data.text import open_text
 from mingpt.distributed import join
 from mingpt.errors import Mistake, Unavailable
 from mingpt.failures import explain
-from mingpt.lifetime import Phase
+from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, next_attempt
 from mingpt.snapshot.store import Store
 from mingpt.snapshots import find
@@ -92,6 +96,31 @@ def test_what_a_store_fails_with_names_the_key_and_says_whether_to_try_again(err
     if kind is not ValueError:
         assert str(caught.value).startswith("data.path=s3://***@bucket: ")
         assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("behind", "kind"),
+    [
+        (TimeoutError(), Unavailable),  # aiohttp's, where the store's own limit is longer
+        (asyncio.TimeoutError(), Unavailable),
+        (aiohttp.ServerDisconnectedError(), Unavailable),
+        (aiohttp.InvalidURL("http://"), Mistake),
+        (None, Mistake),
+    ],
+)
+def test_a_file_that_the_web_client_calls_missing_may_be_there(behind: Exception | None, kind: type) -> None:
+    with pytest.raises((Mistake, Unavailable)) as caught, place("SOURCES", "http://host/a?X-Signature=s3cret"):
+        raise FileNotFoundError("http://host/a?X-Signature=s3cret") from behind
+    assert type(caught.value) is kind
+    assert str(caught.value).startswith("SOURCES=http://host/a?***: ")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_traceback_shows_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tell(OSError("no answer from https://me:hunter2@host/x?X-Signature=s3cret"), Lifetime()) == 70
+    told = capsys.readouterr().err
+    assert told.count("OSError: no answer from https://***@host/x?***\n") == 2
+    assert not re.search("hunter2|s3cret", told)
 
 
 def test_a_disk_that_is_full_under_the_metrics_is_a_mistake(tmp_path: Path) -> None:

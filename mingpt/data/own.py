@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mingpt import own
-from mingpt.config import OwnData
+from mingpt.config import OwnData, without_secrets
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
 from mingpt.errors import Mistake
@@ -72,7 +72,8 @@ def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:
     try:
         one = source.train[[0]]
     except (Exception, SystemExit) as error:
-        raise Mistake(f"{shown}: train[[0]] failed: {type(error).__name__}: {error}") from error
+        what = without_secrets(str(error))
+        raise Mistake(f"{shown}: train[[0]] failed: {type(error).__name__}: {what}") from error
     if not isinstance(one, tuple) or not all(isinstance(x, Tensor) and x.shape[:1] == (1,) for x in one):
         raise Mistake(f"{shown}: train[[0]] must be a tuple of tensors with one row each")
     return source
