@@ -182,6 +182,8 @@ OTHER = "weights of another architecture"
         (weights(lambda t: {n: v.int() for n, v in t.items()}), ".*tensors that are no floating-point numbers"),
         (weights(lambda t: {n: v * float("nan") if "wpe" in n else v for n, v in t.items()}),
          f"{NOT_DESCRIBED}tensors with numbers that are not finite: transformer.wpe.weight$"),
+        (weights(lambda t: {n: (v * float("nan")).to(torch.float8_e5m2) if "wpe" in n else v for n, v in t.items()}),
+         f"{NOT_DESCRIBED}tensors with numbers that are not finite: transformer.wpe.weight$"),
         (weights(lambda t: t | HEAD), "lm_head.weight is not transformer.wte.weight"),
         (text("tokenizer.json", "{"), "tokenizer.json is damaged"),
     ],
