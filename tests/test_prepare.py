@@ -288,6 +288,14 @@ def test_a_signature_in_an_address_is_no_part_of_the_name_and_never_shown(
     assert "s3cret" not in told.out + told.err
 
 
+def test_an_address_without_a_files_name_is_told_apart_by_its_query(tmp_path: Path) -> None:
+    (tmp_path / "download").write_text("the king")
+    with web_kit.served(tmp_path) as url:  # it gives the same for any query: only the addresses differ
+        prepared([f"{url}/download?id=1"], tmp_path / "out", form="text", processes=1)
+        with pytest.raises(Mistake, match="another data set is there, of other sources or options"):
+            prepared([f"{url}/download?id=2"], tmp_path / "out", form="text", processes=1)
+
+
 def test_a_server_that_cannot_be_reached_is_no_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with web_kit.served(tmp_path) as url:
         pass

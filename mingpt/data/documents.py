@@ -103,6 +103,16 @@ def _form_of(path: str, shown: str) -> Form:
     return FORMS[suffix]
 
 
+def identity_of(url: str) -> str:
+    """What says which file an address means, without its folder.
+
+    What follows the name of a text or its like may be a signature, and another tomorrow; `download?id=7` has no name.
+    """
+    path, name = without_query(url), name_of(url)
+    suffixes = set(name.lower().split(".")[1:])
+    return name if suffixes & (FORMS.keys() | COMPRESSED.keys()) else name + url[len(path) :]
+
+
 def is_validation(first_piece: str, fraction: float) -> bool:
     """By the hash of a document's first piece (all of it, if it is not longer than a piece): the same text always goes
     to the same split, whatever file it is in and whatever is prepared beside it."""

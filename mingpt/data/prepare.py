@@ -35,11 +35,11 @@ from mingpt.data.dataset import (
     to_bytes,
     tokens_in,
 )
-from mingpt.data.documents import File, Form, Options, blocks, find_files
+from mingpt.data.documents import File, Form, Options, blocks, find_files, identity_of
 from mingpt.data.encoding import Tokenizer, encoded
 from mingpt.data.shardwriter import ShardWriter
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
-from mingpt.storage import is_local, name_of, open_fs, place
+from mingpt.storage import is_local, open_fs, place
 
 NOTE_BYTES, NOTE_SECONDS = 4 << 20, 0.25  # smaller and quicker files share a note of what is finished
 SAY_SECONDS, DRAW_SECONDS = 10.0, 0.1  # between two lines of a log; between two pictures of the bar
@@ -93,7 +93,7 @@ def prepare(
     """Write the data set to `out`, or go on with it; returns its manifest. Raises Mistake where the user must act."""
     files = find_files(sources, form)
     made_from = _hash(
-        [[name_of(file.url), file.form, file.size] for file in files],
+        [[identity_of(file.url), file.form, file.size] for file in files],
         asdict(options),
         tokenizer.to_json(),
         shard_tokens,
