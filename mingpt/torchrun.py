@@ -149,12 +149,11 @@ class Torchrun:
             try:
                 s.bind(("", self.port))
             except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
                 option = "--master-port" if self.backend == "static" else "--rdzv-endpoint"
-                raise Mistake(
-                    f"{option}: port {self.port} is in use on this node: stop what listens there, or choose another"
-                ) from error
+                what = "is in use on this node: stop what listens there, or choose another"
+                if error.errno != errno.EADDRINUSE:  # below 1024, for example
+                    what = f"can't be listened on: {error.strerror}: choose another"
+                raise Mistake(f"{option}: port {self.port} {what}") from error
 
     def command(self, config: Config) -> Command:
         wait = int(config.world.init_timeout_seconds)

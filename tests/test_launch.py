@@ -1,6 +1,7 @@
 """What mingpt.launch makes of options and platform variables, and which ending gives which exit code."""
 
 import argparse
+import errno
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -187,6 +188,16 @@ def test_a_port_in_use_is_a_mistake_before_anything_starts(
     assert capfd.readouterr().err == (
         f"error: --rdzv-endpoint: port {port} is in use on this node: stop what listens there, or choose another\n"
     )
+
+
+def test_a_port_that_is_not_for_users_is_a_mistake_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    node = Torchrun.compose(parse(["--nnodes=2", "--node-rank=0", "--rdzv-endpoint=127.0.0.1:80"]), {})
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(Mistake, match=r"^--rdzv-endpoint: port 80 can't be listened on: Permission denied: choose ano"):
+        node.check_port()
 
 
 def test_an_option_that_this_torch_does_not_know_is_left_out() -> None:
