@@ -5,6 +5,7 @@ leaves nothing behind but an empty run.dir. Exit codes: 0 fine, or warnings only
 can't be reached.
 """
 
+import math
 import os
 import sys
 import traceback
@@ -26,6 +27,8 @@ def main(arguments: list[str]) -> int:
     unsaid = options.nproc_per_node is None
     options.nproc_per_node = options.nproc_per_node or "1"  # or torch would be asked, which takes seconds to import
     try:
+        if not 0 <= options.seconds < math.inf:
+            raise Mistake(f"--seconds {options.seconds:g}: a number, 0 or more")
         node = Torchrun.compose(options, os.environ)
         config = cli.configure(node.overrides, node.fewest_processes)
     except Mistake as mistake:

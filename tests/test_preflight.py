@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import mingpt
+from mingpt import preflight
 from mingpt.checks import compare
 from mingpt.checks.finding import Finding, exit_code, told_by
 from mingpt.checks.machine import source_sha256
@@ -384,6 +385,12 @@ def test_the_most_common_version_is_right_and_the_head_decides_a_tie() -> None:
     assert [f.text for f in compare.alike(three)] == ["torch 2.9, and 2.13.0 on b, c"]
     two = [node("a", torch="2.9"), node("b")]
     assert [(f.node, f.text) for f in compare.alike(two)] == [("b", "torch 2.13.0, and 2.9 on a")]
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_a_time_that_is_none_is_a_mistake(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert preflight.main([f"--seconds={seconds}"]) == 64
+    assert capsys.readouterr().err == f"error: --seconds {seconds}: a number, 0 or more\n"
 
 
 def test_what_else_may_differ() -> None:
