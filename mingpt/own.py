@@ -175,11 +175,13 @@ def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) 
     scalar = f"[] {microbatch[0].device.type}"
     if got != f"{scalar}, {scalar}":
         raise Mistake(f"{shown}: {takes} must give (loss_sum, count), scalar tensors on its device, and gave ({got})")
-    loss, _ = answer
+    loss, count = answer
     if loss.dtype != torch.float32 or not loss.requires_grad:
         raise Mistake(f"{shown}: loss_sum must be float32 and depend on the parameters")
     if not torch.isfinite(loss):
         raise Mistake(f"{shown}: {takes} gives the loss {loss.item()}: no step could be made from it")
+    if not torch.isfinite(count) or count < 0:
+        raise Mistake(f"{shown}: {takes} gives the count {count.item()}: it is how many targets the loss is over")
     loss.backward()
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     model.zero_grad(set_to_none=True)

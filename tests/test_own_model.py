@@ -143,6 +143,7 @@ def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
         ),
         ("Quits", r": forward\(.*\) failed: SystemExit: 0 \(.*own_kit.py, line \d+"),
         ("Infinite", r": forward\(.*\) gives the loss inf: no step could be made from it"),
+        ("Uncounted", r": forward\(.*\) gives the count nan: it is how many targets the loss is over"),
         ("OneTensor", r": forward\(.*\) must give \(loss_sum, count\), scalar tensors on its device, and gave"),
         ("Means", r": forward\(.*\) must give \(loss_sum, count\), scalar tensors .* gave \(\[\] cpu, int\)"),
         (
