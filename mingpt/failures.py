@@ -51,4 +51,4 @@ def explain(error: BaseException, phase: Phase) -> Failure:
             return Failure(f"{what} ({first_line})", CRASHED, False)
         if any(words in text for words in ("by peer", "connectFullMesh", "Broken pipe", "remote process exited")):
             return Failure(f"{LOST_PEER} ({first_line})", CRASHED, False)
-    return Failure(f"{type(error).__name__}: {first_line}", CRASHED, True)
+    return Failure(": ".join(filter(None, (type(error).__name__, first_line))), CRASHED, True)

@@ -116,6 +116,10 @@ def test_a_file_that_the_web_client_calls_missing_may_be_there(behind: Exception
     assert "s3cret" not in str(caught.value)
 
 
+def test_an_error_without_words_is_told_by_its_name() -> None:
+    assert explain(KeyboardInterrupt(), Phase.TRAINING).reason == "KeyboardInterrupt"
+
+
 def test_a_traceback_shows_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     assert tell(OSError("no answer from https://me:hunter2@host/x?X-Signature=s3cret"), Lifetime()) == 70
     told = capsys.readouterr().err
