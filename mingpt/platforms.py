@@ -38,8 +38,8 @@ def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], 
 
     A node that has lost one of them must not take itself for the only one: several would train into one run.dir.
     """
-    if missing := [name for name in needed if name not in environment]:
-        there = [f"{name}={environment[name]}" for name in (*needed, *others) if name in environment]
+    if missing := [name for name in needed if not environment.get(name)]:  # a template may set all, some to nothing
+        there = [f"{name}={environment[name]}" for name in (*needed, *others) if environment.get(name)]
         raise Mistake(
             f"{where}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} set in the environment, but not "
             f"{', '.join(missing)}: set all of them, or unset {', '.join(word.split('=')[0] for word in there)} to be "
@@ -56,7 +56,7 @@ def skypilot(environment: Mapping[str, str]) -> Placement | None:
     """SkyPilot's distributed-job variables; None outside of SkyPilot. Raises Mistake if they contradict each other."""
     needed = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
     several = _several(environment, "SKYPILOT_NUM_NODES")
-    if not several and not environment.keys() & set(needed):
+    if not several and not any(map(environment.get, needed)):
         return None
     _require("SkyPilot's variables", needed, environment, several)
     addresses = tuple(environment["SKYPILOT_NODE_IPS"].split())
@@ -123,7 +123,7 @@ def container(environment: Mapping[str, str]) -> Placement | None:
 
     Node R of job J has the name J-R.SUFFIX. Raises Mistake if variables, names and this machine don't agree.
     """
-    if not environment.keys() & set(CONTAINER):
+    if not any(map(environment.get, CONTAINER)):
         return None
     where, cure = "the container platform's variables", "correct them, or unset all of them"
     _require(where, CONTAINER, environment)

@@ -85,6 +85,13 @@ def test_a_variable_that_is_missing_is_named(name: str) -> None:
         container(environment)
 
 
+@pytest.mark.parametrize("name", sorted(here()))
+def test_a_variable_that_is_empty_is_missing(name: str) -> None:
+    with pytest.raises(Mistake, match=f"are set in the environment, but not {name}: set all of them"):
+        container(here() | {name: ""})
+    assert find_placement(dict.fromkeys(here(), "")) is None
+
+
 def test_a_container_without_its_number_is_not_alone() -> None:
     where = "the container platform's variables: "
     with pytest.raises(Mistake) as mistake:
