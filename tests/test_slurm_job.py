@@ -56,6 +56,13 @@ def test_set_up_is_told_the_overrides_and_training_follows(project: Path) -> Non
     assert log[-1] == "python -m mingpt.launch experiment=mnist --nproc-per-node=2 train.max_steps=3"
 
 
+def test_outside_of_slurm_the_cure_is_told() -> None:
+    command = ["bash", "recipes/slurm/train.sbatch"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | {"SLURM_SUBMIT_DIR": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (64, "error: this is no job of Slurm's: start it with sbatch\n")
+
+
 # setup.sh ends with 64 for a mistake in the overrides, as each program of ours does, and with 1 for all else.
 @pytest.mark.parametrize(("ended", "code"), [(64, 64), (1, 70), (137, 70)])
 def test_a_mistake_that_set_up_finds_is_one_and_all_else_may_be_tried_again(

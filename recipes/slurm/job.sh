@@ -3,6 +3,9 @@
 # shellcheck shell=bash
 set -uf -o pipefail # -f: Hydra's overrides may hold * and [
 
+complain() { echo "error: $*" >&2; }
+[ -n "${SLURM_JOB_NUM_NODES:-}" ] || { complain "this is no job of Slurm's: start it with sbatch"; exit 64; }
+
 # srun, once on each node and with all that the job has there, however many tasks it was submitted with. The variables
 # would count as options; srun would divide CPUs and GPUs among tasks that aren't there.
 ONCE_A_NODE=(env -u SLURM_NTASKS -u SLURM_NPROCS -u SLURM_NTASKS_PER_NODE -u SLURM_CPUS_PER_TASK -u SLURM_GPUS_PER_TASK
@@ -14,8 +17,6 @@ ALL=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES")
 step='' warned='' code=0
 # Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…) reaches this shell; the step is told by it.
 trap 'warned=1; [ -z "$step" ] || kill -USR1 "$step"' USR1
-
-complain() { echo "error: $*" >&2; }
 
 # prepare ARGUMENT…: sets PYTHON to one that can train, made by recipes/setup.sh on each node unless MINGPT_PYTHON names
 # it (the program, or the folder of a conda or virtual environment); then looks whether the nodes can train.
