@@ -37,6 +37,8 @@ from mingpt.snapshot.tiers import FLAGS, Content, Snapshots
 from mingpt.tally import HostView, TallyExchange
 from mingpt.weights.reading import start_from
 
+SKIPPED_STEPS = 100  # in a row, after which a run has diverged; fp16 finds its first loss scale in fewer than 30
+
 
 def train(config: Config, source: Source, model: nn.Module, world: World, lifetime: Lifetime) -> int:
     """Train to train.max_steps, or until somebody asks one of the processes to stop; returns the exit code.
@@ -154,7 +156,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         return state(), measured(tally.mean_loss(), val_loss)
 
     last_log = time.monotonic()
-    last_logged, stopping = start, False
+    last_logged, last_moved, stopping = start, start, False
     for step in range(start, config.train.max_steps):
         model.train()
         update.optimizer.zero_grad(set_to_none=True)
@@ -202,6 +204,14 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
             if metrics:
                 metrics.write({k: v if math.isfinite(v) else None for k, v in row.items()})
                 say(console_line(row, config.train.max_steps) + ("" if math.isfinite(grad_norm) else "  SKIPPED"))
+            if math.isfinite(grad_norm):
+                last_moved = done
+            elif done - last_moved >= SKIPPED_STEPS:  # equal in all processes, as the norm is
+                raise Mistake(
+                    f"nothing was learnt since step {last_moved}: the gradients are not finite, so steps are skipped. "
+                    f"The run has diverged: give a lower optimizer.lr, and go on from an older snapshot (delete the "
+                    f"newer ones in {without_secrets(config.snapshot.dir)}) or start in another run.dir"
+                )
             last_log, last_logged = time.monotonic(), done
         val_loss = math.nan
         if len(source.validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):

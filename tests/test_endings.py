@@ -59,6 +59,21 @@ def test_a_signal_to_any_one_process_stops_all(rank: int, new_run: Callable[...,
     assert 20 <= stopped_at < STEPS
 
 
+def test_a_run_that_has_diverged_does_not_go_on_for_the_weekend(new_run: Callable[..., Run]) -> None:
+    run = new_run("train.max_steps=300", "train.log_every=10", "optimizer.lr=1e9", "train.eval_every=0")
+    started = run.start(2)
+    assert started.wait() != 0
+    assert re.search(r"^step 100/300 .*  SKIPPED$", started.output, re.M)
+    assert not re.search(r"^step 110/300", started.output, re.M)
+    assert re.search(
+        r"^error: nothing was learnt since step 0: the gradients are not finite, so steps are skipped\. The "
+        r"run has diverged: give a lower optimizer\.lr, and go on from an older snapshot",
+        started.output,
+        re.M,
+    )
+    assert run.start(1).wait() == 64
+
+
 def test_a_closed_terminal_does_not_stop_a_run_under_nohup(
     new_run: Callable[..., Run], undisturbed: Callable[..., Run]
 ) -> None:
