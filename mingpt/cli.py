@@ -129,8 +129,10 @@ def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
                 override = OverridesParser.create().parse_override(text)
                 parsed.append((not _is_group(override.key_or_group), text, override))
             except Exception:
+                quotes = "; a value with marks such as = in it stands in quotes of its own: key='a=b'"
                 problems.append(
                     f"{_shown(text)!r} is not an override: write key=value, group=option, +key=value or ~key"
+                    f"{quotes if re.match(r'[+~]*[a-z_.]+=', text) else ''}"
                 )
         good: list[str] = []
         for _, text, override in sorted(parsed, key=lambda item: item[0]):

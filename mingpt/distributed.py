@@ -279,6 +279,8 @@ def join(config: WorldConfig) -> Iterator[World]:
     dist.init_process_group(
         backends, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=config.timeout_seconds)
     )
+    if "RANK" in environment:  # again: nccl's watchdog has a connection of its own
+        network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
     try:
         yield World(rank, size, local_rank, device, backend)
     except BaseException:

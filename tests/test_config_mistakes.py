@@ -109,6 +109,13 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
         ("data=char", ["data.path: Missing mandatory value: data.path"]),
         ("data.cache_dir=${nope}", ["data.cache_dir: Interpolation key 'nope' not found"]),
         ("model.n_head", [f"'model.n_head' {GRAMMAR}"]),
+        (
+            "run.dir=s3://b/d=1",
+            [
+                f"'run.dir=s3://b/d=1' {GRAMMAR}; a value with marks such as = in it stands in quotes of its own: "
+                "key='a=b'"
+            ],
+        ),
         ("seed=1,2", ["seed=1,2: Ambiguous value for argument 'seed=1,2'"]),
         # Several at once. A combination is passed over where one of its keys is mistyped already.
         (

@@ -1,5 +1,6 @@
 """recipes/container/: two containers with names in a DNS, started as a job platform does, and what it may get wrong."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from mingpt import platforms
 from mingpt.errors import Mistake
 from mingpt.platforms import container, find_placement
 from net_kit import Net, hosts, needs_hosts
-from node_kit import Node
+from node_kit import Node, wait_until
 from run_kit import TINY, Run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,6 +121,15 @@ def test_the_master_may_have_another_name(names: dict[str, str]) -> None:
     place = container({**here(), "SING_MASTER_ADDR": "master"})
     assert place is not None
     assert place.head == "train-0.localhost"
+
+
+def test_a_stop_before_training_ends_the_container(tmp_path: Path) -> None:
+    waiting = {**here(), "SING_WORLD_SIZE": "2", "EXPERIMENT": "synthetic", "PYTHONPATH": str(ROOT)}
+    node = Node(["env", f"--chdir={tmp_path}", sys.executable, str(ENTRY)], waiting)
+    wait_until(lambda: any("mingpt.preflight" in command for command in node.processes().values()), "the preflight")
+    node.process.send_signal(signal.SIGTERM)
+    assert node.wait() == 75
+    node.assert_nothing_left()
 
 
 # --- two containers ---

@@ -6,6 +6,7 @@ spaces), PREFLIGHT=0 (no look at the machines and the network first).
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,8 +28,10 @@ if {"SING_JOB_NAME", "SING_RANK", "SING_HOSTNAME_SUFFIX"} <= os.environ.keys():
     name = "{SING_JOB_NAME}-{SING_RANK}.{SING_HOSTNAME_SUFFIX}".format_map(os.environ)
     os.environ.setdefault("SING_HOST_ADDR", name)
 if given("PREFLIGHT") != "0":
+    # As process 1 of a container it would hear no signal without a handler. 75: nothing is lost, as in mingpt.launch.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     look = [sys.executable, "-m", "mingpt.preflight", "--seconds=300", *overrides]  # containers may start minutes apart
     if code := subprocess.run(look).returncode:
-        sys.exit(code)
+        sys.exit(code if code > 0 else 70)  # below 0: a signal has ended it
 # In place of this process: the platform's signals reach the launcher.
 os.execv(sys.executable, [sys.executable, "-m", "mingpt.launch", *overrides])
