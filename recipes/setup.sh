@@ -8,6 +8,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck disable=SC2206 # OVERRIDES is several words
 overrides=(${EXPERIMENT:+experiment="$EXPERIMENT"} ${RUN_DIR:+run.dir="$RUN_DIR"} ${OVERRIDES:-} "$@")
 
+# Whoever removes a folder may be killed in the middle of that: SkyPilot on Slurm removes that of a lost cluster, in which
+# the next one of the same name works. An environment without its pyvenv.cfg is the system's Python, to be left alone.
+whole() { .venv/bin/python -c 'import sys, pip, torch; sys.exit(sys.prefix == sys.base_prefix)' 2>/dev/null; }
+ready=''
+! whole || ready=1 # before the lock: this takes seconds, and all nodes look at the same time
+
 # Slurm nodes share this folder and set up at the same moment: one works, the others wait and find all done. Cloud VMs
 # have a folder each, so every one of them works.
 exec 9>.setup.lock
@@ -29,15 +35,19 @@ extras=$(cat .venv/.extras 2>/dev/null || true)
 # pyproject.toml, is done again.
 stamp=.venv/.setup
 wanted=$(cat pyproject.toml constraints.txt recipes/setup.sh | sha256sum)
-if [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
-  if [ -n "$uv" ]; then
+[ -n "$ready" ] || ! whole || ready=1 # another node has made it meanwhile
+if [ -z "$ready" ] || [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
+  if [ -n "$ready" ]; then
+    : # another job may be using it
+  elif [ -n "$uv" ]; then
     # Without --python, uv takes the Python that SkyPilot runs on; constraints.txt serves 3.10 to 3.13. --seed: with
     # pip, which fetches data.
-    [ -x .venv/bin/pip ] || "$uv" venv --quiet --clear --seed --python '>=3.11,<3.14' .venv
+    "$uv" venv --quiet --clear --seed --python '>=3.11,<3.14' .venv
   else
-    python3 -m venv .venv || { echo "python3 can't make a venv here (apt install python3-venv), and there is no uv" >&2; exit 1; }
+    python3 -m venv --clear .venv || { echo "python3 can't make a venv here (apt install python3-venv), and there is no uv" >&2; exit 1; }
   fi
   install "$extras"
+  echo "$extras" >.venv/.extras
   # A driver that is too old for torch's CUDA makes torch see no GPU, and the trainer would train on the CPU.
   if nvidia-smi -L 2>/dev/null | grep -q GPU && ! .venv/bin/python -c 'import torch; torch.zeros(1).cuda()'; then
     echo "torch can't use this node's GPUs: take an image whose driver fits the CUDA version of the pinned torch" >&2

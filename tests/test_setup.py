@@ -13,6 +13,7 @@ TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "pas
 # `python` stands for the environment's: it knows how to be pip, the fetch, mingpt.extras (which finds in the overrides
 # what the real one finds in the config), and torch on a node without a usable GPU.
 PYTHON = """#!/bin/sh
+case "$*" in *base_prefix*) [ ! -e .venv/half ]; exit $? ;; esac
 echo "python $*" >>log
 case "$*" in *import\\ torch*) exit 1 ;; esac
 case "$*" in *mingpt.extras*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
@@ -24,7 +25,7 @@ case "$*" in *mingpt.extras*s3:*) echo s3 ;; esac
 TOOL = """#!/bin/sh
 echo "NAME $*" >>log
 case "$*" in
-  *venv*--python*|*-m\\ venv*) mkdir -p .venv/bin; cat python-stub >.venv/bin/python; chmod +x .venv/bin/python; : >.venv/bin/pip; chmod +x .venv/bin/pip ;;
+  *venv*--python*|*-m\\ venv*) mkdir -p .venv/bin; /bin/rm -f .venv/half .venv/.extras; cat python-stub >.venv/bin/python; chmod +x .venv/bin/python; : >.venv/bin/pip; chmod +x .venv/bin/pip ;;
   *pip*) sleep 0.3; [ ! -e broken ] ;;
 esac
 """  # noqa: E501
@@ -100,6 +101,13 @@ def test_a_set_up_that_failed_is_done_again(machine: Machine) -> None:
     assert machine.set_up() == [INSTALL, *LOOK]
 
 
+def test_an_environment_that_was_half_removed_is_made_anew(machine: Machine) -> None:
+    machine.set_up({"RUN_DIR": "s3://b/run"})
+    (machine.folder / ".venv/half").touch()
+    assert machine.set_up() == [MAKE, f"{INSTALL}[s3]", *LOOK]
+    assert machine.set_up() == LOOK
+
+
 def test_of_two_nodes_that_share_a_folder_one_installs_and_the_other_waits(machine: Machine) -> None:
     processes = [machine.start() for _ in range(3)]
     assert [process.wait(60) for process in processes] == [0, 0, 0]
@@ -144,7 +152,7 @@ def test_without_uv_python_makes_the_environment(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.has("python3")
     pip = "python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ."
-    assert machine.set_up() == ["python3 -m venv .venv", pip, *LOOK]
+    assert machine.set_up() == ["python3 -m venv --clear .venv", pip, *LOOK]
     assert machine.set_up() == LOOK
 
 

@@ -80,6 +80,7 @@ def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, clust
     assert found == {"1": "SUCCEEDED", "2": "SUCCEEDED", "3": "FAILED", "4": "FAILED"}
 
 
+@pytest.mark.slow
 def test_scaled_to_sixteen_processes_by_the_command_line_alone(alone: str, cluster: str) -> None:
     run_dir = shared("scaled")
     scaled = ("--num-nodes", "4", "--gpus", "L4:4", "--cpus", "8+")
@@ -109,7 +110,7 @@ def test_a_killed_process_fails_the_static_job_in_bounded_time(cluster: str) -> 
     wait_until(lambda: any(run_dir.glob("snapshots/step-*/manifest.json")), "a snapshot", 300)
     nodes = on("login", "squeue", "-h", "-o", "%N").split()
     (first, *_) = on("login", "scontrol", "show", "hostnames", nodes[0]).split()
-    run("bash", "-c", f"tests/lab/on.sh {first} pkill -KILL -o -f -- '-m mingpt.train'")
+    run("bash", "-c", f"tests/lab/on.sh {first} pkill -KILL -o -f 'python -u -m mingpt.train'")
     wait_until(lambda: statuses(cluster) == {"1": "FAILED"}, "the job has failed", 240)
 
 
