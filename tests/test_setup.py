@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "paste", "sha256sum", "sleep", "sort")
+TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "paste", "rm", "sha256sum", "sleep", "sort")
 
 # `python` stands for the environment's: it knows how to be pip, the fetch, mingpt.extras (which finds in the overrides
 # what the real one finds in the config), and torch on a node without a usable GPU.
@@ -25,7 +25,7 @@ case "$*" in *mingpt.extras*s3:*) echo s3 ;; esac
 TOOL = """#!/bin/sh
 echo "NAME $*" >>log
 case "$*" in
-  *venv*--python*|*-m\\ venv*) mkdir -p .venv/bin; /bin/rm -f .venv/half .venv/.extras; cat python-stub >.venv/bin/python; chmod +x .venv/bin/python; : >.venv/bin/pip; chmod +x .venv/bin/pip ;;
+  *venv*--python*|*-m\\ venv*) mkdir -p .venv/bin; cat python-stub >.venv/bin/python; chmod +x .venv/bin/python; : >.venv/bin/pip; chmod +x .venv/bin/pip ;;
   *pip*) sleep 0.3; [ ! -e broken ] ;;
 esac
 """  # noqa: E501
@@ -70,7 +70,7 @@ class Machine:
         return (self.folder / "log").read_text().splitlines()
 
 
-MAKE = "uv venv --quiet --clear --seed --python >=3.11,<3.14 .venv"
+MAKE = "uv venv --quiet --seed --python >=3.11,<3.14 .venv"
 INSTALL = "uv pip install --quiet --python .venv/bin/python -c constraints.txt -e ."
 LOOK = ["python -m mingpt.extras", "python -m mingpt.data.fetch --for"]
 
@@ -152,7 +152,7 @@ def test_without_uv_python_makes_the_environment(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.has("python3")
     pip = "python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ."
-    assert machine.set_up() == ["python3 -m venv --clear .venv", pip, *LOOK]
+    assert machine.set_up() == ["python3 -m venv .venv", pip, *LOOK]
     assert machine.set_up() == LOOK
 
 
