@@ -246,10 +246,18 @@ def test_a_kill_changes_nothing(alone: OwnRun, tmp_path: Path) -> None:
     assert run.digest() == alone.digest()
 
 
-def test_data_that_end_the_process_have_not_finished_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_data_that_end_the_process_have_not_finished_the_run() -> None:
     arguments = [CLASSIFIER[0], "data._target_=own_kit.quits_when_asked_for_its_length"]
-    assert attempt(arguments, Lifetime()) == 70
-    assert capsys.readouterr().err.endswith("error: SystemExit: 0\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mingpt.train", *arguments],
+        env={**os.environ, "PYTHONPATH": "tests:."},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 70
+    assert done.stderr.endswith("error: SystemExit: 0\n")
 
 
 def test_an_address_among_the_arguments_is_told_without_its_secrets(capsys: pytest.CaptureFixture[str]) -> None:
