@@ -210,7 +210,7 @@ TOKENS = [
          (data_set(flipped),), workers=True),
     Case("truncated shard", r"train-00001\.bin has 77 bytes in place of 2000", "copy it again", SET,
          (data_set(truncated),), forms=TRAIN),
-    Case("missing shard", r"data\.path=\S*/set: there is no such file", "check the spelling", SET,
+    Case("missing shard", r"data\.path=\S*/set: train-00001\.bin is missing", "copy it again", SET,
          (data_set(missing),), forms=TRAIN),
 ]
 
