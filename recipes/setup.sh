@@ -37,15 +37,15 @@ stamp=.venv/.setup
 wanted=$(cat pyproject.toml constraints.txt recipes/setup.sh | sha256sum)
 [ -n "$ready" ] || ! whole || ready=1 # another node has made it meanwhile
 if [ -z "$ready" ] || [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
-  [ -n "$ready" ] || rm -rf .venv # uv clears nothing that lacks a pyvenv.cfg
-  if [ -n "$ready" ]; then
-    : # another job may be using it
-  elif [ -n "$uv" ]; then
-    # Without --python, uv takes the Python that SkyPilot runs on; constraints.txt serves 3.10 to 3.13. --seed: with
-    # pip, which fetches data.
-    "$uv" venv --quiet --seed --python '>=3.11,<3.14' .venv
-  else
-    python3 -m venv .venv || { echo "python3 can't make a venv here (apt install python3-venv), and there is no uv" >&2; exit 1; }
+  if [ -z "$ready" ]; then
+    rm -rf .venv # uv clears nothing that lacks a pyvenv.cfg
+    if [ -n "$uv" ]; then
+      # Without --python, uv takes the Python that SkyPilot runs on; constraints.txt serves 3.10 to 3.13. --seed: with
+      # pip, which fetches data.
+      "$uv" venv --quiet --seed --python '>=3.11,<3.14' .venv
+    else
+      python3 -m venv .venv || { echo "python3 can't make a venv here (apt install python3-venv), and there is no uv" >&2; exit 1; }
+    fi
   fi
   install "$extras"
   echo "$extras" >.venv/.extras

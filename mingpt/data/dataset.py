@@ -71,3 +71,12 @@ def from_bytes(raw: bytes, shown: str) -> DataSet:
             f"{shown}: {MANIFEST} is not that of a prepared data set ({where}: {first['msg']}): make the data set "
             "again with python -m mingpt.data.prepare"
         ) from errors
+
+
+def read_manifest(fs: Any, path: str) -> bytes | None:
+    """The manifest of the data set in a folder of a file system; None: there is none."""
+    try:
+        content: bytes = fs.cat_file(f"{path.rstrip('/')}/{MANIFEST}", start=0, end=MANIFEST_LIMIT)
+    except FileNotFoundError:
+        return None
+    return content

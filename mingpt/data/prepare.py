@@ -26,12 +26,12 @@ from mingpt.console import complain, say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import (
     MANIFEST,
-    MANIFEST_LIMIT,
     SPLITS,
     DataSet,
     Shard,
     dtype_for,
     from_bytes,
+    read_manifest,
     to_bytes,
     tokens_in,
 )
@@ -100,7 +100,7 @@ def prepare(
     )
     fs, path = open_fs(out, "--out")
     with place("--out", out):
-        if there := _read(fs, path):
+        if there := read_manifest(fs, path):
             shown = f"--out={without_secrets(out)}"
             dataset = from_bytes(there, shown)
             if dataset.made_from != made_from:
@@ -159,14 +159,6 @@ def _write(writer: ShardWriter, files: Sequence[File], tokenizer: Tokenizer, opt
 
 def _hash(*parts: Any) -> str:
     return sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _read(fs: Any, path: str) -> bytes | None:
-    try:
-        content: bytes = fs.cat_file(f"{path.rstrip('/')}/{MANIFEST}", start=0, end=MANIFEST_LIMIT)
-    except FileNotFoundError:
-        return None
-    return content
 
 
 def _is_there(fs: Any, path: str, shard: Shard, dtype: str) -> bool:

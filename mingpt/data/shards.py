@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mingpt.config import ShardsData, without_secrets
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.cache import one_at_a_time
-from mingpt.data.dataset import MANIFEST, MANIFEST_LIMIT, SPLITS, DataSet, Shard, from_bytes, tokens_in
+from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, from_bytes, read_manifest, tokens_in
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.shardwriter import write_whole
 from mingpt.data.source import Source
@@ -72,7 +72,7 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
     path = path.rstrip("/")
     shown = f"data.path={without_secrets(config.path)}"
     with place("data.path", config.path):
-        raw = _manifest(fs, path)
+        raw = read_manifest(fs, path)
         if raw is not None:
             dataset = from_bytes(raw, shown)
             own: Vocabulary = vocabulary_of(dataset.tokenizer)
@@ -97,14 +97,6 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
     content = [own.to_json(), [[shard.split, shard.tokens, shard.sha256] for shard in dataset.shards]]
     identity = sha256(json.dumps(content).encode()).hexdigest()
     return Source(windows, Pieces(validation, 0, len(validation), block_size, micro_size), own, identity)
-
-
-def _manifest(fs: Any, path: str) -> bytes | None:
-    try:
-        content: bytes = fs.cat_file(f"{path}/{MANIFEST}", start=0, end=MANIFEST_LIMIT)
-    except FileNotFoundError:
-        return None
-    return content
 
 
 def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | None) -> None:
