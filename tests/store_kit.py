@@ -125,6 +125,13 @@ class Nanio(Moto):
     def own_environment(self) -> dict[str, str]:
         return {"NANIO_ACCESS_KEY": ACCESS_KEY, "NANIO_SECRET_KEY": SECRET_KEY}
 
+    def start(self) -> None:
+        # It writes an object's description under a temporary name that is the same each time, and must not exist yet:
+        # after a kill in that instant (nanio 0.1.7) it would answer every later put of that object with an error.
+        for left in self.folder.glob("data/*/.nanio-meta/**/*.json.tmp"):
+            left.unlink()
+        super().start()
+
 
 class Azurite(Server):
     """Azure blobs on disk. Has conditional puts. Its index is written every few seconds: a kill loses the last."""
