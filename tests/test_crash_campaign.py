@@ -10,7 +10,7 @@ import pytest
 
 from store_kit import Nanio
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]  # 150 s where nothing else runs
 
 
 @pytest.mark.skipif(shutil.which(Nanio.program) is None, reason=f"nanio is not installed: {Nanio.cure}")
@@ -20,7 +20,7 @@ def test_a_few_crashes_change_nothing(tmp_path: Path) -> None:
         [sys.executable, campaign, "--kills", "4", "--seed", "5", "--report", report],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     summary = json.loads(done.stdout[done.stdout.index("{\n") :])
