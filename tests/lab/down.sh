@@ -12,6 +12,9 @@ for n in $(ip netns list | awk -v one="^$ONE-" '$1 ~ one {print $1}'); do
   for p in $(ip netns pids "$n"); do kill -9 "$p" 2>/dev/null; done
   ip netns del "$n"
 done
-[ -f "$LAB/run/munged.pid" ] && kill "$(cat "$LAB/run/munged.pid")" 2>/dev/null
+if munged=$(cat "$LAB/run/munged.pid" 2>/dev/null); then
+  kill "$munged" 2>/dev/null
+  for _ in {1..50}; do kill -0 "$munged" 2>/dev/null || break; sleep 0.1; done # it removes its own files as it ends
+fi
 rm -rf "${LAB:?}"/{run,state,spool,nodes,home,sky}
 exit 0
