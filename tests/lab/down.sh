@@ -3,11 +3,12 @@
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 [ -d "$LAB" ] || exit 0
-# SkyPilot's server and its workers: by their home.
+# SkyPilot's server and its workers: by their home, or, as they write their titles over their environment, by open files.
 for e in /proc/[0-9]*/environ; do
   p=${e#/proc/} p=${p%/environ}
   if tr '\0' '\n' 2>/dev/null <"$e" | grep -qx "HOME=$LAB/sky"; then kill -9 "$p" 2>/dev/null; fi
 done
+find /proc/[0-9]*/fd -lname "$LAB/sky/*" 2>/dev/null | cut -d/ -f3 | sort -u | xargs -r kill -9 2>/dev/null
 for n in $(ip netns list | awk -v one="^$ONE-" '$1 ~ one {print $1}'); do
   for p in $(ip netns pids "$n"); do kill -9 "$p" 2>/dev/null; done
   ip netns del "$n"
