@@ -3,7 +3,7 @@
 import traceback
 
 from mingpt import cli, trainer
-from mingpt.config import Config, without_secrets
+from mingpt.config import Config
 from mingpt.console import complain, say
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
@@ -13,6 +13,7 @@ from mingpt.failures import explain
 from mingpt.lifetime import Lifetime, Phase, leave_reason
 from mingpt.models import build
 from mingpt.numerics import differences
+from mingpt.redact import without_secrets
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
 

@@ -18,9 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
-from mingpt.config import Config, Section, without_secrets
+from mingpt.config import Config, Section
 from mingpt.console import say
 from mingpt.errors import MISTAKE, Mistake
+from mingpt.redact import without_secrets
 from mingpt.validation import KINDS, choices, keys, kind_of, named, schemas, takes_any, unknown, validate
 
 # What may be set for a program that works on a snapshot and does not train.

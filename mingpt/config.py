@@ -5,7 +5,6 @@ configs/ and the command line (cli.py); the defaults here serve a key that the c
 validation.py lists what is wrong.
 """
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -348,12 +347,3 @@ class Config(Section):
         """Samples in a step."""
         per_process = self.batch.per_process_size
         return self.batch.global_size if per_process is None else per_process * world_size
-
-
-def without_secrets(value: Any) -> Any:
-    """A copy of a plain config in which URLs carry no user, password, signature or token."""
-    if isinstance(value, dict):
-        return {k: without_secrets(v) for k, v in value.items()}
-    if isinstance(value, str) and "://" in value:
-        return re.sub(r"\?.*", "?***", re.sub(r"://[^/]*@", "://***@", value))
-    return value

@@ -6,7 +6,6 @@ from typing import Any
 
 from mingpt.attempt import agree_on_inputs, tell
 from mingpt.cli import Parser, reconfigure
-from mingpt.config import without_secrets
 from mingpt.console import say
 from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Spelling, vocabulary_of
@@ -16,6 +15,7 @@ from mingpt.evaluation import Figures, evaluate
 from mingpt.lifetime import Lifetime, Phase
 from mingpt.loading import open_model
 from mingpt.numerics import autocast_for, pin
+from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshots import find

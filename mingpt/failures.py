@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mingpt.config import without_secrets
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.lifetime import Phase
+from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.writer import SnapshotFailed
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from mingpt.config import without_secrets
 from mingpt.console import complain
 from mingpt.errors import Mistake, Unavailable
+from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
 SEGMENT = re.compile(r"attempt-([0-9]{5})\.jsonl")

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from mingpt.config import Own, OwnModel, without_secrets
+from mingpt.config import Own, OwnModel
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 from mingpt.snapshot.format import DTYPES
 
 # What code of a section is given besides its keys, if it has a parameter of this name.

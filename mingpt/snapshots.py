@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pydantic import ValidationError
 
 from mingpt.cli import Parser
-from mingpt.config import Snapshot, without_secrets
+from mingpt.config import Snapshot
 from mingpt.console import complain, say
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
+from mingpt.redact import without_secrets
 from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry
 from mingpt.snapshot.copying import copy_step, refuse_others
 from mingpt.snapshot.files import STEP_FOLDER

@@ -15,8 +15,8 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from mingpt.config import without_secrets
 from mingpt.errors import Mistake, Unavailable
+from mingpt.redact import without_secrets
 
 # The extra of this package that brings a scheme's client.
 EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "http": "http", "https": "http"}

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from mingpt import network
 from mingpt.cli import Parser
-from mingpt.config import Config, without_secrets
+from mingpt.config import Config
 from mingpt.errors import Mistake
 from mingpt.lifetime import STOP_SIGNALS
 from mingpt.platforms import PORT, find_placement
+from mingpt.redact import without_secrets
 
 LAST_PORT = 65535
 

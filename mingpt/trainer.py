@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mingpt import own
 from mingpt.batches import BatchPlan, Share
-from mingpt.config import Config, OwnModel, without_secrets
+from mingpt.config import Config, OwnModel
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
@@ -29,6 +29,7 @@ from mingpt.model import GPT
 from mingpt.models import trainable
 from mingpt.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.optim import Update
+from mingpt.redact import without_secrets
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.reader import Loaded

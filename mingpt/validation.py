@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mingpt.config import Config, ImagesData, Model, Own, QuestionData, Section, TextData, without_secrets
+from mingpt.config import Config, ImagesData, Model, Own, QuestionData, Section, TextData
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 
 MOST_QUESTIONS = 2**62  # their numbers are 64-bit integers
 MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory

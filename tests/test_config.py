@@ -7,8 +7,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from mingpt import cli
-from mingpt.config import Config, Model, without_secrets
+from mingpt.config import Config, Model
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 from mingpt.validation import KINDS, SECTIONS, keys, named, schemas, validate
 
 TEXT = "data.path=text.txt"  # some options leave it open

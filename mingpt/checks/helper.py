@@ -16,8 +16,8 @@ from datetime import timedelta
 from queue import Empty, Queue
 from typing import Any
 
-from mingpt.config import without_secrets
 from mingpt.errors import Mistake, Unavailable
+from mingpt.redact import without_secrets
 from mingpt.storage import LIMIT
 
 REDUCE_SECONDS = 1.5  # of measuring

@@ -14,9 +14,10 @@ from mingpt.checks.helper import Helper
 from mingpt.checks.meeting import Meeting, Refused, Unreached, host, plain, visit, what_stops
 from mingpt.checks.report import Report
 from mingpt.checks.ways import Echo, probe_all
-from mingpt.config import Config, without_secrets
+from mingpt.config import Config
 from mingpt.errors import FINISHED, Mistake
 from mingpt.platforms import find_placement
+from mingpt.redact import without_secrets
 from mingpt.torchrun import Torchrun
 
 # The limits of what follows once all have come; on good nodes each takes a fraction of it.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.config import without_secrets
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
 END_OF_TEXT = "<|endoftext|>"

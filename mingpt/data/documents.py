@@ -14,9 +14,9 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from mingpt.config import without_secrets
 from mingpt.data import bpe
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 from mingpt.storage import modified, name_of, open_fs, place, without_query
 
 Form = Literal["text", "jsonl", "parquet"]

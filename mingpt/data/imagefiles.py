@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mingpt.config import without_secrets
 from mingpt.data.codebook import Pixels
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
 KEY = "data.path"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mingpt.config import ImagesData, without_secrets
+from mingpt.config import ImagesData
 from mingpt.data.cache import Made, made_once
 from mingpt.data.codebook import Pixels, fit, patches_of
 from mingpt.data.evenly import Evenly
@@ -25,6 +25,7 @@ from mingpt.data.vocabulary import Vocabulary
 from mingpt.data.windows import TokenFile
 from mingpt.errors import Mistake
 from mingpt.model import IGNORE
+from mingpt.redact import without_secrets
 
 CACHE_VERSION = 1  # raise when what is cached changes, or how a codebook is fitted
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from mingpt import own
-from mingpt.config import OwnData, without_secrets
+from mingpt.config import OwnData
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 
 NOTHING = NoTokens()
 

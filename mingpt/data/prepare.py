@@ -21,7 +21,6 @@ from typing import Any, get_args
 import numpy as np
 from filelock import FileLock, Timeout
 
-from mingpt.config import without_secrets
 from mingpt.console import complain, say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import (
@@ -39,6 +38,7 @@ from mingpt.data.documents import File, Form, Options, blocks, find_files, ident
 from mingpt.data.encoding import Tokenizer, encoded
 from mingpt.data.shardwriter import ShardWriter
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
+from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
 NOTE_BYTES, NOTE_SECONDS = 4 << 20, 0.25  # smaller and quicker files share a note of what is finished

@@ -16,9 +16,9 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from mingpt.config import without_secrets
 from mingpt.data.dataset import Shard
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
 TOUCH_SECONDS = 10.0  # between two notes that a shard is in use

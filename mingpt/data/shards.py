@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.config import ShardsData, without_secrets
+from mingpt.config import ShardsData
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.cache import one_at_a_time
 from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, from_bytes, read_manifest, tokens_in
@@ -23,6 +23,7 @@ from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
 from mingpt.data.windows import Pieces, Windows
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
 NANOGPT = ("train.bin", "val.bin")

@@ -13,9 +13,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from mingpt.config import without_secrets
 from mingpt.data.dataset import MANIFEST, SPLITS, Shard, Split
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
 PROGRESS = "progress.json"

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.config import TextData, without_secrets
+from mingpt.config import TextData
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.cache import Made, made_once
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import Pieces, TokenFile, Windows
 from mingpt.errors import Mistake
+from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
 CACHE_VERSION = 1  # raise when what is cached changes

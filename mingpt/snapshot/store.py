@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import torch
 
-from mingpt.config import without_secrets
+from mingpt.redact import without_secrets
 from mingpt.snapshot.files import PROBE, SET_ASIDE, STEP_FOLDER, File, step_name
 from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged
 from mingpt.storage import is_local, modified, open_fs, place

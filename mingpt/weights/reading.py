@@ -12,11 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from mingpt.config import without_secrets
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.distributed import World
 from mingpt.errors import Mistake
 from mingpt.model import GPT, GPTConfig
+from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 from mingpt.weights.fitting import HEAD, config_problems, tensor_problems, vocabulary_problems
 

@@ -9,10 +9,10 @@ from uuid import uuid4
 
 from safetensors.torch import save as encode_safetensors
 
-from mingpt.config import without_secrets
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import Mistake
 from mingpt.model import GPT
+from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 from mingpt.weights.fitting import EMBEDDING
 from mingpt.weights.reading import CONFIG, WEIGHTS
