@@ -1,132 +1,139 @@
 """Metrics for programs (JSON lines) and for people (one console line).
 
 Each attempt writes a segment of its own, `<run.dir>/metrics/attempt-00001.jsonl`, since object stores cannot append and
-two attempts may overlap. Readers merge the segments by step: the newest attempt that reached a step has the word.
+two attempts may overlap. Readers put the segments together along the run's line.
 """
 
 import json
-import re
-import time
-from collections.abc import Mapping
+import math
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from mingpt.console import complain
-from mingpt.errors import Mistake, Unavailable
-from mingpt.redact import without_secrets
+from mingpt.attempts import Record, records, segments
+from mingpt.errors import Mistake
 from mingpt.storage import is_local, open_fs, place
 
-SEGMENT = re.compile(r"attempt-([0-9]{5})\.jsonl")
-VISIBLE_SECONDS = 10  # NFS clients remember for a few seconds that a file was not there
-
-
-def _segment(root: str, attempt: int) -> str:
-    return f"{root.rstrip('/')}/metrics/attempt-{attempt:05d}.jsonl"
-
-
-def _segments(run_dir: str) -> list[tuple[int, str]]:
-    """(attempt, path) of each segment, oldest first."""
-    fs, root = open_fs(run_dir, "run.dir")
-    fs.invalidate_cache()
-    with place("run.dir", run_dir):
-        try:
-            paths = fs.ls(f"{root.rstrip('/')}/metrics", detail=False)
-        except FileNotFoundError:
-            return []
-    return sorted((int(m[1]), p) for p in paths if (m := SEGMENT.fullmatch(Path(p).name)))
-
-
-def next_attempt(run_dir: str) -> int:
-    """The number of a new attempt: one more than that of the newest segment."""
-    return max((attempt for attempt, _ in _segments(run_dir)), default=0) + 1
-
-
-def check_newest_attempt(run_dir: str, attempt: int) -> None:
-    """Raise Mistake if a newer attempt has started: the older one must not go on beside it."""
-    newest = next_attempt(run_dir) - 1
-    if newest > attempt:
-        raise Mistake(
-            f"run.dir={without_secrets(run_dir)}: attempt {newest} has started while this one, attempt {attempt}, was "
-            f"still training: this one ends here, and the newer one goes on; two runs need two places"
-        )
+UPLOAD_SECONDS = 15  # between two looks for lines that a bucket does not have yet
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
-    """The merged metrics of a run by step. A line that a killed attempt left half written is passed over."""
+    """The metrics of a run by step, as its newest snapshot came about.
+
+    An attempt that goes on from a step replaces all that older ones have measured beyond it, and so does a rewind. A
+    line that a killed attempt left half written is passed over.
+    """
     fs, _ = open_fs(run_dir, "run.dir")
     rows: dict[int, dict[str, Any]] = {}
-    for attempt, path in _segments(run_dir):
-        with place("run.dir", run_dir):
-            raw: bytes = fs.cat_file(path)
-        for line in raw.decode(errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            # A newer attempt replaces an older one's line; within an attempt, a step's evaluation joins its loss.
-            old = rows.get(row["step"], {})
-            rows[row["step"]] = (old if old.get("attempt") == attempt else {}) | row
+    paths, claimed = segments(run_dir), records(run_dir)
+    for attempt in sorted(paths.keys() | claimed.keys()):
+        own = list[dict[str, Any]]()
+        if attempt in paths:
+            with place("run.dir", run_dir):
+                raw: bytes = fs.cat_file(paths[attempt])
+            own = list(_rows(raw))
+        first = min((row["step"] for row in own), default=math.inf) - 1  # of a segment without a claim
+        start = claimed.get(attempt, Record(attempt, from_step=first)).from_step  # type: ignore[arg-type]
+        rows = {step: row for step, row in rows.items() if step <= start}
+        for row in own:  # within an attempt, a step's evaluation joins its loss
+            rows[row["step"]] = rows.get(row["step"], {}) | row
     return [rows[step] for step in sorted(rows)]
 
 
-def segment_is_visible(run_dir: str, attempt: int) -> bool:
-    """Whether this process sees the segment that the speaking process has just made, at the latest after some time."""
-    fs, root = open_fs(run_dir, "run.dir")
-    deadline = time.monotonic() + VISIBLE_SECONDS
-    while True:
-        fs.invalidate_cache()
-        with place("run.dir", run_dir):
-            if fs.exists(_segment(root, attempt)):
-                return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
+def _rows(raw: bytes) -> list[dict[str, Any]]:
+    rows = []
+    for line in raw.decode(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append(row)
+    return rows
 
 
 class MetricsLog:
-    """One attempt's segment. On a local disk each line is there at once; elsewhere, after each `flush`."""
+    """One attempt's segment. On a local disk each line is there at once; elsewhere within seconds, and after `flush`.
 
-    def __init__(self, run_dir: str, attempt: int) -> None:
-        self.attempt, self.run_dir = attempt, run_dir
+    A place that can't be written costs the run nothing: lines wait in memory and are tried again with the next ones, at
+    each snapshot and at the end, and `say` tells it once until it works again.
+    """
+
+    def __init__(self, run_dir: str, attempt: int, say: Callable[[str], None]) -> None:
+        self.attempt, self.run_dir, self.say = attempt, run_dir, say
         self.fs, root = open_fs(run_dir, "run.dir")
-        self.path = _segment(root, attempt)
-        self.lines: list[str] = []
-        self.stored = 0  # of those lines
-        self.file: TextIO | None = None
-        with place("run.dir", run_dir):
-            if is_local(self.fs):
-                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    self.file = Path(self.path).open("x", buffering=1)  # noqa: SIM115 (closed by `close`)
-                except FileExistsError as error:  # nothing for the user to fix: the next attempt takes the next number
-                    raise Unavailable(
-                        f"another attempt has started at the same time: {self.path} exists: try again"
-                    ) from error
-            else:
-                self.fs.pipe_file(self.path, b"")
+        self.path = f"{root.rstrip('/')}/metrics/attempt-{attempt:05d}.jsonl"
+        self.lines: list[str] = []  # of a local disk: those that it does not have yet
+        self.stored = 0  # of those lines, in a bucket
+        self.failing = False
+        self._file: TextIO | None = None
+        self._storing = threading.Lock()  # training's thread never waits for a bucket: it only adds lines
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._upload, name="metrics", daemon=True)
+        if not is_local(self.fs):
+            self._thread.start()
 
     def write(self, row: Mapping[str, Any]) -> None:
-        line = json.dumps({"attempt": self.attempt, **row}) + "\n"
-        if not self.file:
-            self.lines.append(line)
-            return
-        with place("run.dir", self.run_dir):
-            self.file.write(line)
+        """A number that is not finite becomes null: JSON has no other word for it."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self.lines.append(json.dumps({"attempt": self.attempt, **finite}, allow_nan=False) + "\n")
+        if is_local(self.fs):
+            self.flush()
 
     def flush(self) -> None:
-        if self.file and not Path(self.path).exists():
-            complain(f"WARNING: {self.path} was deleted while the run was writing it: what it held is lost")
-            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            self.file = Path(self.path).open("a", buffering=1)  # noqa: SIM115
-        if not self.file and (count := len(self.lines)) > self.stored:  # another thread may be adding to them
-            with place("run.dir", self.run_dir):
-                self.fs.pipe_file(self.path, "".join(self.lines[:count]).encode())
+        """Bring to the store what it does not have yet. Says what goes wrong, and raises nothing."""
+        with self._storing:
+            try:
+                with place("run.dir", self.run_dir):
+                    self._append() if is_local(self.fs) else self._put()
+            except (Mistake, OSError) as error:  # Unavailable is one
+                if not self.failing:
+                    self.say(f"METRICS can't be written: {error}. The run goes on; they are tried again.")
+                self.failing = True
+                return
+            if self.failing:
+                self.say("metrics are written again")
+            self.failing = False
+
+    def _append(self) -> None:
+        path = Path(self.path)
+        if self._file is not None and not path.exists():
+            self.say(f"WARNING: {path} was deleted while the run was writing it: what it held is lost")
+            self._file.close()
+            self._file = None
+        if self._file is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a")
+        # After a failure the disk may have half of a line.
+        count = len(self.lines)
+        text = ("\n" if self.failing else "") + "".join(self.lines[:count])
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError:
+            broken, self._file = self._file, None
+            with suppress(OSError):  # it tries to write the rest again
+                broken.close()
+            raise
+        del self.lines[:count]
+
+    def _put(self) -> None:
+        count = len(self.lines)
+        if count > self.stored:
+            self.fs.pipe_file(self.path, "".join(self.lines[:count]).encode())
             self.stored = count
 
+    def _upload(self) -> None:
+        while not self._closed.wait(UPLOAD_SECONDS):
+            self.flush()
+
     def close(self) -> None:
+        self._closed.set()
         self.flush()
-        if self.file:
-            self.file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def console_line(row: Mapping[str, Any], max_steps: int) -> str:

@@ -77,6 +77,8 @@ class Update:
         # The scale starts at 2^16 and moves by powers of two; 1 where the precision needs none.
         self.loss_scale = torch.tensor(2.0**16 if fp16 else 1.0, device=device)
         self.finite_steps = torch.zeros((), device=device) if fp16 else None
+        # No state: no snapshot is taken while it is not 0.
+        self._skipped = torch.zeros((), dtype=torch.int64, device=device)
 
     def lr(self, step: int) -> float:
         return self.peak_lr * schedule_factor(self.schedule, step)
@@ -103,9 +105,14 @@ class Update:
         # torch.amp.GradScaler skips a step without waiting for the device.
         self.optimizer.found_inf = not_finite  # type: ignore[attr-defined]
         self.optimizer.step()
+        self._skipped.add_(1).mul_(not_finite.long())
         if self.finite_steps is not None:
             self._adapt_loss_scale(self.finite_steps, not_finite)
         return norm
+
+    def skipped_in_a_row(self) -> int:
+        """How many steps up to the last one were skipped: their gradients were not finite. Waits for the device."""
+        return int(self._skipped)
 
     def _adapt_loss_scale(self, finite_steps: Tensor, not_finite: Tensor) -> None:
         finite_steps.add_(1).mul_(1 - not_finite)

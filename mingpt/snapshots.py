@@ -22,6 +22,7 @@ from mingpt.snapshot.files import STEP_FOLDER
 from mingpt.snapshot.format import Damaged, OtherFormat
 from mingpt.snapshot.reader import look, read, read_manifest
 from mingpt.snapshot.retention import DAY, Retention, plan
+from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
 
 Options = argparse.Namespace
@@ -172,6 +173,23 @@ def prune_command(options: Options) -> int:
     return 0
 
 
+def rewind_command(options: Options) -> int:
+    """Go back: the run continues from --step, and all newer snapshots are set aside. Nothing is deleted."""
+    above, named = _split(options.url)
+    if named is not None:
+        raise Mistake(
+            f"{without_secrets(options.url)} is one step's folder: give {without_secrets(above)}'s run and --step"
+        )
+    store = Store(options.snapshots or f"{options.url.rstrip('/')}/snapshots", "URL")
+    if not store.steps():
+        raise Mistake(
+            f"{store.url}: no snapshot is there: give a run's directory, and with --snapshots the place of its "
+            f"snapshots if snapshot.dir was set"
+        )
+    rewind(options.url, store, options.step, options.hot_dir, say)
+    return 0
+
+
 def copy_command(options: Options) -> int:
     """Copy snapshots to another place, which is of the same kind as URL: a run's directory, a folder, a step."""
     found = find(options.url, options.step)
@@ -249,6 +267,10 @@ def _parser() -> Parser:
         help="age from which files without a snapshot are a dead writer's (default: 86400, a day)",
     )  # fmt: skip
     prune.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
+    back = add("rewind", None)
+    back.add_argument("--step", type=_count(0), required=True, metavar="N", help="the step to go on from")
+    back.add_argument("--snapshots", metavar="URL", help="snapshot.dir, if the run has set one")
+    back.add_argument("--hot-dir", default="/dev/shm", metavar="FOLDER", help="snapshot.hot_dir (default: /dev/shm)")
     copy = add("copy", "all")
     copy.add_argument("target", metavar="TO", help="where to, a place of the same kind as URL")
     export = add("export", "the newest")
@@ -263,6 +285,7 @@ COMMANDS = {
     "digest": digest_command,
     "show": show_command,
     "prune": prune_command,
+    "rewind": rewind_command,
     "copy": copy_command,
     "export": export_command,
 }

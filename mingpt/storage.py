@@ -31,7 +31,7 @@ NEVER = {
 }  # fmt: skip
 
 
-def _limit_seconds() -> float:
+def limit_seconds() -> float:
     given = os.environ.get(LIMIT, "")
     try:
         seconds = float(given or LIMIT_SECONDS)
@@ -63,7 +63,7 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
     On an object store each call of it ends within MINGPT_STORE_SECONDS. Raises Mistake, naming the config `key`, if
     there is none.
     """
-    seconds = _limit_seconds()
+    seconds = limit_seconds()
     if re.match(r"(s3a?|gs|gcs)://[^/]*@", url):  # the clients would take it for a part of the bucket's name
         raise Mistake(
             f"{key}={without_secrets(url)}: the URL of a bucket has no user and password: set them in the environment "
@@ -120,7 +120,7 @@ def place(key: str, url: str) -> Iterator[None]:
         raise
     except (TimeoutError, asyncio.TimeoutError) as error:  # Python 3.10: two classes
         raise Unavailable(
-            f"{shown}: no answer within {_limit_seconds():g} s: look at the network and the address; {LIMIT} in the "
+            f"{shown}: no answer within {limit_seconds():g} s: look at the network and the address; {LIMIT} in the "
             f"environment sets another limit"
         ) from error
     except FileNotFoundError as error:

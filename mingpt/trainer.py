@@ -5,6 +5,7 @@ that starts at any step with any number of processes computes what an undisturbe
 """
 
 import math
+import shlex
 import time
 from contextlib import nullcontext
 from datetime import datetime, timezone
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mingpt import own
+from mingpt.attempts import Attempt, is_visible
 from mingpt.batches import BatchPlan, Share
 from mingpt.config import Config, OwnModel
 from mingpt.console import say
@@ -24,7 +26,7 @@ from mingpt.distributed import World
 from mingpt.errors import FINISHED, STOPPED, Mistake
 from mingpt.evaluation import evaluate
 from mingpt.lifetime import Lifetime, Phase
-from mingpt.metrics import MetricsLog, check_newest_attempt, console_line, next_attempt, segment_is_visible
+from mingpt.metrics import MetricsLog, console_line
 from mingpt.model import GPT
 from mingpt.models import trainable
 from mingpt.numerics import autocast_for, differences, fingerprint, pin
@@ -32,8 +34,8 @@ from mingpt.optim import Update
 from mingpt.redact import without_secrets
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
+from mingpt.snapshot.lineage import NO_RESULT
 from mingpt.snapshot.reader import Loaded
-from mingpt.snapshot.restore import NO_RESULT
 from mingpt.snapshot.tiers import FLAGS, Content, Snapshots
 from mingpt.tally import HostView, TallyExchange
 from mingpt.weights.reading import start_from
@@ -58,7 +60,6 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         fp16=config.precision == "fp16",
         device=world.device,
     )
-    best_val_loss = torch.tensor(torch.inf, dtype=torch.float64)
     autocast = autocast_for(config, world.device)
     if isinstance(config.model, OwnModel):
         first = source.train[list(range(min(plan.micro_size, len(source.train))))]
@@ -67,7 +68,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
 
     # Everything above is equal in all processes by construction; everything below starts from the same snapshot.
     def state() -> State:
-        return {"model": model.state_dict(), "optimizer": update.state() | {"best_val_loss": best_val_loss}}
+        return {"model": model.state_dict(), "optimizer": update.state()}
 
     state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
     snapshots = Snapshots(config, world, state_bytes, say)
@@ -75,19 +76,20 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
     if mixed and world.speaks:
         say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
-    start, history = 0, list[dict[str, Any]]()
+    start, history, best_val_loss = 0, list[dict[str, Any]](), math.inf
     if loaded := snapshots.restore():
         _check_fits(loaded, config, source, model)
         start, history = loaded.manifest.step, loaded.manifest.history
         model.load_state_dict(loaded.state["model"])
         update.load(loaded.state["optimizer"])
-        best_val_loss.copy_(loaded.state["optimizer"]["best_val_loss"])
+        if loaded.manifest.metrics.best_val_loss is not None:
+            best_val_loss = loaded.manifest.metrics.best_val_loss
         numerics["init_from"] = loaded.manifest.fingerprint.get("init_from")  # where the run began, not model.init_from
         if world.speaks:
             say(f"resumed from step {start} of {loaded.url} (digest {loaded.manifest.digest})")
             _say_differences(loaded, config, numerics)
-        if start >= config.train.max_steps:
-            snapshots.forget_hot(start)
+        if start >= config.train.max_steps and snapshots.is_durable(start, loaded.manifest.digest):
+            snapshots.forget_hot()
             if world.speaks:
                 say(f"nothing to do: the run has reached step {start}, and train.max_steps={config.train.max_steps}")
             return FINISHED
@@ -95,7 +97,20 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         numerics["init_from"] = start_from(model, url, source.vocabulary, world)
         if world.speaks:
             say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
-    attempt = world.ask_speaker(lambda: next_attempt(config.run.dir))
+    claim: Attempt | None = None
+
+    def claim_attempt() -> int:
+        nonlocal claim
+        claim = Attempt.claim(config.run.dir, start, loaded.manifest.digest if loaded else None)
+        return claim.number
+
+    attempt = world.ask_speaker(claim_attempt)
+    blind = [rank for rank, sees in enumerate(world.gather(is_visible(config.run.dir, attempt))) if not sees]
+    if blind:  # at once, and not at the first snapshot, hours later
+        raise Mistake(
+            f"run.dir={without_secrets(config.run.dir)} is not one place for all: process {blind[0]} does not see what "
+            f"process 0 has written there; nodes with a disk each need a folder that all share, or a bucket"
+        )
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     this_attempt = {
         "attempt": attempt,
@@ -119,10 +134,12 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     work = Share(plan, mine, start, config.train.max_steps)
     microbatches = load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device)
 
+    metrics = MetricsLog(config.run.dir, attempt, say) if world.speaks else None
+
     def committed(step: int, digest: str, seconds: float) -> None:
         assert metrics
-        metrics.flush()
         say(f"step {step}: snapshot {digest[:16]} in {seconds:.2f} s")
+        metrics.flush()
 
     provenance = {
         "run": config.run.name,
@@ -131,20 +148,14 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         "fingerprint": numerics,
         "history": history,
     }
-    snapshots.begin(provenance, lambda: check_newest_attempt(config.run.dir, attempt), committed)
-    metrics: MetricsLog | None = None
-
-    def open_metrics() -> None:
-        nonlocal metrics
-        metrics = MetricsLog(config.run.dir, attempt)
-
-    world.ask_speaker(open_metrics)
-    blind = [rank for rank, sees in enumerate(world.gather(segment_is_visible(config.run.dir, attempt))) if not sees]
-    if blind:  # at once, and not at the first snapshot, hours later
-        raise Mistake(
-            f"run.dir={without_secrets(config.run.dir)} is not one place for all: process {blind[0]} does not see what "
-            f"process 0 has written there; nodes with a disk each need a folder that all share, or a bucket"
-        )
+    snapshots.begin(provenance, attempt, claim, committed)
+    if loaded and start >= config.train.max_steps:
+        stored = snapshots.make_durable(start, loaded)
+        if world.speaks:
+            say(f"finished: step {start}, digest {stored}: only the memory of a node had it; now it is stored")
+        lifetime.phase = Phase.OVER
+        world.barrier()
+        return FINISHED
     if world.speaks:
         say(
             f"attempt {attempt}: steps {start + 1} to {config.train.max_steps}, {world.size} processes on "
@@ -154,10 +165,15 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
 
     def content() -> Content:
         """What a snapshot of the step that has just been done holds."""
-        return state(), measured(tally.mean_loss(), val_loss)
+        return state(), Metrics.of(
+            loss=tally.mean_loss(),
+            val_loss=val_loss,
+            best_val_loss=best_val_loss if math.isfinite(best_val_loss) else None,
+        )
 
     last_log = time.monotonic()
-    last_logged, last_moved, stopping = start, start, False
+    last_logged, stopping = start, False
+    digest: str | None = None
     for step in range(start, config.train.max_steps):
         model.train()
         update.optimizer.zero_grad(set_to_none=True)
@@ -203,29 +219,27 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
                 "world_size": world.size,
             }
             if metrics:
-                metrics.write({k: v if math.isfinite(v) else None for k, v in row.items()})
+                metrics.write(row)
                 say(console_line(row, config.train.max_steps) + ("" if math.isfinite(grad_norm) else "  SKIPPED"))
-            if math.isfinite(grad_norm):
-                last_moved = done
-            elif done - last_moved >= SKIPPED_STEPS:  # equal in all processes, as the norm is
+            if (skipped := update.skipped_in_a_row()) >= SKIPPED_STEPS:  # equal in all processes, as the norm is
                 raise Mistake(
-                    f"nothing was learnt since step {last_moved}: the gradients are not finite, so steps are skipped. "
-                    f"The run has diverged: give a lower optimizer.lr, and go on from an older snapshot (delete the "
-                    f"newer ones in {without_secrets(config.snapshot.dir)}) or start in another run.dir"
+                    f"nothing was learnt since step {done - skipped}: the gradients are not finite, so steps are "
+                    f"skipped. {_way_back(config)}"
                 )
             last_log, last_logged = time.monotonic(), done
-        val_loss = math.nan
+        val_loss, best = None, False
         if len(source.validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
             began = time.monotonic()
             figures = evaluate(model, source.validation, world, autocast, source.answer_length)
             val_loss, accuracy = figures.loss, figures.accuracy
-            best_val_loss.clamp_(max=val_loss)
+            best = val_loss < best_val_loss
+            best_val_loss = val_loss if best else best_val_loss
             if metrics:
                 metrics.write(
                     {"step": done, "val_loss": val_loss} | ({} if accuracy is None else {"val_accuracy": accuracy})
                 )
                 say(
-                    f"step {done}: validation loss {val_loss:.4f} (best {best_val_loss.item():.4f})"
+                    f"step {done}: validation loss {val_loss:.4f} (best {best_val_loss:.4f})"
                     + (
                         ""
                         if accuracy is None
@@ -235,23 +249,42 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
             last_log += time.monotonic() - began  # the next line's speed is that of training
         began = time.monotonic()
         if final or stopping:
-            digest = snapshots.last(done, content(), stopping)
+            if not math.isfinite(tally.mean_loss()):
+                _end_without_a_loss(config, world, done, final, snapshots)
+            else:
+                digest = snapshots.last(done, content(), stopping)
             break
-        snapshots.after_step(done, content, flags, late=world.device.type == "cuda")
+        # While steps are skipped, nothing is learnt, and no snapshot may push the good ones out.
+        if (best or snapshots.is_due(done, flags)) and update.skipped_in_a_row() == 0:
+            snapshots.after_step(done, content, flags, late=world.device.type == "cuda", best=best)
         last_log += time.monotonic() - began
+    finished = world.from_speaker(final and digest is not None)
     snapshots.close()
     if metrics:
         metrics.close()
-        say(f"{'finished' if final else 'stopped on request'}: step {done}, digest {digest}")
+        say(f"{'finished' if finished else 'stopped on request'}: step {done}, digest {digest or 'not stored'}")
     # Before the barrier: an agent signals the workers that are left as soon as one has exited.
     lifetime.phase = Phase.OVER
     world.barrier()
-    return FINISHED if final else STOPPED
+    return FINISHED if finished else STOPPED
 
 
-def measured(loss: float, val_loss: float) -> Metrics:
-    """For the manifest, which takes finite numbers only."""
-    return Metrics(loss=loss if math.isfinite(loss) else None, val_loss=val_loss if math.isfinite(val_loss) else None)
+def _way_back(config: Config) -> str:
+    run = shlex.quote(str(without_secrets(config.run.dir)))
+    return (
+        f"The run has diverged: give a lower optimizer.lr, and go back to a step before the trouble "
+        f"(`python -m mingpt.snapshots rewind {run} --step N`) or start in another run.dir"
+    )
+
+
+def _end_without_a_loss(config: Config, world: World, step: int, final: bool, snapshots: Snapshots) -> None:
+    """A run whose loss is no number has nothing to store. Raises Mistake at its end; after a stop it may go on."""
+    there = world.ask_speaker(lambda: max(snapshots.store.steps(), default=0))
+    what = f"the loss of step {step} is not finite, so it was not stored; the newest snapshot is that of step {there}"
+    if final:
+        raise Mistake(f"{what}. {_way_back(config)}")
+    if world.speaks:
+        say(what)
 
 
 def _check_fits(loaded: Loaded, config: Config, source: Source, model: nn.Module) -> None:

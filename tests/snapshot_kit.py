@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mingpt.distributed import World
 from mingpt.snapshot.format import Kind, Metrics, State
+from mingpt.snapshot.lineage import Newest
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
@@ -50,7 +51,7 @@ def save(
 
 
 def read_newest(store: Store, say: Callable[[str], None]) -> Loaded | None:
-    return restore(store, None, ALONE, say)
+    return restore(store, None, ALONE, say, Newest.of(store))
 
 
 def files(folder: Path) -> list[str]:

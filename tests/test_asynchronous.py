@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fault_kit import LONG, launch
+from mingpt.attempts import Superseded
 from mingpt.errors import Mistake
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
@@ -94,14 +95,18 @@ def test_a_late_attempt_replaces_nothing(tmp_path: Path, url: str) -> None:
     first = save(store, 3)
     manifest = store.read_manifest(3)
     late = writer(Store(url.format(tmp_path)), said, retry_seconds=0)
-    late.save(3, state_of(4))  # the same step with other bits
+    with pytest.raises(Superseded) as end:
+        late.save(3, state_of(4))  # the same step with other bits
+    ours = save(Store(str(tmp_path / "other")), 3, state_of(4))
+    assert str(end.value) == (
+        f"step 3 of {store.url} is there, from attempt 1, with another digest ({first[:16]}, and ours is {ours[:16]}): "
+        f"it stays, this run ends"
+    )
+    assert late.broken
     assert store.read_manifest(3) == manifest
     assert read(store, 3).manifest.digest == first
-    assert said == [
-        f"step 3 of {store.url} is there already, from another attempt and with another digest ({first[:16]}): it stays"
-    ]
-    late.save(3, state_of(3))  # the same bits: nothing to say
-    assert len(said) == 1
+    assert writer(store, said).save(3, state_of(3)) == first  # the same bits: nothing to say
+    assert said == []
 
 
 def test_a_damaged_manifest_is_set_aside_by_whoever_comes_to_its_step(tmp_path: Path) -> None:

@@ -8,17 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mingpt.errors import Mistake
 from mingpt.snapshot import hot
-from mingpt.snapshot.restore import restore
-from mingpt.snapshot.store import Store
 from node_kit import Node, free_port, needs_mount
 from run_kit import TINY, Run
-from snapshot_kit import ALONE, PROVENANCE, save
+from snapshot_kit import save
 
 # The only durable snapshot is that at the end.
 HOT = ("train.max_steps=120", "train.eval_every=0", "snapshot.every_steps=0", "snapshot.hot_every_steps=10")
@@ -165,7 +162,7 @@ def test_a_damaged_hot_snapshot_is_set_aside_for_the_durable_one(
 def test_memory_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(Mistake) as caught:
-        hot.open_hot(str(tmp_path), "run", "a" * 32, free)
+        hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, free)
     assert re.fullmatch(
         rf"snapshot\.hot_dir={tmp_path}: two snapshots take \d+ MiB, and \d+ MiB are free: give it more "
         r"\(docker: --shm-size\), or set snapshot\.hot_every_steps=0",
@@ -177,18 +174,31 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"mingpt-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Mistake, match="belongs to somebody else"):
-        hot.open_hot(str(tmp_path), "run", "a" * 32, 10)
+        hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, 10)
 
 
 def test_what_killed_runs_left_is_removed_after_a_day(tmp_path: Path) -> None:
-    old, young = (hot.open_hot(str(tmp_path), name, "a" * 32, 10) for name in ("old", "young"))
+    old, young = (hot.open_hot(str(tmp_path), str(tmp_path / name), "a" * 32, 10) for name in ("old", "young"))
     for store in (old, young):
         save(store, 1)
     long_ago = time.time() - hot.STALE_SECONDS - 10
     for path in [Path(old.root), *Path(old.root).glob("*")]:
         os.utime(path, (long_ago, long_ago))
-    own = hot.open_hot(str(tmp_path), "own", "b" * 32, 10)
+    own = hot.open_hot(str(tmp_path), str(tmp_path / "own"), "b" * 32, 10)
     assert sorted(p.name[:3] for p in Path(own.root).parent.iterdir()) == ["own", "you"]
+
+
+def test_a_folder_in_memory_belongs_to_one_run_directory(tmp_path: Path) -> None:
+    """A copy of a run has the same random id; another place of the same name has not."""
+    run, copy, link = (str(tmp_path / name) for name in ("a/run", "b/run", "link"))
+    Path(run).mkdir(parents=True)
+    Path(link).symlink_to(run)
+    own = hot.folder("/m", run, "a" * 32)
+    assert own.parent == Path(f"/m/mingpt-{os.getuid()}")
+    assert own.name.startswith("run-")
+    assert own == hot.folder("/m", run + "/", "a" * 32) == hot.folder("/m", link, "a" * 32)
+    assert len({own, hot.folder("/m", copy, "a" * 32), hot.folder("/m", run, "b" * 32)}) == 3
+    assert hot.folder("/m", "memory://x/run", "a" * 32) == hot.folder("/m", "memory://x/run/", "a" * 32)
 
 
 def test_a_run_has_one_name_of_its_own_for_all_attempts(tmp_path: Path) -> None:
@@ -196,25 +206,3 @@ def test_a_run_has_one_name_of_its_own_for_all_attempts(tmp_path: Path) -> None:
     first = hot.run_id(str(tmp_path / "run"))
     assert hot.run_id(str(tmp_path / "run")) == first == hot.find_run_id(str(tmp_path / "run"))
     assert hot.run_id(str(tmp_path / "other")) != first
-    assert Store(str(hot.folder("/m", "n", first))).root.endswith(f"/n-{first}")
-
-
-@pytest.mark.parametrize(("newer_attempt", "lr", "from_memory"), [(3, 0.1, False), (3, 0.2, True), (2, 0.1, True)])
-def test_memory_that_newer_work_with_other_settings_has_overtaken_is_not_brought_back(
-    tmp_path: Path, newer_attempt: int, lr: float, from_memory: bool
-) -> None:
-    """Attempt 2 left step 9 in a node's memory; a newer one, which did not see it, went on to step 7."""
-
-    def of(attempt: int, lr: float) -> dict[str, Any]:
-        settings = {"optimizer": {"lr": lr}, "world": {"size": attempt}}  # the second section does not enter the result
-        return PROVENANCE | {"config": settings, "history": [{"attempt": 1}, {"attempt": attempt}]}
-
-    durable, memory = Store(str(tmp_path / "durable")), Store(str(tmp_path / "memory"), "snapshot.hot_dir")
-    save(memory, 9, provenance=of(2, 0.2))
-    save(durable, 7, provenance=of(newer_attempt, lr))
-    said: list[str] = []
-    loaded = restore(durable, memory, ALONE, said.append)
-    assert loaded
-    assert loaded.manifest.step == (9 if from_memory else 7)
-    assert memory.steps() == ([9] if from_memory else [])
-    assert [line.split(" is left by")[0] for line in said] == ([] if from_memory else ["the hot snapshot of step 9"])

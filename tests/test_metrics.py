@@ -1,14 +1,17 @@
-"""mingpt.metrics: one segment an attempt, merged by step; the newest attempt that reached a step has the word."""
+"""mingpt.metrics: one segment an attempt, merged by step; newer attempts replace what was beyond their start."""
 
 import json
+import math
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from mingpt.errors import Unavailable
-from mingpt.metrics import MetricsLog, console_line, next_attempt, read_metrics
+from mingpt import metrics
+from mingpt.attempts import REWIND, Attempt, newest_number
+from mingpt.metrics import MetricsLog, console_line, read_metrics
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -24,7 +27,7 @@ def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def log(run_dir: str, attempt: int, *rows: Mapping[str, object]) -> None:
-    segment = MetricsLog(run_dir, attempt)
+    segment = MetricsLog(run_dir, attempt, print)
     for row in rows:
         segment.write(row)
     segment.close()
@@ -40,7 +43,8 @@ def test_each_attempt_writes_json_lines_into_a_segment_of_its_own(tmp_path: Path
     assert [json.loads(line) for line in lines] == expected
 
 
-def test_the_newest_attempt_that_reached_a_step_has_the_word(run_dir: str) -> None:
+def test_a_newer_attempt_replaces_what_older_ones_have_measured_beyond_its_first_step(run_dir: str) -> None:
+    """Steps 30 and 40 of attempt 1 and 30 of attempt 2 were computed again, or never again: they led to no snapshot."""
     log(run_dir, 1, *({"step": s, "loss": 1.0 + s} for s in (10, 20, 30, 40)))
     log(run_dir, 3, {"step": 30, "loss": 3.3})
     log(run_dir, 2, {"step": 20, "loss": 2.2}, {"step": 25, "loss": 2.25}, {"step": 30, "loss": 2.3})
@@ -49,8 +53,17 @@ def test_the_newest_attempt_that_reached_a_step_has_the_word(run_dir: str) -> No
         {"attempt": 2, "step": 20, "loss": 2.2},
         {"attempt": 2, "step": 25, "loss": 2.25},
         {"attempt": 3, "step": 30, "loss": 3.3},
-        {"attempt": 1, "step": 40, "loss": 41.0},
     ]
+
+
+def test_an_attempt_says_itself_from_which_step_it_goes_on(run_dir: str) -> None:
+    """Its claim says that it started from step 12. A rewind measures nothing and cuts off."""
+    for number, (start, steps) in enumerate(((0, (10, 20, 30)), (12, (20,))), 1):
+        assert Attempt.claim(run_dir, start, "d").number == number
+        log(run_dir, number, *({"step": s, "loss": float(number)} for s in steps))
+    assert [(r["attempt"], r["step"]) for r in read_metrics(run_dir)] == [(1, 10), (2, 20)]
+    Attempt.claim(run_dir, 15, "d", by=REWIND)
+    assert [(r["attempt"], r["step"]) for r in read_metrics(run_dir)] == [(1, 10)]
 
 
 def test_the_validation_loss_joins_its_step(run_dir: str) -> None:
@@ -78,7 +91,7 @@ def test_a_line_that_a_killed_attempt_left_half_written_is_passed_over(tmp_path:
 
 
 def test_a_local_line_is_there_at_once(tmp_path: Path) -> None:
-    segment = MetricsLog(str(tmp_path), 1)
+    segment = MetricsLog(str(tmp_path), 1, print)
     segment.write({"step": 1})
     assert read_metrics(str(tmp_path)) == [{"attempt": 1, "step": 1}]
     segment.close()
@@ -86,7 +99,7 @@ def test_a_local_line_is_there_at_once(tmp_path: Path) -> None:
 
 def test_lines_of_a_remote_run_are_there_after_each_flush() -> None:
     run_dir = "memory://test-metrics/flushed"
-    segment = MetricsLog(run_dir, 1)
+    segment = MetricsLog(run_dir, 1, print)
     try:
         segment.write({"step": 1})
         assert read_metrics(run_dir) == []
@@ -104,29 +117,81 @@ def test_lines_of_a_remote_run_are_there_after_each_flush() -> None:
 
 def test_a_run_that_never_was_has_no_metrics(run_dir: str) -> None:
     assert read_metrics(run_dir) == []
-    assert next_attempt(run_dir) == 1
+    assert newest_number(run_dir) == 0
 
 
-def test_attempts_are_numbered_from_the_newest_segment_on(run_dir: str) -> None:
-    MetricsLog(run_dir, next_attempt(run_dir)).close()  # an attempt that died before its first line counts too
-    assert next_attempt(run_dir) == 2
-    log(run_dir, 41)
-    assert next_attempt(run_dir) == 42
+def test_attempts_are_numbered_from_the_newest_claim_or_segment_on(run_dir: str) -> None:
+    log(run_dir, 41, {"step": 1})
+    assert Attempt.claim(run_dir, 0, None).number == 42  # it died before its first line
+    assert Attempt.claim(run_dir, 0, None).number == 43
+    log(run_dir, 99999, {"step": 1})
+    assert Attempt.claim(run_dir, 0, None).number == 100000
+    assert Attempt.claim(run_dir, 0, None).number == 100001
 
 
 def test_files_that_are_no_segments_are_left_alone(tmp_path: Path) -> None:
     log(str(tmp_path), 7, {"step": 1})
     for name in ("attempt-00099.jsonl.tmp", "attempt-99.jsonl", "notes-00099.jsonl", "Xattempt-00099.jsonl"):
         (tmp_path / "metrics" / name).write_text('{"attempt": 99, "step": 1}\n')
-    assert next_attempt(str(tmp_path)) == 8
+    assert newest_number(str(tmp_path)) == 7
     assert read_metrics(str(tmp_path)) == [{"attempt": 7, "step": 1}]
 
 
-def test_no_attempt_overwrites_anothers_segment(tmp_path: Path) -> None:
+def test_a_number_that_is_not_finite_is_null_as_json_has_no_word_for_it(tmp_path: Path) -> None:
+    log(str(tmp_path), 1, {"step": 1, "val_loss": math.nan, "loss": math.inf})
+    raw = (tmp_path / "metrics/attempt-00001.jsonl").read_text()
+    assert raw == '{"attempt": 1, "step": 1, "val_loss": null, "loss": null}\n'
+
+
+def test_lines_that_are_json_and_no_rows_are_passed_over(tmp_path: Path) -> None:
     log(str(tmp_path), 1, {"step": 1})
-    with pytest.raises(Unavailable, match="another attempt has started at the same time"):
-        MetricsLog(str(tmp_path), 1)
+    with (tmp_path / "metrics/attempt-00001.jsonl").open("a") as f:
+        f.write('[1]\n{"step": "2"}\n{"loss": 1}\n' + "[" * 100_000 + "\n")
     assert read_metrics(str(tmp_path)) == [{"attempt": 1, "step": 1}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_disk_that_is_full_costs_no_line_and_no_run(tmp_path: Path) -> None:
+    said: list[str] = []
+    segment = MetricsLog(str(tmp_path), 1, said.append)
+    segment.write({"step": 1})
+    path = tmp_path / "metrics/attempt-00001.jsonl"
+    assert segment._file is not None
+    segment._file.close()
+    segment._file = open("/dev/full", "w")  # noqa: SIM115
+    segment.write({"step": 2})
+    segment._file = open("/dev/full", "w")  # noqa: SIM115
+    segment.write({"step": 3})
+    assert said == [
+        f"METRICS can't be written: run.dir={tmp_path}: the disk is full: free some space or choose another place. "
+        f"The run goes on; they are tried again."
+    ]
+    segment.write({"step": 4})  # there is space again
+    assert said[1:] == ["metrics are written again"]
+    segment.close()
+    assert [row["step"] for row in read_metrics(str(tmp_path))] == [1, 2, 3, 4]
+    assert path.read_text().count('"step": 2') == 1
+
+
+def test_a_bucket_has_the_lines_soon_without_any_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "UPLOAD_SECONDS", 0.01)
+    run_dir = "memory://test-metrics/soon"
+    segment = MetricsLog(run_dir, 1, print)
+    try:
+        stored, put = threading.Event(), segment._put
+
+        def note() -> None:
+            put()
+            if segment.stored:
+                stored.set()
+
+        monkeypatch.setattr(segment, "_put", note)
+        segment.write({"step": 1})
+        assert stored.wait(30)
+        assert read_metrics(run_dir) == [{"attempt": 1, "step": 1}]
+    finally:
+        segment.close()
+        fsspec.filesystem("memory").rm("/test-metrics", recursive=True)
 
 
 def test_the_console_line_says_where_the_run_is() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import http.server
-import io
 import os
 import re
 import signal
@@ -25,7 +24,6 @@ from mingpt.distributed import join
 from mingpt.errors import Mistake, Unavailable
 from mingpt.failures import explain
 from mingpt.lifetime import Lifetime, Phase
-from mingpt.metrics import MetricsLog, next_attempt
 from mingpt.snapshot.store import Store
 from mingpt.snapshots import find
 from mingpt.storage import place
@@ -59,14 +57,6 @@ def test_tokens_that_a_cache_cleaner_removed_are_built_anew(tmp_path: Path) -> N
     next((tmp_path / "cache").glob("*.npy")).unlink()
     open_text(config, 4)
     assert np.load(next((tmp_path / "cache").glob("*.npy"))).shape == (18,)
-
-
-def test_the_loser_of_a_race_for_an_attempts_number_is_not_told_to_change_its_config(tmp_path: Path) -> None:
-    first, second = next_attempt(str(tmp_path)), next_attempt(str(tmp_path))  # both look before either writes
-    MetricsLog(str(tmp_path), first).close()
-    with pytest.raises(Unavailable, match=r"^another attempt has started at the same time: "):  # exit 70: try again
-        MetricsLog(str(tmp_path), second)
-    assert next_attempt(str(tmp_path)) == 2
 
 
 def test_a_store_is_shown_without_its_secrets() -> None:
@@ -125,18 +115,6 @@ def test_a_traceback_shows_no_secrets(capsys: pytest.CaptureFixture[str]) -> Non
     told = capsys.readouterr().err
     assert told.count("OSError: no answer from https://***@host/x?***\n") == 2
     assert not re.search("hunter2|s3cret", told)
-
-
-def test_a_disk_that_is_full_under_the_metrics_is_a_mistake(tmp_path: Path) -> None:
-    class Full(io.StringIO):
-        def write(self, line: str) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    log = MetricsLog(str(tmp_path), 1)
-    log.close()
-    log.file = Full()
-    with pytest.raises(Mistake, match=rf"^run\.dir={tmp_path}: the disk is full: free some space"):
-        log.write({"step": 1})
 
 
 def test_an_error_that_may_pass_ends_with_70_and_no_stack_trace() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mingpt.attempts import Superseded
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, beyond, leftovers
 from mingpt.snapshot.store import Store
@@ -86,7 +87,8 @@ def test_who_is_overtaken_deletes_nothing(store: Store) -> None:
 def test_who_finds_another_state_committed_deletes_nothing(store: Store) -> None:
     save(store, 1)
     save(store, 2)
-    save(store, 2, read(store, 1).state, keep=1)
+    with pytest.raises(Superseded, match=r"step 2 of .* is there, from attempt 1, with another digest"):
+        save(store, 2, read(store, 1).state, keep=1)
     assert store.steps() == [2, 1]
 
 
@@ -94,7 +96,7 @@ def test_a_damaged_manifest_or_one_of_another_format_counts_for_nothing_and_stay
     for step in (1, 2, 3, 4):
         save(store, step)
     manifest = f"{store.folder(2)}/manifest.json"
-    store.fs.pipe_file(manifest, signed(json.loads(store.fs.cat_file(manifest)) | {"format": 3}))
+    store.fs.pipe_file(manifest, signed(json.loads(store.fs.cat_file(manifest)) | {"format": 4}))
     store.fs.pipe_file(f"{store.folder(3)}/manifest.json", b"{}")
     save(store, 5, keep=2)
     assert store.steps() == [5, 4, 3, 2]

@@ -43,7 +43,7 @@ def encoded(state: State, part_bytes: int) -> tuple[Manifest, dict[str, bytearra
     parts = [snapshot_format.encode_part(part, state[part.kind]) for part in lay_out(state, part_bytes)]
     tensors = {name: info for part in parts for name, info in part.tensors.items()}
     manifest = Manifest(
-        format=2,
+        format=3,
         step=1,
         digest=snapshot_format.digest_of(tensors),
         parts={part.name: PartInfo(size=part.size) for part in parts},
@@ -165,10 +165,10 @@ def test_a_snapshot_is_its_parts_and_a_manifest_and_nothing_else(store: Store) -
         assert name == f"{name.split('-')[0]}-00001-{content[:16]}.safetensors"
     checksum = manifest.pop("checksum")
     assert manifest == PROVENANCE | {
-        "format": 2,
+        "format": 3,
         "step": 3,
         "digest": digest,
-        "metrics": {"loss": 0.375, "val_loss": None},
+        "metrics": {"loss": 0.375, "val_loss": None, "best_val_loss": None, "not_finite": []},
         "parts": {name: {"size": len(parts[name])} for name in parts},
         "tensors": {
             name: {"dtype": dtype, "shape": shape, "sha256": sha256(raw(tensor)).hexdigest(), "part": part}

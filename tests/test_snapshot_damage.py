@@ -97,14 +97,14 @@ def manifest_of_format(number: object) -> Callable[[Path], str]:
     def damage(folder: Path) -> str:
         path = folder / "manifest.json"
         path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": number}))
-        return f"manifest.json has format {number!r}; this version of mingpt reads 2"
+        return f"manifest.json has format {number!r}; this version of mingpt reads 2 and 3"
 
     return damage
 
 
 def manifest_of_a_format_that_a_flipped_bit_makes(folder: Path) -> str:
     path = folder / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b'"format": 2', b'"format": 3'))
+    path.write_bytes(path.read_bytes().replace(b'"format": 3', b'"format": 2'))
     return "manifest.json does not have its own checksum"
 
 
@@ -190,7 +190,7 @@ def test_a_snapshots_folder_may_be_a_link(store: Store) -> None:
     assert read(store, 3).manifest.step == 3
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 4])
 def test_a_snapshot_of_another_format_is_a_mistake_and_stays(store: Store, version: int) -> None:
     """To set it aside and go on from an older step would throw the other program's work away."""
     folder = newest(store)
@@ -200,8 +200,8 @@ def test_a_snapshot_of_another_format_is_a_mistake_and_stays(store: Store, versi
     with pytest.raises(Mistake) as mistake:
         read_newest(store, print)
     assert str(mistake.value) == (
-        f"snapshot.dir={store.url}: the snapshot of step 3 has format {version}; this version of mingpt reads 2: use "
-        f"the version that wrote it, or another run.dir"
+        f"snapshot.dir={store.url}: the snapshot of step 3 has format {version}; this version of mingpt reads 2 and 3: "
+        f"use the version that wrote it, or another run.dir"
     )
     assert files(folder) == before
     assert store.steps() == [3, 2, 1]

@@ -242,11 +242,11 @@ def test_a_snapshot_of_another_format_is_a_mistake_for_who_needs_it(tmp_path: Pa
     train(tmp_path, 9)
     train(tmp_path, 10)
     path = tmp_path / "snapshots" / "step-000000010" / "manifest.json"
-    path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 3}))
+    path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 4}))
     for command in ("verify", "digest", "show", "prune"):
         assert snapshots.main([command, str(tmp_path)]) == 64
         out, err = capsys.readouterr()
-        assert "the snapshot of step 10 has format 3" in err
+        assert "the snapshot of step 10 has format 4" in err
         if command != "prune":
             assert snapshots.main([command, str(tmp_path), "--step", "9"]) == 0
         if command == "verify":  # the others all the same
@@ -254,7 +254,7 @@ def test_a_snapshot_of_another_format_is_a_mistake_for_who_needs_it(tmp_path: Pa
     capsys.readouterr()
     assert snapshots.main(["list", str(tmp_path)]) == 0
     _, other, good = capsys.readouterr().out.splitlines()
-    assert other.endswith("other format: format 3; this version of mingpt reads 2")
+    assert other.endswith("other format: format 4; this version of mingpt reads 2 and 3")
     assert good.endswith("looks good")
     assert generate.main([str(tmp_path)]) == 64
     assert "use the version that wrote it" in capsys.readouterr().err
@@ -330,9 +330,9 @@ def test_copy_passes_over_a_snapshot_of_another_format(tmp_path: Path, capsys: C
     for step in (1, 2, 3):
         save(store, step)
     path = tmp_path / "snapshots/step-000000003/manifest.json"
-    path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 3}))
+    path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": 4}))
     assert snapshots.main(["copy", str(tmp_path), f"{tmp_path}/copy"]) == 64
     out, err = capsys.readouterr()
     assert out.startswith("step 3: of another format, not copied\nstep 2: copied to ")
-    assert "step 3 has format 3" in err
+    assert "step 3 has format 4" in err
     assert Store(f"{tmp_path}/copy/snapshots").steps() == [2, 1]

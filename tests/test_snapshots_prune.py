@@ -84,7 +84,7 @@ def test_show_tells_the_manifest(run: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out) == manifest.model_dump()
     assert snapshots.main(["show", str(run), "--step", "4"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("run name, step 4, format 2\ndigest ")
+    assert out.startswith("run name, step 4, format 3\ndigest ")
     for line in (
         "loss 0.5000, validation loss 2.0000",
         "model: 0.2 KiB in 1 parts, 2 tensors",

@@ -7,6 +7,7 @@ from mingpt.snapshot.format import MANIFEST, PART_NAME
 
 STEP_FOLDER = re.compile(r"step-([0-9]{9})")
 PROBE, SET_ASIDE = ".probe-", "set-aside-"
+REWOUND, OVERTAKEN = "rewound-", "overtaken-"  # why a good one was set aside: in its manifest's name
 
 
 def step_name(step: int) -> str:
@@ -38,6 +39,11 @@ class File:
     @property
     def is_set_aside(self) -> bool:
         return self.name.startswith(SET_ASIDE) and self.name.endswith(MANIFEST)
+
+    @property
+    def was_damaged(self) -> bool:
+        """Whether it is the manifest of a snapshot that was set aside because it was damaged."""
+        return self.is_set_aside and not self.name.startswith((SET_ASIDE + REWOUND, SET_ASIDE + OVERTAKEN))
 
     @property
     def is_ours(self) -> bool:

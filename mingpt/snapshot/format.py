@@ -20,7 +20,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from torch import Tensor
 
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, FORMAT)  # format 2 had one tensor more, UNSTATED, which is no state
+UNSTATED = "best_val_loss"
+READS = "this version of mingpt reads 2 and 3"
 PART_BYTES = 64 * 2**20  # small enough to share out among processes, large enough for a request to a bucket each
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 64 * 2**20  # a reader takes no larger one into memory
@@ -61,10 +64,22 @@ class TensorInfo(Strict):
 
 
 class Metrics(Strict):
-    """The losses of the snapshot's step, where they were measured. Functions of (config, step), and no state."""
+    """The losses of the snapshot's step, where they were measured. Functions of (config, step), and no state.
+
+    best_val_loss: the lowest one up to this step. not_finite: names of those that were measured and are no number.
+    """
 
     loss: float | None = Field(default=None, allow_inf_nan=False)
     val_loss: float | None = Field(default=None, allow_inf_nan=False)
+    best_val_loss: float | None = Field(default=None, allow_inf_nan=False)
+    not_finite: list[str] = []
+
+    @classmethod
+    def of(cls, **measured: float | None) -> "Metrics":
+        """None: not measured."""
+        known = {name: value for name, value in measured.items() if value is not None}
+        finite = {name: value for name, value in known.items() if math.isfinite(value)}
+        return cls(**finite, not_finite=sorted(known.keys() - finite.keys()))
 
 
 class Manifest(Strict):
@@ -81,6 +96,12 @@ class Manifest(Strict):
     fingerprint: dict[str, Any]
     history: list[dict[str, Any]]
     metrics: Metrics = Metrics()
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that wrote it; 0 if the history does not say."""
+        number = self.history[-1].get("attempt") if self.history else None
+        return number if isinstance(number, int) else 0
 
     @cached_property
     def tensors_by_part(self) -> dict[str, dict[str, TensorInfo]]:
@@ -188,7 +209,8 @@ def decode_part(manifest: Manifest, name: str, raw: memoryview) -> dict[str, Ten
         if sha256(raw[start:end]).hexdigest() != infos[n].sha256:
             raise Damaged(f"{name}: {n} does not have the checksum that the manifest gives")
         flat = torch.frombuffer(raw[start:end], dtype=dtype) if end > start else torch.empty(0, dtype=dtype)
-        tensors[n] = flat.view(infos[n].shape)
+        if manifest.format >= 3 or n != UNSTATED:
+            tensors[n] = flat.view(infos[n].shape)
         start = end
     return tensors
 
@@ -233,10 +255,10 @@ def decode_manifest(raw: bytes) -> Manifest:
     try:
         if checksum != sha256(_canonical(fields)).hexdigest() or raw != _canonical(fields | {"checksum": checksum}):
             raise Damaged(f"{MANIFEST} does not have its own checksum")
-        if type(version) is int and version != FORMAT:
-            raise OtherFormat(f"format {version}; this version of mingpt reads {FORMAT}")
-        if version != FORMAT:
-            raise Damaged(f"{MANIFEST} has format {version!r}; this version of mingpt reads {FORMAT}")
+        if type(version) is int and version not in READABLE:
+            raise OtherFormat(f"format {version}; {READS}")
+        if type(version) is not int:
+            raise Damaged(f"{MANIFEST} has format {version!r}; {READS}")
         manifest = Manifest.model_validate(fields)
     except (ValidationError, ValueError, RecursionError) as error:  # ValueError: lone surrogates, NaN
         raise Damaged(f"{MANIFEST} does not follow the format: {error}") from error

@@ -1,7 +1,8 @@
 """The hot tier: snapshots in a node's shared memory, in the same format. They outlive all processes, not the node.
 
-A folder belongs to one run by a random name that the run's own directory holds: whoever deletes that directory starts
-afresh, whatever is left in the memory of some node.
+A folder belongs to one run directory: its name is a hash of where that directory is and of a random id that lies in
+it. Whoever deletes the directory starts afresh, whatever is left in the memory of some node, and a copy of it has a
+folder of its own.
 """
 
 import os
@@ -9,13 +10,14 @@ import re
 import shutil
 import stat
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from mingpt.errors import Mistake
 from mingpt.snapshot.store import Store
-from mingpt.storage import open_fs, place
+from mingpt.storage import is_local, name_of, open_fs, place
 
 KEEP = 1
 STALE_SECONDS = 86400  # after which what a killed run has left is anybody's to remove
@@ -50,22 +52,36 @@ def _run_id_path(run_dir: str) -> tuple[Any, str]:
     return fs, f"{root.rstrip('/')}/run-id"
 
 
-def folder(hot_dir: str, name: str, identity: str) -> Path:
-    """Where a node has the hot snapshots of a run."""
-    return Path(hot_dir) / f"mingpt-{os.getuid()}" / f"{name}-{identity}"
+def folder(hot_dir: str, run_dir: str, identity: str) -> Path:
+    """Where a node has the hot snapshots of a run. identity: run_id's."""
+    fs, path = open_fs(run_dir, "run.dir")
+    resolved = os.path.realpath(path) if is_local(fs) else fs.unstrip_protocol(path.rstrip("/"))
+    key = sha256(f"{resolved} {identity}".encode()).hexdigest()[:32]
+    return Path(hot_dir) / f"mingpt-{os.getuid()}" / f"{name_of(resolved) or 'run'}-{key}"
 
 
-def open_hot(hot_dir: str, name: str, identity: str, state_bytes: int) -> Store:
+def find_hot(hot_dir: str, run_dir: str) -> Store | None:
+    """This node's folder for a run, if it has one."""
+    identity = find_run_id(run_dir)
+    own = folder(hot_dir, run_dir, identity) if identity else None
+    return Store(str(own), "snapshot.hot_dir") if own and own.is_dir() and _is_ours(own.parent) else None
+
+
+def _is_ours(base: Path) -> bool:
+    about = base.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+
+
+def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int) -> Store:
     """This node's folder for a run, made where it is missing. Raises Mistake if there is no place for it.
 
     Two snapshots must fit: the older one goes when the newer one is complete.
     """
-    own = folder(hot_dir, name, identity)
+    own = folder(hot_dir, run_dir, identity)
     base = own.parent
     with place("snapshot.hot_dir", hot_dir):
         base.mkdir(mode=0o700, exist_ok=True)
-        about = base.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        if not _is_ours(base):
             raise Mistake(f"snapshot.hot_dir={hot_dir}: {base} belongs to somebody else: remove it, or choose another")
         own.mkdir(exist_ok=True)
         _remove_stale(base, own)

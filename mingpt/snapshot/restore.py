@@ -7,7 +7,6 @@ the durable store once, and a node that was replaced gets the hot tier's step fr
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -17,36 +16,35 @@ from mingpt.snapshot.format import (
     Damaged,
     Kind,
     Manifest,
-    OtherFormat,
     decode_manifest,
     decode_part,
     encode_manifest,
 )
-from mingpt.snapshot.reader import Loaded, kind_of, look, read_manifest, read_parts
+from mingpt.snapshot.lineage import Newest, strangers
+from mingpt.snapshot.reader import Loaded, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
-NO_RESULT = {"run", "world", "snapshot", "launch"}  # sections of a config that don't enter the result
 
-
-def restore(durable: Store, hot: Store | None, world: World, say: Callable[[str], None]) -> Loaded | None:
+def restore(
+    durable: Store, hot: Store | None, world: World, say: Callable[[str], None], newest: Newest
+) -> Loaded | None:
     """The newest good snapshot, in every process. A damaged one is set aside, loudly, and the next older one tried.
 
-    Called by all processes. Raises Mistake in all of them if a store says no.
+    newest: of the durable ones. What a node has in memory and does not continue it is removed. Called by all processes.
+    Raises Mistake in all of them if a store says no.
     """
     durable_steps: list[int] = world.ask_speaker(durable.steps)
-    newest = world.ask_speaker(lambda: _lineage(durable, durable_steps[0]) if durable_steps else None)
-    overtaken = _overtaken(hot, newest) if hot else []
     if hot and world.local_rank == 0:
-        for old in overtaken:
+        for old in strangers(hot, newest):
             say(
-                f"the hot snapshot of step {old} is left by an attempt with other settings, which a newer one has "
-                f"overtaken: removed"
+                f"the hot snapshot of step {old} does not continue what is durable now (step {newest.step}): it was "
+                f"overtaken, or somebody went back: removed"
             )
             hot.delete(old)
+    world.barrier()
     while True:
-        own = [step for step in hot.steps() if step not in overtaken] if hot else []
-        hot_steps = [set(steps) for steps in world.gather(own)]
+        hot_steps = [set(steps) for steps in world.gather(hot.steps() if hot else [])]
         step = max([*durable_steps, *(s for steps in hot_steps for s in steps)], default=None)
         if step is None:
             return None
@@ -63,29 +61,6 @@ def restore(durable: Store, hot: Store | None, world: World, say: Callable[[str]
         if world.rank in finders and store is not None:
             _set_aside(store, step, str(found[world.rank].damage), say)
         world.barrier()
-
-
-def _lineage(store: Store, step: int) -> dict[str, Any] | None:
-    """Which attempt wrote a snapshot, and all that its bits follow from."""
-    try:
-        manifest = look(store, step)
-    except (Damaged, OtherFormat):
-        return None  # told when it is read
-    attempt = manifest.history[-1].get("attempt") if manifest.history else None
-    config = {name: section for name, section in manifest.config.items() if name not in NO_RESULT}
-    return {"attempt": attempt if isinstance(attempt, int) else 0, "from": [config, manifest.fingerprint]}
-
-
-def _overtaken(hot: Store, newest: dict[str, Any] | None) -> list[int]:
-    """The hot snapshots of a node that are not of the run as it goes on now.
-
-    An attempt was killed and left them; a newer one, on other nodes or without the hot tier, went on with other
-    settings from an older step. To start from them would drop its work. With the same settings they are that work.
-    """
-    if newest is None:
-        return []
-    lineages = {step: _lineage(hot, step) for step in hot.steps()}
-    return [s for s, o in lineages.items() if o and o["attempt"] < newest["attempt"] and o["from"] != newest["from"]]
 
 
 def _set_aside(store: Store, step: int, damage: str, say: Callable[[str], None]) -> None:

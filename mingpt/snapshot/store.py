@@ -6,8 +6,8 @@ can only write the same bytes under one name.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -15,34 +15,13 @@ from uuid import uuid4
 
 import torch
 
+from mingpt.atomic import Buffer, sync_folder, write_whole
 from mingpt.redact import without_secrets
 from mingpt.snapshot.files import PROBE, SET_ASIDE, STEP_FOLDER, File, step_name
 from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged
 from mingpt.storage import is_local, modified, open_fs, place
 
-Buffer = bytes | bytearray | memoryview
 RANGE_BYTES = 16 * 2**20
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a folder's new entries survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _create_from(temporary: Path, target: Path) -> None:
-    """Give a whole file its name at once, unless that exists (FileExistsError)."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links: two writers in one instant may both succeed
-        if target.exists():
-            raise FileExistsError(str(target)) from None
-        temporary.replace(target)
 
 
 class Store:
@@ -172,9 +151,7 @@ class Store:
         """Write a file so that it is there whole or not at all. On an object store a put is just that."""
         target = f"{self.folder(step)}/{name}"
         if self.local:
-            with self._temporary(target, pieces) as temporary:
-                temporary.replace(target)
-            _sync_folder(Path(target).parent)
+            write_whole(Path(target), pieces)
         else:
             self.fs.pipe_file(target, b"".join(pieces))
 
@@ -187,10 +164,8 @@ class Store:
         target = f"{self.folder(step)}/{MANIFEST}"
         try:
             if self.local:
-                with self._temporary(target, [manifest]) as temporary:
-                    _create_from(temporary, Path(target))
-                _sync_folder(Path(target).parent)
-                _sync_folder(Path(self.root))  # the step's folder itself
+                write_whole(Path(target), [manifest], create=True)
+                sync_folder(Path(self.root))  # the step's folder itself
             elif self.conditional_puts:
                 self.fs.pipe_file(target, manifest, mode="create")
             else:
@@ -217,28 +192,16 @@ class Store:
             finally:
                 self.fs.rm_file(probe)
 
-    @contextmanager
-    def _temporary(self, target: str, pieces: Sequence[Buffer]) -> Iterator[Path]:
-        """A synced file beside the target, gone afterwards."""
-        path = Path(target)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-        try:
-            with temporary.open("xb") as f:
-                f.writelines(pieces)
-                f.flush()
-                os.fsync(f.fileno())
-            yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
+    def set_aside(self, step: int, why: str = "") -> str:
+        """Un-commit a snapshot without deleting anything: rename its manifest. Returns the new name.
 
-    def set_aside(self, step: int) -> str:
-        """Un-commit a damaged snapshot without deleting anything: rename its manifest. Returns the new name."""
+        why: REWOUND or OVERTAKEN, which its name then says; a damaged one has none.
+        """
         try:
             content = self._beginning_of_manifest(step)
         except Damaged:
             content = b""
-        name = f"{SET_ASIDE}{sha256(content).hexdigest()[:8]}-{MANIFEST}"
+        name = f"{SET_ASIDE}{why}{sha256(content).hexdigest()[:8]}-{MANIFEST}"
         old, new = f"{self.folder(step)}/{MANIFEST}", f"{self.folder(step)}/{name}"
         if self.local:
             os.replace(old, new)

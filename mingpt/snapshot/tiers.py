@@ -2,29 +2,37 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from mingpt import attempts
+from mingpt.attempts import Attempt
 from mingpt.config import Config
 from mingpt.distributed import World
 from mingpt.errors import Mistake
 from mingpt.snapshot import hot
 from mingpt.snapshot.format import Metrics, State
+from mingpt.snapshot.lineage import Follows, Newest, set_overtaken_aside, strangers
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.storage import limit_seconds
 
 Content = tuple[State, Metrics]
 FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # what the processes tell each other with every step
+SPARE_SECONDS = 60  # by which a wait for the other processes is longer than anything that those may be doing
 
 
 def newest(config: Config) -> int:
-    """The step of the newest snapshot that this node can see, of either tier; 0 if there is none."""
-    steps = Store(config.snapshot.dir).steps()
-    identity = hot.find_run_id(config.run.dir) if config.snapshot.hot_every_steps else None
-    if identity is not None:
-        steps += Store(str(hot.folder(config.snapshot.hot_dir, config.run.name, identity))).steps()
+    """The step of the newest snapshot that this node can go on from, of either tier; 0 if there is none."""
+    durable = Store(config.snapshot.dir)
+    memory = hot.find_hot(config.snapshot.hot_dir, config.run.dir) if config.snapshot.hot_every_steps else None
+    steps = durable.steps()
+    if memory is not None:
+        gone = strangers(memory, Newest.of(durable))
+        steps += [step for step in memory.steps() if step not in gone]
     return max(steps, default=0)
 
 
@@ -34,13 +42,14 @@ class Snapshots:
     def __init__(self, config: Config, world: World, state_bytes: int, say: Callable[[str], None]) -> None:
         """Raises Mistake if snapshot.dir can't be used. Without room for the hot tier, it says so and does without."""
         self.settings, self.world, self.say = config.snapshot, world, say
-        self.limit_seconds = config.world.timeout_seconds
+        self.run_dir, self.timeout = config.run.dir, config.world.timeout_seconds
         self.store = Store(config.snapshot.dir)
         self.hot_store: Store | None = None
+        self.hot: SnapshotWriter | None = None
         if config.snapshot.hot_every_steps:
             identity = world.ask_speaker(lambda: hot.run_id(config.run.dir))
             try:
-                self.hot_store = hot.open_hot(config.snapshot.hot_dir, config.run.name, identity, state_bytes)
+                self.hot_store = hot.open_hot(config.snapshot.hot_dir, config.run.dir, identity, state_bytes)
             except Mistake as mistake:
                 if world.local_rank == 0:
                     say(f"no hot snapshots on this node: {mistake}")
@@ -48,29 +57,69 @@ class Snapshots:
         self._too_late = False
 
     def restore(self) -> Loaded | None:
-        return restore(self.store, self.hot_store, self.world, self.say)
+        def look() -> dict[str, Any]:
+            set_overtaken_aside(self.store, attempts.records(self.run_dir), self.say)
+            return asdict(Newest.of(self.store))
+
+        self.base = Newest(**self.world.ask_speaker(look))
+        return restore(self.store, self.hot_store, self.world, self.say, self.base)
 
     def begin(
         self,
         provenance: Mapping[str, Any],
-        check: Callable[[], None],
+        attempt: int,
+        claim: Attempt | None,
         committed: Callable[[int, str, float], None],
     ) -> None:
-        """Make the writers, with what they call before and after a durable commit. Called by all processes."""
-        beside = self.world.beside(self.limit_seconds)
-        on_node = self.world.on_node(hot.node_identity(self.settings.hot_dir), self.limit_seconds)
+        """Make the writers. Called by all processes, after `restore`.
+
+        attempt: the number of this one. claim: rank 0's. committed: called in rank 0 after each durable commit, in the
+        writer's thread.
+        """
+        self.attempt = attempt
+        # A process that has nothing to write waits for one that may be waiting for the store: the limits must not tie,
+        # or the group breaks in the moment in which the other one reports.
+        limit = self.timeout + limit_seconds() + SPARE_SECONDS
+        beside = self.world.beside(limit)
+        on_node = self.world.on_node(hot.node_identity(self.settings.hot_dir), limit)
         s = self.settings
         retention = Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds)
+
+        def durable_committed(step: int, digest: str, seconds: float) -> None:
+            self._note(step, digest)
+            if self.world.speaks:
+                committed(step, digest, seconds)
+
         self.durable = SnapshotWriter(
-            self.store, beside, retention, provenance, self.say, committed, check, s.retry_seconds, s.verify_after_write
+            self.store,
+            beside,
+            retention,
+            provenance,
+            self.say,
+            durable_committed,
+            claim,
+            s.retry_seconds,
+            s.verify_after_write,
+            self.timeout,
         )
         # A node on which one process has no room has no hot tier.
         everywhere = all(on_node.gather(self.hot_store is not None))
-        self.hot: SnapshotWriter | None = None
         if self.hot_store is not None and everywhere:
+            # Before the first hot snapshot of this attempt: what it will continue.
+            unreadable = [step for step in self.base.unreadable if step > self.base.step]
+            self._note(max(unreadable, default=self.base.step), None if unreadable else self.base.digest)
             self.hot = SnapshotWriter(
-                self.hot_store, on_node, Retention(hot.KEEP, keep_best=False), provenance, self.say
-            )
+                self.hot_store, on_node, Retention(hot.KEEP, keep_best=False), provenance, self.say,
+                limit_seconds=self.timeout,
+            )  # fmt: skip
+
+    def _note(self, step: int, digest: str | None) -> None:
+        """What the hot snapshots from here on continue. If it can't be written, the last note still holds."""
+        if self.hot_store is not None and self.world.local_rank == 0:
+            try:
+                Follows(self.attempt, step, digest).write(self.hot_store)
+            except (Mistake, OSError) as error:
+                self.say(f"step {step}: not noted beside the hot snapshots: {error}")
 
     def flags(self) -> Sequence[bool]:
         """This process's part of what travels with the step."""
@@ -78,8 +127,8 @@ class Snapshots:
         return (
             0 < every <= time.monotonic() - self._last,
             self.durable.busy,
-            self.hot is not None and (self.hot.busy or self.hot.failures >= most),
-            self.durable.failures >= most or self.durable.superseded,
+            self.hot is not None and (self.hot.busy or self.hot.broken or self.hot.failures >= most),
+            self.durable.failures >= most or self.durable.broken,
         )
 
     def before_update(self) -> None:
@@ -88,16 +137,27 @@ class Snapshots:
             if writer is not None:
                 writer.before_update()
 
-    def after_step(self, step: int, content: Callable[[], Content], flags: Sequence[float], late: bool) -> None:
-        """Start what is due after this step; never waits. flags: for each, how many processes have raised it.
-
-        late: the flags are those of the step before, which can't know of a snapshot started after that.
-        """
+    def is_due(self, step: int, flags: Sequence[float]) -> bool:
+        """Whether `after_step` may take a snapshot. Raises what is wrong with those that were taken before."""
         if flags[BROKEN] > 0:
-            self.durable.wait()  # raises what went wrong with the last one
+            raise self.durable.problem(SPARE_SECONDS)
+        every, hot_every = self.settings.every_steps, self.settings.hot_every_steps if self.hot else 0
+        return (every > 0 and step % every == 0) or flags[DUE] > 0 or (hot_every > 0 and step % hot_every == 0)
+
+    def after_step(
+        self, step: int, content: Callable[[], Content], flags: Sequence[float], late: bool, best: bool
+    ) -> None:
+        """Start what is due after this step; waits for nothing but the snapshot before one that is to be kept.
+
+        flags: for each, how many processes have raised it. late: they are those of the step before, which can't know of
+        a snapshot started after that. best: the step's evaluation is the best so far.
+        """
         by_steps = self.settings.every_steps > 0 and step % self.settings.every_steps == 0
-        if by_steps or flags[DUE] > 0:
-            busy = flags[BUSY] > 0 or (late and self.durable.step == step - 1)
+        best = best and self.settings.keep_best
+        if by_steps or best or flags[DUE] > 0:
+            if best:  # it comes once
+                self.durable.settle()
+            busy = not best and (flags[BUSY] > 0 or (late and self.durable.step == step - 1))
             if not busy:
                 self.durable.start(step, *content())
                 if not self.settings.asynchronous:
@@ -111,8 +171,8 @@ class Snapshots:
             if not busy:
                 self.hot.start(step, *content())
 
-    def last(self, step: int, content: Content, stopping: bool) -> str:
-        """The snapshot at the end of an attempt, waited for; returns its digest.
+    def last(self, step: int, content: Content, stopping: bool) -> str | None:
+        """The snapshot at the end of an attempt, waited for; its digest, or None if it is not durable.
 
         When a stop has a limit (snapshot.grace_seconds), the hot tier comes first, and the durable one may be too late.
         """
@@ -120,45 +180,71 @@ class Snapshots:
         if not (stopping and grace):
             return self.durable.save(step, *content)
         deadline = time.monotonic() + grace
-        hot_digest = self.hot.save(step, *content) if self.hot else None
+        in_memory = self._start_hot(step, content, deadline)
+        digest, why = None, f"the snapshot did not reach {self.store.url} within snapshot.grace_seconds={grace:g}"
         try:
             self.durable.settle(deadline - time.monotonic())
             self.durable.start(step, *content, shout=False)
-            return self.durable.wait(deadline - time.monotonic())
+            digest = self.durable.wait(deadline - time.monotonic())
         except SnapshotFailed as error:
-            if hot_digest is None:
-                raise
-            self._too_late = True
-            if self.world.speaks:
-                self.say(
-                    f"step {step}: {error}. The next attempt starts from step {step} on these nodes (in their memory), "
-                    f"and from the newest step in {self.store.url} elsewhere"
-                )
-            return hot_digest
+            why = str(error)
         except TimeoutError:
+            pass
+        finally:  # whatever is wrong with the store, the step stays in this node's memory
+            in_memory = in_memory and self._wait_for_hot(step)
+        if digest is None:
             self._too_late = True
             if self.world.speaks:
-                here = f"step {step} on these nodes (in their memory), and from " if self.hot else ""
-                there = max(self.store.steps(), default=0)
+                here = f"step {step} on these nodes (in their memory), and from " if in_memory else ""
                 self.say(
-                    f"step {step}: the snapshot did not reach {self.store.url} within "
-                    f"snapshot.grace_seconds={grace:g}: the next attempt starts from {here}step {there} elsewhere"
+                    f"step {step}: {why}: the next attempt starts from {here}the newest step in {self.store.url} "
+                    f"elsewhere"
                 )
-            return hot_digest or "not saved"
+        return digest
 
-    def forget_hot(self, step: int) -> None:
-        """When a run has nothing left to do: remove what an attempt left that was killed after its last snapshot.
+    def _start_hot(self, step: int, content: Content, deadline: float) -> bool:
+        """Whatever goes wrong with the memory, the durable snapshot comes next."""
+        if self.hot is None or self.hot.broken:
+            return False
+        try:
+            self.hot.settle(deadline - time.monotonic())
+            self.hot.start(step, *content)
+        except Exception as error:
+            self.say(f"step {step}: no hot snapshot: {error or type(error).__name__}")
+            return False
+        return True
 
-        step: the run's last one. If only the memory has it, it stays. Called by all processes.
+    def _wait_for_hot(self, step: int) -> bool:
+        assert self.hot
+        try:
+            self.hot.wait(self.timeout)
+        except Exception:  # said by its writer, or too late
+            return False
+        return True
+
+    def make_durable(self, step: int, loaded: Loaded) -> str:
+        """Store the run's last step, which only the memory of a node has; returns its digest. Called by all processes.
+
+        Then the memory is tidied up: there is nothing left to do.
         """
-        is_durable = self.world.ask_speaker(lambda: step in self.store.steps())
-        if is_durable and self.hot_store and self.world.local_rank == 0:
+        digest = self.durable.save(step, loaded.state, loaded.manifest.metrics)
+        self.close()
+        return digest
+
+    def is_durable(self, step: int, digest: str) -> bool:
+        """Called by all processes, after `restore`."""
+        return self.base.step == step and self.base.digest == digest
+
+    def forget_hot(self) -> None:
+        """When the run's last step is durable: remove what an attempt left that was killed after it."""
+        if self.hot_store and self.world.local_rank == 0:
             hot.remove(self.hot_store)
 
     def close(self) -> None:
-        """After the last durable snapshot, the hot ones have served."""
+        """Called by all processes after the last durable snapshot: the hot ones have served."""
         if self.hot and not self._too_late:
             self.hot.settle()
-            self.hot.world.barrier()
+            if not self.hot.broken:
+                self.hot.world.barrier()
             if self.hot.world.speaks:
                 hot.remove(self.hot.store)

@@ -4,10 +4,12 @@ Each process copies, writes and hashes its share of the parts; when all have rep
 Their reports travel over a group of their own, so that no collective of the training ever waits for a store.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -16,8 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mingpt.atomic import Buffer
+from mingpt.attempts import Attempt, Superseded
 from mingpt.distributed import World
 from mingpt.errors import Mistake
+from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import (
     FORMAT,
     Damaged,
@@ -35,7 +40,7 @@ from mingpt.snapshot.format import (
 )
 from mingpt.snapshot.reader import AT_A_TIME, read_manifest
 from mingpt.snapshot.retention import Retention, plan
-from mingpt.snapshot.store import Buffer, Store
+from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
 T = TypeVar("T")
@@ -45,10 +50,6 @@ FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
 
 class SnapshotFailed(Exception):
     """The store failed in a way that may pass."""
-
-
-class Superseded(Mistake):
-    """This attempt must not write any more."""
 
 
 Copy = tuple[Part, dict[str, Tensor]]  # a part and its tensors, in CPU memory
@@ -75,10 +76,12 @@ def _equal(pieces: Sequence[Buffer], raw: memoryview) -> bool:
 class SnapshotWriter:
     """Writes the snapshots of one attempt and deletes those that need not stay.
 
-    world: the processes, with a group that nothing else uses. provenance: what the manifest says beside the state: run,
-    vocabulary, config, fingerprint, history. In the process that speaks, from the writer's thread, check() is called
-    before each commit (a Mistake of it ends the run), and committed(step, digest, seconds) after it. retry_seconds: for
-    how long a write that fails is tried again. verify: each part is read back before the commit.
+    world: the processes, with a group that nothing else uses, whose limit must be longer than limit_seconds and one
+    call of the store together. provenance: what the manifest says beside the state: run, vocabulary, config,
+    fingerprint, history. committed(step, digest, seconds) is called in every process, from the writer's thread. claim:
+    the attempt's, in rank 0; None: nobody else can be writing. retry_seconds: for how long a write that fails is tried
+    again, within limit_seconds for all writes of a process, and for the commit. verify: each part is read back before
+    the commit.
     """
 
     store: Store
@@ -87,12 +90,13 @@ class SnapshotWriter:
     provenance: Mapping[str, Any]
     say: Callable[[str], None]
     committed: Callable[[int, str, float], None] = lambda step, digest, seconds: None
-    check: Callable[[], None] = lambda: None
+    claim: Attempt | None = None
     retry_seconds: float = 0
     verify: bool = False
+    limit_seconds: float = math.inf
     step: int | None = None  # of the snapshot that was started last
     failures: int = 0  # in a row; equal in all processes, but not known to all at the same moment
-    superseded: bool = False  # `check` has said no
+    broken: bool = False  # it can write no more: overtaken by another attempt, or the processes can't agree any more
     _val_losses: dict[int, float | None] = field(default_factory=dict)  # of the snapshots that are there
     _job: "Future[str] | None" = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "snapshot"))
@@ -134,6 +138,15 @@ class SnapshotWriter:
         if self._job is not None:
             _in_time(self._job.exception, limit_seconds)
 
+    def problem(self, limit_seconds: float) -> Exception:
+        """What went wrong with the last snapshot, when one of the processes has said that it can't go on."""
+        with suppress(TimeoutError):  # it has not come to that here
+            self.settle(limit_seconds)
+        found = self._job.exception() if self._job is not None and self._job.done() else None
+        if isinstance(found, Exception):
+            return found
+        return SnapshotFailed("another process can't write snapshots any more: the reason is in its log")
+
     def before_update(self) -> None:
         """Call before the state changes: a copy from the device may still be under way. Does not stop the host."""
         if self._copied is not None:
@@ -167,29 +180,47 @@ class SnapshotWriter:
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
     def _write(self, step: int, copies: list[Copy], metrics: Metrics, began: float, shout: bool) -> str:
-        """The writer's thread. Every process comes to the same result."""
+        """The writer's thread. Every process comes to the same result; any exception is said here, and counts."""
         try:
-            if self._copied is not None:
-                self._copied.synchronize()
-            reports = self.world.gather(self._write_my_parts(step, copies))
-            self._raise_first(reports)
-            answer = self.world.from_speaker(self._commit(step, reports, metrics) if self.world.speaks else None)
-            self._raise_first([answer])
+            return self._write_together(step, copies, metrics, began)
         except (Mistake, SnapshotFailed) as error:
-            self.failures += 1
-            self.superseded = isinstance(error, Superseded)
-            if shout and self.world.speaks and not self.superseded:
-                self.say(f"SNAPSHOT FAILED ({self.failures} in a row): {error}. The run goes on.")
+            self._count(error, shout and self.world.speaks)
             raise
+        except Exception as error:
+            # Agreement itself has failed, and gloo closes a group's connections then: it can't be used again, and who
+            # is to blame is not known. So every process speaks, and the run ends with the next step.
+            self.broken = True
+            what = str(error).strip().splitlines() or [type(error).__name__]
+            failed = SnapshotFailed(
+                f"the processes could not agree on the snapshot of step {step} ({what[0]}): one of them has died, or "
+                f"has been waiting for its store for too long: look for the one whose log says why, or raise "
+                f"world.timeout_seconds"
+            )
+            self._count(failed, shout)
+            raise failed from error
+
+    def _count(self, error: Exception, shout: bool) -> None:
+        self.failures += 1
+        self.broken = self.broken or isinstance(error, Superseded)
+        if shout and not isinstance(error, Superseded):
+            goes_on = "The run ends here" if self.broken else "The run goes on"
+            self.say(f"SNAPSHOT FAILED ({self.failures} in a row): {error}. {goes_on}.")
+
+    def _write_together(self, step: int, copies: list[Copy], metrics: Metrics, began: float) -> str:
+        if self._copied is not None:
+            self._copied.synchronize()
+        reports = self.world.gather(self._write_my_parts(step, copies))
+        self._raise_first(reports)
+        answer = self.world.from_speaker(self._committed(step, reports, metrics) if self.world.speaks else None)
+        self._raise_first([answer])
         self.failures = 0
-        if self.world.speaks:
-            self._tell(step, answer["digest"], time.monotonic() - began)
+        self._tell(step, answer["digest"], time.monotonic() - began)
         return str(answer["digest"])
 
     def _tell(self, step: int, digest: str, seconds: float) -> None:
         """Whatever goes wrong here, the snapshot is safe."""
         try:
-            self._patiently(lambda: self.committed(step, digest, seconds))
+            self._patiently(lambda: self.committed(step, digest, seconds), self._deadline())
         except Exception as error:
             self.say(f"step {step}: snapshot {digest[:16]} in {seconds:.2f} s; what follows it failed: {error}")
 
@@ -198,14 +229,14 @@ class SnapshotWriter:
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
         try:
             with ThreadPoolExecutor(AT_A_TIME) as pool:
-                for part in pool.map(partial(self._write_part, step), copies):
+                for part in pool.map(partial(self._write_part, step, self._deadline()), copies):
                     written["parts"][part.name] = {"size": part.size}
                     written["tensors"] |= {n: t.model_dump() for n, t in part.tensors.items()}
         except Exception as error:  # whatever it is, the others must hear of it instead of waiting for this process
             return self._failure(f"the snapshot of step {step} could not be written", error)
         return written
 
-    def _write_part(self, step: int, copy: Copy) -> EncodedPart:
+    def _write_part(self, step: int, deadline: float, copy: Copy) -> EncodedPart:
         part = encode_part(*copy)
 
         def write() -> None:
@@ -213,10 +244,21 @@ class SnapshotWriter:
             if self.verify and not _equal(part.pieces, self.store.read_part(step, part.name, part.size)):
                 raise SnapshotFailed(f"{part.name} was read back with other bytes than were written")
 
-        self._patiently(write)
+        self._patiently(write, deadline)
         return part
 
-    def _commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
+    def _committed(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
+        """Commit; the digest, or what went wrong, as JSON for the others: whatever it is, they wait for it."""
+        try:
+            digest = self._commit(step, reports, metrics)
+        except Superseded as no:
+            return {"error": str(no), "superseded": True}
+        except Exception as error:
+            return self._failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
+        self._tidy(step)
+        return {"digest": digest}
+
+    def _commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> str:
         parts = {name: PartInfo(**p) for r in reports for name, p in r["parts"].items()}
         tensors = {name: TensorInfo(**t) for r in reports for name, t in r["tensors"].items()}
         manifest = Manifest(
@@ -229,7 +271,9 @@ class SnapshotWriter:
             **self.provenance,
         )
 
-        def commit() -> bool:
+        def commit() -> None:
+            if self.claim is not None:
+                self.claim.check()
             for name, part in parts.items():
                 # A store may drop bytes without a word (pytorch#183878), and a folder that the nodes don't share looks
                 # to each node as if all went well.
@@ -239,21 +283,24 @@ class SnapshotWriter:
                         f"{name} {found} after it was written; with several nodes, {self.store.key} must be "
                         f"a place that all of them share"
                     )
-            return self.store.commit(step, encode_manifest(manifest)) or self._accept(step, manifest)
+            if not self.store.commit(step, encode_manifest(manifest)):
+                self._meet(step, manifest)
+            self._take_back_if_late(step)
 
-        try:
-            self._patiently(self.check)
-        except Mistake as no:
-            return {"error": str(no), "superseded": True}
-        except Exception as error:
-            return self._failure("run.dir could not be looked at", error)
-        try:
-            known_to_be_good = self._patiently(commit)
-        except Exception as error:
-            return self._failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
-        if known_to_be_good:
-            self._tidy(step)
-        return {"digest": manifest.digest}
+        self._patiently(commit, self._deadline())
+        return manifest.digest
+
+    def _take_back_if_late(self, step: int) -> None:
+        """A commit may take minutes. If another attempt has gone on from an earlier step meanwhile, ours is no longer
+        on the run's line. (One that has gone on from this very step has read it already.)
+        """
+        newer = self.claim.overtaken() if self.claim is not None else None
+        if newer is None:
+            return
+        assert self.claim is not None
+        if newer.from_step < step:
+            self.store.set_aside(step, OVERTAKEN)
+        raise self.claim.superseded(newer)
 
     def _tidy(self, step: int) -> None:
         """Whatever goes wrong here costs room and not the snapshot; it is tried again after the next one."""
@@ -262,36 +309,52 @@ class SnapshotWriter:
         except Exception as error:
             self.say(f"what need not stay could not be deleted: {error}")
 
-    def _accept(self, step: int, ours: Manifest) -> bool:
-        """Another attempt has committed this step before us: leave it, unless it is damaged.
+    def _meet(self, step: int, ours: Manifest) -> None:
+        """Another attempt has committed this step before us. The newer attempt takes precedence, unless both are equal.
 
-        Returns whether what is there now is what we have written.
+        Raises Superseded if ours is the older one.
         """
         try:
             theirs = read_manifest(self.store, step)
         except Damaged:
-            self.store.set_aside(step)
-            if not self.store.commit(step, encode_manifest(ours)):
-                raise SnapshotFailed("another attempt writes the same step at the same time") from None
-            return True
-        if theirs.digest != ours.digest:
-            self.say(
-                f"step {step} of {self.store.url} is there already, from another attempt and with another digest "
-                f"({theirs.digest[:16]}): it stays"
-            )
-        return theirs.digest == ours.digest
+            theirs, why = None, ""
+        if theirs is not None:
+            if theirs.digest == ours.digest:
+                return
+            there = f"step {step} of {self.store.url} is there, from attempt {theirs.attempt}, with another digest"
+            if theirs.attempt >= ours.attempt:
+                raise Superseded(
+                    f"{there} ({theirs.digest[:16]}, and ours is {ours.digest[:16]}): it stays, this run ends"
+                )
+            self.say(f"{there}: that attempt was overtaken; its snapshot is set aside")
+            why = OVERTAKEN
+        self.store.set_aside(step, why)
+        if not self.store.commit(step, encode_manifest(ours)):
+            raise SnapshotFailed("another attempt writes the same step at the same time")
 
-    def _patiently(self, act: Callable[[], T]) -> T:
-        """Do it, again and again while the store fails in a way that may pass, with growing pauses."""
-        deadline, pause = time.monotonic() + self.retry_seconds, FIRST_RETRY_SECONDS
+    def _deadline(self) -> float:
+        return time.monotonic() + self.limit_seconds
+
+    def _patiently(self, act: Callable[[], T], deadline: float) -> T:
+        """Do it, again and again while the store fails in a way that may pass, with growing pauses.
+
+        deadline: no try begins after it. So all of them end within one call of the store beyond it, and the others, who
+        wait for this process's report, can know how long that may take.
+        """
+        own, pause = min(deadline, time.monotonic() + self.retry_seconds), FIRST_RETRY_SECONDS
         while True:
+            if time.monotonic() > deadline:
+                raise SnapshotFailed(
+                    f"writing has taken longer than world.timeout_seconds={self.limit_seconds:g}: raise that, or use a "
+                    f"faster {self.store.key}"
+                )
             try:
                 with place(self.store.key, self.store.url):
                     return act()
             except Mistake:
                 raise
             except Exception as error:
-                if time.monotonic() + pause > deadline:
+                if time.monotonic() + pause > own:
                     raise
                 self.say(f"{error}: next try in {pause:g} s")
             time.sleep(pause)

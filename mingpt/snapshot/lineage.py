@@ -1,0 +1,137 @@
+"""What follows from what: which durable snapshots are on the run's line, and which hot ones continue it.
+
+The newest snapshot is not simply that of the highest step. An attempt that a newer one has overtaken may still commit
+(a preempted node that was uploading), a person may have gone back to an older step, and a node's memory may hold what
+nobody wants any more. A restart must bring none of that back.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mingpt.atomic import write_whole
+from mingpt.attempts import REWIND, Record
+from mingpt.snapshot.files import OVERTAKEN
+from mingpt.snapshot.format import Damaged, Manifest, OtherFormat
+from mingpt.snapshot.reader import look
+from mingpt.snapshot.store import Store
+from mingpt.storage import place
+
+NOTE = "follows.json"
+NO_RESULT = {"run", "world", "snapshot", "launch"}  # sections of a config that don't enter the result
+
+
+def peek(store: Store, step: int) -> Manifest | None:
+    """The manifest, or None if it can't be read: that is told when the snapshot is."""
+    try:
+        return look(store, step)
+    except (Damaged, OtherFormat):
+        return None
+
+
+def overtaken(store: Store, records: Mapping[int, Record]) -> list[int]:
+    """The steps, newest first, that are not on the run's line.
+
+    They were committed by an attempt after a newer one had gone on from an earlier step and had committed snapshots of
+    its own; or after somebody had rewound the run to an earlier step. (Where the newer one has committed nothing, what
+    the older one did late is no work of anybody else's, and stays.)
+    """
+    above: list[int] = []  # readable steps above the best one
+    best: Manifest | None = None
+    for step in store.steps():
+        if (manifest := peek(store, step)) is None:
+            continue
+        newer = [record for number, record in records.items() if number > manifest.attempt and record.from_step < step]
+        if any(record.by == REWIND for record in newer):
+            above.append(step)
+            continue
+        if best is None:
+            best, below = manifest, list[int]()
+        elif manifest.attempt > best.attempt:
+            above += below
+            best, below = manifest, []
+        # Usual: the newest snapshot is the newest attempt's, and one manifest is all that is read.
+        if not any(n > best.attempt and record.from_step < best.step for n, record in records.items()):
+            return above
+        below.append(step)
+    return above
+
+
+def set_overtaken_aside(store: Store, records: Mapping[int, Record], say: Callable[[str], None]) -> None:
+    """Called by one process, at a start."""
+    for step in overtaken(store, records):
+        with place(store.key, store.url):
+            name = store.set_aside(step, OVERTAKEN)
+        say(
+            f"the snapshot of step {step} in {store.url} was committed by an attempt that a newer one had overtaken: "
+            f"set aside (its manifest is now {name})"
+        )
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest durable snapshot on the run's line, for a node that looks into its memory. step 0: there is none.
+
+    attempt: who wrote it. result: all that its bits follow from. unreadable: steps above it that are damaged.
+    """
+
+    step: int = 0
+    digest: str | None = None
+    attempt: int = 0
+    result: Any = None
+    unreadable: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, store: Store) -> "Newest":
+        committed = set(store.steps())
+        unreadable: list[int] = []
+        for step in store.folders():
+            manifest = peek(store, step) if step in committed else None
+            if manifest:
+                return cls(step, manifest.digest, manifest.attempt, _result(manifest), tuple(unreadable))
+            if step in committed or any(f.was_damaged for f in store.files(step)):
+                unreadable.append(step)
+        return cls(unreadable=tuple(unreadable))
+
+
+def _result(manifest: Manifest) -> Any:
+    config = {name: section for name, section in manifest.config.items() if name not in NO_RESULT}
+    return json.loads(json.dumps([config, manifest.fingerprint]))  # as it is after its way through a message
+
+
+@dataclass(frozen=True)
+class Follows:
+    """A note beside hot snapshots: the newest durable one that they continue (step 0: none), and who says so."""
+
+    attempt: int
+    step: int
+    digest: str | None
+
+    def write(self, hot: Store) -> None:
+        with place(hot.key, hot.url):
+            write_whole(Path(hot.root) / NOTE, [json.dumps(asdict(self)).encode()])
+
+    @classmethod
+    def read(cls, hot: Store) -> "Follows | None":
+        try:
+            return cls(**json.loads((Path(hot.root) / NOTE).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def strangers(hot: Store, newest: Newest) -> list[int]:
+    """The steps in a node's memory that do not continue what is durable now."""
+    note = Follows.read(hot)
+    return [step for step in hot.steps() if not _continues(hot, step, note, newest)]
+
+
+def _continues(hot: Store, step: int, note: Follows | None, newest: Newest) -> bool:
+    if note is None or newest.step < note.step:  # what it grew from was deleted, or rewound; damage is no such wish
+        return note is not None and note.step in newest.unreadable
+    if newest.step == note.step:
+        return newest.digest == note.digest
+    # Something newer is durable. It is of the same line if the same attempt wrote it, or if it has the same bits.
+    manifest = peek(hot, step)
+    return newest.attempt == note.attempt or manifest is None or newest.result == _result(manifest)

@@ -1,0 +1,52 @@
+"""One of two processes that write snapshots together: `python two_writers.py RANK FOLDER`; prints the outcome as JSON.
+
+The second one's first write takes until the first one has given up waiting for it: an event, a file, ends it.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mingpt.atomic import Buffer
+from mingpt.distributed import World
+from mingpt.snapshot.retention import Retention
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.writer import SnapshotWriter
+from snapshot_kit import PROVENANCE, state_of
+
+GROUP_SECONDS = 2.0
+
+
+class Hanging(Store):
+    def write(self, step: int, name: str, pieces: Sequence[Buffer]) -> None:
+        gone = Path(self.root).with_name("gone")
+        while rank == 1 and not gone.exists():
+            time.sleep(0.01)
+        super().write(step, name, pieces)
+
+
+def outcome(job: "SnapshotWriter") -> str:
+    try:
+        return job.wait(60)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+store = dist.FileStore(str(folder / "rendezvous"), 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+world = World(rank, 2, rank, torch.device("cpu"), "gloo")
+said: list[str] = []
+writer = SnapshotWriter(
+    Hanging(str(folder / "snapshots")), world.beside(GROUP_SECONDS), Retention(9), PROVENANCE, said.append
+)
+writer.start(1, state_of(1))
+first = outcome(writer)
+(folder / "gone").touch()
+print(json.dumps({"first": first, "failures": writer.failures, "broken": writer.broken, "said": said}), flush=True)
