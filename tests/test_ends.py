@@ -51,6 +51,12 @@ class Asked(Lifetime):
         pass
 
 
+@pytest.fixture(autouse=True)
+def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure a process has some seconds to live. This one has more tests to run."""
+    monkeypatch.setattr("mingpt.distributed._limit_the_rest_of_life", lambda seconds: None)
+
+
 @pytest.fixture
 def train(tmp_path: Path, text: Path, cache: Path) -> Iterator[Callable[..., int]]:
     """Runs an attempt of the run in tmp_path/run; returns its exit code."""
