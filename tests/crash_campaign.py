@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import crash_report
-from crash_plan import SERVER_BEFORE, Plan
+from crash_plan import DOUBLE, ROLLBACK, SERVER_BEFORE, SLOW, Plan
 from crash_server import Keeper
 from crash_start import CRASHED, Start
 from crash_witness import Violation, Witness
@@ -86,28 +86,47 @@ class Campaign:
         run = Run(f"{place}/{name}", self.text, self.folder / "cache")
         witness = Witness(run, self.undisturbed, Retention(KEEP, KEEP_EVERY), self.memories)
         while True:
-            nodes = self.random.choice(((0,), (0,), (1,), (0, 1)))
+            nodes: tuple[int, ...] = self.random.choice(((0,), (0,), (1,), (0, 1)))
             processes = [self.random.choice((1, 1, 1, 2, 2, 3, 4) if len(nodes) == 1 else (1, 1, 2)) for _ in nodes]
+            self._perhaps_go_back(witness)
             start = self._prepare(witness, storage, nodes, processes)
             codes = self._run(start)
+            if start.special == DOUBLE:
+                nodes = tuple(node for node, code in zip(start.nodes, codes, strict=True) if code == 0)[-1:]
+                codes = [0]
             if not any(codes) and max(witness.seen) == max(self.undisturbed):
                 break
         witness.at_the_end(nodes)
         self.runs[storage] += 1
         self.attempts += witness.attempts
 
+    def _perhaps_go_back(self, witness: Witness) -> None:
+        """Somebody is not content with the run and goes back to an older step."""
+        steps = sorted(witness.seen)[:-1]
+        there = [step for step in witness.run.store.steps() if step in steps] if steps else []
+        if there and self.plan.left and self.random.random() < 0.15:
+            witness.rewind(self.random.choice(there))
+            self.plan.count(ROLLBACK)
+
     def _prepare(self, witness: Witness, storage: str, nodes: tuple[int, ...], processes: list[int]) -> Start:
         run = witness.run
         places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}", "snapshot.hot_dir=.")
         crashes = min(self.random.choice((2, 4, 6)), self.plan.left)
-        training = [*TINY, *OPTIONS, *places]
+        grace = f"snapshot.grace_seconds={self.random.choice((0, 0.000001, 5))}"
+        training = [*TINY, *OPTIONS, *places, grace]
         plan, keeper = self.plan, self.keeper
-        return Start(nodes, processes, crashes, training, self.env, witness, plan, storage, keeper, self.random)
+        start = Start(nodes, processes, crashes, training, self.env, witness, plan, storage, keeper, self.random)
+        if crashes and storage == "bucket" and self.random.random() < 0.12:
+            start.special, start.nodes, start.processes, start.crashes = DOUBLE, (0, 1), [1, 1], 0
+            witness.doubled = True
+        elif crashes and sum(processes) > 1 and self.random.random() < 0.15:
+            start.special = SLOW
+        return start
 
     def _run(self, start: Start) -> list[int]:
         began = time.monotonic()
         start.witness.expect_start(start.nodes)
-        absent = start.storage == "bucket" and start.crashes > 0 and self.random.random() < 0.06
+        absent = start.storage == "bucket" and start.crashes > 0 and not start.special and self.random.random() < 0.06
         if absent and self.keeper.kill(stay_away=True):
             self.plan.count(SERVER_BEFORE)
             start.happened.append(SERVER_BEFORE)

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 STORAGES = ("disk", "bucket")
 # What each kills: a training process; all of a node; the same, with what the node has in memory; the launcher alone;
-# the storage server. At a random moment; the last one before a start that finds no server.
-ANYWHERE = ("worker", "node", "machine", "agent")
+# the storage server. At a random moment; the last one before a start that finds no server. A stop kills nothing.
+ANYWHERE = ("worker", "node", "machine", "agent", "stop")
 SERVER, SERVER_BEFORE = "server", "server before a start"
+# Of a whole start: a write that takes longer than the processes wait for each other; the run is started twice at once;
+# before it, somebody goes back to an older step.
+SLOW, DOUBLE, ROLLBACK = "slow write", "double start", "rollback"
 SHARE_OF_BOUNDARIES = 0.55
 
 

@@ -16,6 +16,10 @@ KINDS = {
     "boundary, process": "the process that writes, at a boundary of a snapshot's writes",
     "boundary, server": "the storage server, at such a boundary",
     "server": "the storage server, at a random moment",
+    "stop": "nothing: SIGTERM to a launcher, with much, little or no time for the last snapshot",
+    "slow write": "nothing: a write takes longer than the processes wait for each other: they end, and start again",
+    "double start": "nothing: the run is started twice at once; the older attempt ends with 64",
+    "rollback": "nothing: `snapshots rewind` to an older step, while a node has newer ones in its memory",
     "server before a start": "the same: this start ends with 70 in bounded time, the next one goes on",
 }
 EXPLANATION = """\
@@ -28,9 +32,11 @@ before the next start all that its nodes have in memory.
 
 - The digest of each snapshot is that of the undisturbed run's same step.
 - Each step that was ever seen committed is there, unless the retention policy lets it go; the newest never goes back.
-- The next attempt starts from the newest step that one of its nodes can see, in the store or in memory.
+- The next attempt starts from the newest step that one of its nodes can see, in the store or in memory; after a
+  rollback from the step that somebody went back to, whatever is left in memory.
 - Nothing was found damaged, no process is left behind, and at a run's end nothing is left in its nodes' memory.
-- A launcher that was not killed ends with 0, or with 70 if the other node or the storage server died.
+- A launcher that was not killed ends with 0, with 70 if the other node or the storage server died, with 75 if it was
+  asked to stop, or with 64 if a newer attempt has started.
 
 `tests/crash_campaign.py` is the campaign, and `tests/test_crash_campaign.py` a short one for every day.
 """

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crash_plan import SERVER, Boundary, Plan
+from crash_plan import DOUBLE, SERVER, SLOW, Boundary, Plan
 from crash_server import Keeper
 from crash_witness import Violation, Witness, wipe
 from node_kit import Node, free_port, listening, wait_until
 
-KILLED, CRASHED = -signal.SIGKILL, 70
+KILLED, MISTAKE, CRASHED, STOPPED = -signal.SIGKILL, 64, 70, 75
+SLOW_WRITE = Boundary("durable", "optimizer-00001", "before", "slow")
+GROUP_SECONDS = "3"  # what SLOW_WRITE takes longer than
 MOST_STEPS_BETWEEN = 25  # two crashes
 LIMIT = 240  # seconds; a hang is a violation
 
@@ -25,7 +27,8 @@ LIMIT = 240  # seconds; a hang is a violation
 class Start:
     """nodes: the numbers of those that take part, with as many processes each as `processes` says.
 
-    crashes: how many to cause. training: the trainer's overrides. env: for sitecustomize.
+    crashes: how many to cause. training: the trainer's overrides. env: for sitecustomize. special: SLOW, DOUBLE or
+    nothing.
     """
 
     nodes: Sequence[int]
@@ -38,6 +41,8 @@ class Start:
     storage: str
     keeper: Keeper
     chooser: random.Random
+    special: str = ""
+    stopped: bool = False
     launchers: list[Node] = field(default_factory=list)
     happened: list[str] = field(default_factory=list)
     dead: set[int] = field(default_factory=set)  # launchers that were killed, by their place in `launchers`
@@ -54,10 +59,13 @@ class Start:
         self._file.unlink(missing_ok=True)
         self._taken.unlink(missing_ok=True)
         self._wait_some_steps()
+        if self.special == SLOW:
+            self.env = {**self.env, "CRASH_GROUP_SECONDS": GROUP_SECONDS}
+            self._arm(SLOW_WRITE)
         server_dead, deaths = not self.keeper.present.is_set(), self.keeper.deaths
         port = free_port()
         for rank, node in enumerate(self.nodes):
-            if rank == 1:
+            if rank == 1 and self.special != DOUBLE:
                 wait_until(lambda: listening(port) or self._head_is_dead(), "the rendezvous listens")
             cwd = self.witness.memories[node]  # snapshot.hot_dir is relative: each node has its own under one name
             self.launchers.append(Node(self._command(rank, port), self.env, cwd, self._read))
@@ -71,8 +79,16 @@ class Start:
         self._see_whether_it_happened()
         self._file.unlink(missing_ok=True)
         may_crash = server_dead or self.keeper.deaths > deaths or (len(self.nodes) == 2 and self.dead)
+        allowed = {
+            0, *([CRASHED] if may_crash else []), *([STOPPED] if self.stopped else []),
+            *([MISTAKE] if self.special == DOUBLE else []),
+        }  # fmt: skip
+        if self.special == DOUBLE:
+            self._happened(DOUBLE)
+            if 0 not in codes:
+                raise Violation(f"exit codes {codes}: none of two runs has finished:\n{self.output}")
         for rank, code in enumerate(codes):
-            if code not in {0, *([KILLED] if rank in self.dead else []), *([CRASHED] if may_crash else [])}:
+            if code not in {*allowed, *([KILLED] if rank in self.dead else [])}:
                 raise Violation(f"exit codes {codes} after {self.happened}:\n{self.output}")
         return codes
 
@@ -90,7 +106,7 @@ class Start:
 
     def _command(self, rank: int, port: int) -> list[str]:
         options = [f"--nproc-per-node={self.processes[rank]}"]
-        if len(self.nodes) == 2:
+        if len(self.nodes) == 2 and self.special != DOUBLE:
             hosting = f"--rdzv-conf=is_host={'true' if rank == 0 else 'false'}"
             own = f"--local-addr=127.0.0.{rank + 1}"
             options += ["--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=campaign", own, hosting]
@@ -117,10 +133,7 @@ class Start:
             return
         crash = self.plan.draw(self.storage)
         if isinstance(crash, Boundary):
-            self._armed = crash
-            temporary = self._file.with_name("crash-at.tmp")
-            temporary.write_text(crash.order)
-            temporary.rename(self._file)
+            self._arm(crash)
             return
         time.sleep(self.chooser.random() * 0.03)  # anywhere in a step
         try:
@@ -130,10 +143,16 @@ class Start:
             return
         self._happened(crash)
 
+    def _arm(self, boundary: Boundary) -> None:
+        self._armed = boundary
+        temporary = self._file.with_name("crash-at.tmp")
+        temporary.write_text(boundary.order)
+        temporary.rename(self._file)
+
     def _see_whether_it_happened(self) -> None:
         if self._armed and self._taken.exists():
             self._taken.unlink()
-            self._happened(self._armed)
+            self._happened(SLOW if self._armed is SLOW_WRITE else self._armed)
             self._armed = None
 
     def _happened(self, crash: "Boundary | str") -> None:
@@ -148,6 +167,10 @@ class Start:
         if rank in self.dead:
             return False
         launcher = self.launchers[rank]
+        if kind == "stop":
+            os.kill(launcher.process.pid, signal.SIGTERM)
+            self.stopped, self.crashes = True, 0  # the last one of this start
+            return True
         if kind == "worker":
             os.kill(self.chooser.choice(launcher.workers()), signal.SIGKILL)
             return True

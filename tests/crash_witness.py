@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mingpt import snapshots
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, beyond
 from mingpt.snapshot.store import Store
@@ -29,6 +30,9 @@ class Witness:
         self.start_from: int | None = 0  # where the next attempt must start; None: a crash may have changed that
         self.problems: list[str] = []
         self.attempts = 0
+        self.rewound_to: int | None = None  # where somebody went back to, until an attempt has started from there
+        self.doubled = False  # two runs at once: one may commit while the other one looks for where to start
+        self._used: set[int] = set()  # nodes of this start
 
     def read_line(self, line: str) -> None:
         """Of a launcher's output, in any thread."""
@@ -46,8 +50,14 @@ class Witness:
     def _started_from(self, step: int, line: str) -> None:
         if self.start_from is not None:
             self._require(step == self.start_from, f"must start from step {self.start_from}: {line}")
-        self._require(step >= max(self.seen, default=0), f"step {max(self.seen, default=0)} was committed: {line}")
+        committed = max(self.seen, default=0)
+        self._require(step >= committed or self.doubled, f"step {committed} was committed: {line}")
         self.start_from = None
+        if self.rewound_to is not None:  # what these nodes had in memory is gone; others know nothing of it yet
+            self.rewound_to = None
+            for node, memory in enumerate(self.memories):
+                if node not in self._used:
+                    wipe(memory)
 
     def _require(self, condition: bool, what: str) -> None:
         if not condition:
@@ -61,17 +71,26 @@ class Witness:
         retained = self.seen.keys() - beyond(self.retention, dict.fromkeys(self.seen))
         self._require(bool(present) or not before, "no good snapshot is left")
         self._require(max(present, default=0) >= max(before, default=0), f"the newest goes back: {before}, {present}")
+        self.doubled = False
         self._require(retained <= present.keys(), f"lost: {sorted(retained - present.keys())} of {sorted(self.seen)}")
         self._check_digests(present)
-        aside = [f.path for s in self.run.store.folders() for f in self.run.store.files(s) if f.is_set_aside]
+        aside = [f.path for s in self.run.store.folders() for f in self.run.store.files(s) if f.was_damaged]
         self._require(not aside, f"set aside: {aside}")
         if self.problems:
             raise Violation(f"{self.run.dir}:\n" + "\n".join(self.problems))
 
     def expect_start(self, nodes: Sequence[int]) -> None:
         """Note, before a start on these nodes, the newest step that one of them can see."""
+        self._used = set(nodes)
         steps = [*self.run.store.steps(), *(s for node in nodes for s in self._hot_steps(node))]
-        self.start_from = max(steps, default=0)
+        self.start_from = max(steps, default=0) if self.rewound_to is None else self.rewound_to
+
+    def rewind(self, step: int) -> None:
+        """Go back to a committed step, on a machine that has the first node's memory."""
+        code = snapshots.main(["rewind", self.run.dir, "--step", str(step), "--hot-dir", str(self.memories[0])])
+        self.seen = {s: d for s, d in _verified(self.run.store).items() if s <= step}
+        self._require(code == 0 and max(self.run.store.steps()) == step, f"exit code {code} of a rewind to step {step}")
+        self.rewound_to = step
 
     def _hot_steps(self, node: int) -> list[int]:
         """All verified: what a kill left in memory is good, too."""

@@ -1,14 +1,16 @@
 """Found by Python at the start of each process of a campaign: a crash at one boundary of a snapshot's writes.
 
-CRASH_AT is a file. While it exists it says `<when> <what> <tier> <victim>`, such as `before manifest hot process`: the
+CRASH_AT is a file. While it exists it says `<when> <what> <tier> <victim>`, as in `before manifest hot process`: the
 first process that comes there takes the file away and kills itself, or the storage server whose process id is in the
-file CRASH_SERVER, and then goes on without it. CRASH_PART_BYTES makes parts small, so that tiny models have several.
+file CRASH_SERVER, and then goes on without it, or (victim slow) goes on after SLOW_SECONDS. CRASH_PART_BYTES makes parts
+small, so that tiny models have several. CRASH_GROUP_SECONDS limits how long processes wait for each other's snapshots.
 """
 
 import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -16,8 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+SLOW_SECONDS = 10  # longer than CRASH_GROUP_SECONDS
+
 
 def crash(victim: str) -> None:
+    if victim == "slow":
+        time.sleep(SLOW_SECONDS)
+        return
     if victim == "process":
         os.kill(os.getpid(), signal.SIGKILL)
     server = os.pidfd_open(int(Path(os.environ["CRASH_SERVER"]).read_text()))
@@ -59,11 +66,21 @@ def make_parts_small(module: Any) -> None:
     module.lay_out.__defaults__ = (int(os.environ["CRASH_PART_BYTES"]),)
 
 
+def limit_the_group(module: Any) -> None:
+    if seconds := os.environ.get("CRASH_GROUP_SECONDS"):
+        plain = module.World.beside
+        module.World.beside = lambda self, limit_seconds: plain(self, float(seconds))
+
+
 class AfterImport(MetaPathFinder):
-    """Changes modules of mingpt.snapshot when they are imported."""
+    """Changes modules of mingpt when they are imported."""
 
     def __init__(self) -> None:
-        self.changes = {"mingpt.snapshot.store": instrument_store, "mingpt.snapshot.format": make_parts_small}
+        self.changes = {
+            "mingpt.snapshot.store": instrument_store,
+            "mingpt.snapshot.format": make_parts_small,
+            "mingpt.distributed": limit_the_group,
+        }
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         change = self.changes.pop(fullname, None)
