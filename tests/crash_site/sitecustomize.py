@@ -2,8 +2,8 @@
 
 CRASH_AT is a file. While it exists it says `<when> <what> <tier> <victim>`, as in `before manifest hot process`: the
 first process that comes there takes the file away and kills itself, or the storage server whose process id is in the
-file CRASH_SERVER, and then goes on without it, or (victim slow) goes on after SLOW_SECONDS. CRASH_PART_BYTES makes parts
-small, so that tiny models have several. CRASH_GROUP_SECONDS limits how long processes wait for each other's snapshots.
+file CRASH_SERVER, and then goes on without it, or (victim slow) goes on after SLOW_SECONDS. CRASH_PART_BYTES makes
+parts small, so that tiny models have several. CRASH_GROUP_SECONDS limits how long processes wait for each other.
 """
 
 import os
