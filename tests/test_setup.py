@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "paste", "rm", "sha256sum", "sleep", "sort")
 
 # `python` stands for the environment's: it knows how to be recipes/locked.py (which takes a while, or fails), the
-# fetch, mingpt.extras (which finds in the overrides what the real one finds in the config), and torch on a node without a
-# usable GPU.
+# fetch, mingpt.extras (which finds in the overrides what the real one finds in the config), and torch on a
+# node without a usable GPU.
 PYTHON = """#!/bin/sh
 case "$*" in *base_prefix*) [ ! -e .venv/half ]; exit $? ;; esac
 echo "python $*" >>log
