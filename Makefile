@@ -26,7 +26,8 @@ help: ## show this
 train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (ARGS="key=value …", PROMPT="…")
 	$(BIN)/python -m mingpt.data.fetch shakespeare
 	$(BIN)/python -m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char $(ARGS)
-	$(BIN)/python -m mingpt.generate runs/shakespeare-char/snapshots --prompt "$(PROMPT)" --tokens 300 --seed 1
+	@snapshots=$$($(BIN)/python -m mingpt.train experiment=shakespeare_char $(ARGS) --cfg job --resolve | sed -n '/^snapshot:/,$$ s/^  dir: //p'); \
+	set -x; $(BIN)/python -m mingpt.generate "$$snapshots" --prompt "$(PROMPT)" --tokens 300 --seed 1
 
 test: lint $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## lint, then all tests, the fast ones first; of the lab's the short ones
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
