@@ -14,9 +14,8 @@ INSTALLED := $(VENV)/.installed
 SKY := .venv-sky
 SKY_INSTALLED := $(SKY)/.installed
 # A store for tests that pip can't install; where there is no npm, the tests that need it say so and are skipped.
-AZURITE_VERSION := 3.37.0
 AZURITE := .azurite
-AZURITE_INSTALLED := $(AZURITE)/.installed-$(AZURITE_VERSION)
+AZURITE_INSTALLED := $(AZURITE)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help train test fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
@@ -27,7 +26,8 @@ help: ## show this
 train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (ARGS="key=value …", PROMPT="…")
 	$(BIN)/python -m mingpt.data.fetch shakespeare
 	$(BIN)/python -m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char $(ARGS)
-	$(BIN)/python -m mingpt.generate runs/shakespeare-char/snapshots --prompt "$(PROMPT)" --tokens 300 --seed 1
+	@snapshots=$$($(BIN)/python -m mingpt.train experiment=shakespeare_char $(ARGS) --cfg job --resolve | sed -n '/^snapshot:/,$$ s/^  dir: //p'); \
+	set -x; $(BIN)/python -m mingpt.generate "$$snapshots" --prompt "$(PROMPT)" --tokens 300 --seed 1
 
 test: lint $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## lint, then all tests, the fast ones first; of the lab's the short ones
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
@@ -71,27 +71,32 @@ clean: ## remove .venv, .venv-sky, .azurite, caches and build outputs (runs/ and
 	rm -rf $(VENV) $(SKY) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find mingpt tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# constraints.txt is the lock for Python 3.10 to 3.13 and every platform. To renew it: run the command in its first
-# lines (uv keeps the versions it finds there; `--upgrade-package NAME` moves one).
-$(INSTALLED): pyproject.toml constraints.txt
+# constraints.txt is the lock, with hashes, for Python 3.10 to 3.13 and every platform; recipes/locked.py installs nothing
+# that it does not name. To renew it: run the command in its first lines (uv keeps the versions it finds there;
+# `--upgrade-package NAME` moves one). If torch moves: constraints-cpu.txt, too.
+$(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt recipes/locked.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "mingpt needs Python 3.10 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: try make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): a minute or two the first time."
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python recipes/locked.py constraints.txt -e '.[dev]'
 	@touch $@
 
 # SkyPilot launches jobs and never trains, so it needs neither torch nor the versions above. Tests ask it what it makes of
 # recipes/: alone, against an AWS of moto's, and on a Slurm. constraints-sky.txt is its lock; to renew it:
-#   printf 'skypilot[aws,slurm]==0.14.1\nmoto[server,ec2,sts]\n' | uv pip compile --universal --python-version 3.10 --no-annotate - -o constraints-sky.txt
-$(SKY_INSTALLED): constraints-sky.txt
+#   printf 'skypilot[aws,slurm]==0.14.1\nmoto[server,ec2,sts]\n' | uv pip compile --universal --python-version 3.10 --no-annotate --generate-hashes - -o constraints-sky.txt
+$(SKY_INSTALLED): constraints-sky.txt recipes/locked.py
 	$(PYTHON) -m venv $(SKY)
 	@echo "Installing SkyPilot into $(SKY)."
-	$(SKY)/bin/python -m pip install --quiet -c constraints-sky.txt 'skypilot[aws,slurm]' 'moto[server,ec2,sts]'
+	$(SKY)/bin/python recipes/locked.py constraints-sky.txt 'skypilot[aws,slurm]' 'moto[server,ec2,sts]'
 	@touch $@
 
-$(AZURITE_INSTALLED):
+# To renew its lock, in tests/azurite (without the last option it would name the registry that this machine uses):
+#   npm install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved azurite@VERSION
+$(AZURITE_INSTALLED): tests/azurite/package.json tests/azurite/package-lock.json
 	rm -rf $(AZURITE)
 	@echo "Installing azurite into $(AZURITE)."
-	npm install --silent --no-audit --no-fund --no-save --prefix $(AZURITE) azurite@$(AZURITE_VERSION)
+	mkdir $(AZURITE)
+	cp tests/azurite/package.json tests/azurite/package-lock.json $(AZURITE)
+	npm ci --silent --no-audit --no-fund --ignore-scripts --prefix $(AZURITE)
 	@touch $@

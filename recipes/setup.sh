@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One node's set-up, called by every recipe: .venv with the versions of constraints.txt, and whatever the experiment
+# One node's set-up, called by every recipe: .venv with what constraints.txt says, and whatever the experiment
 # needs beyond: clients of stores, tokenizers, data. It reads the variables that recipes have; arguments are overrides:
 #   bash recipes/setup.sh experiment=mnist run.dir=s3://bucket/run
 # May be run again at any time, and by several nodes at once; where all is done already, it takes seconds.
@@ -22,11 +22,7 @@ flock -w 3600 9 || { echo "another set-up has held $PWD/.setup.lock for an hour:
 # A running job may be using the environment: it is changed in place, and what an earlier run needed stays.
 install() { # the extras, with commas
   local package=.${1:+[$1]}
-  if [ -n "$uv" ]; then
-    UV_LINK_MODE=copy "$uv" pip install --quiet --python .venv/bin/python -c constraints.txt -e "$package"
-  else
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$package"
-  fi
+  UV_LINK_MODE=copy .venv/bin/python recipes/locked.py ${uv:+--uv "$uv"} constraints.txt -e "$package"
 }
 uv=$(PATH=$PATH:$HOME/.local/bin command -v uv || true) # where SkyPilot and uv's installer put it
 extras=$(cat .venv/.extras 2>/dev/null || true)
@@ -34,15 +30,14 @@ extras=$(cat .venv/.extras 2>/dev/null || true)
 # The stamp is written last and holds all that the environment follows from: a set-up that was cut short, or an edited
 # pyproject.toml, is done again.
 stamp=.venv/.setup
-wanted=$(cat pyproject.toml constraints.txt recipes/setup.sh | sha256sum)
+wanted=$(cat pyproject.toml constraints.txt constraints-cpu.txt recipes/setup.sh recipes/locked.py | sha256sum)
 [ -n "$ready" ] || ! whole || ready=1 # another node has made it meanwhile
 if [ -z "$ready" ] || [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
   if [ -z "$ready" ]; then
     rm -rf .venv # uv clears nothing that lacks a pyvenv.cfg
     if [ -n "$uv" ]; then
-      # Without --python, uv takes the Python that SkyPilot runs on; constraints.txt serves 3.10 to 3.13. --seed: with
-      # pip, which fetches data.
-      "$uv" venv --quiet --seed --python '>=3.11,<3.14' .venv
+      # Without --python, uv takes the Python that SkyPilot runs on; constraints.txt serves 3.10 to 3.13.
+      "$uv" venv --quiet --python '>=3.11,<3.14' .venv
     else
       python3 -m venv .venv || { echo "python3 can't make a venv here (apt install python3-venv), and there is no uv" >&2; exit 1; }
     fi

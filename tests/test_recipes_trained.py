@@ -22,7 +22,15 @@ def workdir(tmp_path: Path) -> Path:
     """The folder that a node's commands run in: this repository, with the environment where set-up puts it."""
     folder = tmp_path / "workdir"
     folder.mkdir()
-    for name in ("mingpt", "configs", "examples", "recipes", "pyproject.toml", "constraints.txt"):
+    for name in (
+        "mingpt",
+        "configs",
+        "examples",
+        "recipes",
+        "pyproject.toml",
+        "constraints.txt",
+        "constraints-cpu.txt",
+    ):
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").symlink_to(sys.prefix)
     return folder
@@ -73,6 +81,11 @@ def said(nodes: list[Node]) -> str:
     return "".join(node.output for node in nodes)
 
 
+def stored(line: str) -> bool:
+    """From here on a start resumes. (A step's own line does not say so: snapshots are written beside the steps.)"""
+    return re.match(r"step \d+: snapshot \w+ in ", line) is not None
+
+
 @pytest.mark.slow
 def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resized(
     launch: Callable[..., list[Node]], undisturbed: Undisturbed, tmp_path: Path, text: Path, cache: Path
@@ -105,14 +118,14 @@ def test_train_rdzv_yaml_starts_a_killed_process_again(
     killed: list[int] = []
 
     def kill(line: str) -> None:
-        if re.match(r"step +7/", line) and not killed:
+        if stored(line) and not killed:
             killed.append(nodes[1].workers()[0])
             os.kill(killed[0], signal.SIGKILL)
 
     nodes += launch("train-rdzv", run.dir, (2, 1), on_line={0: kill, 1: kill})  # either may have process 0
     assert ends(nodes) == [0, 0], said(nodes)
     assert killed
-    assert "resumed from step 4 of " in said(nodes)
+    assert re.search(r"resumed from step \d+ of ", said(nodes))
     assert run.digest() == undisturbed(DEFAULT).digest()
 
 
@@ -145,7 +158,7 @@ def test_a_spot_job_that_loses_a_machine_goes_on_elsewhere(
     nodes: list[Node] = []
 
     def lose(line: str) -> None:
-        if re.match(r"step +7/", line):
+        if stored(line):
             nodes[1].kill()
 
     more = "world.init_timeout_seconds=10"  # how long the node that is left waits for another
@@ -153,7 +166,7 @@ def test_a_spot_job_that_loses_a_machine_goes_on_elsewhere(
     assert ends(nodes) == [70, -signal.SIGKILL], said(nodes)  # for SkyPilot: recover
     nodes = launch("train-spot", str(tmp_path / "bucket"), processes=(1, 1), within=network)
     assert ends(nodes) == [0, 0], said(nodes)
-    assert "resumed from step 4 of " in said(nodes)
+    assert re.search(r"resumed from step \d+ of ", said(nodes))
     assert run.digest() == undisturbed(DEFAULT).digest()
 
 

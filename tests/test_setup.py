@@ -1,5 +1,6 @@
 """recipes/setup.sh with stubs in place of uv and Python: what it installs when, and that two at once don't collide."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -10,23 +11,24 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "paste", "rm", "sha256sum", "sleep", "sort")
 
-# `python` stands for the environment's: it knows how to be pip, the fetch, mingpt.extras (which finds in the overrides
-# what the real one finds in the config), and torch on a node without a usable GPU.
+# `python` stands for the environment's: it knows how to be recipes/locked.py (which takes a while, or fails), the
+# fetch, mingpt.extras (which finds in the overrides what the real one finds in the config), and torch on a
+# node without a usable GPU.
 PYTHON = """#!/bin/sh
 case "$*" in *base_prefix*) [ ! -e .venv/half ]; exit $? ;; esac
 echo "python $*" >>log
+case "$*" in *locked.py*) sleep 0.3; [ ! -e broken ]; exit $? ;; esac
 case "$*" in *import\\ torch*) exit 1 ;; esac
 case "$*" in *mingpt.extras*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
 case "$*" in *mingpt.extras*gpt2*) echo bpe ;; esac
 case "$*" in *mingpt.extras*s3:*) echo s3 ;; esac
 """
 
-# `uv venv` and `python3 -m venv` make an environment with that python; `uv pip` takes a while, or fails.
+# `uv venv` and `python3 -m venv` make an environment with that python.
 TOOL = """#!/bin/sh
 echo "NAME $*" >>log
 case "$*" in
   *venv*--python*|*-m\\ venv*) mkdir -p .venv/bin; cat python-stub >.venv/bin/python; chmod +x .venv/bin/python; : >.venv/bin/pip; chmod +x .venv/bin/pip ;;
-  *pip*) sleep 0.3; [ ! -e broken ] ;;
 esac
 """  # noqa: E501
 
@@ -39,7 +41,8 @@ class Machine:
         (self.folder / "recipes").mkdir(parents=True)
         self.bin.mkdir()
         shutil.copy(ROOT / "recipes/setup.sh", self.folder / "recipes")
-        for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / "recipes/locked.py", self.folder / "recipes")
+        for name in ("pyproject.toml", "constraints.txt", "constraints-cpu.txt"):
             shutil.copy(ROOT / name, self.folder)
         (self.folder / "python-stub").write_text(PYTHON)
         for tool in TOOLS:
@@ -67,11 +70,11 @@ class Machine:
         return self.calls()
 
     def calls(self) -> list[str]:
-        return (self.folder / "log").read_text().splitlines()
+        return re.sub(r"--uv /\S+", "--uv UV", (self.folder / "log").read_text()).splitlines()
 
 
-MAKE = "uv venv --quiet --seed --python >=3.11,<3.14 .venv"
-INSTALL = "uv pip install --quiet --python .venv/bin/python -c constraints.txt -e ."
+MAKE = "uv venv --quiet --python >=3.11,<3.14 .venv"
+INSTALL = "python recipes/locked.py --uv UV constraints.txt -e ."
 LOOK = ["python -m mingpt.extras", "python -m mingpt.data.fetch --for"]
 
 
@@ -151,8 +154,8 @@ def test_a_mistake_in_the_overrides_ends_the_set_up(machine: Machine) -> None:
 def test_without_uv_python_makes_the_environment(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.has("python3")
-    pip = "python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ."
-    assert machine.set_up() == ["python3 -m venv .venv", pip, *LOOK]
+    install = "python recipes/locked.py constraints.txt -e ."
+    assert machine.set_up() == ["python3 -m venv .venv", install, *LOOK]
     assert machine.set_up() == LOOK
 
 

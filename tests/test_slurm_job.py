@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Runs the command that follows its options, once, and says how that has ended, as srun does.
 SRUN = """#!/bin/bash
+trap : USR1
 echo "srun $*" >>log
 while [[ $1 == -* ]]; do shift; done
 "$@"
@@ -22,6 +24,7 @@ SET_UP = """echo "set-up $*" >>log; exit "$SET_UP_ENDS_WITH" """
 PYTHON = """#!/bin/bash
 case "$*" in
   *mingpt.preflight*) exit "$PREFLIGHT_ENDS_WITH" ;;
+  *warned*) echo "python $*" >>log; kill -USR1 "$(cat job)"; sleep 1; exit 75 ;;
   *) echo "python $*" >>log ;;
 esac
 """
@@ -39,12 +42,17 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def job(project: Path, set_up: int = 0, preflight: int = 0) -> tuple[int, str, list[str]]:
+START = "launch_on_all experiment=mnist --nproc-per-node=2 train.max_steps=3"
+
+
+def job(
+    project: Path, set_up: int = 0, preflight: int = 0, start: str = START, more: Mapping[str, str] | None = None
+) -> tuple[int, str, list[str]]:
     """Its exit code, what it says, and what has run, with srun's words for it."""
     env = {"PATH": f"{project}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
-    env |= {"SET_UP_ENDS_WITH": str(set_up), "PREFLIGHT_ENDS_WITH": str(preflight)}
-    script = ". recipes/slurm/job.sh; launch_on_all experiment=mnist --nproc-per-node=2 train.max_steps=3"
-    command = ["bash", "-c", script]
+    env |= {"SET_UP_ENDS_WITH": str(set_up), "PREFLIGHT_ENDS_WITH": str(preflight), **(more or {})}
+    command = ["bash", "-c", f". recipes/slurm/job.sh; {start}"]
+    (project / "log").touch()
     done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stderr, (project / "log").read_text().splitlines()
 
@@ -82,3 +90,49 @@ def test_so_is_one_that_preflight_finds(ended: int, code: int, project: Path) ->
     assert ends_with == code
     assert "preflight: the nodes can't train as they are" in said
     assert [line for line in log if line.startswith("python")] == []
+
+
+ARRAY = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NAME": "lr sweep"}
+
+
+@pytest.mark.parametrize("how", ["launch_on_all", "train_as_tasks"])
+def test_each_task_of_an_array_has_a_run_of_its_own(how: str, project: Path) -> None:
+    code, _, log = job(project, start=f"{how} experiment=mnist", more=ARRAY)
+    assert code == 0
+    assert log[-1].endswith(" experiment=mnist run.name=lr-sweep-3")
+    assert "set-up experiment=mnist run.name=lr-sweep-3" in log
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["run.dir=/shared/3/run", "run.name=lr-3", "run.name=lr-${oc.env:SLURM_ARRAY_TASK_ID}", "run.dir=s3://b/3"],
+)
+def test_the_run_of_an_arrays_task_may_be_named_by_its_number(given: str, project: Path) -> None:
+    code, _, log = job(project, start=f"launch_on_all '{given}'", more=ARRAY)
+    assert (code, log[-1]) == (0, f"python -m mingpt.launch {given}")
+
+
+@pytest.mark.parametrize("start", ["launch_on_all", "train_as_tasks", "prepare"])  # elastic.sbatch has prepare alone
+@pytest.mark.parametrize("given", ["run.dir=/shared/run", "run.name=v13", "+run.dir=/a"])
+def test_one_run_for_all_tasks_of_an_array_is_refused(start: str, given: str, project: Path) -> None:
+    code, said, log = job(project, start=f"{start} experiment=mnist {given}", more=ARRAY)
+    assert (code, log) == (64, [])
+    assert said == (
+        f"error: {given}: all tasks of this array would train in one run, and end each other: give each its own, "
+        "such as 'run.name=mine-${oc.env:SLURM_ARRAY_TASK_ID}'\n"
+    )
+
+
+def test_an_arrays_elastic_job_must_be_told_its_run(project: Path) -> None:
+    code, said, log = job(project, start="prepare experiment=mnist", more=ARRAY)
+    assert (code, log) == (64, [])
+    assert said.startswith("error: no run.name or run.dir: all tasks of this array would train in one run")
+
+
+@pytest.mark.parametrize(("more", "again"), [({}, "7"), (ARRAY, "5_3")])
+def test_what_the_time_limit_stops_goes_back_alone(more: dict[str, str], again: str, project: Path) -> None:
+    scontrol = project / "bin/scontrol"
+    scontrol.write_text('#!/bin/bash\necho "scontrol $*" >>log\n')
+    scontrol.chmod(0o755)
+    code, _, log = job(project, start="echo $$ >job; launch_on_all warned=1", more=more)
+    assert (code, log[-1]) == (75, f"scontrol requeue {again}")

