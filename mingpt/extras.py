@@ -10,8 +10,9 @@ from typing import Any
 
 from mingpt import cli
 from mingpt.config import Config
+from mingpt.console import complain, say
 from mingpt.data.fetch import missing
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
 from mingpt.storage import EXTRAS
 
 
@@ -36,12 +37,17 @@ def _strings(value: Any) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     try:
         config = cli.configure(arguments)
+        for extra in sorted(extras(config)) if config is not None else ():
+            say(extra)
     except Mistake as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
+        complain(f"error: {mistake}")
         return MISTAKE
-    if config is not None:
-        print("".join(f"{extra}\n" for extra in sorted(extras(config))), end="")
-    return 0
+    except Unavailable as error:
+        complain(f"error: {error}")
+        return CRASHED
+    except KeyboardInterrupt:
+        return 130
+    return FINISHED
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 import bpe_kit
 from mingpt.config import TextData
-from mingpt.data import bpe, fetch
+from mingpt.data import bpe, fetch, prepare
 from mingpt.data.bpe import END_OF_TEXT, GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.opening import open_source
-from mingpt.data.vocabulary import TextVocabulary, vocabulary_of
+from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
 from mingpt.errors import Mistake
+from mingpt.weights.tokenizer import numbers_in, tokenizer_files
 
 SENTENCES = [
     "the king!",
@@ -156,6 +157,51 @@ def test_a_text_is_trained_on_by_bpe(tmp_path: Path) -> None:
 # --- mistakes ---
 
 
+@pytest.fixture
+def words_only(tmp_path: Path) -> Path:
+    """The tokenizer of a model of characters, as it is exported: without a token for any other character."""
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    for name, text in tokenizer_files(Characters("\n aeghiknostw").to_json()).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_a_text_with_what_no_token_is_for_is_a_mistake(tmp_path: Path, words_only: Path) -> None:
+    assert opened(tmp_path, words_only)[0].shape == (2, 4)
+    with pytest.raises(Mistake) as error:
+        opened(tmp_path, words_only, "the queen " * 40)
+    assert str(error.value) == (
+        f"data.path={tmp_path}/text.txt: data.tokenizer={words_only}: the tokenizer cannot tell this text (WordLevel "
+        "error: Missing [UNK] token from the vocabulary): take one with a token for what it does not know, or of bytes"
+    )
+
+
+def test_prepare_names_a_tokenizer_that_cannot_tell_its_text(
+    tmp_path: Path, words_only: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = json.loads((words_only / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["</s>"] = 99
+    (words_only / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "a.txt").write_text("the queen")
+    out = ["--out", str(tmp_path / "out"), "--tokenizer", str(words_only), "--processes", "1"]
+    assert prepare.main([str(tmp_path / "a.txt"), *out]) == 64
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {tmp_path}/a.txt: --tokenizer: the tokenizer cannot tell this text (")
+
+
+@pytest.mark.parametrize("added", [[{"content": [1], "id": 2}], [5], None])
+def test_added_tokens_of_a_strangers_tokenizer_may_be_anything(added: object) -> None:
+    text = json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added})
+    assert numbers_in({"tokenizer.json": text}) == {"a": 0}
+
+
+@pytest.mark.parametrize("added", [7, "x", {"a": 1}])
+def test_added_tokens_that_are_no_list_are_damage(added: object) -> None:
+    with pytest.raises(ValueError, match=r"^added_tokens is no list$"):
+        numbers_in({"tokenizer.json": json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added})})
+
+
 def problem(url: Path | str) -> str:
     with pytest.raises(Mistake) as error:
         read_tokenizer(str(url), "data.tokenizer")
@@ -183,6 +229,11 @@ def test_files_that_do_not_belong_together_are_a_mistake(tmp_path: Path) -> None
 def test_a_file_that_is_no_vocabulary_is_a_mistake(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert problem(tmp_path / name).startswith(f"data.tokenizer={tmp_path / name}: no ")
+
+
+def test_a_strangers_tokenizer_moves_no_cursor(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": "\x1b[2J\nerror: no"}}))
+    assert problem(tmp_path / "tokenizer.json").isprintable()
 
 
 def test_a_vocabulary_can_lie_anywhere_and_under_either_name(tmp_path: Path) -> None:

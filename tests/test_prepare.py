@@ -78,6 +78,7 @@ def test_every_document_is_there_once_in_order_followed_by_its_end(tmp_path: Pat
     assert (dataset.dtype, dataset.tokenizer) == ("uint16", VOCABULARY.to_json())
     content = files(tmp_path / "out")
     assert from_bytes(content.pop("manifest.json"), "x") == dataset
+    assert json.loads(content.pop("sources.json"))["made_from"] == dataset.made_from
     assert content.keys() == {s.name for s in dataset.shards}
     assert {n: sha256(c).hexdigest() for n, c in content.items()} == {s.name: s.sha256 for s in dataset.shards}
     assert sum(map(len, content.values())) == 2 * tokens_in(dataset.shards)
@@ -151,7 +152,9 @@ def test_any_url_will_do_for_both_ends(tmp_path: Path) -> None:
         here = prepared([tmp_path / "a.jsonl"], tmp_path / "out", val_fraction=0.1, shard_tokens=50)
         assert there == here
         content = {n.rpartition("/")[2]: memory.cat_file(n) for n in memory.ls("/corpus/out", detail=False)}
-        assert content == files(tmp_path / "out")
+        ours = files(tmp_path / "out")
+        assert content.pop("sources.json") != ours.pop("sources.json")  # other versions of the same content
+        assert content == ours
     finally:
         memory.rm("/corpus", recursive=True)
 
@@ -171,9 +174,9 @@ def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.M
     undisturbed = prepared(sources, tmp_path / "undisturbed", val_fraction=0.1, shard_tokens=100)
     read, real, add = list[str](), documents.blocks, ShardWriter.add
 
-    def watched(file: documents.File, options: Options) -> Iterator[documents.Block]:
+    def watched(file: documents.File, options: Options, contents: dict[str, str]) -> Iterator[documents.Block]:
         read.append(file.url.rpartition("/")[2])
-        return real(file, options)
+        return real(file, options, contents)
 
     def dying_after(adds: int) -> Callable[[ShardWriter, Split, bytes], None]:
         def dying(self: ShardWriter, split: Split, raw: bytes) -> None:
@@ -242,17 +245,104 @@ def test_a_finished_data_set_is_left_alone_and_another_refused(tmp_path: Path) -
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
     assert prepared([source], tmp_path / "out") == first
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == before
-    with pytest.raises(Mistake, match=r"another data set is there, of other sources or options: choose another$"):
+    with pytest.raises(
+        Mistake, match=r"another data set is there, of other sources or options, or .*: choose another$"
+    ):
         prepared([source], tmp_path / "out", val_fraction=0.5)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "txt.gz", "parquet"])
+def test_a_source_that_changed_under_its_name_and_size_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    def write(folder: str, word: str) -> Path:
+        path = tmp_path / folder / f"a.{form}"
+        path.parent.mkdir(exist_ok=True)
+        if form == "parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.table({"text": [f"the {word}"]}), path)
+        elif form == "txt.gz":
+            path.write_bytes(gzip.compress(word.encode(), compresslevel=0, mtime=0))
+        else:
+            write_jsonl(path, [word])
+        return path
+
+    source = write("a", "king")
+    first = prepared([source], tmp_path / "out")
+    size = source.stat().st_size
+    capsys.readouterr()
+    assert prepared([source], tmp_path / "out") == first
+    assert capsys.readouterr().out == f"prepare: --out={tmp_path}/out: already there, made of these sources\n"
+    assert write("copy", "king").stat().st_size == size
+    assert prepared([tmp_path / "copy" / source.name], tmp_path / "out") == first  # of equal content
+    assert "a data set is there; reading the sources to see" in capsys.readouterr().out
+    for other in (write("other", "kine"), write("a", "wing")):
+        assert other.stat().st_size == size
+        with pytest.raises(Mistake, match=r"another data set is there, of .* or of these before they changed: choose"):
+            prepared([other], tmp_path / "out")
+
+
+def test_a_store_that_tells_no_versions_has_its_sources_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "VERSION_KEYS", ())
+    monkeypatch.setattr(web_kit._Quiet, "date_time_string", lambda *_: "")
+    with web_kit.served(tmp_path) as url:
+        write_jsonl(tmp_path / "a.jsonl", ["king"])
+        first = prepared([f"{url}/a.jsonl"], tmp_path / "out")
+        assert prepared([f"{url}/a.jsonl"], tmp_path / "out") == first
+        write_jsonl(tmp_path / "a.jsonl", ["wing"])
+        with pytest.raises(Mistake, match="another data set is there"):
+            prepared([f"{url}/a.jsonl"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["train-00000.part", "train-00000.bin", "sources.json"])
+def test_a_link_in_the_folder_leads_to_no_file_outside(tmp_path: Path, name: str) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).symlink_to(victim)
+    prepared([source], tmp_path / "out")
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "out" / name).is_symlink()
+
+
+@pytest.mark.parametrize("name", ["train-00000.part", "train-00000.bin"])
+def test_a_begun_shard_that_is_a_link_is_not_cut_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
+
+    def killed(self: ShardWriter) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "close", killed)
+        with pytest.raises(Killed):
+            prepared([source], tmp_path / "out", val_fraction=0.0)
+    victim = tmp_path / "victim"
+    victim.write_text("precious" * 10_000)
+    (tmp_path / "out" / "train-00000.part").unlink()
+    (tmp_path / "out" / name).symlink_to(victim)
+    with pytest.raises(Mistake, match=rf"left is damaged \({name} is no regular file\): delete the folder"):
+        prepared([source], tmp_path / "out", val_fraction=0.0)
+    assert victim.read_text() == "precious" * 10_000
 
 
 def test_a_file_that_a_killed_one_was_writing_does_not_stay(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
     (tmp_path / "out").mkdir()
-    for name in (".manifest.json.123", ".progress.json.123"):
+    for name in (".manifest.json.123", ".progress.json.123", ".sources.json.123"):
         (tmp_path / "out" / name).touch()
     dataset = prepared([source], tmp_path / "out")
-    assert sorted(files(tmp_path / "out")) == ["manifest.json", *(shard.name for shard in dataset.shards)]
+    assert sorted(files(tmp_path / "out")) == [
+        "manifest.json",
+        "sources.json",
+        *(shard.name for shard in dataset.shards),
+    ]
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-2])])
@@ -304,13 +394,19 @@ def test_a_server_that_cannot_be_reached_is_no_mistake(tmp_path: Path, capsys: p
     assert re.match(rf"error: SOURCES={url}/a\.txt: Cannot connect to host .*: try again;", capsys.readouterr().err)
 
 
-def test_documents_that_all_go_to_training_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.txt").write_text("the king")
+@pytest.mark.parametrize(
+    ("text", "cure"), [("the king", "part the text"), ("the\n\nking", "raise it, or part the text")]
+)
+def test_documents_that_all_go_to_training_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, cure: str
+) -> None:
+    (tmp_path / "a.txt").write_text(text)
     tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
     arguments = [str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--tokenizer", tokenizer, "--processes", "1"]
-    assert main(arguments) == 0
-    assert "note: no document's hash is in --val-fraction 0.01, and there is nothing to evaluate on" in (
-        capsys.readouterr().out
+    assert main([*arguments, "--separator", r"\n\n"]) == 0
+    assert (
+        "note: no document's hash is in --val-fraction 0.01, and there is nothing to evaluate on: "
+        rf"{cure} into documents with --separator, as in '\n\n'" in capsys.readouterr().out
     )
 
 
@@ -366,6 +462,64 @@ def test_bad_input_is_one_clear_error_and_exit_64(
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+BAD_LINES = {2: "{", 5: "null", 6: '{"text": null}', 9: '{"body": "b"}', 12: '{"text": "a"'}
+
+
+def write_with_bad_lines(path: Path, texts: Sequence[str]) -> Path:
+    lines = [json.dumps({"text": text}) for text in texts]
+    for number, line in BAD_LINES.items():
+        lines.insert(number - 1, line)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = some_texts(20)
+    source = write_with_bad_lines(tmp_path / "a.jsonl", texts)
+    dataset = prepared([source], tmp_path / "out", skip_bad=5)
+    assert row(tmp_path / "out", dataset, "train") == expected(texts, 0, False)
+    told = capsys.readouterr().out.splitlines()
+    for line, number in zip(told, BAD_LINES, strict=False):
+        assert line.startswith(f"prepare: left out: {source} line {number}: ")
+    assert told[-1] == "prepare: 5 bad lines left out"
+    with pytest.raises(Mistake, match=r"a\.jsonl line 12: not JSON .*, and 4 before it were left out; --skip-bad N"):
+        prepared([source], tmp_path / "four", skip_bad=4)
+    with pytest.raises(Mistake, match=r"a\.jsonl line 2: not JSON \(.*\): .*; --skip-bad N leaves out up to N lines$"):
+        prepared([source], tmp_path / "none")
+
+
+def test_bad_lines_of_finished_files_count_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mingpt.data.prepare.NOTE_SECONDS", 0)
+    for i in range(3):
+        write_with_bad_lines(tmp_path / f"{i}.jsonl", some_texts(20, seed=i))
+    sources = [tmp_path / f"{i}.jsonl" for i in range(3)]
+    undisturbed = prepared(sources, tmp_path / "undisturbed", skip_bad=15)
+    with pytest.raises(Mistake, match=r"2\.jsonl line 9: .*, and 13 before it were left out"):
+        prepared(sources, tmp_path / "out", skip_bad=13)
+    assert json.loads((tmp_path / "out" / "progress.json").read_text())["files"] == 2
+    with pytest.raises(Mistake, match=r"2\.jsonl line 12: .*, and 14 before it were left out"):
+        prepared(sources, tmp_path / "out", skip_bad=14)
+    assert prepared(sources, tmp_path / "out", skip_bad=15) == undisturbed
+    assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_bad_lines_are_the_same_whatever_the_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "READ", 100)
+    source = write_with_bad_lines(tmp_path / "a.jsonl", some_texts(20))
+    told = []
+    for processes in (1, 2):
+        dataset = prepared([source], tmp_path / str(processes), skip_bad=5, processes=processes)
+        assert sum(shard.documents for shard in dataset.shards) == 20
+        with pytest.raises(Mistake) as error:
+            prepared([source], tmp_path / f"{processes}-3", skip_bad=3, processes=processes)
+        told.append((str(error.value), capsys.readouterr().out))
+    assert told[0] == told[1]
+    assert files(tmp_path / "1") == files(tmp_path / "2")
+
+
 @pytest.mark.slow
 def test_a_mistake_of_a_process_of_the_pool_is_told_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{')
@@ -375,6 +529,17 @@ def test_a_mistake_of_a_process_of_the_pool_is_told_as_well(tmp_path: Path, caps
         == 64
     )
     assert "a.jsonl line 2: not JSON" in capsys.readouterr().err
+
+
+def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a\x1b[2J\nerror: no.jsonl").write_text('{"\\u001b]0;x\\u0007\\n": 1}\n{"text": "a"}\n')
+    out = ["--out", str(tmp_path / "out"), "--tokenizer", str(bpe_kit.write_gpt2(tmp_path / "gpt2"))]
+    assert main([f"{tmp_path}/a*.jsonl", *out, "--processes", "1", "--val-fraction", "0"]) == 64
+    assert main([f"{tmp_path}/a*.jsonl", *out, "--processes", "1", "--val-fraction", "0", "--skip-bad", "1"]) == 0
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    assert told.err.count("\n") == 1
+    assert f"{tmp_path}/a\\x1b[2J\\nerror: no.jsonl line 1: no field 'text'; there are '\\x1b]0;x\\x07\\n'" in told.err
 
 
 @pytest.mark.parametrize(
@@ -406,6 +571,27 @@ def test_parquet_columns_are_named_in_the_mistake(tmp_path: Path) -> None:
         prepared([tmp_path / "a.parquet"], tmp_path / "out", field="id")
 
 
+@pytest.mark.parametrize("damage", ["flipped", "no UTF-8"])
+def test_damaged_parquet_is_a_mistake(tmp_path: Path, damage: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": some_texts(300)}), path, compression="zstd", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[4:40] = b"\xff" * 36
+        path.write_bytes(content)
+    else:
+        texts = pyarrow.array([b"\xff\xfe king"]).view(pyarrow.string())
+        parquet.write_table(pyarrow.table({"text": texts}), path)
+    message = (
+        "is not UTF-8: convert the file" if damage == "no UTF-8" else r"damaged Parquet \(.*\): get the file again"
+    )
+    with pytest.raises(Mistake, match=rf"a\.parquet: .*{message}$"):
+        prepared([path], tmp_path / "out")
+
+
 def test_a_log_gets_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
     tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
@@ -424,7 +610,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setattr("mingpt.data.prepare.DRAW_SECONDS", 0)
-    progress = Progress([documents.File("x.txt", "text", 100, None)])
+    progress = Progress([documents.File("x.txt", "text", 100)])
     progress.add(50, 1234)
     drawn = terminal.getvalue()
     assert drawn.startswith(f"\r\033[K[{'#' * 15}{' ' * 15}]  50%  ")

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import multiprocessing
+import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import fsspec
 import numpy as np
@@ -20,7 +22,8 @@ from numpy.typing import NDArray
 import bpe_kit
 from mingpt.batches import BatchPlan, Share
 from mingpt.config import ShardsData
-from mingpt.data.dataset import DataSet, Shard, to_bytes
+from mingpt.data import shardcache
+from mingpt.data.dataset import DataSet, Look, Shard, to_bytes
 from mingpt.data.loader import load
 from mingpt.data.opening import open_source
 from mingpt.data.shards import ShardRow, open_shards
@@ -222,6 +225,19 @@ def test_a_damaged_remote_shard_is_a_mistake_and_not_kept(tmp_path: Path, remote
     assert names <= {hashlib.sha256(TRAIN[i : i + 300].tobytes()).hexdigest() for i in (0, 600, 900)}
 
 
+@pytest.mark.parametrize("content", [b"", b"[[1]]", b"{"])
+def test_a_damaged_note_of_a_local_data_set_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    expected = samples(open_source(config(write(tmp_path / "set"), tmp_path), 16, 2))
+    (note,) = (tmp_path / "cache").glob("shards-*.json")
+    whole = note.read_bytes()
+    note.write_bytes(content)
+    assert samples(open_source(config(tmp_path / "set", tmp_path), 16, 2)) == expected
+    assert f"{note.name} is damaged: it is made again" in capsys.readouterr().out
+    assert note.read_bytes() == whole
+
+
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_local_shard_is_a_mistake_before_anything_starts(tmp_path: Path, kind: str) -> None:
     folder = write(tmp_path / "set")
@@ -229,6 +245,107 @@ def test_a_damaged_local_shard_is_a_mistake_before_anything_starts(tmp_path: Pat
     message = problem(damage(folder, kind), tmp_path)
     known = DAMAGES | {"missing": f"train-00001.bin is missing: {CURE}"}
     assert message == f"data.path={folder}: {known[kind]}"
+
+
+def only_cached(tmp_path: Path) -> Path:
+    (file,) = (tmp_path / "cache" / "shards").glob("*.bin")
+    return file
+
+
+@pytest.mark.parametrize("content", [b"", bytes(598), bytes(600)], ids=["empty", "short", "zeros"])
+def test_a_cached_file_that_is_not_its_shard_is_fetched_again(
+    tmp_path: Path, remote: str, capfd: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    """As after a power cut: the name is there, and the content never reached the disk."""
+    settings = config(f"{remote}/set", tmp_path, stride=100)
+    write(tmp_path / "remote" / "set")
+    assert open_source(settings, 16, 2).train[[0]][0].tolist() == [TRAIN[:16].tolist()]
+    cached_file = only_cached(tmp_path)
+    cached_file.write_bytes(content)
+    capfd.readouterr()
+    source = open_source(settings, 16, 2)
+    assert source.train[[0]][0].tolist() == [TRAIN[:16].tolist()]
+    told = capfd.readouterr().out
+    assert told.count("\n") == 1
+    assert f"data.cache_dir={tmp_path}/cache/shards: {cached_file.name} is damaged (" in told
+    assert told.endswith("): it is fetched again\n")
+    assert hashlib.sha256(cached_file.read_bytes()).hexdigest() == cached_file.stem
+
+
+def test_a_cached_shard_is_hashed_once_a_process_and_its_size_looked_at_each_time(
+    tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = list[str]()
+    real = shardcache.look_at
+
+    def watched(file: IO[bytes], dtype: str) -> Look:
+        hashed.append(file.name)
+        return real(file, dtype)
+
+    write(tmp_path / "remote" / "set")
+    settings = config(f"{remote}/set", tmp_path, stride=100)
+    open_source(settings, 16, 2).train[[0]]
+    monkeypatch.setattr(shardcache, "look_at", watched)
+    source = open_source(settings, 16, 2)
+    assert isinstance(source.train, Windows)
+    assert isinstance(source.train.tokens, ShardRow)
+    for _ in range(3):
+        source.train.tokens._mapped.clear()
+        source.train[[0]]
+    assert hashed == [str(only_cached(tmp_path))]
+    os.truncate(only_cached(tmp_path), 0)
+    source.train.tokens._mapped.clear()
+    assert source.train[[0]][0].tolist() == [TRAIN[:16].tolist()]
+
+
+def test_a_fetched_shard_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[str]()
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(fd: int) -> None:
+        seen.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{fd}')).name.partition('.')[2] or 'folder'}")
+        fsync(fd)
+
+    def watched_replace(source: Path, target: Path) -> None:
+        if target.parent.name == "shards":
+            seen.append("replace")
+        replace(source, target)
+
+    write(tmp_path / "remote" / "set")
+    source = open_source(config(f"{remote}/set", tmp_path), 16, 2)
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    source.train[[0]]
+    assert seen == ["fsync 600.part", "replace", "fsync folder"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["fetched", "cached"])
+def test_a_token_beyond_the_vocabulary_is_a_mistake_in_a_remote_shard_too(
+    tmp_path: Path, remote: str, again: bool
+) -> None:
+    folder, largest = write(tmp_path / "remote" / "set"), int(max(TRAIN[:300]))
+    settings = config(f"{remote}/set", tmp_path, stride=100)
+    if again:  # a data set of a larger vocabulary has left it in the cache
+        open_source(settings, 16, 2).train[[0]]
+    small = write(tmp_path / "small", vocabulary=Numbers(largest))
+    (folder / "manifest.json").write_bytes((small / "manifest.json").read_bytes())
+    with pytest.raises(Mistake) as error:
+        open_source(settings, 16, 2).train[[0]]
+    assert str(error.value) == (
+        f"data.path={remote}/set: train-00000.bin has token {largest}, but the vocabulary only {largest}: {CURE}"
+    )
+
+
+def test_a_server_that_sends_more_than_a_shard_is_not_read_to_its_end(tmp_path: Path, remote: str) -> None:
+    folder = write(tmp_path / "remote" / "set")
+    with open(folder / "train-00000.bin", "ab") as f:
+        f.truncate(1 << 30)
+    source = open_source(config(f"{remote}/set", tmp_path), 16, 2)
+    with pytest.raises(Mistake, match=r"train-00000\.bin has more than 600 bytes"):
+        source.train[[0]]
+    assert cached(tmp_path) == 0
 
 
 def test_a_shard_larger_than_the_cache_is_a_mistake(tmp_path: Path, remote: str) -> None:
@@ -279,6 +396,7 @@ def test_a_place_without_a_data_set_is_a_mistake(tmp_path: Path) -> None:
         (lambda m: m.update(format="mingpt-shards-2"), "format"),
         (lambda m: m.update(dtype="object"), "dtype"),
         (lambda m: m.pop("shards"), "shards"),
+        (lambda m: m.update({"\x1b[2J\nerror": 1}), r"\x1b[2J\nerror"),
     ],
 )
 def test_a_strangers_manifest_leads_nowhere(

@@ -181,11 +181,23 @@ def test_tokens_without_their_description_are_built_anew(tmp_path: Path) -> None
     assert all_tokens(open_text(settings_for(tmp_path / "source.txt", tmp_path), 1)) == expected
 
 
-def test_a_damaged_description_is_a_mistake_that_names_the_file(tmp_path: Path) -> None:
-    about = file_of(opened("to be or not", tmp_path)).path.with_suffix(".json")
-    about.write_text("{")
-    message = problem(settings_for(tmp_path / "source.txt", tmp_path))
-    assert message == f"data.cache_dir={tmp_path / 'cache'}: {about.name} is damaged: delete it"
+@pytest.mark.parametrize("suffix", [".json", ".npy"])
+@pytest.mark.parametrize("how", ["empty", "cut", "zeros"])
+def test_a_damaged_entry_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str, how: str
+) -> None:
+    """As after a power cut: the names are there, and not all of the content."""
+    first = all_tokens(opened("to be or not to be", tmp_path))
+    path = next((tmp_path / "cache").glob(f"*{suffix}"))
+    whole = path.read_bytes()
+    path.write_bytes({"empty": b"", "cut": whole[:-3], "zeros": whole[:-8] + bytes(8)}[how])
+    capsys.readouterr()
+    assert all_tokens(open_text(settings_for(tmp_path / "source.txt", tmp_path), 1)) == first
+    told = capsys.readouterr().out
+    assert told.startswith(f"data.cache_dir={tmp_path / 'cache'}: ")
+    assert path.name in told
+    assert told.endswith(" is damaged: both are made again\n")
+    assert path.read_bytes() == whole
 
 
 def test_a_failure_while_building_leaves_no_file_and_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

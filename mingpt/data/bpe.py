@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mingpt.data.curing import printable, told_how_to_fetch
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
@@ -116,7 +117,7 @@ class HuggingFaceTokens:
         except BaseException as error:  # plain Exception, or Rust's PanicException, which is none
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise Mistake(f"no tokenizer.json of Hugging Face: {error}") from error
+            raise Mistake(f"no tokenizer.json of Hugging Face: {printable(str(error))}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True  # a text that spells a special token gets its letters
@@ -134,7 +135,14 @@ class HuggingFaceTokens:
         return found[0]
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(_unicode(text), add_special_tokens=False).ids
+        text = _unicode(text)
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # plain Exception: a text with something that none of its tokens is for
+            raise Mistake(
+                f"the tokenizer cannot tell this text ({printable(str(error))}): take one with a token for what it "
+                "does not know, or of bytes"
+            ) from error
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         return np.array(self.encode(text), dtype=np.uint32)
@@ -210,6 +218,11 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
 
     key: what names the URL. Raises Mistake if there is none.
     """
+    with told_how_to_fetch(url):
+        return _read_tokenizer(url, key)
+
+
+def _read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
     fs, path = open_fs(url, key)
     shown = f"{key}={without_secrets(url)}"
     name = path.rstrip("/").rpartition("/")[2]

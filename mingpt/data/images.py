@@ -27,7 +27,7 @@ from mingpt.errors import Mistake
 from mingpt.model import IGNORE
 from mingpt.redact import without_secrets
 
-CACHE_VERSION = 1  # raise when what is cached changes, or how a codebook is fitted
+CACHE_VERSION = 2  # raise when what is cached changes, or how a codebook is fitted
 
 
 class Images(Samples):

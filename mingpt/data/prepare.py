@@ -36,12 +36,13 @@ from mingpt.data.dataset import (
 )
 from mingpt.data.documents import File, Form, Options, blocks, find_files, identity_of
 from mingpt.data.encoding import Tokenizer, encoded
-from mingpt.data.shardwriter import ShardWriter
+from mingpt.data.shardwriter import SOURCES, ShardWriter
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
 NOTE_BYTES, NOTE_SECONDS = 4 << 20, 0.25  # smaller and quicker files share a note of what is finished
+BAD_TOLD = 20  # lines that were left out are told one by one up to here
 SAY_SECONDS, DRAW_SECONDS = 10.0, 0.1  # between two lines of a log; between two pictures of the bar
 
 
@@ -89,25 +90,25 @@ def prepare(
     form: Form | None = None,
     shard_tokens: int = 1 << 25,
     processes: int = 1,
+    skip_bad: int = 0,
 ) -> DataSet:
-    """Write the data set to `out`, or go on with it; returns its manifest. Raises Mistake where the user must act."""
+    """Write the data set to `out`, or go on with it; returns its manifest. Raises Mistake where the user must act.
+
+    skip_bad: how many lines of JSON may be left out because they can't be read.
+    """
     files = find_files(sources, form)
-    made_from = _hash(
+    plan = _hash(
         [[identity_of(file.url), file.form, file.size] for file in files],
         asdict(options),
         tokenizer.to_json(),
         shard_tokens,
     )
+    seen = [[str(without_secrets(file.url)), file.version] for file in files]
+    versions = _hash(plan, seen)
     fs, path = open_fs(out, "--out")
     with place("--out", out):
-        if there := read_manifest(fs, path):
-            shown = f"--out={without_secrets(out)}"
-            dataset = from_bytes(there, shown)
-            if dataset.made_from != made_from:
-                raise Mistake(f"{shown}: another data set is there, of other sources or options: choose another")
-            if not (lost := [shard.name for shard in dataset.shards if not _is_there(fs, path, shard, dataset.dtype)]):
-                return dataset
-            say(f"prepare: {shown}: missing or of another size: {', '.join(lost)}: the data set is made again")
+        if there := _finished(out, fs, path, files, options, plan, versions if all(v for _, v in seen) else ""):
+            return there
         # What grows must lie on a disk.
         home = Path(path) if is_local(fs) else Path.home() / f".cache/mingpt/prepare-{_hash(out)[:16]}"
         home.mkdir(parents=True, exist_ok=True)
@@ -117,14 +118,15 @@ def prepare(
                 held.enter_context(lock)
             except Timeout:
                 raise Mistake(f"--out={without_secrets(out)}: another mingpt.data.prepare is writing there") from None
-            identity = _hash(made_from, [[str(without_secrets(file.url)), file.modified] for file in files])
             dtype = dtype_for(tokenizer.size)
-            writer = ShardWriter(out, home, dtype, tokenizer.end_of_text, shard_tokens, identity)
-            _write(writer, files, tokenizer, options, processes)
+            writer = ShardWriter(out, home, dtype, tokenizer.end_of_text, shard_tokens, versions)
+            _write(writer, files, tokenizer, options, processes, skip_bad)
             shards = writer.close()
             if not any(shard.split == "train" for shard in shards):
                 raise Mistake("SOURCES hold no text to train on: name others, or lower --val-fraction")
+            made_from = _hash(plan, writer.content)
             dataset = DataSet(dtype=dtype, tokenizer=tokenizer.to_json(), made_from=made_from, shards=shards)
+            writer.put(SOURCES, json.dumps({"made_from": made_from, "versions": versions}).encode())
             writer.put(MANIFEST, to_bytes(dataset))
             writer.clean()
         (home / "prepare.lock").unlink(missing_ok=True)
@@ -134,27 +136,85 @@ def prepare(
     return dataset
 
 
-def _write(writer: ShardWriter, files: Sequence[File], tokenizer: Tokenizer, options: Options, processes: int) -> None:
+def _finished(
+    out: str, fs: Any, path: str, files: Sequence[File], options: Options, plan: str, versions: str
+) -> DataSet | None:
+    """The data set that is there, if it is whole and made of the same sources; None if it is yet to be made.
+
+    versions: of the sources; empty if their stores tell none, and only reading them can say what they are.
+    """
+    if not (there := read_manifest(fs, path)):
+        return None
+    shown = f"--out={without_secrets(out)}"
+    dataset = from_bytes(there, shown)
+    noted = read_manifest(fs, path, SOURCES) or b"{}"
+    if not versions or noted != json.dumps({"made_from": dataset.made_from, "versions": versions}).encode():
+        say(f"prepare: {shown}: a data set is there; reading the sources to see whether it was made of them")
+        if _hash(plan, _content_of(files, options)) != dataset.made_from:
+            raise Mistake(
+                f"{shown}: another data set is there, of other sources or options, or of these before they changed: "
+                "choose another"
+            )
+    if not (lost := [shard.name for shard in dataset.shards if not _is_there(fs, path, shard, dataset.dtype)]):
+        say(f"prepare: {shown}: already there, made of these sources")
+        return dataset
+    say(f"prepare: {shown}: missing or of another size: {', '.join(lost)}: the data set is made again")
+    return None
+
+
+def _content_of(files: Sequence[File], options: Options) -> str:
+    contents, content = dict[str, str](), ""
+    for file in files:
+        for _ in blocks(file, options, contents):
+            pass
+        content = _hash(content, contents.pop(file.url))
+    return content
+
+
+def _write(
+    writer: ShardWriter, files: Sequence[File], tokenizer: Tokenizer, options: Options, processes: int, skip_bad: int
+) -> None:
     progress = Progress(files)
     progress.skip(files[: writer.files])
     if writer.files:
         say(f"prepare: going on after {writer.files} of {len(files)} files")
     numbers = {file.url: i for i, file in enumerate(files)}
-    work = (block for file in files[writer.files :] for block in blocks(file, options))
+    contents, content, bad = dict[str, str](), writer.content, writer.bad
+    work = (block for file in files[writer.files :] for block in blocks(file, options, contents))
     current, noted_at, since = writer.files, time.monotonic(), 0
-    for block, rows in encoded(work, tokenizer, options, processes):
+    for block, (rows, lines) in encoded(work, tokenizer, options, processes, skip_bad):
         number = numbers[block.file.url]
         if number != current:
+            for file in files[current:number]:
+                content = _hash(content, contents.pop(file.url))
             if since >= NOTE_BYTES or time.monotonic() - noted_at >= NOTE_SECONDS:
-                writer.finished(number)
+                writer.finished(number, content, bad)
                 noted_at, since = time.monotonic(), 0
             current = number
+        bad = _left_out(lines, bad, skip_bad, progress)
         for split, raw in rows.items():
             writer.add(split, raw)
         since += block.size
         progress.add(block.size, sum(map(len, rows.values())) // writer.dtype.itemsize)
     progress.clear()
-    writer.finished(len(files))
+    for file in files[current:]:
+        content = _hash(content, contents.pop(file.url))
+    writer.finished(len(files), content, bad)
+    if bad:
+        say(f"prepare: {bad} bad lines left out")
+
+
+def _left_out(lines: Sequence[str], bad: int, skip_bad: int, progress: Progress) -> int:
+    """Tell of a block's bad lines; returns how many there are now. Raises Mistake at the first that is one too many."""
+    for line in lines:
+        bad += 1
+        if bad > skip_bad:
+            others = f", and {skip_bad} before it were left out" if skip_bad else ""
+            raise Mistake(f"{line}{others}; --skip-bad N leaves out up to N lines")
+        if bad <= BAD_TOLD:
+            progress.clear()
+            say(f"prepare: left out: {line}")
+    return bad
 
 
 def _hash(*parts: Any) -> str:
@@ -179,6 +239,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--field", default="text", help="of JSON or Parquet, what holds the text (default: text)")
     parser.add_argument("--separator", default="", help="what parts documents in a text file (default: one a file)")
     parser.add_argument("--val-fraction", type=float, default=0.01, help="share of the documents (default: 0.01)")
+    parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad lines (default: 0)")
     parser.add_argument("--shard-tokens", type=int, default=1 << 25, help="tokens in a shard (default: 33554432)")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
     given = parser.parse_args(arguments)
@@ -187,6 +248,7 @@ def main(arguments: list[str]) -> int:
         problems = [
             *([f"--val-fraction {fraction}: from 0 to less than 1"] if not 0 <= fraction < 1 else []),
             *([f"--shard-tokens {tokens}: at least 1"] if tokens < 1 else []),
+            *([f"--skip-bad {given.skip_bad}: at least 0"] if given.skip_bad < 0 else []),
             *([f"--processes {processes}: at least 1"] if processes < 1 else []),
         ]
         if problems:
@@ -200,15 +262,18 @@ def main(arguments: list[str]) -> int:
             form=given.form,
             shard_tokens=tokens,
             processes=processes,
+            skip_bad=given.skip_bad,
         )
         for split in SPLITS:
             shards = dataset.of(split)
             documents = sum(shard.documents for shard in shards)
             say(f"{split}: {tokens_in(shards):,} tokens of {documents:,} documents in {len(shards)} shards")
         if fraction and not dataset.of("validation"):
+            one = sum(shard.documents for shard in dataset.shards) == 1
             say(
                 f"note: no document's hash is in --val-fraction {fraction:g}, and there is nothing to evaluate on: "
-                f"raise it, or part the text into documents with --separator"
+                + ("" if one else "raise it, or ")
+                + r"part the text into documents with --separator, as in '\n\n'"
             )
         say(f"train on it: data=shards data.path={without_secrets(given.out)}")
         return FINISHED

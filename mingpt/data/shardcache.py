@@ -8,15 +8,17 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
+from fsspec.callbacks import Callback
 from numpy.typing import NDArray
 
-from mingpt.data.dataset import Shard
+from mingpt.console import say
+from mingpt.data.dataset import AGAIN, Look, Shard, look_at
+from mingpt.data.files import sync_folder
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
@@ -26,11 +28,16 @@ WAIT_SECONDS = 0.1  # between two looks for room while other processes download
 
 
 class ShardCache:
-    """limit: bytes of all shards in the folder, those under way included. Small when pickled."""
+    """limit: bytes of all shards in the folder, those under way included. vocabulary: how many tokens there are.
 
-    def __init__(self, url: str, folder: Path, limit: int, timeout: float) -> None:
+    Small when pickled.
+    """
+
+    def __init__(self, url: str, folder: Path, limit: int, timeout: float, vocabulary: int) -> None:
         self.url, self.folder, self.limit, self.timeout = url, folder, limit, timeout
+        self.vocabulary = vocabulary
         self._touched: dict[str, float] = {}
+        self._looked: dict[str, Look] = {}  # what this process has found in the files: each is hashed once
 
     def path(self, shard: Shard) -> Path:
         return self.folder / f"{shard.sha256}.bin"
@@ -60,8 +67,29 @@ class ShardCache:
             with self._lock(shard.sha256):
                 while True:  # another process may need its room before it is open
                     with suppress(FileNotFoundError):
-                        return np.memmap(self.path(shard), dtype=dtype, mode="r")
-                    self._fetch(shard, size)
+                        if self._is_whole(shard, dtype):
+                            return np.memmap(self.path(shard), dtype=dtype, mode="r", shape=(shard.tokens,))
+                    self._fetch(shard, dtype)
+
+    def _is_whole(self, shard: Shard, dtype: np.dtype[Any]) -> bool:
+        """Whether the cached file is the shard: a power cut leaves names without content. One that isn't is deleted."""
+        path = self.path(shard)
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            look = self._looked.get(shard.sha256)
+            if look is None or look.size != size:
+                look = look_at(file, dtype) if size == shard.tokens * dtype.itemsize else Look(size, "", 0)
+        if why := look.damage(shard, dtype):
+            path.unlink(missing_ok=True)
+            say(f"data.cache_dir={self.folder}: {path.name} is damaged ({why}): it is fetched again")
+            return False
+        self._admit(shard, look)
+        return True
+
+    def _admit(self, shard: Shard, look: Look) -> None:
+        if why := look.stranger(self.vocabulary):
+            raise Mistake(f"data.path={without_secrets(self.url)}: {shard.name} {why}: {AGAIN}")
+        self._looked[shard.sha256] = look
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
@@ -74,7 +102,8 @@ class ShardCache:
                 f"{self.folder}/{name}.lock): if it is alive, raise data.cache_timeout_seconds"
             ) from None
 
-    def _fetch(self, shard: Shard, size: int) -> None:
+    def _fetch(self, shard: Shard, dtype: np.dtype[Any]) -> None:
+        size, shown = shard.tokens * dtype.itemsize, f"data.path={without_secrets(self.url)}: {shard.name}"
         part = self.folder / f"{shard.sha256}.{size}.part"
         deadline = time.monotonic() + self.timeout
         while not self._make_room(part, size):
@@ -84,10 +113,16 @@ class ShardCache:
         try:
             fs, folder = open_fs(self.url, "data.path")
             with place("data.path", f"{self.url.rstrip('/')}/{shard.name}"):
-                fs.get_file(f"{folder.rstrip('/')}/{shard.name}", str(part))
-            verify(part, shard, size, f"data.path={without_secrets(self.url)}")
+                fs.get_file(f"{folder.rstrip('/')}/{shard.name}", str(part), callback=_AtMost(size, shown))
+            with open(part, "rb") as file:
+                look = look_at(file, dtype)
+                os.fsync(file.fileno())
+            if why := look.damage(shard, dtype):
+                raise Mistake(f"{shown} {why}: {AGAIN}")
+            self._admit(shard, look)
             with self._lock("room"):  # who counts must not miss it between its two names
                 os.replace(part, self.path(shard))
+            sync_folder(self.folder)
         finally:
             part.unlink(missing_ok=True)
 
@@ -123,18 +158,17 @@ class ShardCache:
             return False
 
 
-def verify(path: Path, shard: Shard, size: int, shown: str) -> None:
-    """Raises Mistake unless the file is the shard."""
-    cure = "copy it again, or make the data set again"
-    if (found := path.stat().st_size) != size:
-        raise Mistake(f"{shown}: {shard.name} has {found} bytes in place of {size}: {cure}")
-    if hash_of(path) != shard.sha256:
-        raise Mistake(f"{shown}: {shard.name} does not have the checksum of the manifest: {cure}")
+class _AtMost(Callback):
+    """Ends a download that brings more than it should: a server may lie about sizes, or never end."""
 
+    def __init__(self, size: int, shown: str) -> None:
+        super().__init__()
+        self.most, self.shown = size, shown
 
-def hash_of(path: Path) -> str:
-    digest: Any = sha256()
-    with open(path, "rb") as f:
-        while chunk := f.read(1 << 20):
-            digest.update(chunk)
-    return str(digest.hexdigest())
+    def relative_update(self, inc: int = 1) -> None:
+        self.absolute_update(self.value + inc)
+
+    def absolute_update(self, value: int) -> None:
+        self.value = value
+        if value > self.most:
+            raise Mistake(f"{self.shown} has more than {self.most} bytes: {AGAIN}")

@@ -6,6 +6,7 @@ anywhere else each is fetched when it is first needed, into a bounded folder of 
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.config import ShardsData
+from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.cache import one_at_a_time
-from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, from_bytes, read_manifest, tokens_in
+from mingpt.data.dataset import (
+    AGAIN,
+    MANIFEST,
+    SPLITS,
+    DataSet,
+    Look,
+    Shard,
+    from_bytes,
+    look_at,
+    read_manifest,
+    tokens_in,
+)
+from mingpt.data.files import write_whole
 from mingpt.data.shardcache import ShardCache
-from mingpt.data.shardwriter import write_whole
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
 from mingpt.data.windows import Pieces, Windows
@@ -86,7 +99,7 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
             raise Mistake(f"{shown}: no data set is there (no {MANIFEST}): {cure}")
     _check_vocabulary(config, own, vocabulary)
     home = Path(path) if is_local(fs) else ShardCache(
-        config.path, _folder(config) / "shards", config.cache_bytes, config.cache_timeout_seconds
+        config.path, _folder(config) / "shards", config.cache_bytes, config.cache_timeout_seconds, own.size
     )  # fmt: skip
     train, validation = (ShardRow(dataset.of(split), dataset.dtype, home) for split in SPLITS)
     windows = Windows(train, 0, len(train), block_size, config.stride)
@@ -112,19 +125,11 @@ def _check_files(config: ShardsData, fs: Any, path: str, dataset: DataSet, vocab
     """Read a local data set once: better now than that a run ends at the one bad shard."""
     shown = f"data.path={without_secrets(config.path)}"
     names = [shard.name for shard in dataset.shards]
-    cure = "copy it again, or make the data set again"
-    if problems := [f"{shown}: {name} is missing: {cure}" for name in names if not fs.isfile(f"{path}/{name}")]:
+    if problems := [f"{shown}: {name} is missing: {AGAIN}" for name in names if not fs.isfile(f"{path}/{name}")]:
         raise Mistake(*problems)
-    found = _looked_at(config, fs, path, names, dataset.dtype)
-    for shard, (size, digest, largest) in zip(dataset.shards, found, strict=True):
-        expected = shard.tokens * np.dtype(dataset.dtype).itemsize
-        if size != expected:
-            problems.append(f"{shown}: {shard.name} has {size} bytes in place of {expected}: {cure}")
-        elif digest != shard.sha256:
-            problems.append(f"{shown}: {shard.name} does not have the checksum of the manifest: {cure}")
-        elif largest >= vocabulary:
-            problems.append(f"{shown}: {shard.name} has token {largest}, but the vocabulary only {vocabulary}: {cure}")
-    if problems:
+    looks = zip(dataset.shards, _looked_at(config, fs, path, names, dataset.dtype), strict=True)
+    found = [(shard.name, look.damage(shard, dataset.dtype) or look.stranger(vocabulary)) for shard, look in looks]
+    if problems := [f"{shown}: {name} {why}: {AGAIN}" for name, why in found if why]:
         raise Mistake(*problems)
 
 
@@ -133,45 +138,40 @@ def _nanogpt(config: ShardsData, fs: Any, path: str, wanted: Vocabulary | None) 
     shown = f"data.path={without_secrets(config.path)}"
     shards, largest = list[Shard](), 0
     files = _looked_at(config, fs, path, NANOGPT, "uint16")
-    for name, split, (size, digest, most) in zip(NANOGPT, SPLITS, files, strict=True):
-        if not size or size % 2:
-            raise Mistake(f"{shown}: {name} has {size} bytes, which are no 16-bit tokens: make it again")
-        shards.append(Shard(name=name, split=split, tokens=size // 2, documents=0, sha256=digest))
-        largest = max(largest, most)
+    for name, split, look in zip(NANOGPT, SPLITS, files, strict=True):
+        if not look.size or look.size % 2:
+            raise Mistake(f"{shown}: {name} has {look.size} bytes, which are no 16-bit tokens: make it again")
+        shards.append(Shard(name=name, split=split, tokens=look.size // 2, documents=0, sha256=look.sha256))
+        largest = max(largest, look.largest)
     own = wanted or (read_tokenizer(config.tokenizer, "data.tokenizer") if config.tokenizer else Numbers(largest + 1))
     if largest >= own.size:
         raise Mistake(f"{shown}: token {largest} is there, but the vocabulary has only {own.size}: take the right one")
     return DataSet(dtype="uint16", tokenizer=own.to_json(), made_from="0" * 64, shards=tuple(shards)), own
 
 
-def _looked_at(config: ShardsData, fs: Any, path: str, names: Sequence[str], dtype: str) -> list[tuple[int, str, int]]:
-    """(bytes, sha256, largest token) of each file: read by one process of the node, once as long as they stay."""
+def _looked_at(config: ShardsData, fs: Any, path: str, names: Sequence[str], dtype: str) -> list[Look]:
+    """What is in each file: read by one process of the node, once as long as they stay."""
     infos = [fs.info(f"{path}/{name}") for name in names]
     identity = json.dumps([fs.unstrip_protocol(path), dtype, infos], sort_keys=True, default=str)
     folder = _folder(config)
     note = folder / f"shards-{sha256(identity.encode()).hexdigest()[:32]}.json"
     with place("data.cache_dir", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with one_at_a_time(config, note.with_suffix(".lock")):
-                if not note.exists():
-                    with place("data.path", config.path):
-                        found = [_look_at(fs, f"{path}/{name}", dtype) for name in names]
-                    write_whole(note, json.dumps(found).encode())
-                return [tuple(each) for each in json.loads(note.read_text())]
-        except ValueError as error:
-            raise Mistake(f"data.cache_dir={folder}: {note.name} is damaged: delete it") from error
-
-
-def _look_at(fs: Any, path: str, dtype: str) -> tuple[int, str, int]:
-    size, digest, largest, width = 0, sha256(), 0, np.dtype(dtype).itemsize
-    with fs.open(path, "rb") as f:
-        while chunk := f.read(1 << 22):
-            size += len(chunk)
-            digest.update(chunk)
-            tokens = np.frombuffer(chunk, np.dtype(dtype).newbyteorder("<"), count=len(chunk) // width)
-            largest = max(largest, int(tokens.max(initial=0)))
-    return size, digest.hexdigest(), largest
+        with one_at_a_time(config, note.with_suffix(".lock")):
+            with suppress(FileNotFoundError):
+                try:
+                    return [
+                        Look(int(size), str(digest), int(most)) for size, digest, most in json.loads(note.read_text())
+                    ]
+                except (ValueError, TypeError):
+                    say(f"data.cache_dir={folder}: {note.name} is damaged: it is made again")
+            found = list[Look]()
+            with place("data.path", config.path):
+                for name in names:
+                    with fs.open(f"{path}/{name}", "rb") as file:
+                        found.append(look_at(file, dtype))
+            write_whole(note, json.dumps([[look.size, look.sha256, look.largest] for look in found]).encode())
+            return found
 
 
 def _folder(config: ShardsData) -> Path:

@@ -6,6 +6,7 @@ go to the data set's own place, and `progress.json` notes the lengths. A success
 
 import json
 import os
+import stat
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -14,24 +15,13 @@ from typing import IO, Any
 import numpy as np
 
 from mingpt.data.dataset import MANIFEST, SPLITS, Shard, Split
+from mingpt.data.files import write_whole
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
 PROGRESS = "progress.json"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """A file that is there whole or not at all, whatever ends this process or the machine."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+SOURCES = "sources.json"  # beside the manifest: which versions of the sources the data set was made from
 
 
 @dataclass
@@ -47,7 +37,10 @@ class _Row:
 
 
 class ShardWriter:
-    """identity: what a data set is made from; only the same may go on with it. files: how many are finished."""
+    """identity: what a data set is made from; only the same may go on with it.
+
+    files: how many are finished. content: the hash of what was read of them. bad: how many lines were left out.
+    """
 
     def __init__(self, url: str, folder: Path, dtype: str, end_of_text: int, shard_tokens: int, identity: str) -> None:
         self.url, self.folder, self.dtype = url, folder, np.dtype(dtype).newbyteorder("<")
@@ -55,8 +48,7 @@ class ShardWriter:
         self.fs, self.path = open_fs(url, "--out")
         self.staged = not (is_local(self.fs) and Path(self.path) == folder)
         self.rows = {split: _Row(split) for split in SPLITS}
-        self.files = 0
-        self._sent = 0
+        self.files, self.content, self.bad = 0, "", 0
         if (folder / PROGRESS).exists():
             self._go_on()
 
@@ -71,7 +63,7 @@ class ShardWriter:
             if row.tokens == self.shard_tokens:
                 self._fill(row)
 
-    def finished(self, files: int) -> None:
+    def finished(self, files: int, content: str, bad: int) -> None:
         """All tokens of the first `files` source files have been added: note that, durably."""
         for row in self.rows.values():
             if row.file:
@@ -86,9 +78,9 @@ class ShardWriter:
             }
             for row in self.rows.values()
         }
-        noted = {"identity": self.identity, "files": files, "rows": rows}
+        noted = {"identity": self.identity, "files": files, "content": content, "bad": bad, "rows": rows}
         write_whole(self.folder / PROGRESS, json.dumps(noted).encode())
-        self.files = files
+        self.files, self.content, self.bad = files, content, bad
         if self.staged:  # they are where they belong now, and no successor cuts them back
             for row in self.rows.values():
                 for shard in row.full:
@@ -113,7 +105,7 @@ class ShardWriter:
     def clean(self) -> None:
         """The data set is complete: nothing is left of the work."""
         (self.folder / PROGRESS).unlink(missing_ok=True)
-        for name in (PROGRESS, MANIFEST):
+        for name in (PROGRESS, SOURCES, MANIFEST):
             for left in self.folder.glob(f".{name}.*"):  # by one that was killed while it wrote that
                 left.unlink()
         if self.staged:
@@ -125,7 +117,8 @@ class ShardWriter:
 
     def _grow(self, row: _Row, raw: memoryview) -> None:
         if row.file is None:
-            row.file, row.hash = open(self._part(row), "wb"), sha256()  # noqa: SIM115 (it grows for long)
+            self._part(row).unlink(missing_ok=True)
+            row.file, row.hash = open(self._part(row), "xb"), sha256()  # noqa: SIM115 (it grows for long)
         row.file.write(raw)
         row.hash.update(raw)
         tokens = np.frombuffer(raw, dtype=self.dtype)
@@ -160,6 +153,7 @@ class ShardWriter:
         try:
             noted = json.loads((self.folder / PROGRESS).read_text())
             identity, self.files = noted["identity"], int(noted["files"])
+            self.content, self.bad = str(noted["content"]), int(noted["bad"])
             for split, row in self.rows.items():
                 kept = noted["rows"][split]
                 row.full = [Shard.model_validate(shard) for shard in kept["full"]]
@@ -178,7 +172,9 @@ class ShardWriter:
         if not tokens:
             part.unlink(missing_ok=True)
             return
-        source = part if part.exists() else full
+        source = part if os.path.lexists(part) else full
+        if not stat.S_ISREG(source.lstat().st_mode):  # what it leads to is not ours to cut
+            raise ValueError(f"{source.name} is no regular file")
         if source.stat().st_size < tokens * self.dtype.itemsize:
             raise ValueError(f"{source.name} is too short")
         os.truncate(source, tokens * self.dtype.itemsize)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mingpt.config import TextData
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.cache import Made, made_once
+from mingpt.data.curing import told_how_to_fetch
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import Pieces, TokenFile, Windows
@@ -17,7 +18,7 @@ from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
-CACHE_VERSION = 1  # raise when what is cached changes
+CACHE_VERSION = 2  # raise when what is cached changes
 
 
 def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[NDArray[Any], Vocabulary]:
@@ -32,7 +33,11 @@ def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[N
     except UnicodeDecodeError as error:
         raise Mistake(f"{shown}: not UTF-8 at byte {error.start}: convert the file, or use data.tokens=byte") from error
     if isinstance(given, (GPT2Tokens, HuggingFaceTokens)):
-        arrays = [given.encode_array(piece) for piece in pieces(text)]
+        try:
+            arrays = [given.encode_array(piece) for piece in pieces(text)]
+        except Mistake as mistake:
+            which = f"data.tokenizer={without_secrets(config.tokenizer)}: " if config.tokenizer else ""
+            raise Mistake(f"{shown}: {which}{mistake}") from mistake
         return np.concatenate(arrays).astype(smallest_type(given.size)), given
     points, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
     characters = "".join(map(chr, points))
@@ -63,7 +68,7 @@ def smallest_type(size: int) -> type[np.unsignedinteger[Any]]:
 def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str, Any]]:
     """The token file of `config.path` and what is known of it, tokenized by whichever process comes first."""
     fs, remote = open_fs(config.path, "data.path")
-    with place("data.path", config.path):
+    with told_how_to_fetch(config.path), place("data.path", config.path):
         info = fs.info(remote)  # size, modification time, ETag: a changed file gets another name in the cache
         if info["type"] == "directory":
             raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")

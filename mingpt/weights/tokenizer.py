@@ -96,8 +96,12 @@ def numbers_in(files: Mapping[str, str]) -> dict[str, int] | None:
         numbers = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(numbers, dict):
             added = tokenizer.get("added_tokens") or []
+            if not isinstance(added, list):
+                raise ValueError("added_tokens is no list")
             numbers = numbers | {
-                t["content"]: t["id"] for t in added if isinstance(t, dict) and {"content", "id"} <= t.keys()
+                t["content"]: t["id"]
+                for t in added
+                if isinstance(t, dict) and isinstance(t.get("content"), str) and "id" in t
             }
     else:
         return None

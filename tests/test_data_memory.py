@@ -1,0 +1,111 @@
+"""Hostile data sets: what a few bytes can be unpacked to is read in bounded memory, or refused."""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mingpt.data.imagefiles import CIFAR, IDX, IMAGES
+
+MIB = 1 << 20
+# In a process of its own: what the code takes beyond its imports.
+MEASURE = """
+import json, resource, sys
+from mingpt.data.documents import Options, blocks, find_files, pieces_of
+from mingpt.data.imagefiles import find_images
+from mingpt.errors import Mistake
+import pyarrow.parquet
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+before, read, mistake = peak(), 0, ""
+try:
+    if sys.argv[1] == "images":
+        find_images(sys.argv[2]).read()
+    else:
+        for block in blocks(find_files([sys.argv[2]], None)[0], Options(), {}):
+            read += sum(len(piece.text) for piece in pieces_of(block, Options(), [], 0))
+except Mistake as error:
+    mistake = str(error)
+print(json.dumps([read, mistake, peak() - before]))
+"""
+
+
+def measured(kind: str, path: Path) -> tuple[int, str, int]:
+    """Characters read, the mistake that was told, MiB that it took."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, kind, str(path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    read, mistake, mib = json.loads(done.stdout)
+    return read, mistake, mib
+
+
+@pytest.mark.parametrize("encoding", ["RLE_DICTIONARY", pytest.param("DELTA_BYTE_ARRAY", marks=pytest.mark.slow)])
+def test_a_long_string_of_each_of_many_rows_is_unpacked_a_few_at_a_time(tmp_path: Path, encoding: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    how = {} if encoding == "RLE_DICTIONARY" else {"use_dictionary": False, "column_encoding": {"text": encoding}}
+    table = pyarrow.table({"text": ["king " * 200_000] * 250})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="zstd", dictionary_pagesize_limit=1 << 30, **how)
+    assert (tmp_path / "a.parquet").stat().st_size < 2000
+    read, mistake, mib = measured("text", tmp_path / "a.parquet")
+    assert (read, mistake) == (250_000_000, "")
+    assert mib < 180
+
+
+def test_a_column_that_is_packed_as_no_text_is_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"text": ["king " * 200_000] * 300})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    read, mistake, mib = measured("text", tmp_path / "a.parquet")
+    assert read == 0
+    assert "column 'text' is packed " in mistake
+    assert "more than 100 times as many: write the file again in smaller row groups" in mistake
+    assert mib < 100
+
+
+def test_a_line_of_json_that_never_ends_is_refused(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb", compresslevel=1) as f:
+        f.write(b'{"text": "')
+        for _ in range(300):
+            f.write(b"a" * MIB)
+    _, mistake, mib = measured("text", tmp_path / "a.jsonl.gz")
+    assert "a.jsonl.gz line 1: longer than 67108864 bytes: are these JSON lines?" in mistake
+    assert mib < 200
+
+
+def idx_bomb(folder: Path) -> Path:
+    for name in (name for names in IDX.values() for name in names):
+        (folder / f"{name}.gz").write_bytes(gzip.compress(b""))
+    with gzip.open(folder / f"{IDX['train'][0]}.gz", "wb", compresslevel=1) as f:
+        f.write(b"".join(n.to_bytes(4, "big") for n in (IMAGES, 300, 1024, 1024)))
+        for _ in range(300):
+            f.write(bytes(MIB))
+    return folder
+
+
+def tar_bomb(folder: Path) -> Path:
+    with tarfile.open(folder / "cifar.tar.gz", "w:gz", compresslevel=1) as tar:
+        for name in CIFAR["train"]:
+            info = tarfile.TarInfo(name)
+            info.size = 60 * MIB
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+    return folder / "cifar.tar.gz"
+
+
+@pytest.mark.parametrize("bomb", [idx_bomb, tar_bomb])
+def test_packed_images_are_unpacked_no_further_than_images_are(tmp_path: Path, bomb: Callable[[Path], Path]) -> None:
+    _, mistake, mib = measured("images", bomb(tmp_path))
+    assert "unpacks to more than " in mistake
+    assert mistake.endswith(", as no images do: get the file again")
+    assert mib < 250
