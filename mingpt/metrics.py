@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from mingpt.console import complain
 from mingpt.errors import Mistake, Unavailable
+from mingpt.plainfile import check_all_plain
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
@@ -28,9 +29,12 @@ def _segments(run_dir: str) -> list[tuple[int, str]]:
     """(attempt, path) of each segment, oldest first."""
     fs, root = open_fs(run_dir, "run.dir")
     fs.invalidate_cache()
+    folder = f"{root.rstrip('/')}/metrics"
     with place("run.dir", run_dir):
         try:
-            paths = fs.ls(f"{root.rstrip('/')}/metrics", detail=False)
+            if is_local(fs):
+                check_all_plain(folder, "run.dir")
+            paths = fs.ls(folder, detail=False)
         except FileNotFoundError:
             return []
     return sorted((int(m[1]), p) for p in paths if (m := SEGMENT.fullmatch(Path(p).name)))

@@ -12,12 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from mingpt.distributed import World
-from mingpt.errors import Mistake
+from mingpt.errors import Mistake, Unavailable
 from mingpt.snapshot.format import (
     Damaged,
     Kind,
     Manifest,
     OtherFormat,
+    Unreadable,
     decode_manifest,
     decode_part,
     encode_manifest,
@@ -44,10 +45,13 @@ def restore(durable: Store, hot: Store | None, world: World, say: Callable[[str]
                 f"overtaken: removed"
             )
             hot.delete(old)
+    unreadable: set[int] = set()  # they stay, and are passed over
     while True:
-        own = [step for step in hot.steps() if step not in overtaken] if hot else []
+        own = [step for step in hot.steps() if step not in overtaken and step not in unreadable] if hot else []
         hot_steps = [set(steps) for steps in world.gather(own)]
         step = max([*durable_steps, *(s for steps in hot_steps for s in steps)], default=None)
+        if step is None and unreadable:
+            raise Unavailable(f"{durable.key}={durable.url}: no snapshot can be read: look at the disk, and try again")
         if step is None:
             return None
         # The hot tier first: it costs no traffic of the durable store.
@@ -56,6 +60,12 @@ def restore(durable: Store, hot: Store | None, world: World, say: Callable[[str]
         found = _Together(store, step, holders or list(range(world.size)), world).read()
         if isinstance(found, Loaded):
             return found
+        if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
+            unreadable.add(step)
+            durable_steps = [s for s in durable_steps if s != step]
+            if world.speaks:
+                say(f"UNREADABLE SNAPSHOT of step {step}: {problem}. It stays as it is; trying the next older one.")
+            continue
         finders = [rank for rank, finding in enumerate(found) if finding.damage]
         if store is durable:
             durable_steps.remove(step)
@@ -69,7 +79,7 @@ def _lineage(store: Store, step: int) -> dict[str, Any] | None:
     """Which attempt wrote a snapshot, and all that its bits follow from."""
     try:
         manifest = look(store, step)
-    except (Damaged, OtherFormat):
+    except (Damaged, OtherFormat, Unreadable):
         return None  # told when it is read
     attempt = manifest.history[-1].get("attempt") if manifest.history else None
     config = {name: section for name, section in manifest.config.items() if name not in NO_RESULT}
@@ -103,6 +113,7 @@ class _Finding:
 
     digest: str | None = None
     damage: str | None = None
+    unreadable: str | None = None
     problems: tuple[str, ...] = ()  # of a Mistake
 
     @classmethod
@@ -111,6 +122,8 @@ class _Finding:
             return cls(digest=look())
         except Damaged as damage:
             return cls(damage=str(damage))
+        except Unreadable as broken:
+            return cls(unreadable=str(broken))
         except Mistake as mistake:
             return cls(problems=mistake.problems)
 
@@ -146,7 +159,7 @@ class _Together:
         reader_of = {name: readers[i * len(readers) // len(names)] for i, name in enumerate(names)}
         mine = [name for name in names if reader_of[name] == self.world.rank]
         findings = _Finding.of(lambda: self._read_parts(manifest, mine)).gathered(self.world)
-        if any(f.damage for f in findings):
+        if any(f.damage or f.unreadable for f in findings):
             return findings
         state: dict[Kind, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name in names:
