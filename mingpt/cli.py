@@ -22,15 +22,11 @@ from mingpt.config import Config, Section
 from mingpt.console import say
 from mingpt.errors import MISTAKE, Mistake
 from mingpt.redact import without_secrets
+from mingpt.trusted import problems_of_places, problems_of_size
 from mingpt.validation import KINDS, choices, keys, kind_of, named, schemas, takes_any, unknown, validate
 
 # What may be set for a program that works on a snapshot and does not train.
 HEEDED = ("data", "world", "precision", "batch.micro_size", "train.threads")
-
-# What a snapshot's config may say of the place of its data. No web address: that could be one of this machine's own
-# network, such as a cloud's metadata server. And the most that it may say of what costs memory and processors.
-BUCKETS = ("s3", "gs", "gcs", "az", "abfs")
-MOST = {"batch.micro_size": 256, "train.threads": 64}
 
 
 def config_dir() -> Path:
@@ -78,7 +74,7 @@ def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size:
 
     The stored config may be a stranger's. It never meets Hydra, which would resolve what is written in it. Where caches
     are, how large, and how many processes there are is not its to say, nor where data is, unless that is a plain place
-    (`_problem_of_place`). Code that it names is not imported: that of a model is refused, and that of data must be
+    (trusted.py). Code that it names is not imported: that of a model is refused, and that of data must be
     named on the command line. Raises Mistake with every problem.
     """
     model = stored.get("model")
@@ -100,7 +96,7 @@ def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size:
     own_place = ("workers", "cache_dir", "cache_timeout_seconds", "cache_bytes")
     kept = {k: v for k, v in (data or {}).items() if k not in own_place and f"data.{k}" not in given}
     for key, value in kept.items():
-        problems += [f"data.{key} {problem}: give data.{key}=…" for problem in _problems_of_places(value)]
+        problems += [f"data.{key} {problem}: give data.{key}=…" for problem in problems_of_places(value)]
     problems += [text for text in unresolved if text.partition(":")[0] not in {f"data.{k}" for k in kept}]
     raw["data"] |= kept
     raw["model"] = model
@@ -109,35 +105,11 @@ def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size:
         key = f"{section}.{name}".lstrip(".")
         if key not in given and isinstance(before, Mapping) and name in before:
             now[name] = before[name]  # bits follow from it
-            most = MOST.get(key)
-            if most is not None and isinstance(now[name], int) and now[name] > most:
-                problems.append(
-                    f"{key}={now[name]} in the snapshot's config: more than {most} is not taken from a snapshot, which "
-                    f"may be a stranger's: give {key}=…"
-                )
+            problems += problems_of_size(key, now[name])
     raw["batch"] = {"micro_size": raw["batch"]["micro_size"]}
     if isinstance(raw["batch"]["micro_size"], int):  # a step, which there is none of, must fit the world
         raw["batch"]["global_size"] = raw["batch"]["micro_size"] * world_size
     return validate(raw, world_size, also=problems, follows=follows)
-
-
-def _problems_of_places(value: object) -> list[str]:
-    """What keeps the texts in a stored value from being taken for places. A stranger may have written them."""
-    if isinstance(value, (list, dict)):
-        return [p for v in (value.values() if isinstance(value, dict) else value) for p in _problems_of_places(v)]
-    if not isinstance(value, str):
-        return []
-    scheme, separator, _ = value.partition("://")
-    if separator and "***" in value:
-        return ["has a secret in its URL, and snapshots keep no secrets"]
-    stored = f"is {str(without_secrets(value))!r} in the snapshot's config, which may be a stranger's"
-    if "::" in value or not value.isprintable():
-        return [f"{stored}: chained URLs and control characters are not taken from there"]
-    if separator and scheme not in BUCKETS:
-        return [f"{stored}: of URLs, only those of buckets ({', '.join(BUCKETS)}) are taken from there"]
-    if not separator and (re.match("[/~\\\\]|[A-Za-z0-9+.-]*:", value) or ".." in re.split(r"[/\\]", value)):
-        return [f"{stored}: of paths, only those below the working directory are taken from there"]
-    return []
 
 
 def as_yaml(config: Config) -> str:

@@ -4,12 +4,17 @@ A link may lead to anybody's files, a FIFO is waited for, a device may never end
 opened, and again once it is open, when nobody can put another one in its place.
 """
 
+import errno
 import os
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from mingpt.errors import Mistake
 
+BROKEN = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # what a disk says of a sector, a file system of a checksum
+PAUSES = (0.5, 1.0)  # seconds before a broken disk is asked again
 LINK, NO_FOLDER, NO_FILE = "is a link", "is no folder", "is no file"
 
 
@@ -53,6 +58,35 @@ def open_file(path: str, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
+def read_into(path: str, into: memoryview, start: int = 0) -> Iterator[memoryview]:
+    """What lies in a regular file from `start` on, as it comes, until `into` is full.
+
+    Raises NotPlain, EOFError where the file ends before that, or an OSError: of BROKEN, if that came each time.
+    """
+    descriptor, end = open_file(path), 0
+    try:
+        while end < len(into):
+            count = _read_patiently(descriptor, into[end:], start + end)
+            if not count:
+                raise EOFError
+            yield into[end : end + count]
+            end += count
+    finally:
+        os.close(descriptor)
+
+
+def _read_patiently(descriptor: int, into: memoryview, start: int) -> int:
+    """A disk may fail once, and not when it is asked again."""
+    for pause in PAUSES:
+        try:
+            return os.preadv(descriptor, [into], start)
+        except OSError as error:
+            if error.errno not in BROKEN:
+                raise
+        time.sleep(pause)
+    return os.preadv(descriptor, [into], start)
+
+
 def check_all_plain(folder: str, key: str) -> None:
     """Raise Mistake, naming the config `key`, unless a folder of plain files and folders is there, or nothing."""
     path = folder
@@ -80,3 +114,15 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def create_from(temporary: Path, target: Path) -> None:
+    """Give a whole file its name at once, unless that exists (FileExistsError)."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: two writers in one instant may both succeed
+        if target.exists():
+            raise FileExistsError(str(target)) from None
+        temporary.replace(target)

@@ -316,7 +316,7 @@ class Disk:
         self.bad, self.left = bad.stat().st_ino, times
         self.real = os.preadv
         monkeypatch.setattr(os, "preadv", self.read)
-        monkeypatch.setattr("mingpt.snapshot.store.PAUSES", (0.0, 0.0))
+        monkeypatch.setattr("mingpt.plainfile.PAUSES", (0.0, 0.0))
 
     def read(self, descriptor: int, into: list[memoryview], start: int) -> int:
         if self.left and os.fstat(descriptor).st_ino == self.bad:

@@ -85,7 +85,7 @@ def test_a_name_that_is_no_parts_name_is_refused_and_nothing_outside_is_read(
         seen.append(path)
         return open_file(path, *flags)
 
-    monkeypatch.setattr("mingpt.snapshot.store.open_file", watched)
+    monkeypatch.setattr("mingpt.plainfile.open_file", watched)
     with pytest.raises(Damaged) as damage:
         read(store, 3)
     assert str(damage.value) == f"manifest.json names a part {name!r}, which is no part's name"

@@ -5,9 +5,7 @@ killed writer left in it does no harm. Parts carry the hash of their content in 
 can only write the same bytes under one name.
 """
 
-import errno
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -18,7 +16,17 @@ from uuid import uuid4
 import torch
 
 from mingpt.errors import Mistake
-from mingpt.plainfile import NotPlain, check_file, check_folder, link_problem, open_file, sync_folder
+from mingpt.plainfile import (
+    BROKEN,
+    PAUSES,
+    NotPlain,
+    check_file,
+    check_folder,
+    create_from,
+    link_problem,
+    read_into,
+    sync_folder,
+)
 from mingpt.redact import without_secrets
 from mingpt.snapshot.files import METRICS, PROBE, SET_ASIDE, SNAPSHOTS, STEP_FOLDER, File, step_name
 from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged, Unreadable
@@ -28,20 +36,6 @@ from mingpt.webfile import is_web, read_stream
 Buffer = bytes | bytearray | memoryview
 RANGE_BYTES = 16 * 2**20
 PIECE_BYTES = 4 * 2**20  # of a local file
-BROKEN = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # what a disk says of a sector, a file system of a checksum
-PAUSES = (0.5, 1.0)  # seconds before a broken disk is asked again
-
-
-def _create_from(temporary: Path, target: Path) -> None:
-    """Give a whole file its name at once, unless that exists (FileExistsError)."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links: two writers in one instant may both succeed
-        if target.exists():
-            raise FileExistsError(str(target)) from None
-        temporary.replace(target)
 
 
 def _room(size: int) -> memoryview:
@@ -199,33 +193,16 @@ class Store:
         """What lies from `start` on, as it comes, until `into` is full."""
         name = Path(path).name
         try:
-            descriptor = open_file(path)
-        except NotPlain as problem:  # since its size was asked for
-            raise Damaged(f"{name} {problem}") from problem
-        try:
-            end = 0
-            while end < len(into):
-                count = self._patiently(name, descriptor, into[end:], start + end)
-                if not count:
-                    raise Damaged(f"{name} has {start + end} bytes, fewer than when its size was asked for")
-                yield into[end : end + count]
-                end += count
-        finally:
-            os.close(descriptor)
-
-    def _patiently(self, name: str, descriptor: int, into: memoryview, start: int) -> int:
-        """A disk may fail once and then not; if it fails each time, another snapshot may lie where it doesn't."""
-        for pause in (*PAUSES, None):
-            try:
-                return os.preadv(descriptor, [into], start)
-            except OSError as error:
-                if error.errno not in BROKEN:
-                    raise
-                if pause is None:
-                    problem = f"{name}: {error.strerror}, {len(PAUSES) + 1} times"
-                    raise Unreadable(f"{self.key}={self.url}: {problem}: look at the disk") from error
-            time.sleep(pause)
-        raise AssertionError
+            yield from read_into(path, into, start)
+        except NotPlain as what:  # since its size was asked for
+            raise Damaged(f"{name} {what}") from what
+        except EOFError as error:
+            raise Damaged(f"{name} has become shorter while it was read") from error
+        except OSError as error:
+            if error.errno not in BROKEN:
+                raise
+            problem = f"{name}: {error.strerror}, {len(PAUSES) + 1} times: look at the disk"
+            raise Unreadable(f"{self.key}={self.url}: {problem}") from error
 
     def _web_pieces(self, path: str, size: int) -> Iterator[memoryview]:
         """A web server may send the whole file for each range, so it is asked once; and more than it has said."""
@@ -284,7 +261,7 @@ class Store:
         try:
             if self.local:
                 with self._temporary(target, [manifest]) as temporary:
-                    _create_from(temporary, Path(target))
+                    create_from(temporary, Path(target))
                 sync_folder(Path(target).parent)
                 sync_folder(Path(self.root))  # the step's folder itself
             elif self.conditional_puts:
