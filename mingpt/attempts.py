@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from mingpt.atomic import write_whole
 from mingpt.errors import Mistake
+from mingpt.plainfile import check_all_plain
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
@@ -44,9 +45,12 @@ def _names(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> dict[int, s
     """The path of each numbered file in a folder of the run."""
     fs, root = open_fs(run_dir, "run.dir")
     fs.invalidate_cache()
+    path = f"{root.rstrip('/')}/{folder}"
     with place("run.dir", run_dir):
         try:
-            paths = fs.ls(f"{root.rstrip('/')}/{folder}", detail=False)
+            if is_local(fs):
+                check_all_plain(path, "run.dir")
+            paths = fs.ls(path, detail=False)
         except FileNotFoundError:
             return {}
     return {int(m[1]): p for p in sorted(paths) if (m := pattern.fullmatch(Path(p).name))}

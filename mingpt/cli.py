@@ -22,6 +22,7 @@ from mingpt.config import Config, Section
 from mingpt.console import say
 from mingpt.errors import MISTAKE, Mistake
 from mingpt.redact import without_secrets
+from mingpt.trusted import problems_of_places, problems_of_size
 from mingpt.validation import KINDS, choices, keys, kind_of, named, schemas, takes_any, unknown, validate
 
 # What may be set for a program that works on a snapshot and does not train.
@@ -71,9 +72,10 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
 def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size: int) -> Config:
     """A snapshot's config with a command line's overrides of HEEDED keys over it, for a program that does not train.
 
-    The stored config may be a stranger's. It never meets Hydra, which would resolve what is written in it, and where
-    caches are and how many processes there are is not its to say. Code that it names is not imported: that of a model
-    is refused, and that of data must be named on the command line. Raises Mistake with every problem.
+    The stored config may be a stranger's. It never meets Hydra, which would resolve what is written in it. Where caches
+    are, how large, and how many processes there are is not its to say, nor where data is, unless that is a plain place
+    (trusted.py). Code that it names is not imported: that of a model is refused, and that of data must be
+    named on the command line. Raises Mistake with every problem.
     """
     model = stored.get("model")
     if takes_any("model", kind_of("model", model)):
@@ -91,17 +93,19 @@ def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size:
         problems = [f"{key} can't be set here, only {', '.join(HEEDED)}" for key in unheeded]
     follows = _follows(composed)
     raw, unresolved = _resolve(composed, follows)
-    own_place = ("workers", "cache_dir", "cache_timeout_seconds")
+    own_place = ("workers", "cache_dir", "cache_timeout_seconds", "cache_bytes")
     kept = {k: v for k, v in (data or {}).items() if k not in own_place and f"data.{k}" not in given}
-    if any("://" in str(v) and "***" in str(v) for v in kept.values()):
-        problems.append("data.path has a secret in its URL, and snapshots keep no secrets: give data.path=…")
+    for key, value in kept.items():
+        problems += [f"data.{key} {problem}: give data.{key}=…" for problem in problems_of_places(value)]
     problems += [text for text in unresolved if text.partition(":")[0] not in {f"data.{k}" for k in kept}]
     raw["data"] |= kept
     raw["model"] = model
     for section, name in (("", "precision"), ("batch", "micro_size"), ("train", "threads")):
         before, now = (stored.get(section), raw[section]) if section else (stored, raw)
-        if f"{section}.{name}".lstrip(".") not in given and isinstance(before, Mapping) and name in before:
-            now[name] = before[name]
+        key = f"{section}.{name}".lstrip(".")
+        if key not in given and isinstance(before, Mapping) and name in before:
+            now[name] = before[name]  # bits follow from it
+            problems += problems_of_size(key, now[name])
     raw["batch"] = {"micro_size": raw["batch"]["micro_size"]}
     if isinstance(raw["batch"]["micro_size"], int):  # a step, which there is none of, must fit the world
         raw["batch"]["global_size"] = raw["batch"]["micro_size"] * world_size

@@ -46,7 +46,9 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
         vocabulary = vocabulary_of(manifest.vocabulary)
         source = open_source(config.data, config.model.block_size, config.batch.micro_size, vocabulary)
         if source.vocabulary.to_json() != vocabulary.to_json():
-            raise Mistake(f"data.kind={config.data.kind} has another vocabulary than {options.url}: choose other data")
+            raise Mistake(
+                f"data.kind={config.data.kind} has another vocabulary than {found.store.url}: choose other data"
+            )
         if not len(source.validation):
             what = {"text": "raise data.val_fraction", "shards": "prepare them with a larger --val-fraction"}
             cure = what.get(config.data.kind, "give it a validation split")

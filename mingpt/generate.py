@@ -14,11 +14,12 @@ import torch
 
 from mingpt.cli import Parser
 from mingpt.data.imagetokens import ImageTokens
-from mingpt.data.vocabulary import Numbers, TextVocabulary
+from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.loading import Opened, open_model
 from mingpt.model import GPT
-from mingpt.pictures import draw, grid, png
+from mingpt.pictures import COLORS, draw, grid, png
+from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
@@ -90,13 +91,17 @@ def write(
 
 def picture(opened: Opened, options: argparse.Namespace) -> str:
     """Draw images of each class to --out; returns what there is to say of it."""
-    if not isinstance(opened.vocabulary, ImageTokens):
-        raise Mistake(f"{options.url}: a model that draws no images: leave --out out")
-    if not opened.manifest.config["data"].get("draw"):
-        raise Mistake(f"{options.url}: a model that was not trained to draw (data.draw=false): train another")
+    tokens = opened.vocabulary
+    if not isinstance(tokens, ImageTokens):
+        raise Mistake(f"{opened.where}: a model that draws no images: leave --out out")
+    data = opened.manifest.config.get("data")
+    if not isinstance(data, dict) or not data.get("draw"):
+        raise Mistake(f"{opened.where}: a model that was not trained to draw (data.draw=false): train another")
+    if tokens.per_image > opened.model.config.block_size or tokens.shape[2] not in COLORS:
+        raise Mistake(f"{opened.where}: a model whose images, {tokens.shape}, can't be drawn: choose another")
     images = draw(
         opened.model,
-        opened.vocabulary,
+        tokens,
         options.each,
         temperature=options.temperature,
         top_k=options.top_k,
@@ -104,7 +109,7 @@ def picture(opened: Opened, options: argparse.Namespace) -> str:
     )
     with place("--out", str(options.out)):
         options.out.write_bytes(png(grid(images)))
-    return f"{options.out}: a row for each of {opened.vocabulary.classes} classes, {options.each} images of each"
+    return f"{options.out}: a row for each of {tokens.classes} classes, {options.each} images of each"
 
 
 def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[str]:
@@ -164,30 +169,43 @@ def _parser() -> Parser:
     return parser
 
 
+def generate(opened: Opened, options: argparse.Namespace) -> int:
+    """What the options ask of a model. Returns the exit code."""
+    try:
+        if options.out is not None:
+            print(picture(opened, options))
+        else:
+            continue_texts(opened.model, opened.vocabulary, opened.where, options)
+    except FloatingPointError as error:
+        raise Mistake(f"{opened.where}: {error}: its run has diverged; choose another with --step") from error
+    return 0
+
+
+def continue_texts(model: GPT, vocabulary: Vocabulary, where: str, options: argparse.Namespace) -> None:
+    if isinstance(vocabulary, ImageTokens):
+        raise Mistake(f"{where}: a model of images: say where to draw them to with --out FILE.png")
+    if not isinstance(vocabulary, TextVocabulary):
+        raise Mistake(f"{where}: its tokens are no text, and nothing can be written with them")
+    prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options, vocabulary)]
+    if not all(prompts) or not prompts:
+        raise Mistake(
+            f"--file {without_secrets(options.file)}: nothing is in it to be continued: give at least one character"
+        )
+    texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]
+    began = time.perf_counter()
+    write(model, vocabulary, texts, options, sys.stdout)
+    if options.speed:
+        count, seconds = len(texts) * options.tokens, time.perf_counter() - began
+        print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
+
+
 def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         if found := problems(options):
             raise Mistake(*found)
         opened = open_model(options.url, options.step)
-        model, vocabulary = opened.model, opened.vocabulary
-        if options.out is not None:
-            print(picture(opened, options))
-            return 0
-        if isinstance(vocabulary, ImageTokens):
-            raise Mistake(f"{options.url}: a model of images: say where to draw them to with --out FILE.png")
-        if not isinstance(vocabulary, TextVocabulary):
-            raise Mistake(f"{options.url}: its tokens are no text, and nothing can be written with them")
-        prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options, vocabulary)]
-        if not all(prompts) or not prompts:
-            raise Mistake(f"--file {options.file}: nothing is in it to be continued: give at least one character")
-        texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]
-        began = time.perf_counter()
-        write(model, vocabulary, texts, options, sys.stdout)
-        if options.speed:
-            count, seconds = len(texts) * options.tokens, time.perf_counter() - began
-            print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
-        return 0
+        return generate(opened, options)
     except Mistake as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return MISTAKE

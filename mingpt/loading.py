@@ -10,7 +10,8 @@ from mingpt.errors import Mistake
 from mingpt.model import GPT
 from mingpt.models import gpt_of
 from mingpt.snapshot.format import Damaged, Manifest
-from mingpt.snapshot.reader import read
+from mingpt.snapshot.reader import kind_of, read, read_manifest
+from mingpt.snapshot.store import Store
 from mingpt.snapshots import find
 
 
@@ -30,14 +31,25 @@ def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = 
     agree: has several processes take the same step. Raises Mistake if the snapshot is damaged or not one of ours.
     """
     found = find(url, step)
-    chosen = agree(found.steps[0])
-    where = found.store.folder_url(chosen)
+    step = agree(found.steps[0])
+    where = found.store.folder_url(step)
     try:
-        loaded = read(found.store, chosen, kinds=("model",))
+        return load(found.store, step, where)
     except Damaged as damage:
         raise Mistake(f"{where}: {damage}: choose another with --step") from damage
-    vocabulary = vocabulary_of(loaded.manifest.vocabulary)
-    model = gpt_of(loaded.manifest.config, loaded.state["model"], vocabulary.size, where)
+
+
+def load(store: Store, step: int, where: str) -> Opened:
+    """One snapshot's model. Memory is taken for it when its manifest fits the model that its config describes.
+
+    Raises Damaged, or Mistake if it is not one of ours.
+    """
+    manifest = read_manifest(store, step)
+    vocabulary = vocabulary_of(manifest.vocabulary)
+    shapes = {n: (t.dtype, t.shape) for n, t in manifest.tensors.items() if kind_of(t.part) == "model"}
+    model = gpt_of(manifest.config, shapes, vocabulary.size, where)
+    weights = read(store, step, kinds=("model",), manifest=manifest).state["model"]
+    model.to_empty(device="cpu").load_state_dict(weights)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
         raise Mistake(f"{where}: its weights are not all finite numbers: choose another with --step")
-    return Opened(model, vocabulary, loaded.manifest, where)
+    return Opened(model.eval(), vocabulary, manifest, where)

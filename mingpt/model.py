@@ -225,7 +225,7 @@ class GPT(nn.Module):
                     x = self.transformer(text[:, past[0].length : position], past)
                 else:  # once the window slides, each token is at another position than before: nothing kept is of use
                     x = self.transformer(text[:, max(0, position - block) : position])
-                logits = self.padded_logits(x[:, -1])[:, : self.config.vocab_size]
+                logits = finite(self.padded_logits(x[:, -1])[:, : self.config.vocab_size])
                 draw = draws.gather(1, (position - ends).clamp(0, count - 1)[:, None])
                 chosen = choose(logits, draw, temperature, top_k, top_p)
                 text[:, position] = torch.where(position < ends, text[:, position], chosen)
@@ -256,6 +256,13 @@ def _draws(seed: int, number: int, count: int) -> Tensor:
     """A sample's random numbers in [0, 1), one for each of its tokens, the same on any device."""
     own = int.from_bytes(blake2b(repr((seed, number)).encode(), digest_size=8).digest(), "little")
     return torch.rand(count, generator=torch.Generator().manual_seed(own))
+
+
+def finite(logits: Tensor) -> Tensor:
+    """Those logits. Raises FloatingPointError if there are no chances in them, whose token would be any or none."""
+    if not logits.isfinite().all():
+        raise FloatingPointError("its logits are not all finite numbers")
+    return logits
 
 
 def choose(logits: Tensor, draw: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:

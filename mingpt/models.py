@@ -1,13 +1,13 @@
 """The module that a config's `model` names, and the GPT that a snapshot holds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import nn
 
 from mingpt import own
 from mingpt.batches import derive
@@ -16,6 +16,7 @@ from mingpt.errors import Mistake
 from mingpt.model import GPT, GPTConfig
 
 SHOWN = 40  # names of parameters in one message
+LAYER = "transformer.h.0."
 
 
 def gpt_config(model: Model, vocab_size: int) -> GPTConfig:
@@ -64,11 +65,13 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-def gpt_of(config: Mapping[str, Any], weights: Mapping[str, Tensor], vocab_size: int, where: str) -> GPT:
-    """The GPT of a snapshot, from its manifest's config and its tensors alone, on the CPU, for evaluation.
+def gpt_of(
+    config: Mapping[str, Any], shapes: Mapping[str, tuple[str, Sequence[int]]], vocab_size: int, where: str
+) -> GPT:
+    """The GPT of a snapshot, from its manifest alone: on the meta device, for what it needs in memory is not taken yet.
 
-    where: names the snapshot. Raises Mistake if it is not one of a GPT of this package; what a snapshot of another
-    module names is never imported.
+    shapes: dtype and shape of each of the snapshot's weights. where: names the snapshot. Raises Mistake if it is not
+    one of a GPT of this package; what a snapshot of another module names is never imported.
     """
     section = config.get("model")
     if isinstance(section, dict) and section.get("kind") == "own":
@@ -76,9 +79,31 @@ def gpt_of(config: Mapping[str, Any], weights: Mapping[str, Tensor], vocab_size:
             f"{where}: a snapshot of {section.get('_target_')!r}, not of mingpt's GPT: load its model-*.safetensors "
             f"in a program of your own"
         )
+    other = f"{where}: not a snapshot of a GPT of this version: "
     try:
-        gpt = GPT(gpt_config(Model.model_validate(section), vocab_size))
-        gpt.load_state_dict(dict(weights))
-    except (ValidationError, ValueError, RuntimeError) as error:
-        raise Mistake(f"{where}: not a snapshot of a GPT of this version: {str(error).splitlines()[0]}") from error
-    return gpt.eval()
+        model = Model.model_validate(section)
+        if model.n_embd % model.n_head:
+            raise ValueError(f"n_head={model.n_head} does not divide n_embd={model.n_embd}")
+        if differences := _differences(gpt_config(model, vocab_size), shapes):
+            raise ValueError(differences)
+        with torch.device("meta"):
+            return GPT(gpt_config(model, vocab_size))
+    except (ValidationError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # of torch: a vast shape
+        raise Mistake(f"{other}{str(error).splitlines()[0]}") from error
+
+
+def _differences(shape: GPTConfig, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+    """What a snapshot has otherwise than the GPT that its config describes, which may have millions of layers."""
+    with torch.device("meta"):
+        one = GPT(replace(shape, n_layer=1)).state_dict()
+    layer = {name: tensor for name, tensor in one.items() if name.startswith(LAYER)}
+    if len(shapes) != len(one) + (shape.n_layer - 1) * len(layer):
+        return f"n_layer={shape.n_layer}, and {len(shapes)} tensors"
+    expected = {name: tensor.shape for name, tensor in one.items()}
+    for i in range(1, shape.n_layer):
+        expected |= {name.replace(LAYER, f"transformer.h.{i}.", 1): tensor.shape for name, tensor in layer.items()}
+    for name, wanted in expected.items():
+        dtype, found = shapes.get(name, ("none", []))
+        if (dtype, list(found)) != ("F32", list(wanted)):
+            return f"{name} should be F32 {list(wanted)}, and is {dtype} {list(found)}"
+    return ""

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mingpt.data.codebook import Pixels
 from mingpt.data.imagetokens import ImageTokens
-from mingpt.model import GPT
+from mingpt.model import GPT, finite
 
 GAP, GREY = 2, 128  # pixels between two images, and what they look like
+COLORS = {1: 0, 3: 2}  # channels, and what PNG calls them: grey, or red, green and blue
 
 
 @torch.no_grad()
@@ -23,7 +24,7 @@ def draw(
     labels = torch.from_numpy(tokens.label(np.arange(tokens.classes)))
     drawn: Tensor = labels.repeat_interleave(each)[:, None]
     for _ in range(tokens.per_image):
-        logits = model.logits(drawn)[:, -1, : tokens.codes]  # a label inside an image would be no patch
+        logits = finite(model.logits(drawn)[:, -1, : tokens.codes])  # a label inside an image would be no patch
         if top_k is not None and top_k < tokens.codes:
             logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
         if temperature == 0:
@@ -49,7 +50,6 @@ def png(picture: Pixels) -> bytes:
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    color = {1: 0, 3: 2}[channels]  # grey, or red, green and blue
     rows = b"".join(b"\0" + row.tobytes() for row in picture)  # 0: this row has no filter
-    header = struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, COLORS[channels], 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")

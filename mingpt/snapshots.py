@@ -16,11 +16,11 @@ from mingpt.config import Snapshot
 from mingpt.console import complain, say
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.redact import without_secrets
-from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry
-from mingpt.snapshot.copying import copy_step, refuse_others
-from mingpt.snapshot.files import STEP_FOLDER
-from mingpt.snapshot.format import Damaged, OtherFormat
-from mingpt.snapshot.reader import look, read, read_manifest
+from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry, runs_below, runs_table
+from mingpt.snapshot.copying import copy_metrics, copy_step, refuse_others
+from mingpt.snapshot.files import SNAPSHOTS, STEP_FOLDER
+from mingpt.snapshot.format import Damaged, OtherFormat, Unreadable
+from mingpt.snapshot.reader import look, read_manifest, verify
 from mingpt.snapshot.retention import DAY, Retention, plan
 from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
@@ -69,8 +69,17 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
 
 
 def list_command(options: Options) -> int:
-    """A table of the steps. The manifests are read, and of the parts the sizes. Exit code 1 if one is damaged."""
-    found = find(options.url, options.step, committed=False)
+    """A table of the steps, or of the runs in a folder. Exit code 1 if one is damaged.
+
+    The manifests are read, and of the parts the sizes.
+    """
+    try:
+        found = find(options.url, options.step, committed=False)
+    except Mistake:
+        if options.step is not None or not (runs := runs_below(options.url)):
+            raise
+        say(json.dumps({name: asdict(e) for name, e in runs}, indent=1) if options.json else runs_table(runs))
+        return int(any(e.state == DAMAGED for _, e in runs))
     entries = [entry(found.store, step) for step in found.steps]
     if options.json:
         say(json.dumps([asdict(e) for e in entries], indent=1))
@@ -83,10 +92,10 @@ def verify_command(options: Options) -> int:
     """Read everything and compare it with the checksums. Exit code 1 if anything is damaged."""
     found = find(options.url, options.step)
 
-    def verify(step: int) -> None:
-        say(f"step {step}: good, digest {read(found.store, step).manifest.digest}")
+    def verify_one(step: int) -> None:
+        say(f"step {step}: good, digest {verify(found.store, step).digest}")
 
-    return _each_step(found, verify, "DAMAGED", "not verified")
+    return _each_step(found, verify_one, "DAMAGED", "not verified")
 
 
 def _each_step(found: Found, act: Callable[[int], None], damaged: str, undone: str) -> int:
@@ -98,7 +107,7 @@ def _each_step(found: Found, act: Callable[[int], None], damaged: str, undone: s
     for step in found.steps:
         try:
             act(step)
-        except Damaged as damage:
+        except (Damaged, Unreadable) as damage:
             bad = 1
             say(f"step {step}: {damaged}: {found.store.folder_url(step)}: {damage}")
         except Mistake as mistake:
@@ -123,7 +132,7 @@ def digest_command(options: Options) -> int:
     """The digest of the newest snapshot (or of --step) alone on stdout, after verifying it."""
     found = find(options.url, options.step)
     try:
-        say(read(found.store, found.steps[0]).manifest.digest)
+        say(verify(found.store, found.steps[0]).digest)
     except Damaged as damage:
         raise _Bad(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
     return 0
@@ -147,7 +156,7 @@ def prune_command(options: Options) -> int:
     found = find(options.url)
     store, newest = found.store, found.steps[0]
     try:
-        manifest = read(store, newest).manifest
+        manifest = verify(store, newest)
     except Damaged as damage:
         problem = f"{store.folder_url(newest)}: {damage}: nothing was deleted, since older ones may be needed"
         raise _Bad(problem) from damage
@@ -191,13 +200,16 @@ def rewind_command(options: Options) -> int:
 
 
 def copy_command(options: Options) -> int:
-    """Copy snapshots to another place, which is of the same kind as URL: a run's directory, a folder, a step."""
+    """Copy snapshots, and the metrics of their run, to TO, another run's directory."""
     found = find(options.url, options.step)
     above, named = _split(options.target)
     if named is not None and found.steps != [named]:
         raise Mistake(f"{without_secrets(options.target)} is one step's folder, and not that of {found.steps[0]}")
-    target = Store(above.rstrip("/") + found.below if found.below and named is None else above, "URL")
+    target = Store(above, "URL")
+    if named is None and not target.root.endswith(f"/{SNAPSHOTS}") and not target.folders():
+        target = Store(f"{above.rstrip('/')}/{SNAPSHOTS}", "URL")  # where a run looks for them
     refuse_others(found.store, target, found.steps)
+    copy_metrics(found.store, target, say)
     return _each_step(
         found, lambda step: copy_step(found.store, target, step, say), "DAMAGED, not copied", "not copied"
     )
@@ -206,19 +218,16 @@ def copy_command(options: Options) -> int:
 def export_command(options: Options) -> int:
     """Write the newest snapshot's GPT (or --step's) as a folder that Hugging Face's transformers loads."""
     # torch's models are slow to import, and needed here only.
-    from mingpt.data.vocabulary import vocabulary_of
-    from mingpt.models import gpt_of
+    from mingpt.loading import load
     from mingpt.weights.writing import folder_of, write_folder
 
     found = find(options.url, options.step)
     where = found.store.folder_url(found.steps[0])
     try:
-        loaded = read(found.store, found.steps[0], kinds=("model",))
+        loaded = load(found.store, found.steps[0], where)
     except Damaged as damage:
         raise _Bad(f"{where}: {damage}: nothing was written; choose another with --step") from damage
-    vocabulary = vocabulary_of(loaded.manifest.vocabulary)
-    gpt = gpt_of(loaded.manifest.config, loaded.state["model"], vocabulary.size, where)
-    files = folder_of(gpt, vocabulary)
+    files = folder_of(loaded.model, loaded.vocabulary)
     write_folder(options.folder, files, options.overwrite)
     say(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
     say(f"written to {without_secrets(options.folder)}")
@@ -272,7 +281,9 @@ def _parser() -> Parser:
     back.add_argument("--snapshots", metavar="URL", help="snapshot.dir, if the run has set one")
     back.add_argument("--hot-dir", default="/dev/shm", metavar="FOLDER", help="snapshot.hot_dir (default: /dev/shm)")
     copy = add("copy", "all")
-    copy.add_argument("target", metavar="TO", help="where to, a place of the same kind as URL")
+    copy.add_argument(
+        "target", metavar="TO", help="where to: a run's directory, its snapshots folder, or a step's folder"
+    )
     export = add("export", "the newest")
     export.add_argument("folder", metavar="FOLDER", help="where to: a local folder, or any fsspec URL")
     export.add_argument("--overwrite", action="store_true", help="replace what is there")

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Gate(Store):
         super().__init__(url)
         self.open, self.failing, self.tries = threading.Event(), failing, 0
 
-    def write(self, step: int, name: str, pieces: Sequence[Buffer]) -> None:
+    def write(self, step: int | None, name: str, pieces: Iterable[Buffer]) -> None:
         assert self.open.wait(30)
         self.tries += 1
         if self.tries <= self.failing:

@@ -26,7 +26,11 @@ def run(undisturbed: Callable[..., Run]) -> Run:
 
 
 def evaluated(run: Run, capsys: Captured, *arguments: str) -> dict[str, Any]:
-    places = (f"data.cache_dir={run.cache}",)
+    # Where the text is, an absolute path, is not taken from a snapshot.
+    places = (
+        f"data.cache_dir={run.cache}",
+        *(() if any("data.path" in a for a in arguments) else (f"data.path={run.text}",)),
+    )
     assert command([run.dir, "--json", *places, *arguments], Lifetime()) == 0, capsys.readouterr().err
     out: dict[str, Any] = json.loads(capsys.readouterr().out)
     return out
@@ -60,7 +64,7 @@ def test_several_processes_find_the_same_and_one_of_them_tells(run: Run, capsys:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"),
-            *("-m", "mingpt.evaluate", run.dir, "--json", f"data.cache_dir={run.cache}"),
+            *("-m", "mingpt.evaluate", run.dir, "--json", f"data.cache_dir={run.cache}", f"data.path={run.text}"),
         ],
         capture_output=True,
         text=True,
@@ -72,7 +76,7 @@ def test_several_processes_find_the_same_and_one_of_them_tells(run: Run, capsys:
 
 def test_people_get_a_few_lines(run: Run, capsys: Captured) -> None:
     found = evaluated(run, capsys)
-    assert command([run.dir, f"data.cache_dir={run.cache}"], Lifetime()) == 0
+    assert command([run.dir, f"data.cache_dir={run.cache}", f"data.path={run.text}"], Lifetime()) == 0
     assert capsys.readouterr() == (
         f"{run.dir}/snapshots/step-000000024 on data.kind=text data.path={run.text}\n"
         f"loss           {found['loss']:.4f} nats a token (599 tokens)\n"
@@ -100,7 +104,7 @@ def test_bits_per_byte_count_the_bytes_of_a_character(
     wide.write_text(text.read_text().replace("e", "é"))
     run = new_run(f"data.path={wide}", "train.max_steps=1")
     run.finish(1)
-    found = evaluated(run, capsys)
+    found = evaluated(run, capsys, f"data.path={wide}")
     assert found["targets"] == 599
     assert found["bytes"] == len(wide.read_text()[5401:].encode()) > 599
     bits = found["loss"] * 599 / math.log(2) / found["bytes"]
@@ -116,11 +120,16 @@ def test_a_text_in_another_vocabulary_is_one_clear_line(run: Run, capsys: Captur
 
 def test_what_is_not_to_be_set_or_not_there_is_named(run: Run, capsys: Captured, tmp_path: Path) -> None:
     heeded = "only data, world, precision, batch.micro_size, train.threads"
-    assert refused(run, capsys, "model.n_layer=3") == f"model.n_layer can't be set here, {heeded}"
-    assert refused(run, capsys, "data.pth=x").startswith("data.pth is not a key (did you mean data.path?)")
+    assert (
+        refused(run, capsys, "model.n_layer=3", f"data.path={run.text}") == f"model.n_layer can't be set here, {heeded}"
+    )
+    assert refused(run, capsys, "data.pth=x", f"data.path={run.text}").startswith(
+        "data.pth is not a key (did you mean data.path?)"
+    )
     assert refused(run, capsys, f"data.path={tmp_path}/none").startswith(f"data.path={tmp_path}/none: there is no such")
     assert "no snapshot of step 5; there are" in refused(run, capsys, "--step", "5")
-    assert refused(run, capsys, "data.val_fraction=0", f"data.cache_dir={run.cache}") == (
+    places = f"data.path={run.text}", f"data.cache_dir={run.cache}"
+    assert refused(run, capsys, "data.val_fraction=0", *places) == (
         "data.kind=text has nothing to evaluate on: raise data.val_fraction"
     )
     assert refused(run, capsys, "data=char").startswith("data.path: ")
@@ -143,6 +152,9 @@ def test_a_strangers_config_is_data_and_nothing_else(
     assert line.startswith("data.path=${oc.env:SECRET}: there is no such file")
     assert evaluated(stranger, capsys, f"data.path={run.text}")["digest"] == run.digest()
     assert not (tmp_path / "made").exists()
+    theirs["config"]["data"]["path"] = str(run.text)  # as of any run whose data is in a place of its own
+    (folder / "manifest.json").write_bytes(signed(theirs))
+    assert "which may be a stranger's" in refused(stranger, capsys)
     theirs["config"]["data"]["path"] = "s3://***@bucket/text"
     (folder / "manifest.json").write_bytes(signed(theirs))
     assert "give data.path=" in refused(stranger, capsys)

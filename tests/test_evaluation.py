@@ -209,3 +209,68 @@ def test_the_bytes_of_what_counts_are_counted(model: GPT) -> None:
     assert figures.spelled == 2 + 3 + 10
     assert figures.bits_per_byte == pytest.approx(figures.loss * 4 / math.log(2) / 15, rel=1e-12)
     assert evaluate(model, [(tokens, targets)], ALONE, nullcontext()).bits_per_byte is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "~/.ssh/id_ed25519",
+        "../secret.txt",
+        "data/../../secret.txt",
+        "..\\secret.txt",
+        "file:///etc/passwd",
+        "local://etc/passwd",
+        "http://169.254.169.254/latest/meta-data/iam/",
+        "https://localhost/",
+        "ftp://host/x",
+        "reference::data:application/json;base64,e30=",
+        "data:application/json;base64,e30=",
+        "filecache::s3://bucket/x",
+        "simplecache::file:///etc/passwd",
+        "s3://bucket/x::http://host/",
+        "github://org:repo@main/x",
+        "memory://x",
+        "S3://bucket/x",
+        "x\nfinished: step 2000",
+        "x\0",
+    ],
+)
+@pytest.mark.parametrize("key", ["path", "tokenizer"])
+def test_a_place_that_a_stranger_wrote_must_be_given_again(key: str, path: str) -> None:
+    data = {"kind": "text", "path": "x", "tokens": "bpe", "tokenizer": "y"}
+    with pytest.raises(Mistake) as refused:
+        reconfigure(stored(data=data | {key: path}), [], 1)
+    [problem] = refused.value.problems
+    assert problem.startswith(f"data.{key} is ")
+    assert problem.endswith(f": give data.{key}=…")
+    assert problem.isprintable()
+    config = reconfigure(stored(data=data | {key: path}), [f"data.{key}=/mine"], 1)
+    assert config.data.model_dump()[key] == "/mine"
+
+
+@pytest.mark.parametrize(
+    "path", ["x", "data/a.txt", "data/a b..txt", "s3://bucket/x", "gs://b/x", "az://c/x", "abfs://c/x"]
+)
+def test_a_plain_place_is_taken_from_a_snapshot(path: str) -> None:
+    assert reconfigure(stored(data={"kind": "text", "path": path}), [], 1).data.model_dump()["path"] == path
+
+
+def test_a_place_in_a_list_is_a_place() -> None:
+    with pytest.raises(Mistake, match="http://inside/"):
+        reconfigure(stored(data={"kind": "text", "path": "x", "urls": ["a", {"b": "http://inside/"}]}), [], 1)
+
+
+def test_what_costs_memory_and_processors_is_not_a_strangers_to_say() -> None:
+    data = {"kind": "shards", "path": "x", "cache_bytes": 2**62, "workers": 1000, "cache_dir": "/etc"}
+    kept = reconfigure(stored(data=data), [], 1).data.model_dump()
+    assert (kept["cache_bytes"], kept["workers"], kept["cache_dir"]) == (2**35, 0, "~/.cache/mingpt")
+    many = stored(batch={"micro_size": 10**7}, train={"threads": 1024})
+    with pytest.raises(Mistake) as refused:
+        reconfigure(many, [], 1)
+    assert [problem.rpartition(": ")[2] for problem in refused.value.problems] == [
+        "give batch.micro_size=…",
+        "give train.threads=…",
+    ]
+    config = reconfigure(many, ["batch.micro_size=512", "train.threads=65"], 1)
+    assert (config.batch.micro_size, config.train.threads) == (512, 65)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from mingpt import cli, extras
+from mingpt.atomic import write_whole
 from mingpt.data import fetch
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.files import write_whole
 from mingpt.data.imagefiles import find_images
 from mingpt.data.opening import open_source
 from mingpt.errors import Mistake, Unavailable
@@ -108,7 +108,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(path, b"new")
+        write_whole(path, [b"new"])
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["text.txt"]
 

@@ -4,7 +4,8 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mingpt.generate import BETWEEN, Text
 from mingpt.model import GPT, GPTConfig
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, save, state_of
+from web_kit import served
 
 Captured = pytest.CaptureFixture[str]
 VOCABULARY = "\n abcdé"
@@ -216,3 +218,105 @@ def test_a_reader_that_has_enough_ends_it_quietly(run: Path) -> None:
     process.stdout.close()
     assert process.stderr
     assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+
+
+def hostile(folder: Path, manifest: dict[str, Any], model: GPT | None = None) -> Path:
+    """A snapshot whose weights are a good GPT's and whose manifest says something else."""
+    model = model or GPT(GPTConfig(vocab_size=7, n_layer=1, n_head=2, n_embd=8, block_size=8))
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
+    provenance = {"vocabulary": {"kind": "char", "characters": VOCABULARY}, "config": {"model": shape}} | manifest
+    state = {"model": model.state_dict(), "optimizer": state_of(1)["optimizer"]}
+    save(Store(f"{folder}/snapshots"), 1, state, provenance=PROVENANCE | provenance)  # type: ignore[arg-type]
+    return folder
+
+
+def of_model(**changes: int) -> dict[str, Any]:
+    return {"config": {"model": {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8} | changes}}
+
+
+OTHER = "not a snapshot of a GPT of this version: "
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        (of_model(n_head=3), f"{OTHER}n_head=3 does not divide n_embd=8"),
+        (of_model(n_layer=2), f"{OTHER}n_layer=2, and 16 tensors"),
+        (of_model(n_layer=2**31 - 1), f"{OTHER}n_layer=2147483647, and 16 tensors"),
+        (of_model(n_embd=16), rf"{OTHER}transformer.wte.weight should be F32 \[7, 16\], and is F32 \[7, 8\]"),
+        (of_model(block_size=2**31 - 1), rf"{OTHER}transformer.wpe.weight should be F32 \[2147483647, 8\], and is F32"),
+        ({"vocabulary": {"kind": "numbers", "size": 2**70}}, OTHER),
+        ({"vocabulary": {"kind": "numbers", "size": 2**62}}, OTHER),
+        ({"vocabulary": {"kind": "numbers", "size": 8}}, rf"{OTHER}transformer.wte.weight should be F32 \[8, 8\]"),
+        ({"config": {}}, OTHER),
+        ({"config": {"model": [1]}}, OTHER),
+    ],
+)
+def test_a_manifest_that_describes_another_model_is_one_line(
+    tmp_path: Path, capsys: Captured, manifest: dict[str, Any], problem: str
+) -> None:
+    line = refused(hostile(tmp_path, manifest), capsys)
+    assert re.match(f"error: {tmp_path}/snapshots/step-000000001: {problem}", line)
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.half, torch.Tensor.bool, torch.Tensor.double])
+def test_weights_of_another_type_are_not_those_of_a_gpt(
+    tmp_path: Path, capsys: Captured, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    model = GPT(GPTConfig(vocab_size=7, n_layer=1, n_head=2, n_embd=8, block_size=8))
+    state = {n: change(t) if "ln_f.bias" in n else t for n, t in model.state_dict().items()}
+    model.state_dict = lambda: state  # type: ignore[method-assign, assignment]
+    assert "transformer.ln_f.bias should be F32 [8], and is " in refused(hostile(tmp_path, {}, model), capsys)
+
+
+@pytest.mark.parametrize("data", [None, {}, [1], {"draw": False}])
+@pytest.mark.parametrize("shape", [[4, 4, 1], [2**40, 4, 1], [4, 4, 2]])
+def test_a_manifest_of_images_that_can_not_be_drawn_is_one_line(
+    tmp_path: Path, capsys: Captured, data: object, shape: list[int]
+) -> None:
+    codebook = b64encode(bytes(4 * 4 * shape[2])).decode()
+    vocabulary = {"kind": "image", "shape": shape, "patch": 4, "classes": 5, "codebook": codebook}
+    section = of_model()["config"] | ({} if data is None else {"data": data})
+    if shape != [4, 4, 1]:
+        section["data"] = {"draw": True}
+    line = refused(
+        hostile(tmp_path, {"config": section, "vocabulary": vocabulary}), capsys, "--out", f"{tmp_path}/a.png"
+    )
+    assert "can't be drawn" in line if shape != [4, 4, 1] else "was not trained to draw" in line
+    assert not (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+@pytest.mark.parametrize("options", [(), ("--top-k", "2"), ("--top-p", "0.5")])
+def test_weights_that_are_numbers_and_whose_logits_are_none_are_one_line(
+    tmp_path: Path, capsys: Captured, temperature: str, options: tuple[str, ...]
+) -> None:
+    """A run that has diverged: no weight of it is nan yet, and its activations overflow."""
+    model = GPT(GPTConfig(vocab_size=7, n_layer=1, n_head=2, n_embd=8, block_size=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(3e38)
+    line = refused(hostile(tmp_path, {}, model), capsys, "--temperature", temperature, *options)
+    assert line == (
+        f"error: {tmp_path}/snapshots/step-000000001: its logits are not all finite numbers: its run has diverged; "
+        f"choose another with --step\n"
+    )
+
+
+def test_no_secret_of_an_address_is_shown(tmp_path: Path, capsys: Captured) -> None:
+    images = {"kind": "image", "shape": [4, 4, 1], "patch": 4, "classes": 5, "codebook": b64encode(bytes(16)).decode()}
+    for name, vocabulary in (("images", images), ("text", {"kind": "char", "characters": VOCABULARY})):
+        hostile(tmp_path / name, {"vocabulary": vocabulary})
+    with served(tmp_path) as url:
+        url = url.replace("//", "//user:S3CRET@")
+        for arguments in (
+            [f"{url}/images"],
+            [f"{url}/text", "--out", "x.png"],
+            [f"{url}/nowhere"],
+            [f"{url}/text", "--file", f"{url}/nowhere?sig=S3CRET"],
+        ):
+            assert generate.main(arguments) == 64
+            out, err = capsys.readouterr()
+            assert "***@127.0.0.1" in err
+            assert "S3CRET" not in out + err

@@ -126,18 +126,6 @@ def test_two_may_delete_the_same(store: Store) -> None:
     assert store.folders() == []
 
 
-def test_of_a_folder_that_is_a_link_only_our_files_go(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "snapshots"))
-    save(store, 1)
-    elsewhere = tmp_path / "elsewhere"
-    Path(store.folder(1)).rename(elsewhere)
-    (elsewhere / "letter.txt").write_text("mine")
-    Path(store.folder(1)).symlink_to(elsewhere)
-    save(store, 2, keep=1)
-    assert files(elsewhere) == ["letter.txt"]
-    assert store.folders() == [2]
-
-
 def make_old(store: Store, step: int | None, seconds: float = DAY + 60) -> None:
     """Everything in a step's folder, or beside them, that old."""
     folder = store.root if step is None else store.folder(step)

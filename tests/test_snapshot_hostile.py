@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mingpt.plainfile import open_file
 from mingpt.snapshot.format import Damaged, decode_manifest
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -79,13 +80,12 @@ def test_a_name_that_is_no_parts_name_is_refused_and_nothing_outside_is_read(
         tensor["part"] = tensor["part"].replace(old, name)
     (folder(store) / "manifest.json").write_bytes(signed(fields))
     seen: list[str] = []
-    real = store.fs.cat_file
 
-    def watched(path: str, **options: Any) -> bytes:
+    def watched(path: str, *flags: int) -> int:
         seen.append(path)
-        return real(path, **options)
+        return open_file(path, *flags)
 
-    monkeypatch.setattr(store.fs, "cat_file", watched)
+    monkeypatch.setattr("mingpt.plainfile.open_file", watched)
     with pytest.raises(Damaged) as damage:
         read(store, 3)
     assert str(damage.value) == f"manifest.json names a part {name!r}, which is no part's name"

@@ -267,7 +267,7 @@ def test_a_store_that_does_not_answer_is_told_in_one_line(
     def down(*_: object) -> None:
         raise ConnectionError("nobody answers")
 
-    monkeypatch.setattr(Store, "_beginning_of_manifest", down)
+    monkeypatch.setattr(Store, "read_manifest", down)
     for main, arguments in ((snapshots.main, ["list"]), (generate.main, [])):
         assert main([*arguments, str(run)]) == 70
         [line] = capsys.readouterr().err.splitlines()

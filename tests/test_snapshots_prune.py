@@ -14,6 +14,8 @@ import fsspec
 import pytest
 
 from mingpt import snapshots
+from mingpt.attempts import newest_number
+from mingpt.metrics import MetricsLog, read_metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Buffer, Store
 from snapshot_kit import PROVENANCE, equal, files, save, state_of
@@ -195,14 +197,14 @@ def test_copy_takes_a_run_to_another_store(
     assert capsys.readouterr().out.count("is there already") == 4
 
 
-@pytest.mark.parametrize("last", ["", "/step-000000020"])
+@pytest.mark.parametrize("last", ["", "/", "/snapshots", "/snapshots/step-000000020"])
 def test_copy_takes_one_step(run: Path, tmp_path: Path, last: str) -> None:
-    source = f"{run}/snapshots/step-000000020"
+    source, one = f"{run}/snapshots/step-000000020", f"{tmp_path}/one/snapshots"
     assert snapshots.main(["copy", source, f"{tmp_path}/one{last}"]) == 0
-    assert Store(f"{tmp_path}/one").folders() == [20]
-    assert snapshots.main(["copy", source, f"{tmp_path}/one/step-000000021"]) == 64
-    assert snapshots.main(["copy", str(run), f"{tmp_path}/one/step-000000020"]) == 64
-    assert Store(f"{tmp_path}/one").folders() == [20]
+    assert Store(one).folders() == [20]  # where a run of run.dir=one looks for it
+    assert snapshots.main(["copy", source, f"{one}/step-000000021"]) == 64
+    assert snapshots.main(["copy", str(run), f"{one}/step-000000020"]) == 64
+    assert files(tmp_path / "one") == [f"snapshots/step-000000020/{name}" for name in files(Path(source))]
 
 
 def test_copy_overwrites_nothing_and_says_so_before_it_writes(run: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -253,6 +255,65 @@ def test_copy_repairs_a_copy_that_lost_a_part(run: Path, tmp_path: Path) -> None
     assert equal(read(Store(f"{tmp_path}/copy/snapshots"), 30).state, state_of(30))
 
 
+def test_copy_repairs_a_copy_in_which_a_bit_has_flipped(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    """Of the right size; `is there already` was said of it."""
+    copy = ["copy", str(run), f"{tmp_path}/copy"]
+    assert snapshots.main(copy) == 0
+    damage(tmp_path / "copy", 30)
+    assert snapshots.main(["verify", f"{tmp_path}/copy"]) == 1
+    capsys.readouterr()
+    assert snapshots.main(copy) == 0
+    told = capsys.readouterr().out
+    assert "step 30: copied to" in told
+    assert told.count("is there already") == 3
+    assert snapshots.main(["verify", f"{tmp_path}/copy"]) == 0
+
+
+def test_copy_brings_the_metrics_along(run: Path, tmp_path: Path) -> None:
+    for attempt in (1, 2):
+        log = MetricsLog(str(run), attempt, print)
+        log.write({"step": attempt, "loss": 1.0})
+        log.close()
+    (run / "metrics/notes.txt").write_text("mine")
+    fork, store = tmp_path / "fork", f"memory://{uuid4().hex}"
+    assert snapshots.main(["copy", f"{run}/snapshots/step-000000020", str(fork)]) == 0
+    assert Store(f"{fork}/snapshots").steps() == [20]
+    assert snapshots.main(["copy", str(run), f"{store}/moved"]) == 0
+    assert read_metrics(str(run)) == read_metrics(str(fork)) == read_metrics(f"{store}/moved")
+    assert newest_number(str(fork)) == newest_number(f"{store}/moved") == 2
+    assert files(fork / "metrics") == ["attempt-00001.jsonl", "attempt-00002.jsonl"]
+    # What is there stays, and a copy that has no run around it gets none.
+    (fork / "metrics/attempt-00002.jsonl").write_text("")
+    assert snapshots.main(["copy", str(run), str(fork)]) == 0
+    assert (fork / "metrics/attempt-00002.jsonl").read_text() == ""
+    save(Store(f"{tmp_path}/bare"), 1)
+    assert snapshots.main(["copy", str(run), f"{tmp_path}/bare"]) == 0
+    assert Store(f"{tmp_path}/bare").steps() == [*reversed(STEPS), 1]
+    assert not (tmp_path / "metrics").exists()
+    (run / "metrics/attempt-00003.jsonl").symlink_to(tmp_path / "secret")
+    assert snapshots.main(["copy", str(run), f"{tmp_path}/third"]) == 64
+
+
+def test_list_of_a_folder_of_runs_is_a_table_of_them(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    save(Store(f"{tmp_path}/b\x1b[2J/snapshots"), 7)
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "file").touch()
+    assert snapshots.main(["list", str(tmp_path)]) == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "step", "age", "size", "digest", "loss", "val_loss", "state"]
+    assert first.startswith("b\ufffd[2J")
+    assert first.split()[1] == "7"
+    assert second.split()[:2] == ["run", "30"]
+    assert second.endswith("looks good")
+    assert snapshots.main(["list", str(tmp_path), "--json"]) == 0
+    assert {name: e["step"] for name, e in json.loads(capsys.readouterr().out).items()} == {"b\x1b[2J": 7, "run": 30}
+    damage_manifest = run / "snapshots/step-000000030/manifest.json"
+    damage_manifest.write_text("{}")
+    assert snapshots.main(["list", str(tmp_path)]) == 1
+    assert snapshots.main(["list", str(tmp_path / "no run")]) == 64
+    assert snapshots.main(["list", str(tmp_path / "file")]) == 64
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
@@ -286,7 +347,7 @@ def test_a_run_on_a_web_server_can_be_read(run: Path, web: str, tmp_path: Path, 
     assert f"step 10: DAMAGED: {web}/snapshots/step-000000010: {name}: b does not" in capsys.readouterr().out
     assert snapshots.main(["show", web, "--step", "4"]) == 0
     assert snapshots.main(["copy", f"{web}/snapshots/step-000000030", f"{tmp_path}/down"]) == 0
-    assert equal(read(Store(f"{tmp_path}/down"), 30).state, state_of(30))
+    assert equal(read(Store(f"{tmp_path}/down/snapshots"), 30).state, state_of(30))
 
 
 def test_what_needs_to_write_is_a_mistake_on_a_web_server(run: Path, web: str, capsys: Captured) -> None:

@@ -186,6 +186,11 @@ OTHER = "weights of another architecture"
          f"{NOT_DESCRIBED}tensors with numbers that are not finite: transformer.wpe.weight$"),
         (weights(lambda t: t | HEAD), "lm_head.weight is not transformer.wte.weight"),
         (text("tokenizer.json", "{"), "tokenizer.json is damaged"),
+        (text("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": 7}'), "tokenizer.json is damaged"),
+        (text("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [{"content": [1], "id": 2}]}'),
+         "tokenizer.json is damaged"),
+        (config(n_positions=10**30), f"config.json says n_positions={10**30}: not a whole number from 1 to 2147483647"),
+        (index('{"weight_map": {"a": "x\\u0000.safetensors"}}'), ".*has no weight_map from tensors to files of this"),
     ],
 )  # fmt: skip
 def test_what_is_no_such_folder_is_a_mistake(folder: Path, spoil: Callable[[Path], None], message: str) -> None:

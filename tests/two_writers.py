@@ -6,7 +6,7 @@ The second one's first write takes until the first one has given up waiting for 
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,7 +24,7 @@ GROUP_SECONDS = 2.0
 
 
 class Hanging(Store):
-    def write(self, step: int, name: str, pieces: Sequence[Buffer]) -> None:
+    def write(self, step: int | None, name: str, pieces: Iterable[Buffer]) -> None:
         gone = Path(self.root).with_name("gone")
         while rank == 1 and not gone.exists():
             time.sleep(0.01)

@@ -13,9 +13,9 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from mingpt.atomic import sync_folder
 from mingpt.config import CachedData
 from mingpt.console import say
-from mingpt.data.files import sync_folder
 from mingpt.errors import Mistake
 from mingpt.storage import place
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, Literal
 
 from mingpt import cli
+from mingpt.atomic import write_whole
 from mingpt.config import Config
 from mingpt.console import complain
-from mingpt.data.files import write_whole
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
 from mingpt.storage import place
 
@@ -243,7 +243,7 @@ def fetch(corpus: Corpus, folder: Path) -> None:
     for text, content in zip(corpus.texts, contents, strict=True):
         with place("--to", str(folder)):
             (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / text.name, content)
+            write_whole(folder / text.name, [content])
         print(f"{folder / text.name}: {len(content):,} bytes, sha256 {text.sha256}")
     print(f"Licence: {corpus.licence}")
 

@@ -16,9 +16,9 @@ from filelock import FileLock, Timeout
 from fsspec.callbacks import Callback
 from numpy.typing import NDArray
 
+from mingpt.atomic import sync_folder
 from mingpt.console import say
 from mingpt.data.dataset import AGAIN, Look, Shard, look_at
-from mingpt.data.files import sync_folder
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place

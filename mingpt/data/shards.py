@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mingpt.atomic import write_whole
 from mingpt.config import ShardsData
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
@@ -30,7 +31,6 @@ from mingpt.data.dataset import (
     read_manifest,
     tokens_in,
 )
-from mingpt.data.files import write_whole
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
@@ -170,7 +170,7 @@ def _looked_at(config: ShardsData, fs: Any, path: str, names: Sequence[str], dty
                 for name in names:
                     with fs.open(f"{path}/{name}", "rb") as file:
                         found.append(look_at(file, dtype))
-            write_whole(note, json.dumps([[look.size, look.sha256, look.largest] for look in found]).encode())
+            write_whole(note, [json.dumps([[look.size, look.sha256, look.largest] for look in found]).encode()])
             return found
 
 

@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from mingpt.atomic import write_whole
 from mingpt.data.dataset import MANIFEST, SPLITS, Shard, Split
-from mingpt.data.files import write_whole
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
@@ -79,7 +79,7 @@ class ShardWriter:
             for row in self.rows.values()
         }
         noted = {"identity": self.identity, "files": files, "content": content, "bad": bad, "rows": rows}
-        write_whole(self.folder / PROGRESS, json.dumps(noted).encode())
+        write_whole(self.folder / PROGRESS, [json.dumps(noted).encode()])
         self.files, self.content, self.bad = files, content, bad
         if self.staged:  # they are where they belong now, and no successor cuts them back
             for row in self.rows.values():
@@ -98,7 +98,7 @@ class ShardWriter:
         """A small file of the data set, whole or not at all."""
         with place("--out", self.url):
             if is_local(self.fs):
-                write_whole(Path(self.path) / name, content)
+                write_whole(Path(self.path) / name, [content])
             else:
                 self.fs.pipe_file(f"{self.path}/{name}", content)
 

@@ -2,14 +2,15 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from mingpt.snapshot.files import File
-from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, OtherFormat
+from mingpt.snapshot.files import SNAPSHOTS, File
+from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, OtherFormat, Unreadable
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import Store
-from mingpt.storage import place
+from mingpt.storage import open_fs, place
 
 VOCABULARY_SHOWN = 1000  # characters; GPT-2's would fill the screen two hundred times
 GOOD, DAMAGED, INCOMPLETE, ASIDE, OTHER = "looks good", "DAMAGED", "incomplete", "set aside", "other format"
@@ -42,6 +43,8 @@ def entry(store: Store, step: int) -> Entry:
         _check_sizes(store, manifest, {f.name: f.size for f in files})
     except OtherFormat as other:
         return Entry(step, OTHER, str(other), age, size)
+    except Unreadable as broken:
+        return Entry(step, DAMAGED, str(broken), age, size)
     except Damaged as damage:
         if any(f.name == MANIFEST for f in files):
             return Entry(step, DAMAGED, str(damage), age, size)
@@ -113,6 +116,32 @@ def _row(e: Entry) -> tuple[str, ...]:
     return str(e.step), _age(e.age_seconds), _size(e.bytes), digest, _number(e.loss), _number(e.val_loss), state
 
 
+def runs_below(url: str) -> list[tuple[str, Entry]]:
+    """The runs in a folder: each one's name and its newest step."""
+    fs, path = open_fs(url, "URL")
+    with place("URL", url):
+        try:
+            names = sorted(Path(e["name"]).name for e in fs.ls(path, detail=True) if e["type"] == "directory")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    found = []
+    for name in names:
+        store = Store(f"{url.rstrip('/')}/{name}/{SNAPSHOTS}", "URL")
+        if steps := store.steps():
+            found.append((name, entry(store, steps[0])))
+    return found
+
+
+def runs_table(runs: Sequence[tuple[str, Entry]]) -> str:
+    rows = [(_visible(name), *_row(entry)) for name, entry in runs]
+    return _table([("run", "step", "age", "size", "digest", "loss", "val_loss", "state"), *rows])
+
+
+def _visible(text: str) -> str:
+    """A manifest may be a stranger's: what could command a terminal is not printed."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 def as_table(entries: Iterable[Entry]) -> str:
     return _table([("step", "age", "size", "digest", "loss", "val_loss", "state"), *map(_row, entries)])
 
@@ -134,8 +163,7 @@ def described(m: Manifest) -> str:
     for title, section in (("numerics", m.fingerprint), ("config", m.config)):
         lines += ["", f"{title}:"]
         lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(section)]
-    # A manifest may be a stranger's: what could command a terminal is not printed.
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in "\n".join(lines))
+    return _visible("\n".join(lines))
 
 
 def _flat(section: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

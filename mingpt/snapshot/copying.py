@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from mingpt.errors import Mistake
-from mingpt.snapshot.format import Damaged, Manifest, decode_part, encode_manifest
-from mingpt.snapshot.reader import read_manifest
+from mingpt.snapshot.files import METRICS, SNAPSHOTS
+from mingpt.snapshot.format import Damaged, Manifest, encode_manifest
+from mingpt.snapshot.reader import read_manifest, verified_pieces, verify
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
@@ -41,11 +42,9 @@ def copy_step(source: Store, target: Store, step: int, say: Callable[[str], None
         say(f"step {step}: is there already, digest {manifest.digest}")
         return
     for name, part in sorted(manifest.parts.items()):
-        with place(source.key, source.url):
-            raw = source.read_part(step, name, part.size)
-        decode_part(manifest, name, raw)  # for its checks
         with place(target.key, target.url):
-            target.write(step, name, [raw])
+            pieces = verified_pieces(source, manifest, name)  # each is good until the next
+            target.write(step, name, pieces if target.local else [bytes(piece) for piece in pieces])
             if (size := target.size(step, name)) != part.size:
                 raise Mistake(f"{target.url}: {name} has {size} bytes in place of {part.size} after it was written")
     with place(target.key, target.url):
@@ -56,13 +55,31 @@ def copy_step(source: Store, target: Store, step: int, say: Callable[[str], None
 
 
 def _is_there(target: Store, manifest: Manifest) -> bool:
-    """Whether the same state is committed with parts of the right sizes; if some are not, writing them repairs it."""
+    """Whether the same state is committed, in parts that are good; if some are not, writing them repairs it."""
     try:
-        theirs = read_manifest(target, manifest.step)
+        return verify(target, manifest.step).digest == manifest.digest
     except Damaged:
         return False
-    with place(target.key, target.url):
-        try:
-            return all(target.size(manifest.step, name) == part.size for name, part in theirs.parts.items())
-        except FileNotFoundError:
-            return False
+
+
+def copy_metrics(source: Store, target: Store, say: Callable[[str], None]) -> None:
+    """The metrics of the source's run to that of the target, if both are a run's: its curves and its attempts go on.
+
+    What is there already stays.
+    """
+    if not all(store.root.endswith(f"/{SNAPSHOTS}") for store in (source, target)):
+        return
+    ours, theirs = (Store(store.given.removesuffix(SNAPSHOTS) + METRICS, store.key) for store in (source, target))
+    there = {file.name for file in theirs.files(None)}
+    for file in ours.files(None):
+        if file.name in there or not file.name.endswith(".jsonl"):
+            continue
+        with place(ours.key, ours.url):
+            try:
+                size = ours.size(None, file.name)
+                pieces = [bytes(piece) for piece in ours.read_pieces(None, file.name, size)]
+            except Damaged as damage:
+                raise Mistake(f"{ours.url}: {damage}: remove it") from damage
+        with place(theirs.key, theirs.url):
+            theirs.write(None, file.name, pieces)
+        say(f"metrics/{file.name}: copied")

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from mingpt.snapshot.format import MANIFEST, PART_NAME
 
-STEP_FOLDER = re.compile(r"step-([0-9]{9})")
+STEP_FOLDER = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9})")  # train.max_steps goes to 2^31 - 1
+SNAPSHOTS, METRICS = "snapshots", "metrics"  # folders in a run's directory
 PROBE, SET_ASIDE = ".probe-", "set-aside-"
 REWOUND, OVERTAKEN = "rewound-", "overtaken-"  # why a good one was set aside: in its manifest's name
 

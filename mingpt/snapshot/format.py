@@ -10,7 +10,7 @@ the header and never parses it, and each byte is hashed once, on the way out and
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -20,13 +20,18 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from torch import Tensor
 
+from mingpt.errors import Mistake, Unavailable
+
 FORMAT = 3
 READABLE = (2, FORMAT)  # format 2 had one tensor more, UNSTATED, which is no state
 UNSTATED = "best_val_loss"
 READS = "this version of mingpt reads 2 and 3"
 PART_BYTES = 64 * 2**20  # small enough to share out among processes, large enough for a request to a bucket each
 MANIFEST = "manifest.json"
-MANIFEST_LIMIT = 64 * 2**20  # a reader takes no larger one into memory
+# A reader takes no larger one into memory. The largest tokenizer.json (Gemma 3's, 33 MB) makes one of 38 MB, gpt2-xl's
+# tensors add 0.6 MB.
+MANIFEST_LIMIT = 48 * 2**20
+MOST_VALUES = 500_000  # in a manifest, each of which costs a reader some 300 bytes; gpt2-xl has 19,000
 MOST_ELEMENTS = 2**48  # of a tensor
 PART_NAME = re.compile(r"(model|optimizer)-[0-9]{5}-[0-9a-f]{16}\.safetensors")
 DTYPES = {
@@ -42,6 +47,10 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 class Damaged(Exception):
     """A snapshot that is not what its writer wrote, or not one at all; the message names the file."""
+
+
+class Unreadable(Unavailable):
+    """A disk that can't give a file back, however often it is asked. Nothing is known of the snapshot."""
 
 
 class OtherFormat(Exception):
@@ -195,19 +204,48 @@ def encode_part(part: Part, tensors: Mapping[str, Tensor]) -> EncodedPart:
     return EncodedPart(name, [header, *(_bytes_of(content[n]) for n in _in_file_order(infos))], infos)
 
 
+def checked(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    """A part's bytes as they come, each checked against the manifest: nothing is kept. Raises Damaged, at last."""
+    infos = manifest.tensors_by_part[name]
+    header = header_of(infos)
+    wanted = iter(
+        [
+            (len(header), sha256(header).hexdigest(), f"{name} does not have the header that the manifest gives"),
+            *(
+                (_size_of(infos[n]), infos[n].sha256, f"{name}: {n} does not have the checksum that the manifest gives")
+                for n in _in_file_order(infos)
+            ),
+        ]
+    )
+    left, checksum, complaint = next(wanted)
+    found, size = sha256(), 0
+    for piece in pieces:
+        rest = piece
+        while len(rest) >= left:  # this one ends here
+            found.update(rest[:left])
+            if found.hexdigest() != checksum:
+                raise Damaged(complaint)
+            rest = rest[left:]
+            left, checksum, complaint = next(wanted, (2**63, "", ""))  # nothing may come any more
+            found = sha256()
+        found.update(rest)
+        left -= len(rest)
+        size += len(piece)
+        yield piece
+    if size != manifest.parts[name].size:
+        raise Damaged(f"{name} has {size} bytes in place of {manifest.parts[name].size}")
+
+
 def decode_part(manifest: Manifest, name: str, raw: memoryview) -> dict[str, Tensor]:
     """The tensors of a part, each checked against the manifest; they share its memory. Raises Damaged."""
     infos = manifest.tensors_by_part[name]
-    header, size = header_of(infos), manifest.parts[name].size
-    if len(raw) != size:
-        raise Damaged(f"{name} has {len(raw)} bytes in place of {size}")
-    if raw[: len(header)] != header:
-        raise Damaged(f"{name} does not have the header that the manifest gives")
-    tensors, start = dict[str, Tensor](), len(header)
+    if len(raw) != manifest.parts[name].size:
+        raise Damaged(f"{name} has {len(raw)} bytes in place of {manifest.parts[name].size}")
+    for _ in checked(manifest, name, [raw]):
+        pass
+    tensors, start = dict[str, Tensor](), len(header_of(infos))
     for n in _in_file_order(infos):
         dtype, end = TORCH_DTYPES[infos[n].dtype], start + _size_of(infos[n])
-        if sha256(raw[start:end]).hexdigest() != infos[n].sha256:
-            raise Damaged(f"{name}: {n} does not have the checksum that the manifest gives")
         flat = torch.frombuffer(raw[start:end], dtype=dtype) if end > start else torch.empty(0, dtype=dtype)
         if manifest.format >= 3 or n != UNSTATED:
             tensors[n] = flat.view(infos[n].shape)
@@ -221,14 +259,46 @@ def digest_of(tensors: Mapping[str, TensorInfo]) -> str:
     return sha256("".join(lines).encode()).hexdigest()
 
 
+CANONICAL = json.JSONEncoder(sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+
+
 def _canonical(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False).encode()
+    return CANONICAL.encode(fields).encode()
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON with a checksum over all the rest, so that damage to any field is seen."""
+    """JSON with a checksum over all the rest, so that damage to any field is seen.
+
+    Raises Mistake if no reader would take it.
+    """
     fields = manifest.model_dump()
-    return _canonical(fields | {"checksum": sha256(_canonical(fields)).hexdigest()})
+    raw = _canonical(fields | {"checksum": sha256(_canonical(fields)).hexdigest()})
+    if len(raw) > MANIFEST_LIMIT or _values_in(raw) > MOST_VALUES:
+        raise Mistake(
+            f"the snapshot's {MANIFEST} would have {len(raw)} bytes and {_values_in(raw)} values; readers take "
+            f"{MANIFEST_LIMIT} and {MOST_VALUES}: take a smaller vocabulary (data.tokenizer), or fewer tensors"
+        )
+    return raw
+
+
+def _values_in(raw: bytes) -> float:
+    """About how many values a text of JSON holds, told without parsing it: parsed, it may be thirty times as large."""
+    outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if outside.count(b'"') > 4 * MOST_VALUES:
+        return math.inf
+    outside = b"".join(outside.split(b'"')[::2])  # of strings
+    return sum(map(outside.count, (b",", b"[", b"{")))
+
+
+def _is_canonical(fields: Mapping[str, Any], raw: bytes) -> bool:
+    """Whether raw is `_canonical(fields)`, which is not made whole for it."""
+    end = 0
+    for piece in CANONICAL.iterencode(fields):
+        text = piece.encode()
+        if not raw.startswith(text, end):
+            return False
+        end += len(text)
+    return end == len(raw)
 
 
 def _no_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -245,6 +315,8 @@ def decode_manifest(raw: bytes) -> Manifest:
 
     Raises OtherFormat if it is whole and of another format: every format has `format` and this `checksum`.
     """
+    if _values_in(raw) > MOST_VALUES:
+        raise Damaged(f"{MANIFEST} holds more than {MOST_VALUES} values")
     try:
         fields = json.loads(raw, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
@@ -253,7 +325,9 @@ def decode_manifest(raw: bytes) -> Manifest:
         raise Damaged(f"{MANIFEST} is not a JSON object")
     checksum, version = fields.pop("checksum", None), fields.get("format")
     try:
-        if checksum != sha256(_canonical(fields)).hexdigest() or raw != _canonical(fields | {"checksum": checksum}):
+        # The line of the checksum taken out, in which nothing else begins with one blank, it is over all the rest.
+        rest = raw.replace(f'\n "checksum": "{checksum}",'.encode(), b"", 1)
+        if checksum != sha256(rest).hexdigest() or not _is_canonical(fields, rest):
             raise Damaged(f"{MANIFEST} does not have its own checksum")
         if type(version) is int and version not in READABLE:
             raise OtherFormat(f"format {version}; {READS}")

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from mingpt.errors import Mistake
+from mingpt.plainfile import NotPlain, link_problem, open_file
 from mingpt.snapshot.store import Store
 from mingpt.storage import is_local, name_of, open_fs, place
 
@@ -25,13 +26,16 @@ SPARE_BYTES = 2**20  # manifests, headers, scalars
 
 
 def find_run_id(run_dir: str) -> str | None:
-    """The run's own random name, if it has one yet."""
+    """The run's own random name, if it has one yet. Raises Mistake if a link, a FIFO or a device stands there."""
     fs, path = _run_id_path(run_dir)
     with place("run.dir", run_dir):
         try:
-            found = fs.cat_file(path).decode(errors="replace").strip()
+            raw = _read_plain(path) if is_local(fs) else fs.cat_file(path)
         except FileNotFoundError:
             return None
+        except NotPlain as problem:
+            raise Mistake(f"run.dir={link_problem(path, str(problem))}") from problem
+    found = raw.decode(errors="replace").strip()
     return found if re.fullmatch("[0-9a-f]{32}", found) else None
 
 
@@ -43,8 +47,18 @@ def run_id(run_dir: str) -> str:
         fs, path = _run_id_path(run_dir)
         with place("run.dir", run_dir):
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            fs.pipe_file(path, f"{found}\n".encode())
+            if is_local(fs):
+                with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+                    file.write(f"{found}\n")
+            else:
+                fs.pipe_file(path, f"{found}\n".encode())
     return found
+
+
+def _read_plain(path: str) -> bytes:
+    """Its beginning, in which there is all of a name."""
+    with open(open_file(path), "rb") as file:
+        return file.read(64)
 
 
 def _run_id_path(run_dir: str) -> tuple[Any, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from mingpt.atomic import write_whole
 from mingpt.attempts import REWIND, Record
 from mingpt.snapshot.files import OVERTAKEN
-from mingpt.snapshot.format import Damaged, Manifest, OtherFormat
+from mingpt.snapshot.format import Damaged, Manifest, OtherFormat, Unreadable
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
@@ -27,7 +27,7 @@ def peek(store: Store, step: int) -> Manifest | None:
     """The manifest, or None if it can't be read: that is told when the snapshot is."""
     try:
         return look(store, step)
-    except (Damaged, OtherFormat):
+    except (Damaged, OtherFormat, Unreadable):
         return None
 
 

@@ -1,13 +1,13 @@
 """Reading one snapshot: everything in it is verified while it is read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from mingpt.errors import Mistake
-from mingpt.snapshot.format import Damaged, Kind, Manifest, OtherFormat, decode_manifest, decode_part
+from mingpt.snapshot.format import Damaged, Kind, Manifest, OtherFormat, checked, decode_manifest, decode_part
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
@@ -46,9 +46,14 @@ def read_manifest(store: Store, step: int) -> Manifest:
         ) from error
 
 
-def read(store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer")) -> Loaded:
-    """Read and verify one snapshot. Raises Damaged, naming the file, or Mistake if the store says no."""
-    manifest = read_manifest(store, step)
+def read(
+    store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer"), manifest: Manifest | None = None
+) -> Loaded:
+    """Read and verify one snapshot. Raises Damaged, naming the file, or Mistake if the store says no.
+
+    manifest: its manifest, if that has been read before.
+    """
+    manifest = manifest or read_manifest(store, step)
     names = [name for name in sorted(manifest.parts) if name.startswith(kinds)]
     state: dict[Kind, dict[str, Tensor]] = {kind: {} for kind in kinds}
     for name, (_, tensors) in read_parts(store, manifest, names).items():
@@ -68,6 +73,26 @@ def read_parts(
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         return dict(zip(names, pool.map(read_one, names), strict=True))
+
+
+def verify(store: Store, step: int) -> Manifest:
+    """Read everything of one snapshot and keep nothing, so it may be of any size. Raises as `read`."""
+    manifest = read_manifest(store, step)
+
+    def verify_one(name: str) -> None:
+        for _ in verified_pieces(store, manifest, name):
+            pass
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for _ in pool.map(verify_one, sorted(manifest.parts)):
+            pass
+    return manifest
+
+
+def verified_pieces(store: Store, manifest: Manifest, name: str) -> Iterator[memoryview]:
+    """A part's bytes, piece by piece. Raises Damaged, at the latest after the last one."""
+    with place(store.key, store.url):
+        yield from checked(manifest, name, store.read_pieces(manifest.step, name, manifest.parts[name].size))
 
 
 def kind_of(part: str) -> Kind:

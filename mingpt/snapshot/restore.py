@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from torch import Tensor
 
 from mingpt.distributed import World
-from mingpt.errors import Mistake
+from mingpt.errors import Mistake, Unavailable
 from mingpt.snapshot.format import (
     Damaged,
     Kind,
     Manifest,
+    Unreadable,
     decode_manifest,
     decode_part,
     encode_manifest,
@@ -43,9 +44,13 @@ def restore(
             )
             hot.delete(old)
     world.barrier()
+    unreadable: set[int] = set()  # they stay, and are passed over
     while True:
-        hot_steps = [set(steps) for steps in world.gather(hot.steps() if hot else [])]
+        own = [step for step in hot.steps() if step not in unreadable] if hot else []
+        hot_steps = [set(steps) for steps in world.gather(own)]
         step = max([*durable_steps, *(s for steps in hot_steps for s in steps)], default=None)
+        if step is None and unreadable:
+            raise Unavailable(f"{durable.key}={durable.url}: no snapshot can be read: look at the disk, and try again")
         if step is None:
             return None
         # The hot tier first: it costs no traffic of the durable store.
@@ -54,6 +59,12 @@ def restore(
         found = _Together(store, step, holders or list(range(world.size)), world).read()
         if isinstance(found, Loaded):
             return found
+        if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
+            unreadable.add(step)
+            durable_steps = [s for s in durable_steps if s != step]
+            if world.speaks:
+                say(f"UNREADABLE SNAPSHOT of step {step}: {problem}. It stays as it is; trying the next older one.")
+            continue
         finders = [rank for rank, finding in enumerate(found) if finding.damage]
         if store is durable:
             durable_steps.remove(step)
@@ -78,6 +89,7 @@ class _Finding:
 
     digest: str | None = None
     damage: str | None = None
+    unreadable: str | None = None
     problems: tuple[str, ...] = ()  # of a Mistake
 
     @classmethod
@@ -86,6 +98,8 @@ class _Finding:
             return cls(digest=look())
         except Damaged as damage:
             return cls(damage=str(damage))
+        except Unreadable as broken:
+            return cls(unreadable=str(broken))
         except Mistake as mistake:
             return cls(problems=mistake.problems)
 
@@ -121,7 +135,7 @@ class _Together:
         reader_of = {name: readers[i * len(readers) // len(names)] for i, name in enumerate(names)}
         mine = [name for name in names if reader_of[name] == self.world.rank]
         findings = _Finding.of(lambda: self._read_parts(manifest, mine)).gathered(self.world)
-        if any(f.damage for f in findings):
+        if any(f.damage or f.unreadable for f in findings):
             return findings
         state: dict[Kind, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name in names:

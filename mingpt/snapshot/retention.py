@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mingpt.snapshot.files import File
-from mingpt.snapshot.format import Damaged, OtherFormat
+from mingpt.snapshot.format import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.uploads import HalfUpload, abort, half_uploads
@@ -73,7 +73,7 @@ def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | 
     for step in steps:
         try:
             known[step] = seen[step] if step in seen else look(store, step).metrics.val_loss
-        except (Damaged, OtherFormat):
+        except (Damaged, OtherFormat, Unreadable):
             continue
     seen.update(known)
     old = beyond(retention, known) if steps and steps[0] == good else []

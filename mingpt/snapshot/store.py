@@ -6,8 +6,8 @@ can only write the same bytes under one name.
 """
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -16,25 +16,67 @@ from uuid import uuid4
 import torch
 
 from mingpt.atomic import Buffer, sync_folder, write_whole
+from mingpt.errors import Mistake
+from mingpt.plainfile import (
+    BROKEN,
+    PAUSES,
+    NotPlain,
+    check_file,
+    check_folder,
+    link_problem,
+    read_into,
+)
 from mingpt.redact import without_secrets
-from mingpt.snapshot.files import PROBE, SET_ASIDE, STEP_FOLDER, File, step_name
-from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged
+from mingpt.snapshot.files import METRICS, PROBE, SET_ASIDE, SNAPSHOTS, STEP_FOLDER, File, step_name
+from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged, Unreadable
 from mingpt.storage import is_local, modified, open_fs, place
+from mingpt.webfile import is_web, read_stream
 
 RANGE_BYTES = 16 * 2**20
+PIECE_BYTES = 4 * 2**20  # of a local file
+
+
+def _room(size: int) -> memoryview:
+    """A bytearray would be filled with zeros; numpy asks for huge pages: making those takes longer than reading."""
+    return torch.empty(size, dtype=torch.uint8).numpy().data
+
+
+@contextmanager
+def _missing(name: str) -> Iterator[None]:
+    """A part that the manifest names and that is not there is damage."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Damaged(f"{name} is missing") from error
 
 
 class Store:
     """The snapshots under one URL."""
 
     def __init__(self, url: str, key: str = "snapshot.dir") -> None:
-        self.url, self.key = without_secrets(url.rstrip("/")), key  # both are for messages only
+        self.given = url.rstrip("/")
+        self.url, self.key = without_secrets(self.given), key  # both are for messages only
         self.fs, path = open_fs(url, key)
         self.root = path.rstrip("/")
         self.local = is_local(self.fs)
 
     def folder(self, step: int) -> str:
         return f"{self.root}/{step_name(step)}"
+
+    def _folder(self, step: int | None) -> str:
+        """As `folder` (None: that above them), for use. Raises Mistake if a link stands there: it would lead outside.
+
+        A link that the user names is the user's; not one under the name that a run's directory has for it.
+        """
+        folder = self.root if step is None else self.folder(step)
+        if self.local:
+            inside = [self.root] if Path(self.root).name in (SNAPSHOTS, METRICS) else []
+            for path in (*inside, *([] if step is None else [folder])):
+                try:
+                    check_folder(path)
+                except NotPlain as problem:
+                    raise Mistake(f"{self.key}={link_problem(path, str(problem))}") from problem
+        return folder
 
     def folder_url(self, step: int) -> str:
         """For messages."""
@@ -50,106 +92,156 @@ class Store:
         self.fs.invalidate_cache()  # object-store clients remember listings; another process may have written since
         with place(self.key, self.url):
             try:
-                names = [Path(p).name for p in self.fs.ls(self.root, detail=False)]
+                names = [Path(p).name for p in self.fs.ls(self._folder(None), detail=False)]
             except FileNotFoundError:
                 return []
-        return sorted((int(m[1]) for n in names if (m := STEP_FOLDER.fullmatch(n))), reverse=True)
+            steps = sorted((int(m[1]) for n in names if (m := STEP_FOLDER.fullmatch(n))), reverse=True)
+            for step in steps:
+                self._folder(step)  # for its check: one link, and nothing here is done
+        return steps
 
     def files(self, step: int | None) -> list[File]:
         """What lies in a step's folder (None: beside the steps' folders), folders left out."""
         self.fs.invalidate_cache()
         with place(self.key, self.url):
             try:
-                entries = self.fs.ls(self.root if step is None else self.folder(step), detail=True)
+                entries = self.fs.ls(self._folder(step), detail=True)
             except FileNotFoundError:
                 return []
         return [
-            File(step, Path(e["name"]).name, e.get("size"), modified(e)) for e in entries if e["type"] != "directory"
+            # Of a link, a FIFO or a device there is no size to be trusted: who needs one asks `size`, which refuses.
+            File(step, Path(e["name"]).name, e.get("size") if e["type"] == "file" else None, modified(e))
+            for e in entries
+            if e["type"] != "directory"
         ]
 
     def remove(self, files: Iterable[File]) -> None:
         """Delete single files, and the folders that are empty then. Another process may be doing so too."""
         folders = set()
         for file in files:
+            folder = self._folder(file.step)
             with suppress(FileNotFoundError):
-                self.fs.rm_file(f"{self.root}/{file.path}")
+                self.fs.rm_file(f"{folder}/{file.name}")
             if file.step is not None:
-                folders.add(self.folder(file.step))
+                folders.add(folder)
         if self.local:
             for folder in folders:
                 with suppress(OSError):  # not empty
                     os.rmdir(folder)
 
-    def size(self, step: int, name: str) -> int:
-        """Raises FileNotFoundError."""
+    def size(self, step: int | None, name: str) -> int:
+        """Raises FileNotFoundError, and Damaged if it is no file."""
+        path = f"{self._folder(step)}/{name}"
+        if self.local:
+            try:
+                return check_file(path).st_size
+            except NotPlain as problem:
+                raise Damaged(f"{name} {problem}") from problem
         self.fs.invalidate_cache()  # adlfs would answer from a listing that is older than our own write
-        return int(self.fs.info(f"{self.folder(step)}/{name}")["size"])  # adlfs's own `size` has no limit of ours
+        size = self.fs.info(path)["size"]  # adlfs's own `size` has no limit of ours
+        if not isinstance(size, int):
+            raise Damaged(f"{name}: its server does not tell its size")
+        return size
 
     def read_part(self, step: int, name: str, size: int) -> memoryview:
         """A file of `size` bytes. Raises Damaged, before reading it, if it has another size."""
-        self._check_file(step, name)
-        path = f"{self.folder(step)}/{name}"
-        try:
-            if (actual := self.size(step, name)) != size:
-                raise Damaged(f"{name} has {actual} bytes in place of {size}")
-            # A bytearray would be filled with zeros; numpy asks for huge pages: making those takes longer than reading.
-            content = torch.empty(size, dtype=torch.uint8).numpy().data
+        path = self._checked(step, name, size)
+        content = _room(size)
+        with _missing(name):
             if self.local:
-                with open(path, "rb", buffering=0) as f:
-                    end = 0
-                    while count := f.readinto(content[end:]):
-                        end += count
-                if end != size:
-                    raise Damaged(f"{name} has {end} bytes in place of {size}")
+                for _ in self._local_pieces(path, content):
+                    pass
+            elif is_web(self.fs):
+                end = 0
+                for piece in self._web_pieces(path, size):
+                    content[end : end + len(piece)] = piece
+                    end += len(piece)
             else:
                 self._read_ranges(path, content)
-            return content
-        except FileNotFoundError as error:
-            raise Damaged(f"{name} is missing") from error
+        return content
 
-    def _read_ranges(self, path: str, into: memoryview) -> None:
-        """One connection to an object store is far slower than the network: several ranges are under way at a time."""
-        starts = range(0, len(into), RANGE_BYTES)
-        ends = [min(start + RANGE_BYTES, len(into)) for start in starts]
-        if len(starts) == 1 or "http" in self.fs.protocol:  # a web server may send the whole file for each range
+    def read_pieces(self, step: int | None, name: str, size: int) -> Iterator[memoryview]:
+        """A file of `size` bytes, piece by piece; each is valid until the next. Raises Damaged if it has another size.
+
+        So a file of any length is looked through with little memory.
+        """
+        path = self._checked(step, name, size)
+        most = PIECE_BYTES if self.local else RANGE_BYTES
+        buffer = _room(min(size, most))
+        with _missing(name):
+            if is_web(self.fs):
+                yield from self._web_pieces(path, size)
+                return
+            for start in range(0, size, most):
+                piece = buffer[: size - start]
+                if self.local:
+                    yield from self._local_pieces(path, piece, start)
+                else:
+                    self._read_ranges(path, piece, start, whole=size <= most)
+                    yield piece
+
+    def _checked(self, step: int | None, name: str, size: int) -> str:
+        """The path of a file. Raises Damaged if it has another size."""
+        with _missing(name):
+            if (actual := self.size(step, name)) != size:
+                raise Damaged(f"{name} has {actual} bytes in place of {size}")
+        return f"{self._folder(step)}/{name}"
+
+    def _local_pieces(self, path: str, into: memoryview, start: int = 0) -> Iterator[memoryview]:
+        """What lies from `start` on, as it comes, until `into` is full."""
+        name = Path(path).name
+        try:
+            yield from read_into(path, into, start)
+        except NotPlain as what:  # since its size was asked for
+            raise Damaged(f"{name} {what}") from what
+        except EOFError as error:
+            raise Damaged(f"{name} has become shorter while it was read") from error
+        except OSError as error:
+            if error.errno not in BROKEN:
+                raise
+            problem = f"{name}: {error.strerror}, {len(PAUSES) + 1} times: look at the disk"
+            raise Unreadable(f"{self.key}={self.url}: {problem}") from error
+
+    def _web_pieces(self, path: str, size: int) -> Iterator[memoryview]:
+        """A web server may send the whole file for each range, so it is asked once; and more than it has said."""
+        end = 0
+        for piece in read_stream(self.fs, path, size + 1):
+            end += len(piece)
+            if end > size:
+                raise Damaged(f"{Path(path).name} has more than the {size} bytes that its server tells")
+            yield memoryview(piece)
+        if end != size:  # cut off
+            raise OSError(f"{path}: {end} bytes came in place of {size}")
+
+    def _read_ranges(self, path: str, into: memoryview, first: int = 0, whole: bool = True) -> None:
+        """What lies from `first` on. whole: nothing else is in the file.
+
+        One connection to an object store is far slower than the network: several ranges are under way at a time.
+        """
+        starts = range(first, first + len(into), RANGE_BYTES)
+        ends = [min(start + RANGE_BYTES, first + len(into)) for start in starts]
+        if whole and len(starts) == 1:
             pieces = [self.fs.cat_file(path)]
-            starts, ends = range(1), [len(into)]
         else:
             pieces = self.fs.cat_ranges([path] * len(ends), list(starts), ends, on_error="raise")
         for start, end, piece in zip(starts, ends, pieces, strict=True):
             if len(piece) != end - start:  # cut off; a client that doesn't tell
                 raise OSError(f"{path}: {len(piece)} bytes came in place of {end - start}")
-            into[start:end] = piece
+            into[start - first : end - first] = piece
 
     def read_manifest(self, step: int) -> bytes:
-        raw = self._beginning_of_manifest(step)
-        if len(raw) > MANIFEST_LIMIT:
+        """However long it is or its server makes it, no more than MANIFEST_LIMIT comes into memory."""
+        size = self.size(step, MANIFEST)
+        if size > MANIFEST_LIMIT:
             raise Damaged(f"{MANIFEST} is larger than {MANIFEST_LIMIT} bytes")
-        return raw
-
-    def _beginning_of_manifest(self, step: int) -> bytes:
-        """However long it is, no more than one byte too many comes into memory."""
-        self._check_file(step, MANIFEST)
-        path, size = f"{self.folder(step)}/{MANIFEST}", self.size(step, MANIFEST)
-        # Some S3 servers refuse a range that ends after the object, or any of an empty one.
-        beginning = {"start": 0, "end": MANIFEST_LIMIT + 1} if size > MANIFEST_LIMIT else {}
-        content: bytes = self.fs.cat_file(path, **beginning)
+        if self.local or is_web(self.fs):
+            return b"".join(bytes(piece) for piece in self.read_pieces(step, MANIFEST, size))
+        content: bytes = self.fs.cat_file(f"{self._folder(step)}/{MANIFEST}")
         return content
 
-    def _check_file(self, step: int, name: str) -> None:
-        """Raise Damaged for what a local file system could have in place of a file of this folder."""
-        if not self.local:
-            return
-        folder = self.folder(step)
-        path = f"{folder}/{name}"
-        if Path(os.path.realpath(path)).parent != Path(os.path.realpath(folder)):
-            raise Damaged(f"{name} is a link that leads outside its folder")
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise Damaged(f"{name} is no file")  # but a folder, or a pipe that would be waited for
-
-    def write(self, step: int, name: str, pieces: Sequence[Buffer]) -> None:
+    def write(self, step: int | None, name: str, pieces: Iterable[Buffer]) -> None:
         """Write a file so that it is there whole or not at all. On an object store a put is just that."""
-        target = f"{self.folder(step)}/{name}"
+        target = f"{self._folder(step)}/{name}"
         if self.local:
             write_whole(Path(target), pieces)
         else:
@@ -161,7 +253,7 @@ class Store:
         False: another writer's manifest is there already, and stays. So an attempt that wakes up late (a preempted node
         that was still uploading) replaces nothing. A store without conditional puts can't promise that.
         """
-        target = f"{self.folder(step)}/{MANIFEST}"
+        target = f"{self._folder(step)}/{MANIFEST}"
         try:
             if self.local:
                 write_whole(Path(target), [manifest], create=True)
@@ -195,14 +287,15 @@ class Store:
     def set_aside(self, step: int, why: str = "") -> str:
         """Un-commit a snapshot without deleting anything: rename its manifest. Returns the new name.
 
+
         why: REWOUND or OVERTAKEN, which its name then says; a damaged one has none.
         """
         try:
-            content = self._beginning_of_manifest(step)
-        except Damaged:
-            content = b""
-        name = f"{SET_ASIDE}{why}{sha256(content).hexdigest()[:8]}-{MANIFEST}"
-        old, new = f"{self.folder(step)}/{MANIFEST}", f"{self.folder(step)}/{name}"
+            token = sha256(self.read_manifest(step)).hexdigest()
+        except Damaged:  # nothing to tell it by, and an earlier one must not be replaced
+            token = uuid4().hex
+        name = f"{SET_ASIDE}{why}{token[:8]}-{MANIFEST}"
+        old, new = f"{self._folder(step)}/{MANIFEST}", f"{self._folder(step)}/{name}"
         if self.local:
             os.replace(old, new)
         else:
@@ -215,13 +308,9 @@ class Store:
 
         What was set aside in its folder goes with it.
         """
-        folder = self.folder(step)
+        folder = self._folder(step)
         with suppress(FileNotFoundError):
             self.fs.rm_file(f"{folder}/{MANIFEST}")
-        if self.local and os.path.islink(folder):  # wherever it leads: nothing but our files may go there
-            self.remove([f for f in self.files(step) if f.is_ours])
-            os.unlink(folder)
-            return
         self.fs.invalidate_cache()
         with suppress(FileNotFoundError):
             # s3fs would ask a bucket to delete the folder, too, which is no object; nanio fails at that, with the rest.

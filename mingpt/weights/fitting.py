@@ -23,14 +23,15 @@ PUBLISHED: dict[str, tuple[object, ...]] = {
     "tie_word_embeddings": (True,),
 }
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
+LARGEST = 2**31 - 1  # of any size: as in the schema, beyond it torch overflows
 SHOWN = 4  # names of tensors in one message
 
 
 def config_problems(config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
     """What a config.json has otherwise than the model section and the data's vocabulary."""
     sizes = DEFAULTS | {name: config[name] for name in DEFAULTS if name in config}
-    if wrong := [f"{name}={value!r}" for name, value in sizes.items() if type(value) is not int or value < 1]:
-        return [f"config.json says {', '.join(wrong)}: not a whole number"]
+    if wrong := [f"{name}={value!r}" for name, value in sizes.items() if not _is_size(value)]:
+        return [f"config.json says {', '.join(wrong)}: not a whole number from 1 to {LARGEST}"]
     problems = [
         f"weights of another architecture: config.json says {name}={config[name]!r}, GPT-2 has {known[0]!r}"
         for name, known in PUBLISHED.items()
@@ -95,6 +96,10 @@ def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], sh
     if head is not None and not torch.equal(head, tensors[EMBEDDING]):
         return [f"{HEAD} is not {EMBEDDING}: the model's output layer is its embedding, and can't take over another"]
     return []
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 1 <= value <= LARGEST
 
 
 def _named(what: str, names: set[str]) -> Iterator[str]:

@@ -158,7 +158,12 @@ def _read_tensors(folder: Folder) -> dict[str, Tensor]:
 
 def _is_name(value: object) -> bool:
     """Whether it names a file of the folder itself."""
-    return isinstance(value, str) and bool(value.strip(".")) and not {"/", "\\", ":"}.intersection(value)
+    return (
+        isinstance(value, str)
+        and value.isprintable()
+        and bool(value.strip("."))
+        and not {"/", "\\", ":"}.intersection(value)
+    )
 
 
 def _decoded(folder: Folder, name: str, content: bytes) -> dict[str, Tensor]:

@@ -95,14 +95,17 @@ def numbers_in(files: Mapping[str, str]) -> dict[str, int] | None:
         model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
         numbers = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(numbers, dict):
-            added = tokenizer.get("added_tokens") or []
-            if not isinstance(added, list):
-                raise ValueError("added_tokens is no list")
-            numbers = numbers | {
-                t["content"]: t["id"]
-                for t in added
-                if isinstance(t, dict) and isinstance(t.get("content"), str) and "id" in t
-            }
+            numbers = numbers | _added(tokenizer.get("added_tokens") or [])
     else:
         return None
     return numbers if isinstance(numbers, dict) else None
+
+
+def _added(tokens: object) -> dict[str, int]:
+    """Raises ValueError."""
+    if not isinstance(tokens, list):
+        raise ValueError("added_tokens is no list")
+    known = [t for t in tokens if isinstance(t, dict) and {"content", "id"} <= t.keys()]
+    if not all(isinstance(t["content"], str) for t in known):
+        raise ValueError("added_tokens has one whose content is no text")
+    return {t["content"]: t["id"] for t in known}
