@@ -129,7 +129,9 @@ class Update:
         for key, value in state.items():
             name, _, slot = key.rpartition(".")
             if (p := parameters.get(name)) is not None:
-                self.optimizer.state[p][slot] = value.to(p.device, copy=True)
+                # Moments in the order of the parameter's memory, as the fused kernel expects them.
+                like = value if slot == "step" else p.detach()
+                self.optimizer.state[p][slot] = torch.empty_like(like, device=p.device).copy_(value)
         if self.finite_steps is not None and "loss_scale" in state:
             self.loss_scale.copy_(state["loss_scale"])
             self.finite_steps.copy_(state["loss_scale.finite_steps"])

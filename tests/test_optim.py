@@ -292,3 +292,27 @@ def test_a_loaded_state_continues_to_the_bit_as_the_one_saved(fp16: bool, monkey
         assert torch.equal(take(model, update, step), take(resumed, other, step))
         assert_same_bits(snapshot(resumed, other), snapshot(model, update))
     assert_same_bits(saved, kept)  # load takes copies
+
+
+def test_moments_are_loaded_in_the_order_of_the_parameters_memory() -> None:
+    """torch's fused kernel on the CPU walks through memory, whatever the strides say."""
+
+    def turned() -> Net:
+        model = net()
+        model.first.weight = nn.Parameter(model.first.weight.detach().t().contiguous().t())
+        return model
+
+    model, plain = turned(), net()
+    update, reference = update_for(model), update_for(plain)
+    for step in range(3):
+        take(model, update, step)
+        take(plain, reference, step)
+    resumed = turned()
+    resumed.load_state_dict(model.state_dict())
+    other = update_for(resumed)
+    other.load({k: v.contiguous() for k, v in update.state().items()})  # as out of a snapshot
+    for step in range(3, 6):
+        for each, its_update in ((model, update), (resumed, other), (plain, reference)):
+            take(each, its_update, step)
+        assert_same_bits(snapshot(resumed, other), snapshot(model, update))
+    torch.testing.assert_close(resumed.first.weight, plain.first.weight, rtol=0, atol=1e-6)

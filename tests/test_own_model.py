@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from mingpt.errors import Mistake
 from mingpt.lifetime import Lifetime
 from mingpt.models import build
 from mingpt.snapshot.reader import read
-from run_kit import Run
+from own_kit import OwnRun
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
 
@@ -197,21 +196,6 @@ def test_the_identity_of_rows_is_that_of_their_content() -> None:
     assert first.sha256 != source_of((x + 1, y), (x[:3], y[:3]), 2).sha256
     assert [len(first.validation[i][0]) for i in range(len(first.validation))] == [2, 1]
     assert torch.equal(first.train[[4, 0]][0], x[[4, 0]])
-
-
-@dataclass
-class OwnRun(Run):
-    """The classifier, with dropout."""
-
-    def command(self, world: int, *overrides: str, restarts: int = 0) -> list[str]:
-        [*launcher] = super().command(world, restarts=restarts)
-        launcher = launcher[: launcher.index("mingpt.train") + 1]
-        return [
-            *launcher, "experiment=classifier", f"run.dir={self.dir}", "model.dropout=0.1", "data.count=300",
-            "batch.global_size=12", "batch.micro_size=2", "train.max_steps=24", "train.log_every=1",
-            "train.eval_every=8", "snapshot.every_steps=4", "snapshot.every_seconds=0", "snapshot.keep=10",
-            "snapshot.asynchronous=false", "snapshot.hot_every_steps=0", *self.overrides, *overrides,
-        ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
