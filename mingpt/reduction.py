@@ -92,7 +92,7 @@ def _views(flat: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
 
 
 def _fill_up(parameters: Sequence[Tensor], before: Sequence[Tensor | None]) -> None:
-    """Give zeros to each parameter that the last microbatch did not use: DDP, and other processes, wait for all of them.
+    """Give zeros to each parameter that the last microbatch did not use: DDP waits for all, and so do other processes.
 
     before: the gradients before the last backward. DDP has put another tensor in the place of each that it was told of.
     """

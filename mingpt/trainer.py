@@ -95,6 +95,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         numerics["init_from"] = start_from(model, url, source.vocabulary, world)
         if world.speaks:
             say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
+    buffers = own.copy_buffers(model)
     attempt = world.ask_speaker(lambda: next_attempt(config.run.dir))
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     this_attempt = {
@@ -153,7 +154,9 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         )
 
     def content() -> Content:
-        """What a snapshot of the step that has just been done holds."""
+        """What a snapshot of the step that has just been done holds. Called by all processes."""
+        if isinstance(config.model, OwnModel):
+            own.check_buffers(model, buffers, config.model, world)
         return state(), measured(tally.mean_loss(), val_loss)
 
     last_log = time.monotonic()
@@ -173,7 +176,8 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
                 tokens.append(count)
                 if last:
                     tallies.start(losses, tokens, (lifetime.stop, *snapshots.flags()))
-                update.scaled(loss).backward()
+                if loss.requires_grad:  # else the microbatch uses no parameter, and its gradient is zeros
+                    update.scaled(loss).backward()
             if not last:
                 reduction.push(microbatch)
         reduction.finish()
@@ -217,7 +221,9 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         val_loss = math.nan
         if len(source.validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
             began = time.monotonic()
-            figures = evaluate(model, source.validation, world, autocast, source.answer_length)
+            figures = evaluate(
+                model, source.validation, world, autocast, source.answer_length, seed=config.seed, step=done
+            )
             val_loss, accuracy = figures.loss, figures.accuracy
             best_val_loss.clamp_(max=val_loss)
             if metrics:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +75,63 @@ class Sparse(Linear):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.layer(x) + self.shift(torch.zeros_like(y))
         return nn.functional.cross_entropy(logits, y, reduction="sum"), (y >= 0).sum()
+
+
+class Rare(Linear):
+    """Some microbatches do not use a layer, and some use nothing. right: the same function, of all parameters."""
+
+    def __init__(self, right: bool = False) -> None:
+        super().__init__()
+        self.right, self.extra = right, nn.Linear(10, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        uses_extra, uses_any = x[0, 0] < 0.5, x[0, 0] < 1.5
+        logits = self.layer(x)
+        if self.right or uses_extra:
+            logits = logits + self.extra(x) * uses_extra
+        loss = nn.functional.cross_entropy(logits, y, reduction="sum")
+        if not (self.right or uses_any):
+            return torch.zeros(()), torch.zeros(())
+        return loss * uses_any, (y >= 0).sum() * uses_any
+
+
+class Noisy(Linear):
+    """Draws random numbers whenever it is asked, as a denoiser does."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x + torch.randn_like(x), y)
+
+
+class LateBuffer(Linear):
+    """With a running mean, from a later call on."""
+
+    def __init__(self, persistent: bool = True) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("mean", torch.full((10,), float("nan")), persistent=persistent)
+        self.register_buffer("fixed", torch.full((10,), float("nan")))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        if self.calls > 20:
+            self.mean = x.detach().mean(0)
+        return super().forward(x, y)
+
+
+class Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise RuntimeError("x does not have a deterministic implementation")  # as torch says on CUDA
+
+
+class Refuses(Linear):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss, count = super().forward(x, y)
+        return Refused.apply(loss), count
 
 
 class NoForward(nn.Module):

@@ -126,6 +126,9 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
         ),
         ("own_kit.Complex", "snapshots hold plain tensors, and its state_dict has others: z"),
         ("torch.nn.Identity", "has no parameter to train"),
+        ("own_kit.Expanded", r"shift are views into other memory \(expanded, or with gaps\), which can't be trained"),
+        ("own_kit.Gaps", "shift are views into other memory"),
+        ("own_kit.Scaled", "snapshots have tensors of their own named loss_scale: take other names"),
     ],
 )
 def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
@@ -149,6 +152,8 @@ def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
             "Idle",
             ": the loss does not depend on unused.weight, unused.bias: take them out, or name them in train.freeze",
         ),
+        ("Sparse", ": shift.weight have sparse gradients, which can't be added up: give sparse=False"),
+        ("Refuses", ": backward after forward.* failed: RuntimeError: x does not have a deterministic .*reduce=fast"),
         ("Normed", ": forward changes the buffers norm.running_mean, .*take a layer without running statistics"),
     ],
 )
