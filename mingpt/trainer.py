@@ -8,6 +8,7 @@ import math
 import time
 from contextlib import nullcontext
 from datetime import datetime, timezone
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -26,9 +27,9 @@ from mingpt.evaluation import evaluate
 from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, check_newest_attempt, console_line, next_attempt, segment_is_visible
 from mingpt.model import GPT
-from mingpt.models import trainable
+from mingpt.models import some, trainable
 from mingpt.numerics import autocast_for, differences, fingerprint, pin
-from mingpt.optim import Update
+from mingpt.optim import Update, misfits, state_layout
 from mingpt.redact import without_secrets
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
@@ -267,9 +268,27 @@ def _check_fits(loaded: Loaded, config: Config, source: Source, model: nn.Module
     if loaded.manifest.vocabulary != source.vocabulary.to_json():
         changed = differences(loaded.manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
         raise Mistake(f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}")
-    if {k: v.shape for k, v in loaded.state["model"].items()} != {k: v.shape for k, v in model.state_dict().items()}:
+    model_problems = misfits({k: (v.shape, v.dtype) for k, v in model.state_dict().items()}, loaded.state["model"])
+    if model_problems:
         changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
-        raise Mistake(f"{where} is one of another model ({', '.join(changed)}): {cure}")
+        raise Mistake(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
+    # What it holds follows from its own config: parameters may have been frozen, or the precision changed, since.
+    frozen, fp16 = _as_stored(loaded.manifest.config)
+    named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
+    remembered = {n: t for n, t in loaded.state["optimizer"].items() if n != "best_val_loss"}
+    if problems := misfits(state_layout(named, fp16), remembered):
+        raise Mistake(
+            f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
+            f"(set this one's folder aside), or take another run.dir"
+        )
+
+
+def _as_stored(config: dict[str, Any]) -> tuple[list[str], bool]:
+    """(train.freeze, whether the precision is fp16) of a manifest's config, which may hold anything."""
+    train = config.get("train")
+    patterns = train.get("freeze") if isinstance(train, dict) else None
+    frozen = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
+    return frozen, config.get("precision") == "fp16"
 
 
 def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -> None:
