@@ -28,7 +28,7 @@ from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, check_newest_attempt, console_line, next_attempt, segment_is_visible
 from mingpt.model import GPT
 from mingpt.models import some, trainable
-from mingpt.numerics import autocast_for, differences, fingerprint, pin
+from mingpt.numerics import autocast_for, changes, differences, fingerprint, pin
 from mingpt.optim import Update, misfits, state_layout
 from mingpt.redact import without_secrets
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
@@ -294,8 +294,11 @@ def _as_stored(config: dict[str, Any]) -> tuple[list[str], bool]:
 def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -> None:
     """Tell which settings changed since the snapshot, and from which step bits may differ from an undisturbed run's."""
     step = loaded.manifest.step
-    if changed := differences(loaded.manifest.fingerprint, numerics):
+    changed, unrecorded = changes(loaded.manifest.fingerprint, numerics)
+    if changed:
         say(f"the numerics changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")
+    if unrecorded:
+        say(f"an older mingpt wrote step {step} and did not record {', '.join(unrecorded)}: they may have changed")
     before, after = loaded.manifest.config, without_secrets(config.model_dump())
     if isinstance(data := before.get("data"), dict):  # before there were kinds of data, all was text
         before = before | {"data": {"kind": "text"} | data}
