@@ -7,7 +7,7 @@ import importlib
 import inspect
 import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
@@ -221,18 +221,18 @@ def copy_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: b.clone() for name, b in model.named_buffers()}
 
 
-def _changed(model: nn.Module, before: Mapping[str, Tensor]) -> list[str]:
+def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
     """The buffers that are not what they were, by their bits."""
 
     def same(a: Tensor, b: Tensor) -> bool:
         alike = (a.shape, a.dtype) == (b.shape, b.dtype)
         return alike and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
 
-    now = dict(model.named_buffers())
-    return [n for n in sorted(now.keys() | before) if n not in now or n not in before or not same(now[n], before[n])]
+    now: dict[str, Tensor] = dict(model.named_buffers())
+    return [n for n in now | before if n not in now or n not in before or not same(now[n], before[n])]
 
 
-def check_buffers(model: nn.Module, before: Mapping[str, Tensor], settings: OwnModel, world: World) -> None:
+def check_buffers(model: nn.Module, before: dict[str, Tensor], settings: OwnModel, world: World) -> None:
     """Raise Mistake in all processes if forward has changed a buffer in one. All call it, before each snapshot."""
     moving = {name for names in world.gather(_changed(model, before)) for name in names}
     if moving:
