@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mingpt.batches import derive
 from mingpt.data.source import Microbatches
 from mingpt.distributed import World
 from mingpt.model import IGNORE
@@ -27,9 +28,9 @@ class Predicts(Protocol):
 
 @dataclass(frozen=True)
 class Figures:
-    """loss: nats a target. targets: how many there were, or their weights. questions: samples that have an answer.
+    """loss: nats a target, NaN if none counts. targets: how many there were, or their weights.
 
-    spelled: bytes of text that the targets stand for.
+    questions: samples that have an answer. spelled: bytes of text that the targets stand for.
     """
 
     loss: float
@@ -57,10 +58,14 @@ def evaluate(
     autocast: Any,
     answer_length: int = 0,
     byte_lengths: Sequence[int] = (),
+    *,
+    seed: int,
+    step: int,
 ) -> Figures:
     """The model's figures on a split of at least one microbatch. All processes of the world call it, and get the same.
 
     answer_length: see Source. A model that does not predict is asked no questions. byte_lengths: see Spelling.
+    seed, step: the run's; a model that draws random numbers draws the same ones for a microbatch, whoever computes it.
     """
     model.eval()
     lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
@@ -68,6 +73,7 @@ def evaluate(
     for microbatch in world.share(len(split)):
         tensors = [x.to(world.device) for x in split[microbatch]]
         targets, right, questions = tensors[1], none, none
+        torch.manual_seed(derive("evaluation", seed, step, microbatch))
         with autocast:
             if answer_length and isinstance(model, Predicts):
                 loss, count, logits = model.loss_and_logits(*tensors)
@@ -79,7 +85,8 @@ def evaluate(
     mine = torch.stack(rows).tolist() if rows else []
     everybodys = [row for part in world.gather(mine) for row in part]
     losses, counts, *whole = zip(*everybodys, strict=True)
-    return Figures(tree_sum_of(losses) / sum(counts), sum(counts), *(int(sum(column)) for column in whole))
+    total, targets = tree_sum_of(losses), sum(counts)
+    return Figures(total / targets if targets else math.nan, targets, *(int(sum(column)) for column in whole))
 
 
 def answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tensor]:

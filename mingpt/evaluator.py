@@ -66,7 +66,13 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
                 autocast_for(config, world.device),
                 source.answer_length,
                 lengths,
+                seed=config.seed,
+                step=opened.manifest.step,
             )
+            if not figures.targets:
+                raise Mistake(
+                    f"data.kind={config.data.kind}: no target of its validation split counts: choose other data"
+                )
             if world.speaks:
                 shown = told(figures) | {"step": opened.manifest.step, "digest": opened.manifest.digest}
                 if options.json:

@@ -15,7 +15,7 @@ from mingpt.config import Config, Model
 from mingpt.errors import Mistake
 from mingpt.model import GPT, GPTConfig
 
-SHOWN = 40  # names of parameters in one message
+SHOWN = 40  # names in one message
 LAYER = "transformer.h.0."
 
 
@@ -54,14 +54,14 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         for p in matching:
             p.requires_grad_(False)
         if not matching:
-            problems.append(f"train.freeze: {pattern!r} matches no parameter; there are {_some(list(parameters))}")
+            problems.append(f"train.freeze: {pattern!r} matches no parameter; there are {some(list(parameters))}")
     if problems:
         raise Mistake(*problems)
     if patterns and not trainable(model):
         raise Mistake("train.freeze matches every parameter: nothing is left to train; take a pattern out")
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 

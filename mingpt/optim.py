@@ -6,14 +6,52 @@ decide alike without asking each other and without waiting for the device.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from mingpt.config import Optimizer, Schedule
 
+Layout = tuple[torch.Size, torch.dtype]
+ALIGNMENT = 16  # bytes
 GROW_AFTER = 2000  # finite fp16 steps before the loss scale doubles, torch.amp.GradScaler's figure
+
+
+def state_layout(named_parameters: Iterable[tuple[str, nn.Parameter]], fp16: bool) -> dict[str, Layout]:
+    """What `Update.state()` holds after a step."""
+    scalar = torch.Size(), torch.float32
+    out: dict[str, Layout] = {"loss_scale": scalar, "loss_scale.finite_steps": scalar} if fp16 else {}
+    for name, p in named_parameters:
+        out |= {f"{name}.step": scalar, f"{name}.exp_avg": (p.shape, p.dtype), f"{name}.exp_avg_sq": (p.shape, p.dtype)}
+    return out
+
+
+def misfits(expected: Mapping[str, Layout], tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with tensors that are to have these names, shapes and dtypes."""
+
+    def described(shape: Sequence[int], dtype: torch.dtype) -> str:
+        return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+    found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    return [
+        *(f"{name} is missing" for name in sorted(expected.keys() - found)),
+        *(f"{name} is unknown" for name in sorted(found.keys() - expected)),
+        *(
+            f"{name} is {described(*found[name])} in place of {described(*layout)}"
+            for name, layout in sorted(expected.items())
+            if name in found and found[name] != layout
+        ),
+    ]
+
+
+def aligned(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors, those copied that do not start at a multiple of ALIGNMENT bytes.
+
+    On CUDA, torch's norms add in another order there. Gradients are views into DDP's buckets, and where they start
+    depends on how many steps the attempt has taken.
+    """
+    return [t.clone() if t.data_ptr() % ALIGNMENT else t for t in tensors]
 
 
 def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config: Optimizer) -> torch.optim.AdamW:
@@ -95,7 +133,7 @@ class Update:
         gradients = [p.grad for _, p in self.named if p.grad is not None]
         unscale = self.tokens_per_microbatch / (self.loss_scale * tokens.float().clamp(min=1))
         # Norm of the norms of fixed chunks (the parameters) in a fixed order: nothing here knows the world.
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) * unscale
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(aligned(gradients)))) * unscale
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0) if self.config.clip_norm else 1.0
         torch._foreach_mul_(gradients, unscale * clip)
         not_finite = (~torch.isfinite(norm)).float()
@@ -131,12 +169,14 @@ class Update:
         return out
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over a state that `state()` gave, on whatever device it lies."""
+        """Take over a state that `state()` gave, on whatever device it lies; `misfits` has checked it."""
         parameters = dict(self.named)
         for key, value in state.items():
             name, _, slot = key.rpartition(".")
             if (p := parameters.get(name)) is not None:
-                self.optimizer.state[p][slot] = value.to(p.device, copy=True)
+                # Moments in the order of the parameter's memory, as the fused kernel expects them.
+                like = value if slot == "step" else p.detach()
+                self.optimizer.state[p][slot] = torch.empty_like(like, device=p.device).copy_(value)
         if self.finite_steps is not None and "loss_scale" in state:
             self.loss_scale.copy_(state["loss_scale"])
             self.finite_steps.copy_(state["loss_scale.finite_steps"])

@@ -18,12 +18,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from mingpt.config import Own, OwnModel
+from mingpt.distributed import World
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
 from mingpt.snapshot.format import DTYPES
 
 # What code of a section is given besides its keys, if it has a parameter of this name.
 SUPPLIED = {"model": ("vocab_size", "block_size"), "data": ("block_size", "micro_size")}
+CURE = "take a layer without running statistics (LayerNorm, GroupNorm in place of BatchNorm)"
+# What the optimizer remembers besides its moments: one snapshot has one tensor of a name.
+RESERVED = {"loss_scale", "loss_scale.finite_steps"}
 BOUND = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -154,6 +158,13 @@ def module(settings: OwnModel, vocab_size: int) -> nn.Module:
     state = made.state_dict()
     if others := [n for n, v in state.items() if not isinstance(v, Tensor) or v.dtype not in DTYPES]:
         raise Mistake(f"{shown}: snapshots hold plain tensors, and its state_dict has others: {', '.join(others)}")
+    if taken := sorted(state.keys() & RESERVED):
+        raise Mistake(f"{shown}: snapshots have tensors of their own named {', '.join(taken)}: take other names")
+    if views := [n for n, p in made.named_parameters() if torch.empty_like(p).stride() != p.stride()]:
+        raise Mistake(
+            f"{shown}: {', '.join(views)} are views into other memory (expanded, or with gaps), which can't be "
+            f"trained: give them their own, as nn.Parameter(x.clone())"
+        )
     if not any(p.requires_grad for p in made.parameters()):
         raise Mistake(f"{shown} has no parameter to train")
     return made
@@ -163,7 +174,7 @@ def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) 
     """One forward and backward, to see that the protocol is kept. Raises Mistake; leaves the model as it was."""
     shown = f"model._target_={settings.target}"
     takes = f"forward({', '.join(f'{list(x.shape)} {str(x.dtype)[6:]}' for x in microbatch)})"
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    buffers = copy_buffers(model)
     model.train()
     try:
         answer = model(*microbatch)
@@ -183,15 +194,49 @@ def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) 
         raise Mistake(f"{shown}: {takes} gives the loss {loss.item()}: no step could be made from it")
     if not torch.isfinite(count) or count < 0:
         raise Mistake(f"{shown}: {takes} gives the count {count.item()}: it is how many targets the loss is over")
-    loss.backward()
-    idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    try:
+        loss.backward()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        hint = ", or choose reduce=fast" if "deterministic" in str(error) else ""
+        raise Mistake(
+            f"{shown}: backward after {takes} failed: {_told(error, type(model))}: change it{hint}"
+        ) from error
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     model.zero_grad(set_to_none=True)
-    if idle:
+    if idle := [name for name, gradient in gradients.items() if gradient is None]:
         raise Mistake(
             f"{shown}: the loss does not depend on {', '.join(idle)}: take them out, or name them in train.freeze"
         )
-    if moving := [name for name, b in model.named_buffers() if not torch.equal(b, buffers[name])]:
+    if sparse := [name for name, gradient in gradients.items() if gradient is not None and gradient.is_sparse]:
+        raise Mistake(f"{shown}: {', '.join(sparse)} have sparse gradients, which can't be added up: give sparse=False")
+    if moving := _changed(model, buffers):
         raise Mistake(
-            f"{shown}: forward changes the buffers {', '.join(moving)}, which would depend on who computes what: "
-            f"take a layer without running statistics (LayerNorm, GroupNorm in place of BatchNorm)"
+            f"{shown}: forward changes the buffers {', '.join(moving)}, which would depend on who computes what: {CURE}"
+        )
+
+
+def copy_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: b.clone() for name, b in model.named_buffers()}
+
+
+def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
+    """The buffers that are not what they were, by their bits."""
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        alike = (a.shape, a.dtype) == (b.shape, b.dtype)
+        return alike and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+
+    now: dict[str, Tensor] = dict(model.named_buffers())
+    return [n for n in now | before if n not in now or n not in before or not same(now[n], before[n])]
+
+
+def check_buffers(model: nn.Module, before: dict[str, Tensor], settings: OwnModel, world: World) -> None:
+    """Raise Mistake in all processes if forward has changed a buffer in one. All call it, before each snapshot."""
+    moving = {name for names in world.gather(_changed(model, before)) for name in names}
+    if moving:
+        raise Mistake(
+            f"model._target_={settings.target}: forward has changed the buffers {', '.join(sorted(moving))} since the "
+            f"last snapshot, and they depend on who computed what, so this step is not stored: {CURE}"
         )

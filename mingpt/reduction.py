@@ -79,6 +79,28 @@ def _completed(value: Tensor) -> torch.futures.Future[Tensor]:
     return future
 
 
+def _views(flat: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
+    """A bucket's gradients in memory that is laid out as the bucket is: each in the order of its parameter's memory.
+
+    (`bucket.gradients()` has them where they lie, too, but always in row-major order.)
+    """
+    start = bucket.buffer().storage_offset()
+    return [
+        flat.as_strided(p.shape, p.stride(), flat.storage_offset() + view.storage_offset() - start)
+        for view, p in zip(bucket.gradients(), bucket.parameters(), strict=True)
+    ]
+
+
+def _fill_up(parameters: Sequence[Tensor], before: Sequence[Tensor | None]) -> None:
+    """Give zeros to each parameter that the last microbatch did not use: DDP waits for all, and so do other processes.
+
+    before: the gradients before the last backward. DDP has put another tensor in the place of each that it was told of.
+    """
+    unused = [p for p, gradient in zip(parameters, before, strict=True) if p.grad is gradient]
+    if unused:
+        torch.autograd.backward(unused, [torch.zeros_like(p) for p in unused])
+
+
 @dataclass
 class _Exchange:
     """A bucket between its all-to-all, which runs beside the rest of backward, and its all-gather."""
@@ -92,6 +114,8 @@ class _Exchange:
 class ExactReduction:
     """Sums gradients along the tree. After `finish`, every parameter's .grad is the sum over all M microbatches.
 
+    A microbatch that does not use a parameter adds zeros to its sum.
+
     Holds at most 1 + log2(own microbatches) copies of the gradients: a stack of partial sums whose neighbours are added
     as soon as their subtree is whole. (Plain accumulation in .grad would be a left fold, not the tree.)
     """
@@ -104,6 +128,7 @@ class ExactReduction:
         self.nodes = [whole_nodes(s.start, s.stop, 0, microbatches) for s in self.shares()]
         self.stack: list[tuple[Node, dict[Tensor, Tensor]]] = []
         self.exchanges: list[_Exchange] = []
+        self.reduced = 0  # elements, of this step
         ddp.register_comm_hook(state=None, hook=self._hook)
 
     def shares(self) -> list[range]:
@@ -114,8 +139,7 @@ class ExactReduction:
         node: Node = (microbatch, microbatch + 1)
         gradients: list[Tensor] = []
         for p in self.parameters:
-            assert p.grad is not None
-            gradients.append(p.grad)
+            gradients.append(torch.zeros_like(p) if p.grad is None else p.grad)
             p.grad = None  # so that the next backward stores a new tensor instead of adding to this one
         while self.stack and (parent := self.parents.get((self.stack[-1][0], node))):
             torch._foreach_add_(gradients, list(self.stack.pop()[1].values()))
@@ -129,8 +153,10 @@ class ExactReduction:
         here hung at world 3, since futures complete in an order that differs between processes.)
         """
         flat = bucket.buffer()
+        self.reduced += flat.numel()
         node: Node = (self.mine[-1], self.mine[-1] + 1)
-        views, parameters = bucket.gradients(), bucket.parameters()
+        parameters = bucket.parameters()
+        views = _views(flat, bucket)
         left = len(self.stack)
         while left and (parent := self.parents.get((self.stack[left - 1][0], node))):
             left -= 1
@@ -141,7 +167,7 @@ class ExactReduction:
             if left:
                 rows = flat.new_empty(left, flat.numel())
                 for row, (_node, sums) in zip(rows, self.stack[:left], strict=True):
-                    torch.cat([sums[p].flatten() for p in parameters], out=row)
+                    torch._foreach_copy_(_views(row, bucket), [sums[p] for p in parameters])
                 partial_sums = [*rows, flat]
             self.exchanges.append(self._start(flat, partial_sums))
         return _completed(flat)
@@ -170,6 +196,9 @@ class ExactReduction:
 
     def finish(self) -> None:
         """Add up each bucket's slice and gather the slices, in bucket order, while later exchanges are on their way."""
+        _fill_up(self.parameters, [None] * len(self.parameters))
+        if self.reduced != (all_of_them := sum(p.numel() for p in self.parameters)):
+            raise RuntimeError(f"{self.reduced} of {all_of_them} elements of the gradients have been reduced: no step")
         everybodys = [node for nodes in self.nodes for node in nodes]
         gathers: list[tuple[Tensor, Tensor, dist.Work | None]] = []
         for exchange in self.exchanges:
@@ -184,6 +213,7 @@ class ExactReduction:
             bucket.copy_(whole[: bucket.numel()])
         self.exchanges.clear()
         self.stack.clear()
+        self.reduced = 0
 
 
 class FastReduction:
@@ -191,10 +221,12 @@ class FastReduction:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.works: list[dist.Work | None] = []
+        self.parameters: list[Tensor] = [p for p in ddp.parameters() if p.requires_grad]
+        self.before: list[Tensor | None] = [None] * len(self.parameters)
         ddp.register_comm_hook(state=None, hook=self._hook)
 
     def push(self, microbatch: int) -> None:
-        pass  # no_sync has added to .grad already
+        self.before = [p.grad for p in self.parameters]  # no_sync has added to .grad already
 
     def _hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         # DDP's own default divides by the world size; the loss here is a sum, so its gradient is one, too.
@@ -202,6 +234,8 @@ class FastReduction:
         return _completed(bucket.buffer())
 
     def finish(self) -> None:
+        _fill_up(self.parameters, self.before)
+        self.before = [None] * len(self.parameters)
         for work in self.works:
             assert work is not None
             work.wait()

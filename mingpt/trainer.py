@@ -9,6 +9,7 @@ import shlex
 import time
 from contextlib import nullcontext
 from datetime import datetime, timezone
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -28,9 +29,9 @@ from mingpt.evaluation import evaluate
 from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, console_line
 from mingpt.model import GPT
-from mingpt.models import trainable
-from mingpt.numerics import autocast_for, differences, fingerprint, pin
-from mingpt.optim import Update
+from mingpt.models import some, trainable
+from mingpt.numerics import autocast_for, changes, differences, fingerprint, pin
+from mingpt.optim import Update, misfits, state_layout
 from mingpt.redact import without_secrets
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
@@ -97,6 +98,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         numerics["init_from"] = start_from(model, url, source.vocabulary, world)
         if world.speaks:
             say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
+    buffers = own.copy_buffers(model)
     claim: Attempt | None = None
 
     def claim_attempt() -> int:
@@ -189,7 +191,8 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
                 tokens.append(count)
                 if last:
                     tallies.start(losses, tokens, (lifetime.stop, *snapshots.flags()))
-                update.scaled(loss).backward()
+                if loss.requires_grad:  # else the microbatch uses no parameter, and its gradient is zeros
+                    update.scaled(loss).backward()
             if not last:
                 reduction.push(microbatch)
         reduction.finish()
@@ -230,7 +233,9 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         val_loss, best = None, False
         if len(source.validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
             began = time.monotonic()
-            figures = evaluate(model, source.validation, world, autocast, source.answer_length)
+            figures = evaluate(
+                model, source.validation, world, autocast, source.answer_length, seed=config.seed, step=done
+            )
             val_loss, accuracy = figures.loss, figures.accuracy
             best = val_loss < best_val_loss
             best_val_loss = val_loss if best else best_val_loss
@@ -248,6 +253,9 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
                 )
             last_log += time.monotonic() - began  # the next line's speed is that of training
         began = time.monotonic()
+        due = final or stopping or best or snapshots.is_due(done, flags)
+        if due and isinstance(config.model, OwnModel):
+            own.check_buffers(model, buffers, config.model, world)
         if final or stopping:
             if not math.isfinite(tally.mean_loss()):
                 _end_without_a_loss(config, world, done, final, snapshots)
@@ -255,7 +263,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
                 digest = snapshots.last(done, content(), stopping)
             break
         # While steps are skipped, nothing is learnt, and no snapshot may push the good ones out.
-        if (best or snapshots.is_due(done, flags)) and update.skipped_in_a_row() == 0:
+        if due and update.skipped_in_a_row() == 0:
             snapshots.after_step(done, content, flags, late=world.device.type == "cuda", best=best)
         last_log += time.monotonic() - began
     finished = world.from_speaker(final and digest is not None)
@@ -294,16 +302,37 @@ def _check_fits(loaded: Loaded, config: Config, source: Source, model: nn.Module
     if loaded.manifest.vocabulary != source.vocabulary.to_json():
         changed = differences(loaded.manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
         raise Mistake(f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}")
-    if {k: v.shape for k, v in loaded.state["model"].items()} != {k: v.shape for k, v in model.state_dict().items()}:
+    model_problems = misfits({k: (v.shape, v.dtype) for k, v in model.state_dict().items()}, loaded.state["model"])
+    if model_problems:
         changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
-        raise Mistake(f"{where} is one of another model ({', '.join(changed)}): {cure}")
+        raise Mistake(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
+    # What it holds follows from its own config: parameters may have been frozen, or the precision changed, since.
+    frozen, fp16 = _as_stored(loaded.manifest.config)
+    named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
+    remembered = loaded.state["optimizer"]
+    if problems := misfits(state_layout(named, fp16), remembered):
+        raise Mistake(
+            f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
+            f"(set this one's folder aside), or take another run.dir"
+        )
+
+
+def _as_stored(config: dict[str, Any]) -> tuple[list[str], bool]:
+    """(train.freeze, whether the precision is fp16) of a manifest's config, which may hold anything."""
+    train = config.get("train")
+    patterns = train.get("freeze") if isinstance(train, dict) else None
+    frozen = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
+    return frozen, config.get("precision") == "fp16"
 
 
 def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -> None:
     """Tell which settings changed since the snapshot, and from which step bits may differ from an undisturbed run's."""
     step = loaded.manifest.step
-    if changed := differences(loaded.manifest.fingerprint, numerics):
+    changed, unrecorded = changes(loaded.manifest.fingerprint, numerics)
+    if changed:
         say(f"the numerics changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")
+    if unrecorded:
+        say(f"an older mingpt wrote step {step} and did not record {', '.join(unrecorded)}: they may have changed")
     before, after = loaded.manifest.config, without_secrets(config.model_dump())
     if isinstance(data := before.get("data"), dict):  # before there were kinds of data, all was text
         before = before | {"data": {"kind": "text"} | data}

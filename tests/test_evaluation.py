@@ -63,7 +63,7 @@ class Pretended(World):
 def in_worlds_of(size: int, model: nn.Module, data: list[tuple[Tensor, ...]], answer_length: int) -> Figures:
     world = Pretended(0, size, 0, torch.device("cpu"), "gloo")
     for rank in sorted(range(size), key=lambda rank: not share(rank, size, len(data))):  # the last one has heard all
-        figures = evaluate(model, data, replace(world, rank=rank), nullcontext(), answer_length)
+        figures = evaluate(model, data, replace(world, rank=rank), nullcontext(), answer_length, seed=1, step=2)
     return figures
 
 
@@ -71,7 +71,7 @@ def in_worlds_of(size: int, model: nn.Module, data: list[tuple[Tensor, ...]], an
 @pytest.mark.parametrize("size", [2, 3, 7, 9])
 def test_the_figures_are_the_same_in_any_world(model: GPT, size: int, weighted: bool) -> None:
     data = split(7, weighted)
-    alone = evaluate(model, data, ALONE, nullcontext(), 2)
+    alone = evaluate(model, data, ALONE, nullcontext(), 2, seed=1, step=2)
     assert in_worlds_of(size, model, data, 2) == alone
     assert alone.questions == 7 * 3 - 1
 
@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_forward_to_the_bit_with_questions_and_without(model
     with torch.no_grad():
         forward = [model(*tensors) for tensors in data]
     expected = tree_sum_of([loss.item() for loss, _ in forward]) / sum(count.item() for _, count in forward)
-    without, asked = (evaluate(model, data, ALONE, nullcontext(), n) for n in (0, 2))
+    without, asked = (evaluate(model, data, ALONE, nullcontext(), n, seed=1, step=2) for n in (0, 2))
     assert without.loss == asked.loss == expected
     assert without.accuracy is None
     assert (without.right, without.questions) == (0, 0)
@@ -98,7 +98,7 @@ def test_a_sample_is_right_if_all_of_its_answer_is_the_likeliest(model: GPT, len
     targets[50:100, -1] += 1  # in the last one
     if length < 6:
         targets[100:150, 5 - length] += 1  # before the answer: does not matter
-    figures = evaluate(model, [(tokens, targets % 5)], ALONE, nullcontext(), length)
+    figures = evaluate(model, [(tokens, targets % 5)], ALONE, nullcontext(), length, seed=1, step=2)
     assert (figures.right, figures.questions, figures.accuracy) == (100, 200, 0.5)
 
 
@@ -137,9 +137,34 @@ class Own(nn.Module):
 
 def test_a_model_without_logits_has_its_loss_alone() -> None:
     data = split(2)
-    figures = evaluate(Own(), data, ALONE, nullcontext(), 2)
+    figures = evaluate(Own(), data, ALONE, nullcontext(), 2, seed=1, step=2)
     assert figures == Figures(sum(int(tokens.sum()) for tokens, _ in data) / 30, 30)
     assert figures.accuracy is None
+
+
+class Noisy(Own):
+    """Draws random numbers, as a denoiser does."""
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        loss, count = super().forward(tokens, targets)
+        return loss * torch.rand(()), count
+
+
+def test_a_model_draws_the_same_numbers_for_a_microbatch_of_a_step_in_any_world() -> None:
+    data = split(7)
+    torch.manual_seed(5)
+    alone = evaluate(Noisy(), data, ALONE, nullcontext(), seed=1, step=2)
+    for size in (2, 3):
+        assert in_worlds_of(size, Noisy(), data, 0) == alone
+    others = [evaluate(Noisy(), data, ALONE, nullcontext(), seed=seed, step=step) for seed, step in ((1, 3), (2, 2))]
+    assert len({figures.loss for figures in (alone, *others)}) == 3
+
+
+def test_without_a_target_that_counts_there_is_no_loss() -> None:
+    tokens, targets = split(1)[0]
+    figures = evaluate(Own(), [(tokens, torch.full_like(targets, IGNORE))], ALONE, nullcontext(), seed=1, step=2)
+    assert math.isnan(figures.loss)
+    assert figures.targets == 0
 
 
 def stored(**sections: Any) -> dict[str, Any]:
@@ -205,10 +230,10 @@ def test_tokens_know_the_bytes_of_the_text_that_they_stand_for(tmp_path: Path) -
 def test_the_bytes_of_what_counts_are_counted(model: GPT) -> None:
     tokens = torch.tensor([[1, 2, 3, 4, 0, 0]])
     targets = torch.tensor([[2, 3, 4, 0, IGNORE, IGNORE]])
-    figures = evaluate(model, [(tokens, targets)], ALONE, nullcontext(), byte_lengths=[0, 1, 2, 3, 10])
+    figures = evaluate(model, [(tokens, targets)], ALONE, nullcontext(), byte_lengths=[0, 1, 2, 3, 10], seed=1, step=2)
     assert figures.spelled == 2 + 3 + 10
     assert figures.bits_per_byte == pytest.approx(figures.loss * 4 / math.log(2) / 15, rel=1e-12)
-    assert evaluate(model, [(tokens, targets)], ALONE, nullcontext()).bits_per_byte is None
+    assert evaluate(model, [(tokens, targets)], ALONE, nullcontext(), seed=1, step=2).bits_per_byte is None
 
 
 @pytest.mark.parametrize(

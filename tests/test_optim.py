@@ -292,3 +292,55 @@ def test_a_loaded_state_continues_to_the_bit_as_the_one_saved(fp16: bool, monkey
         assert torch.equal(take(model, update, step), take(resumed, other, step))
         assert_same_bits(snapshot(resumed, other), snapshot(model, update))
     assert_same_bits(saved, kept)  # load takes copies
+
+
+def test_moments_are_loaded_in_the_order_of_the_parameters_memory() -> None:
+    """torch's fused kernel on the CPU walks through memory, whatever the strides say."""
+
+    def turned() -> Net:
+        model = net()
+        model.first.weight = nn.Parameter(model.first.weight.detach().t().contiguous().t())
+        return model
+
+    model, plain = turned(), net()
+    update, reference = update_for(model), update_for(plain)
+    for step in range(3):
+        take(model, update, step)
+        take(plain, reference, step)
+    resumed = turned()
+    resumed.load_state_dict(model.state_dict())
+    other = update_for(resumed)
+    other.load({k: v.contiguous() for k, v in update.state().items()})  # as out of a snapshot
+    for step in range(3, 6):
+        for each, its_update in ((model, update), (resumed, other), (plain, reference)):
+            take(each, its_update, step)
+        assert_same_bits(snapshot(resumed, other), snapshot(model, update))
+    torch.testing.assert_close(resumed.first.weight, plain.first.weight, rtol=0, atol=1e-6)
+
+
+def test_the_norm_does_not_depend_on_where_in_memory_a_gradient_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA torch's kernel takes four numbers at a time where it can; on the CPU that is played here."""
+
+    def norms(tensors: list[Tensor]) -> list[Tensor]:
+        widths = [1 if t.data_ptr() % 16 or t.numel() % 4 else 4 for t in tensors]
+        lanes = [t.flatten().view(-1, w).square().cumsum(0)[-1] for t, w in zip(tensors, widths, strict=True)]
+        return [lane.cumsum(0)[-1].sqrt() for lane in lanes]
+
+    def norms_at(offset: int) -> tuple[float, ...]:
+        model = net()
+        update = update_for(model)
+        generator = torch.Generator().manual_seed(1)
+        found = []
+        for step in range(20):
+            for p in model.parameters():
+                room = torch.empty(p.numel() + offset)
+                p.grad = room[offset:].view_as(p).copy_(torch.randn(p.shape, generator=generator))
+                assert p.grad.data_ptr() % 16 == 4 * offset
+            found.append(update(step, torch.tensor(1.0)).item())
+        return tuple(found)
+
+    assert len({norms_at(offset) for offset in range(4)}) == 1
+    monkeypatch.setattr(torch, "_foreach_norm", norms)
+    assert len({norms_at(offset) for offset in range(4)}) == 1
+    monkeypatch.setattr(optim, "aligned", list)
+    assert len({norms_at(offset) for offset in range(4)}) > 1  # so that it can fail

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from mingpt.errors import Mistake
 from mingpt.lifetime import Lifetime
 from mingpt.models import build
 from mingpt.snapshot.reader import read
-from run_kit import Run
+from own_kit import OwnRun
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
 
@@ -127,6 +126,9 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
         ),
         ("own_kit.Complex", "snapshots hold plain tensors, and its state_dict has others: z"),
         ("torch.nn.Identity", "has no parameter to train"),
+        ("own_kit.Expanded", r"shift are views into other memory \(expanded, or with gaps\), which can't be trained"),
+        ("own_kit.Gaps", "shift are views into other memory"),
+        ("own_kit.Scaled", "snapshots have tensors of their own named loss_scale: take other names"),
     ],
 )
 def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
@@ -150,6 +152,8 @@ def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
             "Idle",
             ": the loss does not depend on unused.weight, unused.bias: take them out, or name them in train.freeze",
         ),
+        ("Sparse", ": shift.weight have sparse gradients, which can't be added up: give sparse=False"),
+        ("Refuses", ": backward after forward.* failed: RuntimeError: x does not have a deterministic .*reduce=fast"),
         ("Normed", ": forward changes the buffers norm.running_mean, .*take a layer without running statistics"),
     ],
 )
@@ -197,21 +201,6 @@ def test_the_identity_of_rows_is_that_of_their_content() -> None:
     assert first.sha256 != source_of((x + 1, y), (x[:3], y[:3]), 2).sha256
     assert [len(first.validation[i][0]) for i in range(len(first.validation))] == [2, 1]
     assert torch.equal(first.train[[4, 0]][0], x[[4, 0]])
-
-
-@dataclass
-class OwnRun(Run):
-    """The classifier, with dropout."""
-
-    def command(self, world: int, *overrides: str, restarts: int = 0) -> list[str]:
-        [*launcher] = super().command(world, restarts=restarts)
-        launcher = launcher[: launcher.index("mingpt.train") + 1]
-        return [
-            *launcher, "experiment=classifier", f"run.dir={self.dir}", "model.dropout=0.1", "data.count=300",
-            "batch.global_size=12", "batch.micro_size=2", "train.max_steps=24", "train.log_every=1",
-            "train.eval_every=8", "snapshot.every_steps=4", "snapshot.every_seconds=0", "snapshot.keep=10",
-            "snapshot.asynchronous=false", "snapshot.hot_every_steps=0", *self.overrides, *overrides,
-        ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

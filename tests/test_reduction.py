@@ -1,6 +1,6 @@
 """mingpt.reduction: one order of additions, whoever adds. (With several processes: test_exactness.py.)"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -12,7 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.config import WorldConfig
 from mingpt.distributed import World, join, share
-from mingpt.reduction import ExactReduction, FastReduction, middle, parents, tree_sum, tree_sum_of, whole_nodes
+from mingpt.reduction import (
+    ExactReduction,
+    FastReduction,
+    Reduction,
+    middle,
+    parents,
+    tree_sum,
+    tree_sum_of,
+    whole_nodes,
+)
 from mingpt.tally import TallyExchange
 
 COUNTS = range(1, 41)
@@ -136,6 +145,19 @@ def gradients(count: int) -> list[list[Tensor]]:
     return [list(torch.autograd.grad(loss_of(net, m), list(net.parameters()))) for m in range(count)]
 
 
+def backward(
+    ddp: DistributedDataParallel, reduction: Reduction, count: int, loss: Callable[[int], Tensor] | None = None
+) -> None:
+    """A step's gradients, as the trainer computes them."""
+    for m in range(count):
+        last = m == count - 1
+        with nullcontext() if last else ddp.no_sync():
+            (loss(m) if loss else loss_of(ddp, m)).backward()
+        if not last:
+            reduction.push(m)
+    reduction.finish()
+
+
 def buckets(ddp: DistributedDataParallel) -> int:
     return len(ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
 
@@ -169,16 +191,91 @@ def test_exact_reduction_gives_the_tree_sum_of_the_gradients(world: World, count
     assert any(not torch.equal(f, e) for f, e in zip(folded, expected, strict=True)) == (count > 2)
 
 
+class Laid(nn.Module):
+    """A convolution and a matrix whose memory lies in another order than their elements, and a plain layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 6, 3, padding=1)
+        self.conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.turned = nn.Parameter(torch.randn(8, 60).t())
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.conv(x.view(-1, 4, 2, 5)).flatten(1) @ self.turned))
+
+
+@pytest.mark.parametrize("bucket_mb", [0.001, 25])
+def test_the_order_of_a_parameters_memory_is_respected(world: World, bucket_mb: float) -> None:
+    torch.manual_seed(1)
+    net = Laid()
+    parameters = list(net.parameters())
+    alone = [list(torch.autograd.grad(loss_of(net, m), parameters)) for m in range(6)]
+    expected = [tree_sum_of(column) for column in zip(*alone, strict=True)]
+    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
+    reduction = ExactReduction(ddp, 6, world)
+    for step in range(3):
+        ddp.zero_grad(set_to_none=True)
+        backward(ddp, reduction, 6)
+        for (name, p), e in zip(net.named_parameters(), expected, strict=True):
+            assert p.grad is not None
+            assert torch.equal(p.grad, e), f"{name}, step {step}"
+            assert p.grad.stride() == p.stride()
+
+
+class Branches(nn.Module):
+    """Whose second layer only some microbatches use, and whose third only the others."""
+
+    def __init__(self, used: Collection[int]) -> None:
+        super().__init__()
+        self.used, self.layers = used, nn.ModuleList([nn.Linear(40, 40) for _ in range(3)])
+
+    def forward(self, x: Tensor, microbatch: int) -> Tensor:
+        return self.layers[1 if microbatch in self.used else 2](torch.tanh(self.layers[0](x)))
+
+    def loss(self, microbatch: int) -> Tensor:
+        return self(inputs(microbatch), microbatch).square().sum()
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("bucket_mb", [0.001, 25])
+@pytest.mark.parametrize("used", [{0, 1, 3}, {1, 4}, {4}, {0, 1, 2, 3, 4}, set()], ids=str)
+def test_a_parameter_that_a_microbatch_does_not_use_has_a_gradient_of_zeros(
+    world: World, used: Collection[int], bucket_mb: float, fast: bool
+) -> None:
+    torch.manual_seed(1)
+    net = Branches(used)
+    parameters = list(net.parameters())
+    columns = zip(
+        *(torch.autograd.grad(net.loss(m), parameters, allow_unused=True, materialize_grads=True) for m in range(5)),
+        strict=True,
+    )
+    add = left_fold if fast else tree_sum_of
+    expected = [add(list(column)) for column in columns]
+    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
+    reduction = FastReduction(ddp) if fast else ExactReduction(ddp, 5, world)
+    for step in range(3):
+        ddp.zero_grad(set_to_none=True)
+        backward(ddp, reduction, 5, lambda m: ddp(inputs(m), m).square().sum())
+        for i, (p, e) in enumerate(zip(parameters, expected, strict=True)):
+            assert p.grad is not None
+            assert torch.equal(p.grad, e), f"parameter {i}, step {step}"
+
+
+def test_no_step_is_made_of_a_part_of_the_gradients(world: World) -> None:
+    ddp = DistributedDataParallel(model(), gradient_as_bucket_view=True)
+    reduction = ExactReduction(ddp, 2, world)
+    with ddp.no_sync():
+        loss_of(ddp, 0).backward()
+    with pytest.raises(RuntimeError, match="0 of 3403 elements of the gradients have been reduced"):
+        reduction.finish()
+
+
 def test_fast_reduction_gives_the_left_fold(world: World) -> None:
     net = model()
     ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
     reduction = FastReduction(ddp)
-    for m in range(5):
-        with nullcontext() if m == 4 else ddp.no_sync():
-            loss_of(ddp, m).backward()
-        if m < 4:
-            reduction.push(m)
-    reduction.finish()
+    backward(ddp, reduction, 5)
     for p, column in zip(net.parameters(), zip(*gradients(5), strict=True), strict=True):
         assert p.grad is not None
         torch.testing.assert_close(p.grad, left_fold(list(column)))

@@ -138,10 +138,13 @@ class Snapshots:
                 writer.before_update()
 
     def is_due(self, step: int, flags: Sequence[float]) -> bool:
-        """Whether `after_step` may take a snapshot. Raises what is wrong with those that were taken before."""
+        """Whether `after_step` may take a snapshot on some node: equal in all processes.
+
+        Raises what is wrong with those that were taken before.
+        """
         if flags[BROKEN] > 0:
             raise self.durable.problem(SPARE_SECONDS)
-        every, hot_every = self.settings.every_steps, self.settings.hot_every_steps if self.hot else 0
+        every, hot_every = self.settings.every_steps, self.settings.hot_every_steps
         return (every > 0 and step % every == 0) or flags[DUE] > 0 or (hot_every > 0 and step % hot_every == 0)
 
     def after_step(

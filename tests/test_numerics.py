@@ -1,0 +1,239 @@
+"""mingpt.numerics: what a run's bits depend on is recorded; this package's own part of it is held by golden values."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mingpt import cli
+from mingpt.batches import BatchPlan, derive
+from mingpt.config import Config, Optimizer, Schedule
+from mingpt.imports import imported_sha256
+from mingpt.models import build
+from mingpt.numerics import NUMERICS, changes, cpu_vendor, fingerprint, probe
+from mingpt.optim import Update, schedule_factor
+from mingpt.reduction import tree_sum_of
+from mingpt.snapshot.reader import read
+from run_kit import Run
+
+CPU = torch.device("cpu")
+RAISE = "this package computes other bits than before: raise numerics.NUMERICS, and add a row with these values"
+
+# By NUMERICS: what this package's own choices give, in arithmetic that is exact on every machine.
+GOLDEN: dict[int, dict[str, Any]] = {
+    1: {
+        "order of samples": "a614c1b2d7225264",
+        "seeds": [5240095042345710495, 4243738281665471608, 1453955333775046661],
+        "tree": "254e992b3923f56e",
+        "clip": "0e198de93eb45f2c",
+        "schedule": [0.2, 0.8, 1.0, 0.882842712475, 0.27639320225, 0.2],
+        "first weights": [
+            -0.018108,
+            -0.006201,
+            -0.018767,
+            -0.038082,
+            -0.008326,
+            -0.022856,
+            0.018866,
+            -3.7e-05,
+            0.006299,
+        ],
+    },
+}
+# By NUMERICS, torch, CPU and probe: sha256 of the weights of tests/conftest.py's undisturbed run.
+GOLDEN_WEIGHTS = {
+    "1 torch 2.13.0+cpu x86_64 AuthenticAMD AVX512 3ed5d1b6432a2d53": (
+        "28cfb8376578866f986d1f71d20e47748be2af13b7ac10bc9ca6d35256416ccb"
+    ),
+}
+
+
+def hash_of(*tensors: Tensor) -> str:
+    return sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()[:16]
+
+
+def order_of_samples() -> str:
+    plan = BatchPlan(samples=1003, seed=7, global_size=48, micro_size=4)
+    return hash_of(*(torch.from_numpy(plan.sample_ids(step)) for step in (0, 1, 20, 21, 1000)))
+
+
+def tree() -> str:
+    """Of 13 values whose sum depends on the order; each single addition is rounded alike everywhere."""
+    draws = torch.randint(-(2**23), 2**23, (13, 64), generator=torch.Generator().manual_seed(1)).float()
+    scales = torch.tensor([2.0 ** (5 * m % 17 - 30) for m in range(13)])
+    return hash_of(tree_sum_of(list(draws * scales[:, None])))
+
+
+def clip() -> str:
+    """Of gradients of the norms 5 and 12, together 13."""
+    parameters = {"a": nn.Parameter(torch.zeros(2, 2)), "b": nn.Parameter(torch.zeros(3))}
+    parameters["a"].grad = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    parameters["b"].grad = torch.tensor([0.0, 12.0, 0.0])
+    update = Update(
+        parameters.items(),
+        Optimizer(clip_norm=0.7),
+        Schedule(),
+        global_size=64,
+        tokens_per_microbatch=3,
+        fp16=False,
+        device=CPU,
+    )
+    norm = update(0, torch.tensor(7.0))
+    return hash_of(norm, *(p.grad for p in parameters.values() if p.grad is not None))
+
+
+def schedule() -> list[float]:
+    config = Schedule(kind="cosine", warmup_steps=4, decay_steps=24, min_ratio=0.2)
+    return [round(schedule_factor(config, step), 12) for step in (0, 3, 4, 9, 20, 30)]
+
+
+def first_weights() -> list[float]:
+    """Some of a small GPT's, rounded: the draws are alike everywhere, their last bits are not."""
+    weights = build(configured("model=gpt-nano", "model.block_size=16", "seed=3"), 50).state_dict()
+    names = ("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.2.mlp.c_proj.weight")
+    return [round(x, 6) for name in names for x in weights[name].flatten()[[0, 1, -1]].tolist()]
+
+
+def configured(*arguments: str) -> Config:
+    config = cli.configure(arguments)
+    assert config is not None
+    return config
+
+
+def test_what_this_package_chooses_itself_is_the_same_as_ever_or_numerics_is_raised() -> None:
+    plan = BatchPlan(samples=10, seed=7, global_size=4, micro_size=2)
+    seeds = [plan.dropout_seed(3, 1), derive("evaluation", 7, 3, 1), derive("weights", 7)]
+    found = {
+        "order of samples": order_of_samples(),
+        "seeds": seeds,
+        "tree": tree(),
+        "clip": clip(),
+        "schedule": schedule(),
+    }
+    golden = GOLDEN[NUMERICS]
+    assert found == {name: golden[name] for name in found}, f"{RAISE}: {found}"
+    weights = first_weights()
+    assert weights == pytest.approx(golden["first weights"], abs=2e-6), f"{RAISE}: {weights}"
+
+
+@pytest.mark.slow
+def test_a_whole_run_gives_the_same_weights_as_ever_on_machines_that_are_known(undisturbed: Callable[..., Run]) -> None:
+    run = undisturbed()
+    weights = read(run.store, 24).state["model"]
+    found = sha256("".join(hash_of(weights[name]) for name in sorted(weights)).encode()).hexdigest()
+    torch.set_num_threads(1)
+    capability = torch.backends.cpu.get_cpu_capability()
+    machine = f"{NUMERICS} torch {torch.__version__} {cpu_vendor()} {capability} {probe(CPU)}"
+    if machine not in GOLDEN_WEIGHTS:
+        pytest.skip(f'no golden weights for this machine: add "{machine}": "{found}"')
+    assert found == GOLDEN_WEIGHTS[machine], RAISE
+
+
+def printed(script: str, environment: dict[str, str]) -> str:
+    command = [sys.executable, "-c", f"import torch; torch.set_num_threads(1); {script}"]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
+
+
+def probed(environment: dict[str, str]) -> str:
+    return printed("from mingpt.numerics import probe; print(probe(torch.device('cpu')))", environment)
+
+
+def products(environment: dict[str, str]) -> str:
+    """The bits of other products than the probe's: whether this machine has another path for these variables."""
+    script = (
+        "g = torch.Generator().manual_seed(5); a, b = (torch.randn(256, 256, generator=g) for _ in 'ab')\n"
+        "print((a @ b).double().sum().item().hex(), (a.bfloat16() @ b.bfloat16()).double().sum().item().hex())"
+    )
+    return printed(script, environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", [("MKL_CBWR", "COMPATIBLE"), ("ONEDNN_MAX_CPU_ISA", "AVX2")], ids=str)
+def test_the_probe_sees_that_a_library_computes_in_another_way(variable: tuple[str, str]) -> None:
+    changed = dict([variable])
+    assert probed({}) == probed({})
+    if products({}) == products(changed):
+        pytest.skip(f"{variable[0]}={variable[1]} changes nothing on this machine")
+    assert probed({}) != probed(changed)
+
+
+def test_the_probe_disturbs_nobodys_random_numbers() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    assert len(probe(CPU)) == 16
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_fingerprint_records_what_bits_depend_on() -> None:
+    found = fingerprint(configured(), CPU, "data")
+    assert found["mingpt"] == NUMERICS
+    assert found["probe"] == probe(CPU)
+    assert found["cpu"] == cpu_vendor()
+    assert (found["code"], found["imports"], found["tokenizers"], found["gpu"]) == (None, None, None, None)
+    bpe = fingerprint(configured("data=gpt2", "data.path=x"), CPU, "data")
+    assert bpe["tokenizers"].keys() == {"tiktoken", "tokenizers"}
+    own = fingerprint(configured("experiment=classifier"), CPU, "data")
+    assert len(own["code"]) == 64
+
+
+def test_what_an_older_version_did_not_record_is_no_change() -> None:
+    old: dict[str, Any] = {"torch": "1", "gone": 3, "init_from": None}
+    assert changes(old, {"torch": "1", "probe": "a", "triton": None, "init_from": None}) == ([], ["probe"])
+    assert changes(old, {"torch": "2", "init_from": None}) == (["torch: 1 -> 2"], [])
+    assert changes({"probe": "a"}, {"probe": "b"}) == (["probe: a -> b"], [])
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in {
+        "nets/__init__.py": "",
+        "nets/net.py": "import math, torch\nfrom . import layers\nfrom .deep.inner import x\nimport blocks\n",
+        "nets/layers.py": "def f():\n    from nets.lazy import g\n",
+        "nets/lazy.py": "from nets import net\n",
+        "nets/deep/__init__.py": "from ..up import y\n",
+        "nets/deep/inner.py": "x = 1\n",
+        "nets/up.py": "y = 1\n",
+        "nets/other.py": "z = 1\n",
+        "blocks.py": "import site_thing\n",
+        "venv/site-packages/site_thing.py": "",
+        "alone.py": "import json\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "venv/site-packages"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("nets/layers.py", True),
+        ("nets/lazy.py", True),
+        ("nets/deep/__init__.py", True),
+        ("nets/deep/inner.py", True),
+        ("nets/up.py", True),
+        ("nets/__init__.py", True),
+        ("blocks.py", True),
+        ("nets/net.py", False),  # the model's own file: `code` has it
+        ("nets/other.py", False),
+        ("venv/site-packages/site_thing.py", False),
+    ],
+)
+def test_the_code_of_a_model_is_what_it_imports_too(project: Path, file: str, counts: bool) -> None:
+    before = imported_sha256("nets.net.Net")
+    (project / file).write_text((project / file).read_text() + "a = 2\n")
+    assert (imported_sha256("nets.net.Net") != before) == counts
+
+
+def test_code_that_imports_nothing_of_its_own_and_installed_code_have_no_imports(project: Path) -> None:
+    for target in ("alone.Net", "site_thing.Net", "torch.nn.Linear", "json.loads", "mingpt.model.GPT", "no.such.Net"):
+        assert imported_sha256(target) is None, target
+    assert len([name for name in sys.modules if name.startswith(("nets", "blocks", "alone"))]) == 0
