@@ -14,6 +14,8 @@ from mingpt.lifetime import Lifetime, Phase, leave_reason
 from mingpt.models import build
 from mingpt.numerics import differences
 from mingpt.redact import without_secrets
+from mingpt.resume import settings
+from mingpt.validation import missing_places
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
 
@@ -26,7 +28,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         config = cli.configure(arguments, world_size())
         if config is None:  # --help or --cfg has been answered
             return FINISHED
-        source = open_source(config.data, config.model.block_size, config.batch.micro_size)
+        source = _opened(config)
         model = build(config, source.vocabulary.size)
         lifetime.mark("data")
         with join(config.world) as world:
@@ -42,6 +44,17 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         return tell(error, lifetime)  # of code of the user's own: only a run that is finished may end with 0
     except (Exception, KeyboardInterrupt) as error:
         return tell(error, lifetime)
+
+
+def _opened(config: Config) -> Source:
+    """The data. Raises Mistake, with the other places that are not there: one start finds all."""
+    try:
+        return open_source(config.data, config.model.block_size, config.batch.micro_size)
+    except Mistake as mistake:
+        told = {problem.partition("=")[0] for problem in mistake.problems}
+        raise Mistake(
+            *mistake.problems, *(p for p in missing_places(config) if p.partition("=")[0] not in told)
+        ) from mistake
 
 
 def tell(error: BaseException, lifetime: Lifetime) -> int:
@@ -61,8 +74,13 @@ def tell(error: BaseException, lifetime: Lifetime) -> int:
 
 
 def agree_on_inputs(world: World, config: Config, source: Source) -> None:
-    """Raise Mistake in every process unless all have the same config and the same data."""
-    first, *others = world.gather({"data.sha256": source.sha256} | config.model_dump())
+    """Raise Mistake in every process unless all have the same config and the same data.
+
+    Where a node finds and caches the data, and how it loads them, is its own affair; that it is the same data is not.
+    """
+    inputs = config.model_dump()
+    data = {k: v for k, v in inputs["data"].items() if f"data.{k}" in settings(inputs)[1]}
+    first, *others = world.gather({"data.sha256": source.sha256} | inputs | {"data": data})
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):
             # Where only a secret differs, the keys alone are told.

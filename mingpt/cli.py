@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
 from mingpt.config import Config, Section
-from mingpt.console import say
+from mingpt.console import complain, say
 from mingpt.errors import MISTAKE, Mistake
 from mingpt.redact import without_secrets
 from mingpt.trusted import problems_of_places, problems_of_size
@@ -27,6 +27,7 @@ from mingpt.validation import KINDS, choices, keys, kind_of, named, schemas, tak
 
 # What may be set for a program that works on a snapshot and does not train.
 HEEDED = ("data", "world", "precision", "batch.micro_size", "train.threads")
+UNUSED = re.compile(r"[+~]*hydra\.(?!searchpath\b)")  # settings of Hydra's own programs
 
 
 def config_dir() -> Path:
@@ -39,7 +40,7 @@ class Parser(argparse.ArgumentParser):
     """argparse with our exit code for a mistake."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"error: {message}; see --help", file=sys.stderr)
+        complain(f"error: {without_secrets(message)}; see --help")
         sys.exit(MISTAKE)
 
 
@@ -66,7 +67,8 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
         return None
     follows = _follows(composed)
     raw, unresolved = _resolve(composed, follows)
-    return validate(raw, world_size, also=(*problems, *unresolved), follows=follows)
+    unused = [f"{_shown(text)}: not used here: set run.dir=…" for text in options.overrides if UNUSED.match(text)]
+    return validate(raw, world_size, also=(*problems, *unused, *unresolved), follows=follows, places=bool(unresolved))
 
 
 def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size: int) -> Config:
@@ -231,7 +233,7 @@ def _refused(text: str, override: Override, error: Exception, composed: DictConf
         if not isinstance(value, str):
             return f"{text}: {key} takes one of {', '.join(options)}"
         if value not in options:
-            return f"{text}: there is no {key} {value!r}; there are {', '.join(options)}"
+            return f"{text}: there is no {key} {without_secrets(value)!r}; there are {', '.join(options)}"
         if override.is_add():
             return f"{text}: {key} has a default already: write {key}={value} without the +"
     elif key not in keys(_kinds(composed)) and not override.is_add():
@@ -241,7 +243,7 @@ def _refused(text: str, override: Override, error: Exception, composed: DictConf
 
 def _first_line(error: BaseException) -> str:
     """Hydra's own words, without the frames and keys that it adds below them."""
-    lines = str(error).strip().splitlines()
+    lines = without_secrets(str(error).strip()).splitlines()
     return lines[0] if lines else _first_line(error.__cause__) if error.__cause__ else type(error).__name__
 
 

@@ -2,9 +2,12 @@
 
 The attribute docstrings below are the help texts that `python -m mingpt.train --help` prints. The values come from
 configs/ and the command line (cli.py); the defaults here serve a key that the command line deleted (`~key`).
-validation.py lists what is wrong.
+validation.py lists what is wrong. A field says itself whether its value affects the result: all do but those that are
+marked NO_RESULT or AffectsResult; resume.py asks.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -13,6 +16,16 @@ from pydantic_core import PydanticCustomError
 LARGEST = (
     2**31 - 1
 )  # of any setting but seed and cache_bytes: 68 years in seconds; beyond it torch, numpy and timers overflow
+
+
+@dataclass(frozen=True)
+class AffectsResult:
+    """On a field: whether another value gives other bits, which may depend on the values of its section."""
+
+    when: Callable[[Mapping[str, Any]], bool]
+
+
+NO_RESULT = AffectsResult(lambda section: False)
 
 
 class Section(BaseModel):
@@ -43,15 +56,15 @@ class Run(Section):
 
 
 class Train(Section):
-    max_steps: int = Field(default=1000, ge=1)
+    max_steps: Annotated[int, NO_RESULT] = Field(default=1000, ge=1)
     """Optimizer updates in the whole run, over all its attempts."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each process. Another number gives other bits."""
     compile: bool = False
     """torch.compile the model: slower to start, faster steps."""
-    log_every: int = Field(default=10, ge=1)
+    log_every: Annotated[int, NO_RESULT] = Field(default=10, ge=1)
     """Steps between two lines of metrics."""
-    eval_every: int = Field(default=250, ge=0)
+    eval_every: Annotated[int, NO_RESULT] = Field(default=250, ge=0)
     """Steps between two evaluations on the whole validation split; 0: only at the end."""
     freeze: list[str] = []
     """Parameters that stay as they are: names, or patterns such as 'transformer.h.[0-5].*' or '*.bias'."""
@@ -69,7 +82,9 @@ class WorldConfig(Section):
 
 
 class Batch(Section):
-    global_size: int = Field(default=64, ge=1)
+    global_size: Annotated[int, AffectsResult(lambda batch: batch.get("per_process_size") is None)] = Field(
+        default=64, ge=1
+    )
     """Samples in a step, whatever the number of processes."""
     micro_size: int = Field(default=16, ge=1)
     """Samples in a microbatch: what is computed at a time. Fewer need less memory. Another number gives other bits."""
@@ -104,7 +119,7 @@ class Model(Section):
     """Share of activations dropped in training."""
     vocab_multiple: int = Field(default=1, ge=1)
     """Pad the embedding to a multiple of this; 64 is faster on GPUs."""
-    init_from: str | None = Field(default=None, min_length=1)
+    init_from: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
     """Start with these weights: a folder with a GPT-2's config.json and model.safetensors, any fsspec URL."""
 
 
@@ -121,16 +136,16 @@ class Data(Section):
     """What every kind of data has. Each kind is a section of its own, told apart by `kind`."""
 
     kind: str
-    workers: int = Field(default=0, ge=0, le=1024)
+    workers: Annotated[int, NO_RESULT] = Field(default=0, ge=0, le=1024)
     """Loader processes for each training process. Never changes what is computed."""
 
 
 class CachedData(Data):
     """Data from files, of which each node keeps a tokenized or downloaded copy."""
 
-    cache_dir: str = Field(default="~/.cache/mingpt", min_length=1)
+    cache_dir: Annotated[str, NO_RESULT] = Field(default="~/.cache/mingpt", min_length=1)
     """A local folder for tokenized or downloaded data, shared by the processes of a node."""
-    cache_timeout_seconds: float = Field(default=600, gt=0)
+    cache_timeout_seconds: Annotated[float, NO_RESULT] = Field(default=600, gt=0)
     """Longest wait for another process of the node that is tokenizing or downloading."""
 
 
@@ -144,11 +159,11 @@ class RowData(CachedData):
 class TextData(RowData):
     kind: Literal["text"] = "text"
     """one text, tokenized at the start"""
-    path: str = Field(default="data/shakespeare.txt", min_length=1)
+    path: Annotated[str, NO_RESULT] = Field(default="data/shakespeare.txt", min_length=1)
     """The text: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
     tokens: Literal["char", "byte", "bpe"] = "char"
     """What a token is: a character of the text, a byte (256 of them), or a piece of a word (data.tokenizer)."""
-    tokenizer: str | None = Field(default=None, min_length=1)
+    tokenizer: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
     """The vocabulary of bpe: a folder with GPT-2's vocab.bpe and encoder.json, or a tokenizer.json; any fsspec URL."""
     val_fraction: float = Field(default=0.1, ge=0, lt=1)
     """The share at the end of the text that is kept for validation."""
@@ -157,11 +172,11 @@ class TextData(RowData):
 class ShardsData(RowData):
     kind: Literal["shards"] = "shards"
     """any amount of text, tokenized before"""
-    path: str = Field(default="data/shards", min_length=1)
+    path: Annotated[str, NO_RESULT] = Field(default="data/shards", min_length=1)
     """The folder that mingpt.data.prepare has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
-    tokenizer: str | None = Field(default=None, min_length=1)
+    tokenizer: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
     """The vocabulary of nanoGPT's files, which name none, as for text; null: numbers, which spell no text."""
-    cache_bytes: int = Field(default=2**35, ge=1)
+    cache_bytes: Annotated[int, NO_RESULT] = Field(default=2**35, ge=1)
     """Most bytes of shards that a node keeps in cache_dir, when data.path is no local folder."""
 
 
@@ -175,7 +190,7 @@ class OwnData(Data, Own):
 class ImagesData(CachedData):
     kind: Literal["images"] = "images"
     """images as tokens, each followed by its label"""
-    path: str = Field(default="data/mnist", min_length=1)
+    path: Annotated[str, NO_RESULT] = Field(default="data/mnist", min_length=1)
     """MNIST's or Fashion-MNIST's folder, CIFAR-10's (binary version) or its .tar.gz: any fsspec URL."""
     patch: int = Field(default=4, ge=1, le=64)
     """Side of a patch in pixels; each patch is a token. It divides the images' height and width."""
@@ -268,7 +283,9 @@ class Optimizer(Section):
     """Largest gradient norm; longer gradients are scaled down to it. 0: no clipping."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate grows with the global batch, against reference_batch."""
-    reference_batch: int = Field(default=64, ge=1)
+    reference_batch: Annotated[int, AffectsResult(lambda optimizer: optimizer.get("lr_scaling") != "none")] = Field(
+        default=64, ge=1
+    )
     """The global batch for which lr was tuned."""
 
 
@@ -277,9 +294,13 @@ class Schedule(Section):
     """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(default=100, ge=0)
     """Steps in which the learning rate rises from 0 to its peak."""
-    decay_steps: int = Field(default=1000, ge=1)
+    decay_steps: Annotated[int, AffectsResult(lambda schedule: schedule.get("kind") != "constant")] = Field(
+        default=1000, ge=1
+    )
     """The step at which the decay has ended."""
-    min_ratio: float = Field(default=0.1, ge=0, le=1)
+    min_ratio: Annotated[float, AffectsResult(lambda schedule: schedule.get("kind") != "constant")] = Field(
+        default=0.1, ge=0, le=1
+    )
     """The learning rate after the decay, as a share of the peak."""
 
 
@@ -314,6 +335,11 @@ class Snapshot(Section):
     """The run goes on without snapshots, and says so, until this many in a row have failed."""
 
 
+class Resume(Section):
+    changed: bool = False
+    """Go on although settings that affect the result have changed since the snapshot; the history keeps both values."""
+
+
 class Launch(Section):
     max_attempts_without_progress: int = Field(default=3, ge=1)
     """mingpt.launch gives up after this many attempts in a row that left no new snapshot."""
@@ -322,7 +348,7 @@ class Launch(Section):
 
 
 class Config(Section):
-    run: Run
+    run: Annotated[Run, NO_RESULT]
     seed: int = Field(default=1, ge=0)
     """The seed of everything: weights, order of the samples, dropout."""
     reduce: Literal["exact", "fast"] = "exact"
@@ -330,7 +356,7 @@ class Config(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """The numbers that matrix products are computed in; weights and optimizer are fp32 always."""
     train: Train
-    world: WorldConfig
+    world: Annotated[WorldConfig, NO_RESULT]
     batch: Batch
     model: Annotated[Model | OwnModel, Field(discriminator="kind")]
     """What is trained: a GPT, or a module of one's own."""
@@ -340,8 +366,9 @@ class Config(Section):
     """What the tokens come from; each kind of data has keys of its own."""
     optimizer: Optimizer
     schedule: Schedule
-    snapshot: Snapshot
-    launch: Launch
+    snapshot: Annotated[Snapshot, NO_RESULT]
+    resume: Annotated[Resume, NO_RESULT]
+    launch: Annotated[Launch, NO_RESULT]
 
     def global_size(self, world_size: int) -> int:
         """Samples in a step."""

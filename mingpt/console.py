@@ -1,8 +1,13 @@
-"""What is said to people. A run must not die because nobody listens any more (`| head`, a closed terminal)."""
+"""What is said to people. A run must not die because nobody listens any more (`| head`, a closed terminal).
+
+All of it passes one filter: what others have written (a manifest, a file's name) commands no terminal.
+"""
 
 import os
 import sys
 from typing import TextIO
+
+from mingpt.redact import escaped
 
 
 def say(text: str) -> None:
@@ -18,6 +23,7 @@ def complain(text: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> bool:
+    text = escaped(text)
     try:
         try:
             stream.write(f"{text}\n")

@@ -13,13 +13,14 @@ from typing import TextIO
 import torch
 
 from mingpt.cli import Parser
+from mingpt.console import complain
 from mingpt.data.imagetokens import ImageTokens
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
 from mingpt.loading import Opened, open_model
 from mingpt.model import GPT
 from mingpt.pictures import COLORS, draw, grid, png
-from mingpt.redact import without_secrets
+from mingpt.redact import escaped, without_secrets
 from mingpt.storage import open_fs, place
 
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
@@ -81,7 +82,8 @@ def write(
             while at < begin + len(batch):
                 text = texts[at]
                 end = len(text.tokens) == len(text.prompt) + options.tokens
-                out.write(text.news(vocabulary, end))
+                # A vocabulary, which may be a stranger's, spells no escape codes; a \r is a part of many texts.
+                out.write("\r".join(map(escaped, text.news(vocabulary, end).split("\r"))))
                 if not end:
                     break
                 at += 1
@@ -207,10 +209,10 @@ def main(arguments: list[str]) -> int:
         opened = open_model(options.url, options.step)
         return generate(opened, options)
     except Mistake as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
+        complain(f"error: {mistake}")
         return MISTAKE
     except Unavailable as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return CRASHED
     except BrokenPipeError:  # nobody reads any more (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush complains

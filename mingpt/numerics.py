@@ -14,6 +14,7 @@ from torch import Tensor
 from mingpt import own
 from mingpt.config import Config, OwnModel, TextData
 from mingpt.imports import imported_sha256
+from mingpt.redact import printable
 
 # Raise it with each change of this package after which the same config gives other bits: the order of samples, the
 # tree, the clip, the update, the first weights, dropout. tests/test_numerics.py fails at such a change without it.
@@ -138,4 +139,4 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         return [d for k in keys for d in differences(old.get(k), new.get(k), f"{prefix}.{k}" if prefix else k)]
-    return [] if old == new else [f"{prefix}: {old} -> {new}"]
+    return [] if old == new else [printable(f"{prefix}: {old} -> {new}")]  # the old one may be a stranger's

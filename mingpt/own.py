@@ -43,7 +43,7 @@ def problem(section: str, settings: Own) -> str | None:
 
 def find(section: str, path: str) -> Callable[..., Any]:
     """The class or function of a dotted path. Raises Mistake."""
-    shown = f"{section}._target_={path}"
+    shown = f"{section}._target_={without_secrets(path)}"
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise Mistake(f"{shown}: name a class or function: package.module.Name")
@@ -81,7 +81,8 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         try:
             json.dumps(value, allow_nan=False)  # what manifests are written in
         except (TypeError, ValueError) as error:
-            raise Mistake(f"{section}.{key}={value!r}: must be a plain, finite value") from error
+            given_value = without_secrets({key: value})[key]
+            raise Mistake(f"{section}.{key}={given_value!r}: must be a plain, finite value") from error
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # written in C: it will say so itself
@@ -117,7 +118,7 @@ def call(section: str, settings: Own, **supplied: Any) -> Any:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        shown = ", ".join(f"{k}={without_secrets(v)!r}" for k, v in arguments.items())
+        shown = ", ".join(f"{k}={v!r}" for k, v in without_secrets(arguments).items())
         raise Mistake(f"{section}._target_={settings.target} failed with ({shown}): {_told(error, target)}") from error
 
 

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -25,6 +26,14 @@ CLIENTS = {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gc
 # Of these clients' errors, those that no second try cures. (CredentialRetrievalError may: a metadata server was busy.)
 NO_CREDENTIALS = re.compile(r"(No|Partial|Default)Credentials|ClientAuthentication|ProfileNotFound")
 LIMIT, LIMIT_SECONDS = "MINGPT_STORE_SECONDS", 600.0  # what the environment may say, and what holds without it
+# What `python -m mingpt.data.fetch` writes, and under which name.
+FETCHED = {
+    "data/shakespeare.txt": "shakespeare",
+    "data/shakespeare-complete.txt": "shakespeare",
+    "data/gpt2": "gpt2-vocabulary",
+    "data/mnist": "mnist",
+    "data/fashion-mnist": "fashion-mnist",
+}
 FULL = {errno.ENOSPC, errno.EDQUOT}
 NEVER = {
     errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENXIO
@@ -70,14 +79,25 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
             f"(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
         )
     try:
+        _ = urlsplit(url.rpartition("::")[2]).port if "://" in url else None
+    except ValueError:  # its words hold what it took for a port, such as a password with a `/` in it
+        cure = "check the spelling; in a user name or password, write / as %2F"
+        raise Mistake(f"{key}={without_secrets(url)}: this is no address: {cure}") from None
+    try:
         fs, path = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
         scheme = url.partition("://")[0]
         extra = EXTRAS.get(scheme)
-        cure = f"pip install 'mingpt[{extra}]'" if extra else "use a local path, s3://…, gs://… or az://…"
+        cure = f"pip install -e '.[{extra}]' in the checkout" if extra else "use a local path, s3://…, gs://… or az://…"
         raise Mistake(f"{key}={without_secrets(url)}: {error}: {cure}") from error
     fs.invalidate_cache()  # clients are shared, and remember what others have listed before
     return (_Limited(fs, seconds) if fs.async_impl else fs), path
+
+
+def make_folder(fs: Any, path: str) -> None:
+    """Make a folder and those above it. Object stores have none: what their clients would make is a bucket."""
+    if not isinstance(fs, _Limited):
+        fs.makedirs(path, exist_ok=True)
 
 
 def is_local(fs: Any) -> bool:
@@ -131,7 +151,7 @@ def place(key: str, url: str) -> Iterator[None]:
         theirs = isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
         if isinstance(cause, Exception) and (silent or theirs):
             raise _of_client(shown, cause) from error
-        raise Mistake(f"{shown}: there is no such file or bucket: check the spelling") from error
+        raise Mistake(_missing(shown) + fetch_it(url)) from error
     except PermissionError as error:
         raise Mistake(_denied(shown)) from error
     except OSError as error:
@@ -159,11 +179,23 @@ def _status(error: Exception) -> object:
 def _of_client(shown: str, error: Exception) -> Mistake | Unavailable:
     if _status(error) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
         return Mistake(_denied(shown))
+    if type(error).__name__ == "ResourceNotFoundError":  # Azure's, of a container
+        return Mistake(_missing(shown))
     if _status(error) in (405, 501):  # a web server that takes no PUT
         return Mistake(_read_only(shown))
     if re.match(r"InvalidU(rl|RL)", type(error).__name__):
         return Mistake(f"{shown}: this is no address: check the spelling")
     return _unavailable(shown, error)
+
+
+def fetch_it(url: str) -> str:
+    """The end of a message about a place where nothing is, if our own command could write it."""
+    name = FETCHED.get(os.path.normpath(url))
+    return f", or get it with `python -m mingpt.data.fetch {name}`" if name else ""
+
+
+def _missing(shown: str) -> str:
+    return f"{shown}: there is no such file or bucket: check the spelling"
 
 
 def _read_only(shown: str) -> str:

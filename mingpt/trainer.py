@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt import own
+from mingpt import own, resume
 from mingpt.attempts import Attempt, is_visible
 from mingpt.batches import BatchPlan, Share
 from mingpt.config import Config, OwnModel
@@ -30,12 +30,12 @@ from mingpt.lifetime import Lifetime, Phase
 from mingpt.metrics import MetricsLog, console_line
 from mingpt.model import GPT
 from mingpt.models import some, trainable
-from mingpt.numerics import autocast_for, changes, differences, fingerprint, pin
+from mingpt.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.optim import Update, misfits, state_layout
+from mingpt.proportions import proportions
 from mingpt.redact import without_secrets
 from mingpt.reduction import ExactReduction, FastReduction, Reduction
 from mingpt.snapshot.format import Metrics, State
-from mingpt.snapshot.lineage import NO_RESULT
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.tiers import FLAGS, Content, Snapshots
 from mingpt.tally import HostView, TallyExchange
@@ -77,7 +77,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
     if mixed and world.speaks:
         say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
-    start, history, best_val_loss = 0, list[dict[str, Any]](), math.inf
+    start, history, changes, best_val_loss = 0, list[dict[str, Any]](), resume.Changes(), math.inf
     if loaded := snapshots.restore():
         _check_fits(loaded, config, source, model)
         start, history = loaded.manifest.step, loaded.manifest.history
@@ -86,9 +86,9 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         if loaded.manifest.metrics.best_val_loss is not None:
             best_val_loss = loaded.manifest.metrics.best_val_loss
         numerics["init_from"] = loaded.manifest.fingerprint.get("init_from")  # where the run began, not model.init_from
+        changes = resume.check(loaded.manifest, config, numerics, world, say)
         if world.speaks:
             say(f"resumed from step {start} of {loaded.url} (digest {loaded.manifest.digest})")
-            _say_differences(loaded, config, numerics)
         if start >= config.train.max_steps and snapshots.is_durable(start, loaded.manifest.digest):
             snapshots.forget_hot()
             if world.speaks:
@@ -122,6 +122,8 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         "numerics": numerics,
         "conditional_puts": world.ask_speaker(lambda: snapshots.store.conditional_puts),
     }
+    if changes:
+        this_attempt["changes"] = changes
     history.append(this_attempt)
 
     lifetime.mark("load")
@@ -164,6 +166,8 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
             f"{world.device.type} ({world.backend}), {plan.microbatches} microbatches of {plan.micro_size} x "
             f"{config.model.block_size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters"
         )
+        for line in proportions(plan, source, config):
+            say(line)
 
     def content() -> Content:
         """What a snapshot of the step that has just been done holds."""
@@ -323,27 +327,3 @@ def _as_stored(config: dict[str, Any]) -> tuple[list[str], bool]:
     patterns = train.get("freeze") if isinstance(train, dict) else None
     frozen = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
     return frozen, config.get("precision") == "fp16"
-
-
-def _say_differences(loaded: Loaded, config: Config, numerics: dict[str, Any]) -> None:
-    """Tell which settings changed since the snapshot, and from which step bits may differ from an undisturbed run's."""
-    step = loaded.manifest.step
-    changed, unrecorded = changes(loaded.manifest.fingerprint, numerics)
-    if changed:
-        say(f"the numerics changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")
-    if unrecorded:
-        say(f"an older mingpt wrote step {step} and did not record {', '.join(unrecorded)}: they may have changed")
-    before, after = loaded.manifest.config, without_secrets(config.model_dump())
-    if isinstance(data := before.get("data"), dict):  # before there were kinds of data, all was text
-        before = before | {"data": {"kind": "text"} | data}
-    if (
-        isinstance(model := before.get("model"), dict) and "_target_" not in model
-    ):  # and every model a GPT, from scratch
-        before = before | {"model": {"kind": "gpt", "init_from": None} | model}
-    if isinstance(train := before.get("train"), dict):
-        before = before | {"train": {"freeze": []} | train}
-    changed = [d for d in differences(before, after) if d.split(".")[0] not in NO_RESULT]
-    if moved := [d for d in changed if d.startswith("model.init_from: ")]:
-        say(f"{moved[0]}: not read, since the weights are those of step {step}")
-    if changed := [d for d in changed if d not in moved]:
-        say(f"the config changed ({', '.join(changed)}): after step {step}, equality with an undisturbed run ends")

@@ -3,9 +3,11 @@
 A section may be of several kinds (`data.kind`), each with keys of its own: KINDS.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -14,7 +16,8 @@ from pydantic_core import ErrorDetails
 
 from mingpt.config import Config, ImagesData, Model, Own, QuestionData, Section, TextData
 from mingpt.errors import Mistake
-from mingpt.redact import without_secrets
+from mingpt.redact import BLANK, is_secret, printable, without_secrets
+from mingpt.storage import fetch_it
 
 MOST_QUESTIONS = 2**62  # their numbers are 64-bit integers
 MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
@@ -96,7 +99,7 @@ def unknown(key: str, raw: Mapping[Any, Any]) -> str:
                 f"{key} is not a key of {section}.kind={kind}, only of {', '.join(having)}: leave it out, "
                 f"or choose {section}.kind={having[0]}"
             )
-    return f"{key} is not a key{_nearest(key, raw)}"
+    return f"{printable(without_secrets(key))} is not a key{_nearest(key, raw)}"
 
 
 def _nearest(key: str, raw: Mapping[Any, Any]) -> str:
@@ -217,6 +220,30 @@ def _drawing(c: Config, _: int) -> str | None:
     return None
 
 
+def no_weights(url: str) -> str:
+    """What to say of a model.init_from without a config.json."""
+    shown = f"model.init_from={without_secrets(url)}: there is no config.json"
+    if Path(url, "snapshots").is_dir() or Path(url, "manifest.json").exists():
+        return f"{shown}, but a run of ours: export it first: python -m mingpt.snapshots export {url} FOLDER"
+    hub = url if re.fullmatch(r"[\w.-]+/[\w.-]+", url) else f"openai-community/{url}"
+    known = re.fullmatch(r"(openai-community/)?(gpt2(-medium|-large|-xl)?|distilgpt2)", url)
+    cure = f", for instance by `hf download {hub} --local-dir {url}`" if known else ""
+    return f"{shown}: give a folder in Hugging Face's form, as save_pretrained writes it{cure}"
+
+
+def missing_places(c: Config) -> list[str]:
+    """Local places that are not there. They are looked for when they are needed; this is for a list of problems."""
+    found: list[str] = []
+    given = {"data.tokenizer": getattr(c.data, "tokenizer", None), "data.path": getattr(c.data, "path", None)}
+    for key, url in given.items():
+        if url is not None and "://" not in url and not Path(url).exists():
+            found.append(f"{key}={url}: there is no such file or bucket: check the spelling{fetch_it(url)}")
+    url = getattr(c.model, "init_from", None)
+    if url is not None and "://" not in url and not Path(url, "config.json").exists():
+        found.append(no_weights(url))
+    return found
+
+
 CHECKS = (
     _own("model"),
     _own("data"),
@@ -231,7 +258,7 @@ CHECKS = (
 
 def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any]) -> str:
     """One line for one of pydantic's findings: the key, what it holds, what it takes."""
-    given, kind = error["input"], error["type"]
+    given, kind = shown(key, error["input"]), error["type"]
     if kind == "extra_forbidden":
         return unknown(key, raw)
     if kind == "literal_error":
@@ -239,11 +266,23 @@ def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any]) -> str:
     if kind == "string_pattern_mismatch":
         return f"{key}={given!r} may hold letters, digits, '.', '-' and '_' only"
     message = error["msg"].removeprefix("Input ").replace("should", "must")
+    if (
+        isinstance(given, str)
+        and kind.endswith(("_type", "_parsing"))
+        and re.fullmatch(r"[-+.\deE]+|true|false", given)
+    ):
+        message += f"; what comes from the environment is a text: write \"{key}='${{oc.decode:${{oc.env:NAME}}}}'\""
     return f"{key}={given!r}: {message}"
 
 
+def shown(key: str, value: object) -> Any:
+    """A value for a message."""
+    return BLANK if is_secret(key, value) else without_secrets(value)
+
+
 def _not_a_word(key: str, given: object) -> str:
-    close = get_close_matches(str(given), choices(key), n=1)
+    given = printable(str(shown(key, given)))
+    close = get_close_matches(given, choices(key), n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"{key}={given} is not one of {', '.join(choices(key))}{hint}"
 
@@ -259,21 +298,25 @@ def validate(
     *,
     also: Sequence[str] = (),
     follows: Mapping[str, Sequence[str]] | None = None,
+    places: bool = False,
 ) -> Config:
     """The typed config of a resolved plain dict.
 
     also: problems found earlier, to be listed with these. follows: for keys whose values are taken from other keys,
     those keys; a wrong value is told where it comes from, not where it goes.
+    places: with the problems, tell local places that are not there, too: one start finds all.
     Raises Mistake with every problem: unknown keys, wrong types, values out of range, impossible combinations.
     """
     problems, wrong, good = list(also), set[str](), dict[str, Any]()
     for name, value in raw.items():
-        if name not in Config.model_fields:
+        if name == "experiment":
+            problems.append("the experiment's file must begin with the line `# @package _global_`: add it")
+        elif name not in Config.model_fields:
             problems.append(unknown(name, raw))
         elif name not in SECTIONS.keys() | KINDS.keys() or isinstance(value, dict):
             good[name] = value
         else:
-            problems.append(f"{name}={value!r} is a section of keys, not a value: set {name}.<key>=…")
+            problems.append(f"{name}={shown(name, value)!r} is a section of keys, not a value: set {name}.<key>=…")
     for name in SECTIONS.keys() | KINDS.keys():
         good.setdefault(name, {})
     for name in KINDS:
@@ -303,5 +346,7 @@ def validate(
         if not wrong.intersection(check.reads) and (problem := check.problem(config, world_size)):
             problems.append(problem)
     if problems:
-        raise Mistake(*problems)
+        told = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
+        there = [text for text in missing_places(config) if text.partition("=")[0] not in told] if places else []
+        raise Mistake(*problems, *there)
     return config

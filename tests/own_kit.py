@@ -278,3 +278,8 @@ def own_run(folder: Path, model: str, *overrides: str) -> OwnRun:
     """A run of one of the models in here on the classifier's rows."""
     code = (f"model._target_=own_kit.{model}", "data._target_=examples.classifier.rows", "data.count=300")
     return OwnRun(str(folder), Path(), Path(), overrides, {"PYTHONPATH": "tests:."}, code)
+
+
+def rows_from_anywhere(micro_size: int, **_: object) -> Source:
+    """Takes any arguments: addresses, tokens and the like."""
+    return rows(n_in=10, count=64, micro_size=micro_size)

@@ -29,6 +29,7 @@ TINY = (
     "train.log_every=1",
     "train.eval_every=8",
     "schedule.warmup_steps=4",
+    "schedule.decay_steps=24",  # a run that tests extend keeps its schedule
     "optimizer.lr=0.01",
     "snapshot.every_steps=4",
     "snapshot.every_seconds=0",

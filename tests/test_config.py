@@ -273,3 +273,11 @@ def test_the_printed_config_is_yaml_without_secrets() -> None:
     assert "secret" not in text
     shown = OmegaConf.to_container(OmegaConf.create(text))
     assert shown == config.model_dump() | {"data": config.data.model_dump() | {"path": "https://***@host/x?***"}}
+
+
+def test_no_two_experiments_have_one_name() -> None:
+    """A run is found by its name: the second would go on where the first ended."""
+    files = sorted((cli.config_dir() / "experiment").glob("*.yaml"))
+    names = [configured(stem(f), *OPEN.get(stem(f), (TEXT,))).run.name for f in files]
+    assert sorted(set(names)) == sorted(names)
+    assert configured().run.name not in names

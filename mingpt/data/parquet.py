@@ -28,7 +28,7 @@ def _opened(stream: Any, shown: str) -> Any:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise Mistake("Parquet needs the package pyarrow: pip install 'mingpt[parquet]'") from error
+        raise Mistake("Parquet needs the package pyarrow: pip install -e '.[parquet]' in the checkout") from error
     try:
         return parquet.ParquetFile(stream)
     except (ArrowException, OSError) as error:

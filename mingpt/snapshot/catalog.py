@@ -160,10 +160,20 @@ def described(m: Manifest) -> str:
     lines += [f"vocabulary: {vocabulary}", "", "attempts:"]
     keys = ("attempt", "from_step", "world_size", "at")
     lines.append(_table([keys, *(tuple(str(a.get(k, "-")) for k in keys) for a in m.history)]))
+    lines += [
+        f"attempt {a.get('attempt')} changed {key}: {' -> '.join(json.dumps(v, ensure_ascii=False) for v in values)}"
+        for a in m.history
+        for key, values in _pairs(a.get("changes"))
+    ]
     for title, section in (("numerics", m.fingerprint), ("config", m.config)):
         lines += ["", f"{title}:"]
         lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(section)]
     return _visible("\n".join(lines))
+
+
+def _pairs(changes: object) -> list[tuple[str, list[object]]]:
+    """Of a history's entry, which may be anybody's."""
+    return [(k, v) for k, v in changes.items() if isinstance(v, list)] if isinstance(changes, dict) else []
 
 
 def _flat(section: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

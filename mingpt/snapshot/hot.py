@@ -18,7 +18,7 @@ from uuid import uuid4
 from mingpt.errors import Mistake
 from mingpt.plainfile import NotPlain, link_problem, open_file
 from mingpt.snapshot.store import Store
-from mingpt.storage import is_local, name_of, open_fs, place
+from mingpt.storage import is_local, make_folder, name_of, open_fs, place
 
 KEEP = 1
 STALE_SECONDS = 86400  # after which what a killed run has left is anybody's to remove
@@ -46,7 +46,7 @@ def run_id(run_dir: str) -> str:
         found = uuid4().hex
         fs, path = _run_id_path(run_dir)
         with place("run.dir", run_dir):
-            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            make_folder(fs, path.rpartition("/")[0])
             if is_local(fs):
                 with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
                     file.write(f"{found}\n")

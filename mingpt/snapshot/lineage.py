@@ -13,6 +13,7 @@ from typing import Any
 
 from mingpt.atomic import write_whole
 from mingpt.attempts import REWIND, Record
+from mingpt.resume import settings
 from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import Damaged, Manifest, OtherFormat, Unreadable
 from mingpt.snapshot.reader import look
@@ -20,7 +21,6 @@ from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
 NOTE = "follows.json"
-NO_RESULT = {"run", "world", "snapshot", "launch"}  # sections of a config that don't enter the result
 
 
 def peek(store: Store, step: int) -> Manifest | None:
@@ -97,8 +97,9 @@ class Newest:
 
 
 def _result(manifest: Manifest) -> Any:
-    config = {name: section for name, section in manifest.config.items() if name not in NO_RESULT}
-    return json.loads(json.dumps([config, manifest.fingerprint]))  # as it is after its way through a message
+    values, affecting = settings(manifest.config)
+    result = [{key: values.get(key) for key in sorted(affecting)}, manifest.fingerprint]
+    return json.loads(json.dumps(result))  # as it is after its way through a message
 
 
 @dataclass(frozen=True)

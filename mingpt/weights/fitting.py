@@ -52,9 +52,10 @@ def config_problems(config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
         )
     if sizes["vocab_size"] not in (shape.vocab_size, shape.padded_vocab_size):
         rows = sizes["vocab_size"]
-        padding = (
-            f"; if the rest of them is padding, set model.vocab_multiple={rows}" if rows > shape.vocab_size else ""
+        multiple = next(
+            (m for m in (2**i for i in range(1, 9)) if rows % m == 0 and 0 < rows - shape.vocab_size < m), 0
         )
+        padding = f"; if the rest of them is padding, set model.vocab_multiple={multiple}" if multiple else ""
         problems.append(
             f"the weights are for {rows} tokens, and the data's vocabulary has {shape.vocab_size}: take data in the "
             f"tokens that the weights were trained with{padding}"

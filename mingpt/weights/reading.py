@@ -18,6 +18,7 @@ from mingpt.errors import Mistake
 from mingpt.model import GPT, GPTConfig
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
+from mingpt.validation import no_weights
 from mingpt.weights.fitting import HEAD, config_problems, tensor_problems, vocabulary_problems
 
 KEY = "model.init_from"
@@ -117,9 +118,7 @@ def read_weights(url: str, shape: GPTConfig, vocabulary: Vocabulary) -> Weights:
     folder = Folder(url)
     config = folder.json(CONFIG)
     if config is None:
-        raise folder.mistake(
-            f"there is no {CONFIG}: give a folder in Hugging Face's form, as save_pretrained writes it"
-        )
+        raise Mistake(no_weights(url))
     if (kind := config.get("model_type")) != "gpt2":
         raise folder.mistake(f"weights of another architecture ({CONFIG}: model_type={kind!r}): take those of a GPT-2")
     if problems := config_problems(config, shape):

@@ -1,0 +1,147 @@
+"""A run is one experiment: a resume may change a setting that affects the result only if the user says so.
+
+Which settings these are, the schema says (config.AffectsResult). Where data lie is none of them; what they hold is.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from mingpt import numerics as fingerprints
+from mingpt.config import AffectsResult, Batch, Config, Optimizer, Own, Schedule
+from mingpt.distributed import World
+from mingpt.errors import Mistake
+from mingpt.numerics import differences
+from mingpt.optim import batch_factor, schedule_factor
+from mingpt.redact import printable, without_secrets
+from mingpt.snapshot.format import Manifest
+from mingpt.validation import named, schemas
+
+Changes = dict[str, list[Any]]  # of each key, the value before and the one that holds now
+INIT_FROM = "model.init_from"
+LONGEST = 100  # characters of a value that are shown
+
+
+def check(
+    manifest: Manifest, config: Config, numerics: Mapping[str, Any], world: World, say: Callable[[str], None]
+) -> Changes:
+    """What has changed since the snapshot that an attempt starts from, for the history; told by one process.
+
+    Raises Mistake, in all processes alike, if that affects the result and resume.changed does not allow it.
+    """
+    step, before, after = manifest.step, manifest.config, without_secrets(config.model_dump())
+
+    def find() -> Changes:
+        changes = changed(before, after)
+        if manifest.fingerprint.get("data") != numerics["data"]:
+            changes["data.sha256"] = [manifest.fingerprint.get("data"), numerics["data"]]
+        if changes and not config.resume.changed:
+            raise Mistake(_refusal(manifest, config, _lines(changes) + consequences(manifest, config, changes, world)))
+        return changes
+
+    changes: Changes = world.ask_speaker(find)  # what counts as a secret depends on a process's environment
+    if not world.speaks:
+        return changes
+    # Another machine's numbers are nobody's decision, and no reason to stop.
+    different, unrecorded = fingerprints.changes(manifest.fingerprint, dict(numerics))
+    if found := [d for d in different if not d.startswith("data: ")]:
+        say(f"the numerics changed ({', '.join(found)}): after step {step}, equality with an undisturbed run ends")
+    if unrecorded:
+        say(f"an older mingpt wrote step {step} and did not record {', '.join(unrecorded)}: they may have changed")
+    if changes:
+        told = ", ".join(_lines(changes) + consequences(manifest, config, changes, world))
+        say(f"the config changed ({told}): after step {step}, equality with an undisturbed run ends")
+    for moved in differences(_in(before, "model").get("init_from"), _in(after, "model").get("init_from"), INIT_FROM):
+        say(f"{moved}: not read, since the weights are those of step {step}")
+    return changes
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
+    """The keys that affect the result and whose values differ in two plain configs."""
+    (old, affecting_old), (new, affecting_new) = settings(before), settings(after)
+    return {
+        key: [old.get(key), new.get(key)]
+        for key in sorted(affecting_old | affecting_new)
+        if old.get(key) != new.get(key)
+    }
+
+
+def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Every key's value, the default for a key that a config of an earlier version lacks; and which ones matter."""
+    values, affecting, of = dict[str, Any](), set[str](), schemas(raw)
+
+    def add(key: str, field: FieldInfo, value: Any, section: Mapping[str, Any]) -> None:
+        values[key] = value
+        if affects_result(field, section):
+            affecting.add(key)
+
+    for name, field in Config.model_fields.items():
+        if name not in of:
+            add(name, field, raw.get(name, field.get_default()), raw)
+        elif affects_result(field, raw):
+            schema, section = of[name], _in(raw, name)
+            fields = named(schema)
+            for key, inner in fields.items():
+                add(f"{name}.{key}", inner, section.get(key, inner.get_default()), section)
+            if issubclass(schema, Own):  # what else is there are arguments
+                values |= {f"{name}.{k}": v for k, v in section.items() if k not in fields}
+                affecting |= {f"{name}.{k}" for k in section if k not in fields}
+    return values, affecting
+
+
+def affects_result(field: FieldInfo, section: Mapping[str, Any]) -> bool:
+    return all(mark.when(section) for mark in field.metadata if isinstance(mark, AffectsResult))
+
+
+def _in(raw: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    found = raw.get(section)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _lines(changes: Changes) -> list[str]:
+    return [f"{printable(key)}: {_shown(old)} -> {_shown(new)}" for key, (old, new) in changes.items()]
+
+
+def _shown(value: Any) -> str:
+    text = printable(str(value))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def consequences(manifest: Manifest, config: Config, changes: Changes, world: World) -> list[str]:
+    """What some changes do to the next step, which their values don't tell."""
+    step, before, notes = manifest.step, manifest.config, list[str]()
+    with suppress(ValidationError):  # a manifest of another version, or a strange one
+        optimizer, schedule = Optimizer(**_in(before, "optimizer")), Schedule(**_in(before, "schedule"))
+        batch = Batch(**_in(before, "batch"))
+        if batch.per_process_size is None and config.batch.per_process_size is None:
+            old_size, new_size = batch.global_size, config.batch.global_size
+            first, last = sorted((step * old_size, step * new_size))
+            if first != last:
+                what = "skips" if new_size > old_size else "repeats"
+                notes.append(f"step {step + 1} begins at sample {step * new_size}, which {what} {first} to {last - 1}")
+        else:
+            old_size = new_size = config.global_size(world.size)
+        old = optimizer.lr * batch_factor(optimizer, old_size) * schedule_factor(schedule, step)
+        new = config.optimizer.lr * batch_factor(config.optimizer, new_size) * schedule_factor(config.schedule, step)
+        if old != new:
+            keep = f"; schedule.decay_steps={schedule.decay_steps} keeps the old schedule"
+            note = f"the learning rate of step {step + 1} becomes {new:.2e}, and was to be {old:.2e}"
+            notes.append(note + (keep if "schedule.decay_steps" in changes else ""))
+    return notes
+
+
+def _refusal(manifest: Manifest, config: Config, lines: list[str]) -> str:
+    here, step = without_secrets(config.run.dir), manifest.step
+    return "\n".join(
+        [
+            f"run.dir={here} has step {step} of another experiment: the settings differ that affect the result:",
+            *(f"  {line}" for line in lines),
+            "Set them back, or choose:",
+            "  another run.name (or run.dir) starts a run of its own;",
+            f"  resume.changed=true goes on from step {step} with what is set now, and the history tells both;",
+            f"  `python -m mingpt.snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",
+        ]
+    )

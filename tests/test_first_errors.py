@@ -1,0 +1,101 @@
+"""What a new user meets first: each of these messages says the cure, and all of them come at once."""
+
+from pathlib import Path
+
+import pytest
+
+from mingpt import cli
+from mingpt.attempt import attempt
+from mingpt.data.fetch import CORPORA
+from mingpt.errors import MISTAKE, Mistake
+from mingpt.lifetime import Lifetime
+from mingpt.storage import FETCHED
+from mingpt.validation import no_weights
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to start in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert attempt([*arguments, "data.cache_dir=cache"], Lifetime()) == MISTAKE
+    return capsys.readouterr().err
+
+
+def problems(*arguments: str) -> list[str]:
+    with pytest.raises(Mistake) as mistake:
+        cli.configure(arguments)
+    return list(mistake.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "name"),
+    [("shakespeare_char", "shakespeare"), ("shakespeare_10m", "shakespeare"), ("mnist", "mnist")],
+)
+def test_data_that_is_not_there_can_be_fetched(
+    experiment: str, name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = told(capsys, f"experiment={experiment}")
+    assert error.startswith("error: data.path=data/")
+    assert error.endswith(f", or get it with `python -m mingpt.data.fetch {name}`\n")
+
+
+def test_what_can_be_fetched_is_what_fetch_writes() -> None:
+    files = {f"data/{text.name}": name for name, corpus in CORPORA.items() for text in corpus.texts}
+    for place, name in FETCHED.items():
+        assert name in {fetched for file, fetched in files.items() if file == place or file.startswith(f"{place}/")}
+    assert set(FETCHED.values()) == CORPORA.keys()
+
+
+def test_fine_tuning_lists_all_its_problems_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = (
+        "data.tokenizer=data/gpt2: there is no such file or bucket: check the spelling, or get it with `python -m "
+        "mingpt.data.fetch gpt2-vocabulary`"
+    )
+    weights = (
+        "model.init_from=gpt2: there is no config.json: give a folder in Hugging Face's form, as save_pretrained "
+        "writes it, for instance by `hf download openai-community/gpt2 --local-dir gpt2`"
+    )
+    first, *others = problems("experiment=finetune")
+    assert first.startswith("data.path: Missing mandatory value")
+    assert others == [tokenizer, weights]
+    error = told(capsys, "experiment=finetune", "data.path=mine.txt")
+    missing = "data.path=mine.txt: there is no such file or bucket: check the spelling"
+    assert error == f"error: 3 problems:\n  1. {tokenizer}\n  2. {missing}\n  3. {weights}\n"
+
+
+def test_a_run_is_exported_before_another_starts_from_it(here: Path) -> None:
+    (here / "runs/cc/snapshots").mkdir(parents=True)
+    assert no_weights("runs/cc").endswith(
+        "there is no config.json, but a run of ours: export it first: python -m mingpt.snapshots export runs/cc FOLDER"
+    )
+
+
+def test_a_number_from_the_environment_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX", "7")
+    assert problems("train.max_steps=${oc.env:MAX}") == [
+        "train.max_steps='7': must be a valid integer; what comes from the environment is a text: write "
+        "\"train.max_steps='${oc.decode:${oc.env:NAME}}'\""
+    ]
+    config = cli.configure(["train.max_steps='${oc.decode:${oc.env:MAX}}'"])
+    assert config is not None
+    assert config.train.max_steps == 7
+
+
+def test_settings_of_hydras_own_programs_are_told() -> None:
+    assert problems("hydra.run.dir=/x") == ["hydra.run.dir=/x: not used here: set run.dir=…"]
+
+
+def test_an_experiment_without_its_first_line(here: Path) -> None:
+    (here / "experiment").mkdir()
+    (here / "experiment/mine.yaml").write_text("run:\n  name: mine\n")
+    assert problems(f"hydra.searchpath=[file://{here}]", "experiment=mine") == [
+        "the experiment's file must begin with the line `# @package _global_`: add it"
+    ]
+    (here / "experiment/mine.yaml").write_text("# @package _global_\nrun:\n  name: mine\n")
+    config = cli.configure([f"hydra.searchpath=[file://{here}]", "experiment=mine"])
+    assert config is not None
+    assert config.run.name == "mine"
