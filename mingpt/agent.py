@@ -24,10 +24,12 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.launcher import api
 
-from mingpt import network
+from mingpt import network, rendezvous
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, STOPPED
 from mingpt.failures import LOST_PEER
 from mingpt.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
+from mingpt.platforms import OPTIONS
+from mingpt.secret import STATIC
 
 NOW_SECONDS = 3  # from a second request to SIGKILL
 CONTACT_SECONDS = 5  # beyond world.init_timeout_seconds: torch's own limit comes first where it works
@@ -123,7 +125,7 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self.lifetime.phase = Phase.STARTING  # no worker lives, and torch's waits are deaf: the other thread may end us
-        met = self.watch() if worker_group.spec.rdzv_handler.get_backend() == "static" else None
+        met = self.watch() if worker_group.spec.rdzv_handler.get_backend() == STATIC else None
         try:
             super()._rendezvous(worker_group)
         finally:
@@ -231,6 +233,10 @@ def run(
         agents.append(Agent(*positional, limit=limit, newest=newest, say=say, watch=watch, lifetime=lifetime, **named))
         return agents[0]
 
+    rendezvous.register()
+    # All that torchrun would take from there has been read (platforms.py) and is among the arguments.
+    for name in [f"PET_{option.upper()}" for option in (*OPTIONS, "standalone", "no_python", "run_path", "module")]:
+        os.environ.pop(name, None)
     # torch's launcher takes its agent's class from this name, and has no other place where ours could come in.
     vars(api)["LocalElasticAgent"] = make_agent
     asked, problem = False, ""

@@ -1,5 +1,7 @@
 """One attempt as its processes live it: config -> data -> model -> world -> training; each end has its exit code."""
 
+import json
+import os
 import traceback
 
 from mingpt import cli, trainer
@@ -10,9 +12,10 @@ from mingpt.data.source import Source
 from mingpt.distributed import World, join, speaks_for_node, world_size
 from mingpt.errors import FINISHED, Mistake
 from mingpt.failures import explain
-from mingpt.lifetime import Lifetime, Phase, leave_reason
+from mingpt.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
 from mingpt.models import build
 from mingpt.numerics import differences
+from mingpt.platforms import refuse_to_be_alone
 from mingpt.redact import without_secrets
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
@@ -23,7 +26,8 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     lifetime.mark("import")
     config: Config | None = None
     try:
-        config = cli.configure(arguments, world_size())
+        refuse_to_be_alone(os.environ)
+        config = cli.configure([*_handed_on(), *arguments], world_size())
         if config is None:  # --help or --cfg has been answered
             return FINISHED
         source = open_source(config.data, config.model.block_size, config.batch.micro_size)
@@ -42,6 +46,12 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         return tell(error, lifetime)  # of code of the user's own: only a run that is finished may end with 0
     except (Exception, KeyboardInterrupt) as error:
         return tell(error, lifetime)
+
+
+def _handed_on() -> list[str]:
+    """The overrides that mingpt.launch has for its workers."""
+    overrides = os.environ.pop(OVERRIDES, "[]")
+    return [str(text) for text in json.loads(overrides)] if os.environ.get(AGENT_PID) == str(os.getppid()) else []
 
 
 def tell(error: BaseException, lifetime: Lifetime) -> int:

@@ -1,5 +1,6 @@
 """The world: the processes of this attempt, how they start, talk, agree and end."""
 
+import errno
 import gc
 import json
 import os
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from mingpt import network, slurm
 from mingpt.config import LARGEST, WorldConfig
 from mingpt.errors import CRASHED, Mistake
+from mingpt.rendezvous import open_store
 
 # torch 2.13 renamed it; the old name warns there, the new one is missing before.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -168,9 +170,9 @@ def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
     found, failed = list[dist.Store](), list[Exception]()
 
     def connect() -> None:
-        limit = timedelta(seconds=limit_seconds)
         try:
-            found.append(dist.TCPStore(host, port, is_master=hosts, timeout=limit, wait_for_workers=False))
+            own, several = host if hosts else None, environment.get("LOCAL_WORLD_SIZE") != str(size)
+            found.append(open_store(host, port, own, several, timedelta(seconds=limit_seconds)))
         except Exception as error:
             failed.append(error)
 
@@ -181,9 +183,9 @@ def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
     if found:
         return found[0], rank, size
     error = failed[0] if failed else None
-    if "EADDRINUSE" in str(error):
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         raise Mistake(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
-    if error and not isinstance(error, dist.DistNetworkError):
+    if error and not isinstance(error, (dist.DistNetworkError, OSError)):
         raise error
     raise TimeoutError(
         f"process {rank} of {size} got no answer from MASTER_ADDR={host}, MASTER_PORT={port} within "
@@ -232,8 +234,12 @@ def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float
 
 
 def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
-    """Tell NCCL and gloo which interface leads to the other nodes, unless the user has, or there is one node only."""
+    """Tell NCCL and gloo which interface leads to the other nodes, unless the user has.
+
+    With one node only, it is loopback's: they listen at its address, and nobody outside can talk to them.
+    """
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        os.environ.update(network.settings(network.interface_of("127.0.0.1"), os.environ))
         return
     mine = network.address_towards(os.environ["MASTER_ADDR"])
     store.set(f"address/{rank}", mine)

@@ -1,5 +1,6 @@
 """What mingpt.launch does: validate, compose a torchrun command, print it, run it, and say how it ended."""
 
+import json
 import os
 import signal
 import threading
@@ -9,7 +10,7 @@ from mingpt import cli
 from mingpt.config import Config
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, MISTAKE, Mistake
-from mingpt.lifetime import AGENT_PID, STOP_SIGNALS, Lifetime
+from mingpt.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
 from mingpt.torchrun import Torchrun, parse
 
 
@@ -24,11 +25,12 @@ def launch(arguments: list[str], lifetime: Lifetime) -> int:
         say(f"launch: {command}")
         if options.dry_run:
             return FINISHED
-        node.check_port()
+        node.check(os.environ)
     except Mistake as mistake:
         complain(f"error: {mistake}")
         return MISTAKE
-    os.environ.update(command.environment | {AGENT_PID: str(os.getpid())})
+    handed_on = {AGENT_PID: str(os.getpid()), OVERRIDES: json.dumps(command.overrides)}
+    os.environ.update(command.environment | handed_on)
     # Not before: torch takes seconds to import, and a mistake in the config is told at once.
     from mingpt.agent import run
 

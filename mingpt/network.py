@@ -18,6 +18,7 @@ import psutil
 
 from mingpt.errors import Mistake
 
+BACKLOG = 2048  # nodes and processes that may knock at the same moment
 NCCL, GLOO, NO_INFINIBAND = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"
 
 
@@ -31,6 +32,21 @@ def address_towards(host: str) -> str:
 
 def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def listen(host: str, port: int, several: bool) -> socket.socket:
+    """A socket that listens at the address that `host` means on this machine, and at no other. Raises OSError.
+
+    several: nodes on other machines come here. A name that means loopback here (Debian's 127.0.1.1, Kubernetes'
+    localhost) does not tell where they come to: then it listens at every address. Port 0: the system chooses.
+    """
+    address = address_towards(host)  # behind NAT, the one that the router hands on to
+    if several and is_loopback(address) and host != address:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=BACKLOG)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
 def interface_of(address: str) -> str | None:

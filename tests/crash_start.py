@@ -91,9 +91,8 @@ class Start:
     def _command(self, rank: int, port: int) -> list[str]:
         options = [f"--nproc-per-node={self.processes[rank]}"]
         if len(self.nodes) == 2:
-            hosting = f"--rdzv-conf=is_host={'true' if rank == 0 else 'false'}"
             own = f"--local-addr=127.0.0.{rank + 1}"
-            options += ["--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=campaign", own, hosting]
+            options += ["--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{port}", own, f"--node-rank={rank}"]
         return [sys.executable, "-m", "mingpt.launch", *options, *self.training]
 
     def _head_is_dead(self) -> bool:
