@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
+    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from torch.distributed.launcher import api
@@ -239,7 +240,7 @@ def run(
         os.environ.pop(name, None)
     # torch's launcher takes its agent's class from this name, and has no other place where ours could come in.
     vars(api)["LocalElasticAgent"] = make_agent
-    asked, problem = False, ""
+    asked, problem, refused = False, "", False
     try:
         options, unknown = torchrun.get_args_parser().parse_known_args(arguments)
         if unknown:  # --shutdown-timeout came with torch 2.12; before, it is 30 s
@@ -250,8 +251,13 @@ def run(
     except SignalException:
         asked = True
     except Exception as error:
-        problem = _about(error, began=bool(agents and agents[0].has_workers))
+        began = bool(agents and agents[0].has_workers)
+        problem, refused = _about(error, began), isinstance(error, RendezvousStateError)
+        if refused and not began:
+            return MISTAKE, problem  # another secret than the others' would be that at the next try, too
     ending = agents[0].ending if agents else None
+    if refused:  # whatever has become of the workers, whom the agent has asked to stop
+        return CRASHED, problem
     if ending is None and asked:
         if agents and agents[0].has_workers:
             return CRASHED, "ended at once by another signal, before the workers had stopped"
@@ -278,4 +284,6 @@ def _about(error: Exception, began: bool) -> str:
         what = told[0] if told else type(error).__name__
         lost = began and not isinstance(error, RendezvousTimeoutError)  # that one: others have not come back
         return f"{LOST_CONTACT} ({what})" if lost else _no_contact(what)
+    if isinstance(error, RendezvousStateError):  # ours say in full what is wrong (rendezvous.py)
+        return str(error)
     return f"{type(error).__name__}: {error}"

@@ -40,13 +40,24 @@ def listen(host: str, port: int, several: bool) -> socket.socket:
     several: nodes on other machines come here. A name that means loopback here (Debian's 127.0.1.1, Kubernetes'
     localhost) does not tell where they come to: then it listens at every address. Port 0: the system chooses.
     """
-    address = address_towards(host)  # behind NAT, the one that the router hands on to
+    address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    if not is_of_this_machine(address):
+        address = address_towards(host)  # behind NAT: the router hands on to this one
     if several and is_loopback(address) and host != address:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=BACKLOG)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=BACKLOG)
+
+
+def is_of_this_machine(ip: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as s:
+        try:
+            s.bind((ip, 0))
+        except OSError:
+            return False
+    return True
 
 
 def interface_of(address: str) -> str | None:

@@ -141,6 +141,8 @@ def container(environment: Mapping[str, str]) -> Placement | None:
         raise Mistake(
             f"{where} contradict each other: SING_HOST_ADDR={own}, but node {rank} is {addresses[rank]}: {cure}"
         )
+    from mingpt.network import is_of_this_machine  # beyond the standard library, and only here
+
     if not any(map(is_of_this_machine, ips := resolved(own))):
         raise Mistake(
             f"SING_RANK={rank}: {own} is {', '.join(ips)}, which is no address of this machine: another container has "
@@ -167,15 +169,6 @@ def resolved(name: str) -> list[str]:
                     f"at the variables that make up this name, and at the platform's DNS"
                 ) from error
             time.sleep(1)
-
-
-def is_of_this_machine(ip: str) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as s:
-        try:
-            s.bind((ip, 0))
-        except OSError:
-            return False
-    return True
 
 
 # What torchrun takes from PET_… in place of an option. Kubeflow's TrainJob and its elastic PyTorchJob set them.

@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from mingpt import network
 from mingpt.errors import Mistake
-from mingpt.platforms import PORT, is_of_this_machine
+from mingpt.platforms import PORT
 from mingpt.secret import C10D, STATIC, take_secret
 
 MAC_BYTES = hashlib.sha256().digest_size
@@ -151,7 +151,7 @@ def _open_or_find(host: str, port: int, own: str, several: bool, limit: timedelt
 
 def _means_this_machine(host: str) -> bool:
     with suppress(OSError):
-        return any(is_of_this_machine(str(a[4][0])) for a in socket.getaddrinfo(host, None))
+        return any(network.is_of_this_machine(str(a[4][0])) for a in socket.getaddrinfo(host, None))
     return False
 
 
