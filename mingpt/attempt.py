@@ -14,6 +14,7 @@ from mingpt.errors import FINISHED, Mistake
 from mingpt.failures import explain
 from mingpt.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
 from mingpt.models import build
+from mingpt.moment import MOMENT
 from mingpt.numerics import differences
 from mingpt.platforms import refuse_to_be_alone
 from mingpt.redact import without_secrets
@@ -27,9 +28,12 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     config: Config | None = None
     try:
         refuse_to_be_alone(os.environ)
-        config = cli.configure([*_handed_on(), *arguments], world_size())
+        arguments = [*_handed_on(), *arguments]
+        config = cli.configure(arguments, world_size())
         if config is None:  # --help or --cfg has been answered
             return FINISHED
+        if "RANK" in os.environ and MOMENT not in os.environ:
+            cli.refuse_the_time(arguments)
         source = open_source(config.data, config.model.block_size, config.batch.micro_size)
         model = build(config, source.vocabulary.size)
         lifetime.mark("data")

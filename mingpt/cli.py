@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
+from mingpt import moment
 from mingpt.config import Config, Section
 from mingpt.console import say
 from mingpt.errors import MISTAKE, Mistake
@@ -38,7 +39,7 @@ class Parser(argparse.ArgumentParser):
     """argparse with our exit code for a mistake."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"error: {message}; see --help", file=sys.stderr)
+        print(f"error: {without_secrets(message)}; see --help", file=sys.stderr)
         sys.exit(MISTAKE)
 
 
@@ -66,6 +67,29 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     follows = _follows(composed)
     raw, unresolved = _resolve(composed, follows)
     return validate(raw, world_size, also=(*problems, *unresolved), follows=follows)
+
+
+def refuse_the_time(overrides: Sequence[str]) -> None:
+    """Raise Mistake if values of the config follow the clock (`${now:…}`), for a run that others or a restart share."""
+    if not moment.was_asked():
+        return
+    found: list[dict[str, Any]] = []
+    for when in moment.TWO:
+        with moment.at(when):
+            composed, _ = _compose(overrides)
+            found.append(_resolve(composed, _follows(composed))[0])
+    known = keys(_kinds(composed))
+    if changed := [key for key in known if _value(found[0], key) != _value(found[1], key)]:
+        raise Mistake(
+            f"{', '.join(changed)}: ${{now:…}} is another time in each process and at each restart, which would begin "
+            f"another run: write the value out, or take one that stays, such as ${{oc.env:SLURM_JOB_ID}}"
+        )
+
+
+def _value(raw: Mapping[str, Any], key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    holder = raw.get(section, {}) if section else raw
+    return holder.get(name) if isinstance(holder, Mapping) else None
 
 
 def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size: int) -> Config:
@@ -116,6 +140,7 @@ def as_yaml(config: Config) -> str:
 def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Compose train.yaml with the overrides; those that Hydra refuses are left out and told as problems."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        moment.register()
         overrides = _with_groups(overrides)
         try:
             return _filled(compose("train", list(overrides))), []

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from contextlib import suppress
 
 from mingpt import cli
@@ -11,16 +12,20 @@ from mingpt.config import Config
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, MISTAKE, Mistake
 from mingpt.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
+from mingpt.moment import MOMENT
 from mingpt.torchrun import Torchrun, parse
 
 
 def launch(arguments: list[str], lifetime: Lifetime) -> int:
     """Train on this node as the command line says; returns the exit code, and says the reason last."""
     try:
+        os.environ[MOMENT] = str(time.time())
         options = parse(arguments)
         node = Torchrun.compose(options, os.environ)
         config = cli.configure(node.overrides, node.fewest_processes)
         assert config is not None  # the parser has answered --help
+        if node.most > 1:  # each node's launcher has a moment of its own
+            cli.refuse_the_time(node.overrides)
         command = node.command(config)
         say(f"launch: {command}")
         if options.dry_run:
