@@ -9,7 +9,7 @@ from mingpt.config import Config
 from mingpt.console import complain, say
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
-from mingpt.distributed import World, join, speaks_for_node, world_size
+from mingpt.distributed import Left, World, join, speaks_for_node, world_size
 from mingpt.errors import FINISHED, Mistake
 from mingpt.failures import explain
 from mingpt.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
@@ -40,10 +40,15 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         with join(config.world) as world:
             lifetime.mark("rendezvous")
             lifetime.phase = Phase.JOINED
-            agree_on_inputs(world, config, source)
-            if world.speaks:
-                say(cli.as_yaml(config))
-            return trainer.train(config, source, model, world, lifetime)
+            try:
+                agree_on_inputs(world, config, source)
+                if world.speaks:
+                    say(cli.as_yaml(config))
+                return trainer.train(config, source, model, world, lifetime)
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                raise Left(tell(error, lifetime)) from error  # first: who leaves a world may have to wait for others
+    except Left as left:
+        return left.code
     except SystemExit as error:
         if config is None:  # argparse's
             raise

@@ -260,8 +260,16 @@ def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
     os.environ.update(network.settings(network.interface_of(mine), os.environ))
 
 
-def _limit_the_rest_of_life(seconds: float) -> None:
-    timer = threading.Timer(seconds, os._exit, [CRASHED])
+class Left(Exception):
+    """This process leaves its world because of an error that has been told; `code` is what it ends with."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
+def _limit_the_rest_of_life(seconds: float, code: int) -> None:
+    timer = threading.Timer(seconds, os._exit, [code])
     timer.daemon = True
     timer.start()
 
@@ -296,9 +304,9 @@ def join(config: WorldConfig) -> Iterator[World]:
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
     try:
         yield World(rank, size, local_rank, device, backend)
-    except BaseException:
+    except BaseException as error:
         # After a failure, nccl's own destruction may wait for peers that are gone.
-        _limit_the_rest_of_life(LEAVE_SECONDS)
+        _limit_the_rest_of_life(LEAVE_SECONDS, error.code if isinstance(error, Left) else CRASHED)
         raise
     finally:
         # DDP sits in reference cycles. Alive, it keeps gloo's threads running into Python's shutdown, where one of them

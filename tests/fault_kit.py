@@ -13,7 +13,7 @@ STEPS = 150
 LONG = (f"train.max_steps={STEPS}", "train.eval_every=0", "snapshot.every_steps=20", "snapshot.keep=20")
 # Short, so that a test that waits for one of them ends soon; no test needs the difference to be long.
 LIMITS = (
-    "world.init_timeout_seconds=8",
+    "world.init_timeout_seconds=20",
     "world.timeout_seconds=60",  # gloo may miss that a peer has gone: docs/faults.md
     "launch.max_attempts_without_progress=2",
     "launch.shutdown_timeout_seconds=4",
