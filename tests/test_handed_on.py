@@ -43,7 +43,9 @@ def test_restarts_find_the_run_of_the_moment_and_no_command_line_shows_an_overri
     assert all(re.search(r" -u -m mingpt\.train $", line) for line in seen), seen
 
 
-@pytest.mark.parametrize("key", ["run.name=r-${now:%f}", "run.dir=/tmp/${now:%Y-%m-%d}", "data.cache_dir=/tmp/${now:%S}"])
+@pytest.mark.parametrize(
+    "key", ["run.name=r-${now:%f}", "run.dir=/tmp/${now:%Y-%m-%d}", "data.cache_dir=/tmp/${now:%S}"]
+)
 def test_what_follows_the_clock_is_found_whatever_the_pattern(key: str) -> None:
     cli.refuse_the_time(["seed=3"])
     assert cli.configure([key])
