@@ -124,29 +124,17 @@ class Torchrun:
             problems.append(f"--rdzv-backend={options.rdzv_backend}: c10d or static")
         ranked = options.node_rank is not None or rank is not None
         backend = options.rdzv_backend or ("static" if options.master_addr or (ranked and least == most) else "c10d")
-        host, port, option = "", place.port if place else PORT, "--master-addr"
-        endpoint = options.rdzv_endpoint or (place.head if place else "")
+        host, port, option = _head(options, place, backend, most, problems)
         if most == 1:
-            backend, host, port, rank = "static", LOOPBACK, 0, 0
+            backend, rank = "static", 0
             if not place:
-                problems += [f"--{name.replace('_', '-')} is for several nodes: say how many with --nnodes"
-                             for name in of_several]  # fmt: skip
-        elif backend == "static" and (options.master_addr or not options.rdzv_endpoint):
-            host = options.master_addr or endpoint
-            port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or port
-        else:
-            option = "--rdzv-endpoint"
-            host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(port))
-            port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or port
-        if backend == "static":
-            if not host:
-                problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
-            if not ranked and most > 1:
+                several = "is for several nodes: say how many with --nnodes"
+                problems += [f"--{name.replace('_', '-')} {several}" for name in of_several]
+        elif backend == "static":
+            if not ranked:
                 problems.append(f"--nnodes={most} --rdzv-backend=static needs --node-rank, from 0 to {most - 1}")
             if least != most:
                 problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")
-        elif not host:
-            problems.append(f"--nnodes={most} needs --rdzv-endpoint=HOST:PORT, the address of one node for all")
         own = options.local_addr or (LOOPBACK if most == 1 else place.own if place else "")
         if host and not own and not problems:
             if {"master_addr", "rdzv_endpoint"} & announced.keys():
@@ -212,6 +200,27 @@ class Torchrun:
         # A store of each attempt's own: with the shared one, survivors of a lost node wait for its address.
         environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": str(config.train.threads)}
         return Command(arguments, self.overrides, environment)
+
+
+def _head(
+    options: argparse.Namespace, place: Placement | None, backend: str, most: int, problems: list[str]
+) -> tuple[str, int, str]:
+    """The rendezvous' host and port, and the option that gives them; with one node, a port that is free."""
+    if most == 1:
+        return LOOPBACK, 0, "--master-addr"
+    endpoint, port = options.rdzv_endpoint or (place.head if place else ""), place.port if place else PORT
+    if backend == "static" and (options.master_addr or not options.rdzv_endpoint):
+        host, option = options.master_addr or endpoint, "--master-addr"
+        port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or port
+    else:
+        option = "--rdzv-endpoint"
+        host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(port))
+        port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or port
+    if not host and backend == "static":
+        problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
+    elif not host:
+        problems.append(f"--nnodes={most} needs --rdzv-endpoint=HOST:PORT, the address of one node for all")
+    return host, port, option
 
 
 def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
