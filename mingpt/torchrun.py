@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import os
 import re
 import shlex
 import signal
@@ -166,12 +165,13 @@ class Torchrun:
         if self.port == 0 or self.rank != 0:
             return
         try:
-            network.listen(self.own, self.port, several=True).close()
+            # Bound, and not listened on: another node that connected would think that the store is there.
+            network.bind(self.own, self.port, several=True).close()
         except OSError as error:
             option = "--master-port" if self.option == "--master-addr" else self.option
             what = "is in use on this node: stop what listens there, or choose another"
             if error.errno != errno.EADDRINUSE:  # below 1024, for example
-                what = f"can't be listened on: {os.strerror(error.errno or 0)}: choose another"
+                what = f"can't be listened on: {error.strerror}: choose another"
             raise Mistake(f"{option}: port {self.port} {what}") from error
 
     def command(self, config: Config) -> Command:
