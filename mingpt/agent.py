@@ -20,14 +20,17 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
+    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from torch.distributed.launcher import api
 
-from mingpt import network
+from mingpt import network, rendezvous
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, STOPPED
 from mingpt.failures import LOST_PEER
 from mingpt.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
+from mingpt.platforms import OPTIONS
+from mingpt.secret import STATIC
 
 NOW_SECONDS = 3  # from a second request to SIGKILL
 CONTACT_SECONDS = 5  # beyond world.init_timeout_seconds: torch's own limit comes first where it works
@@ -123,7 +126,7 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self.lifetime.phase = Phase.STARTING  # no worker lives, and torch's waits are deaf: the other thread may end us
-        met = self.watch() if worker_group.spec.rdzv_handler.get_backend() == "static" else None
+        met = self.watch() if worker_group.spec.rdzv_handler.get_backend() == STATIC else None
         try:
             super()._rendezvous(worker_group)
         finally:
@@ -231,9 +234,13 @@ def run(
         agents.append(Agent(*positional, limit=limit, newest=newest, say=say, watch=watch, lifetime=lifetime, **named))
         return agents[0]
 
+    rendezvous.register()
+    # All that torchrun would take from there has been read (platforms.py) and is among the arguments.
+    for name in [f"PET_{option.upper()}" for option in (*OPTIONS, "standalone", "no_python", "run_path", "module")]:
+        os.environ.pop(name, None)
     # torch's launcher takes its agent's class from this name, and has no other place where ours could come in.
     vars(api)["LocalElasticAgent"] = make_agent
-    asked, problem = False, ""
+    asked, problem, refused = False, "", False
     try:
         options, unknown = torchrun.get_args_parser().parse_known_args(arguments)
         if unknown:  # --shutdown-timeout came with torch 2.12; before, it is 30 s
@@ -244,8 +251,13 @@ def run(
     except SignalException:
         asked = True
     except Exception as error:
-        problem = _about(error, began=bool(agents and agents[0].has_workers))
+        began = bool(agents and agents[0].has_workers)
+        problem, refused = _about(error, began), isinstance(error, RendezvousStateError)
+        if refused and not began:
+            return MISTAKE, problem  # another secret than the others' would be that at the next try, too
     ending = agents[0].ending if agents else None
+    if refused:  # whatever has become of the workers, whom the agent has asked to stop
+        return CRASHED, problem
     if ending is None and asked:
         if agents and agents[0].has_workers:
             return CRASHED, "ended at once by another signal, before the workers had stopped"
@@ -272,4 +284,6 @@ def _about(error: Exception, began: bool) -> str:
         what = told[0] if told else type(error).__name__
         lost = began and not isinstance(error, RendezvousTimeoutError)  # that one: others have not come back
         return f"{LOST_CONTACT} ({what})" if lost else _no_contact(what)
+    if isinstance(error, RendezvousStateError):  # ours say in full what is wrong (rendezvous.py)
+        return str(error)
     return f"{type(error).__name__}: {error}"

@@ -1,5 +1,7 @@
 """One attempt as its processes live it: config -> data -> model -> world -> training; each end has its exit code."""
 
+import json
+import os
 import traceback
 
 from mingpt import cli, trainer
@@ -7,12 +9,14 @@ from mingpt.config import Config
 from mingpt.console import complain, say
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
-from mingpt.distributed import World, join, speaks_for_node, world_size
+from mingpt.distributed import Left, World, join, speaks_for_node, world_size
 from mingpt.errors import FINISHED, Mistake
 from mingpt.failures import explain
-from mingpt.lifetime import Lifetime, Phase, leave_reason
+from mingpt.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
 from mingpt.models import build
+from mingpt.moment import MOMENT
 from mingpt.numerics import differences
+from mingpt.platforms import refuse_to_be_alone
 from mingpt.redact import without_secrets
 from mingpt.resume import settings
 from mingpt.validation import missing_places
@@ -25,19 +29,28 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     lifetime.mark("import")
     config: Config | None = None
     try:
+        refuse_to_be_alone(os.environ)
+        arguments = [*_handed_on(), *arguments]
         config = cli.configure(arguments, world_size())
         if config is None:  # --help or --cfg has been answered
             return FINISHED
+        if "RANK" in os.environ and MOMENT not in os.environ:
+            cli.refuse_the_time(arguments)
         source = _opened(config)
         model = build(config, source.vocabulary.size)
         lifetime.mark("data")
         with join(config.world) as world:
             lifetime.mark("rendezvous")
             lifetime.phase = Phase.JOINED
-            agree_on_inputs(world, config, source)
-            if world.speaks:
-                say(cli.as_yaml(config))
-            return trainer.train(config, source, model, world, lifetime)
+            try:
+                agree_on_inputs(world, config, source)
+                if world.speaks:
+                    say(cli.as_yaml(config))
+                return trainer.train(config, source, model, world, lifetime)
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                raise Left(tell(error, lifetime)) from error  # first: who leaves a world may have to wait for others
+    except Left as left:
+        return left.code
     except SystemExit as error:
         if config is None:  # argparse's
             raise
@@ -55,6 +68,12 @@ def _opened(config: Config) -> Source:
         raise Mistake(
             *mistake.problems, *(p for p in missing_places(config) if p.partition("=")[0] not in told)
         ) from mistake
+
+
+def _handed_on() -> list[str]:
+    """The overrides that mingpt.launch has for its workers."""
+    overrides = os.environ.pop(OVERRIDES, "[]")
+    return [str(text) for text in json.loads(overrides)] if os.environ.get(AGENT_PID) == str(os.getppid()) else []
 
 
 def tell(error: BaseException, lifetime: Lifetime) -> int:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
+from mingpt import moment
 from mingpt.config import Config, Section
 from mingpt.console import complain, say
 from mingpt.errors import MISTAKE, Mistake
@@ -71,6 +72,29 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     return validate(raw, world_size, also=(*problems, *unused, *unresolved), follows=follows, places=bool(unresolved))
 
 
+def refuse_the_time(overrides: Sequence[str]) -> None:
+    """Raise Mistake if values of the config follow the clock (`${now:…}`), for a run that others or a restart share."""
+    if not moment.was_asked():
+        return
+    found: list[dict[str, Any]] = []
+    for when in moment.TWO:
+        with moment.at(when):
+            composed, _ = _compose(overrides)
+            found.append(_resolve(composed, _follows(composed))[0])
+    known = keys(_kinds(composed))
+    if changed := [key for key in known if _value(found[0], key) != _value(found[1], key)]:
+        raise Mistake(
+            f"{', '.join(changed)}: ${{now:…}} is another time in each process and at each restart, which would begin "
+            f"another run: write the value out, or take one that stays, such as ${{oc.env:SLURM_JOB_ID}}"
+        )
+
+
+def _value(raw: Mapping[str, Any], key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    holder = raw.get(section, {}) if section else raw
+    return holder.get(name) if isinstance(holder, Mapping) else None
+
+
 def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size: int) -> Config:
     """A snapshot's config with a command line's overrides of HEEDED keys over it, for a program that does not train.
 
@@ -122,6 +146,7 @@ def as_yaml(config: Config) -> str:
 def _compose(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Compose train.yaml with the overrides; those that Hydra refuses are left out and told as problems."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        moment.register()
         overrides = _with_groups(overrides)
         try:
             return _filled(compose("train", list(overrides))), []

@@ -1,5 +1,6 @@
 """The world: the processes of this attempt, how they start, talk, agree and end."""
 
+import errno
 import gc
 import json
 import os
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from mingpt import network, slurm
 from mingpt.config import LARGEST, WorldConfig
 from mingpt.errors import CRASHED, Mistake
+from mingpt.rendezvous import open_store
 
 # torch 2.13 renamed it; the old name warns there, the new one is missing before.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -109,8 +111,15 @@ class World:
         return [json.loads(bytes(row[:n].tolist())) for row, n in zip(rows, sizes.tolist(), strict=True)]
 
     def from_speaker(self, value: Any) -> Any:
-        """The speaking process's JSON value, in every process."""
-        return self.gather(value if self.speaks else None)[0]
+        """The speaking process's JSON value, in every process. A broadcast: `gather` takes size times the memory."""
+        if self.size == 1:
+            return value
+        raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if self.speaks else None
+        length = torch.tensor([0 if raw is None else raw.numel()])
+        dist.broadcast(length, group=self.group, group_src=0)
+        content = torch.empty(int(length), dtype=torch.uint8) if raw is None else raw
+        dist.broadcast(content, group=self.group, group_src=0)
+        return json.loads(content.numpy().tobytes())
 
     def ask_speaker(self, ask: Callable[[], Any]) -> Any:
         """In every process, the JSON value that `ask` gives in the speaking one, or the Mistake it raises there."""
@@ -168,9 +177,9 @@ def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
     found, failed = list[dist.Store](), list[Exception]()
 
     def connect() -> None:
-        limit = timedelta(seconds=limit_seconds)
         try:
-            found.append(dist.TCPStore(host, port, is_master=hosts, timeout=limit, wait_for_workers=False))
+            own, several = host if hosts else None, environment.get("LOCAL_WORLD_SIZE") != str(size)
+            found.append(open_store(host, port, own, several, timedelta(seconds=limit_seconds)))
         except Exception as error:
             failed.append(error)
 
@@ -181,9 +190,9 @@ def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
     if found:
         return found[0], rank, size
     error = failed[0] if failed else None
-    if "EADDRINUSE" in str(error):
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         raise Mistake(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
-    if error and not isinstance(error, dist.DistNetworkError):
+    if error and not isinstance(error, (dist.DistNetworkError, OSError)):
         raise error
     raise TimeoutError(
         f"process {rank} of {size} got no answer from MASTER_ADDR={host}, MASTER_PORT={port} within "
@@ -232,8 +241,12 @@ def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float
 
 
 def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
-    """Tell NCCL and gloo which interface leads to the other nodes, unless the user has, or there is one node only."""
+    """Tell NCCL and gloo which interface leads to the other nodes, unless the user has.
+
+    With one node only, it is loopback's: they listen at its address, and nobody outside can talk to them.
+    """
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        os.environ.update(network.settings(network.interface_of("127.0.0.1"), os.environ))
         return
     mine = network.address_towards(os.environ["MASTER_ADDR"])
     store.set(f"address/{rank}", mine)
@@ -247,8 +260,16 @@ def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
     os.environ.update(network.settings(network.interface_of(mine), os.environ))
 
 
-def _limit_the_rest_of_life(seconds: float) -> None:
-    timer = threading.Timer(seconds, os._exit, [CRASHED])
+class Left(Exception):
+    """This process leaves its world because of an error that has been told; `code` is what it ends with."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
+def _limit_the_rest_of_life(seconds: float, code: int) -> None:
+    timer = threading.Timer(seconds, os._exit, [code])
     timer.daemon = True
     timer.start()
 
@@ -283,9 +304,9 @@ def join(config: WorldConfig) -> Iterator[World]:
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
     try:
         yield World(rank, size, local_rank, device, backend)
-    except BaseException:
+    except BaseException as error:
         # After a failure, nccl's own destruction may wait for peers that are gone.
-        _limit_the_rest_of_life(LEAVE_SECONDS)
+        _limit_the_rest_of_life(LEAVE_SECONDS, error.code if isinstance(error, Left) else CRASHED)
         raise
     finally:
         # DDP sits in reference cycles. Alive, it keeps gloo's threads running into Python's shutdown, where one of them

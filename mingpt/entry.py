@@ -28,7 +28,12 @@ def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoRetu
         complain(f"error: {mistake}")
         sys.exit(MISTAKE)
     lifetime.begin()
-    code = load()(sys.argv[1:], lifetime)
+    try:
+        program = load()
+    except ImportError as error:  # a library of torch's that is not there, or half an installation
+        complain(f"error: this Python environment is broken: {error}: install the project again, as its README says")
+        sys.exit(MISTAKE)
+    code = program(sys.argv[1:], lifetime)
     sys.stdout.flush()
     sys.stderr.flush()
     # The exit code is what launchers act on. After an error, its traceback still holds DDP and with it gloo's threads

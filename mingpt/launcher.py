@@ -1,34 +1,41 @@
 """What mingpt.launch does: validate, compose a torchrun command, print it, run it, and say how it ended."""
 
+import json
 import os
 import signal
 import threading
+import time
 from contextlib import suppress
 
 from mingpt import cli
 from mingpt.config import Config
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, MISTAKE, Mistake
-from mingpt.lifetime import AGENT_PID, STOP_SIGNALS, Lifetime
+from mingpt.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
+from mingpt.moment import MOMENT
 from mingpt.torchrun import Torchrun, parse
 
 
 def launch(arguments: list[str], lifetime: Lifetime) -> int:
     """Train on this node as the command line says; returns the exit code, and says the reason last."""
     try:
+        os.environ[MOMENT] = str(time.time())
         options = parse(arguments)
         node = Torchrun.compose(options, os.environ)
         config = cli.configure(node.overrides, node.fewest_processes)
         assert config is not None  # the parser has answered --help
+        if node.most > 1:  # each node's launcher has a moment of its own
+            cli.refuse_the_time(node.overrides)
         command = node.command(config)
         say(f"launch: {command}")
         if options.dry_run:
             return FINISHED
-        node.check_port()
+        node.check(os.environ)
     except Mistake as mistake:
         complain(f"error: {mistake}")
         return MISTAKE
-    os.environ.update(command.environment | {AGENT_PID: str(os.getpid())})
+    handed_on = {AGENT_PID: str(os.getpid()), OVERRIDES: json.dumps(command.overrides)}
+    os.environ.update(command.environment | handed_on)
     # Not before: torch takes seconds to import, and a mistake in the config is told at once.
     from mingpt.agent import run
 

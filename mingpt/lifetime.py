@@ -22,6 +22,7 @@ from mingpt.errors import CRASHED, STOPPED
 # All that torchrun can hand on to its workers. Slurm warns with SIGUSR1 if asked to, a closed terminal with SIGHUP.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")]
 AGENT_PID = "MINGPT_AGENT_PID"  # set by mingpt.launch for its workers
+OVERRIDES = "MINGPT_OVERRIDES"  # of the config, a JSON list; as AGENT_PID
 # Slurm and SkyPilot signal every process of a job, and torchrun hands its own signal on to its workers: one request
 # arrives several times within a moment. Only a signal after this many seconds is a second request.
 AGAIN_SECONDS = 2.0

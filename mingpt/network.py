@@ -18,6 +18,7 @@ import psutil
 
 from mingpt.errors import Mistake
 
+BACKLOG = 2048  # nodes and processes that may knock at the same moment
 NCCL, GLOO, NO_INFINIBAND = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"
 
 
@@ -31,6 +32,45 @@ def address_towards(host: str) -> str:
 
 def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def bind(host: str, port: int, several: bool) -> socket.socket:
+    """A socket at the address that `host` means on this machine, and at no other, to be listened on. Raises OSError.
+
+    several: nodes on other machines come here. A name that means loopback here (Debian's 127.0.1.1, Kubernetes'
+    localhost) does not tell where they come to: then it is one of every address. Port 0: the system chooses.
+    """
+    address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    if not is_of_this_machine(address):
+        address = address_towards(host)  # behind NAT: the router hands on to this one
+    everywhere = several and is_loopback(address) and host != address
+    v6 = socket.has_dualstack_ipv6() if everywhere else ":" in address
+    s = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
+    try:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if v6 and everywhere:
+            s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        s.bind(("" if everywhere else address, port))
+    except OSError:
+        s.close()
+        raise
+    return s
+
+
+def listen(host: str, port: int, several: bool) -> socket.socket:
+    """As `bind`, and it listens."""
+    s = bind(host, port, several)
+    s.listen(BACKLOG)
+    return s
+
+
+def is_of_this_machine(ip: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as s:
+        try:
+            s.bind((ip, 0))
+        except OSError:
+            return False
+    return True
 
 
 def interface_of(address: str) -> str | None:

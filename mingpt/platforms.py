@@ -1,5 +1,6 @@
 """Where this node stands among the nodes of its job, as the platform's environment variables tell it."""
 
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -140,12 +141,14 @@ def container(environment: Mapping[str, str]) -> Placement | None:
         raise Mistake(
             f"{where} contradict each other: SING_HOST_ADDR={own}, but node {rank} is {addresses[rank]}: {cure}"
         )
-    if not any(map(_is_of_this_machine, ips := _resolved(own))):
+    from mingpt.network import is_of_this_machine  # beyond the standard library, and only here
+
+    if not any(map(is_of_this_machine, ips := resolved(own))):
         raise Mistake(
             f"SING_RANK={rank}: {own} is {', '.join(ips)}, which is no address of this machine: another container has "
             f"this rank, or its name is out of date"
         )
-    if master != addresses[0] and not set(_resolved(master)) & set(_resolved(addresses[0])):
+    if master != addresses[0] and not set(resolved(master)) & set(resolved(addresses[0])):
         raise Mistake(
             f"{where} contradict each other: SING_MASTER_ADDR={master} is another machine than node 0, {addresses[0]}: "
             f"{cure}"
@@ -153,7 +156,8 @@ def container(environment: Mapping[str, str]) -> Placement | None:
     return Placement("the container platform", addresses, rank, None, job)
 
 
-def _resolved(name: str) -> list[str]:
+def resolved(name: str) -> list[str]:
+    """Its addresses, in order. Raises Mistake if the DNS does not tell them for a minute."""
     deadline = time.monotonic() + NAMES_SECONDS
     while True:
         try:
@@ -162,18 +166,41 @@ def _resolved(name: str) -> list[str]:
             if time.monotonic() > deadline:
                 raise Mistake(
                     f"{name}: {error.strerror}, for {NAMES_SECONDS} s: no name server of this machine knows it: look "
-                    f"at SING_JOB_NAME and SING_HOSTNAME_SUFFIX, and at the platform's DNS"
+                    f"at the variables that make up this name, and at the platform's DNS"
                 ) from error
             time.sleep(1)
 
 
-def _is_of_this_machine(ip: str) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as s:
-        try:
-            s.bind((ip, 0))
-        except OSError:
-            return False
-    return True
+# What torchrun takes from PET_… in place of an option. Kubeflow's TrainJob and its elastic PyTorchJob set them.
+OPTIONS = (
+    *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
+)
+JOB = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
+
+
+def options_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's options as the environment gives them: PET_…, or a PyTorchJob's four variables of a pod.
+
+    Raises Mistake if some of them speak of other nodes, but not all are there: no pod takes itself for the only one.
+    """
+    found = {name: value for name in OPTIONS if (value := environment.get(f"PET_{name.upper()}", "").strip())}
+    of_others = [f"PET_{name.upper()}" for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in found]
+    if of_others and "nnodes" not in found:
+        _require("torchrun's variables", ["PET_NNODES"], environment, of_others)
+    if not found and (_several(environment, "WORLD_SIZE") or environment.get("RANK", "0").strip() not in ("", "0")):
+        _require("a PyTorchJob's variables", list(JOB.values()), environment)
+        found = {option: environment[name].strip() for option, name in JOB.items()}
+    return found
+
+
+def refuse_to_be_alone(environment: Mapping[str, str]) -> None:
+    """Raise Mistake for a process without a rank where torchrun's variables announce several nodes."""
+    if "RANK" not in environment and re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
+        raise Mistake(
+            f"PET_NNODES={nodes} in the environment announces several nodes, and this process would train alone: start "
+            f"it with mingpt.launch or torchrun, or unset PET_NNODES"
+        )
 
 
 PLATFORMS = (skypilot, slurm, container)

@@ -5,7 +5,6 @@ import errno
 import re
 import shlex
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +13,13 @@ from mingpt.cli import Parser
 from mingpt.config import Config
 from mingpt.errors import Mistake
 from mingpt.lifetime import STOP_SIGNALS
-from mingpt.platforms import PORT, find_placement
+from mingpt.platforms import PORT, Placement, find_placement, options_of, resolved
 from mingpt.redact import without_secrets
+from mingpt.secret import C10D, SECRET, STATIC, check_secret
 
 LAST_PORT = 65535
+LOOPBACK = "127.0.0.1"
+OF_SEVERAL = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank")
 
 
 DESCRIPTION = "Train on this node; start the same command on each other node."
@@ -32,18 +34,22 @@ def options_parser(program: str, description: str, epilog: str) -> Parser:
     texts = {
         "nnodes": ("N|MIN:MAX", "nodes of the run; MIN:MAX lets it go on with fewer (default: the platform's, else 1)"),
         "nproc-per-node": ("N", "processes on this node; nodes may differ (default: its GPUs, else 1)"),
+        "node-rank": ("N", "this node's number, from 0 (default: the platform's)"),
+        "master-addr": ("HOST", "the address of node 0, the same on all nodes (default: the platform's)"),
+        "master-port": ("PORT", f"a free port there (default: the platform's, else {PORT})"),
         "rdzv-endpoint": ("HOST:PORT", "c10d rendezvous: the address of one node, the same on all nodes"),
         "rdzv-id": ("NAME", "c10d rendezvous: the job's name (default: the platform's, else run.name)"),
-        "rdzv-conf": ("KEY=VALUE,…", "more settings of the c10d rendezvous, as torchrun takes them"),
-        "master-addr": ("HOST", "static rendezvous: the address of the node of rank 0"),
-        "master-port": ("PORT", f"static rendezvous: a free port there (default: the platform's, else {PORT})"),
-        "node-rank": ("N", "static rendezvous: this node's number, from 0"),
+        "rdzv-conf": ("KEY=VALUE,…", "more settings of the rendezvous, as torchrun takes them"),
         "local-addr": ("HOST", "the address under which other nodes reach this one (default: found by routing)"),
     }
     for name, (metavar, text) in texts.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
     parser.add_argument("--max-restarts", help=argparse.SUPPRESS)  # torchrun's, to be refused with a reason
-    parser.add_argument("--rdzv-backend", choices=["c10d", "static"], help="default: c10d")
+    parser.add_argument(
+        "--rdzv-backend",
+        choices=["c10d", "static"],
+        help=f"c10d: for MIN:MAX nodes, or nodes without numbers, needs {SECRET} (default: static where it can be)",
+    )
     parser.add_argument(
         "overrides", nargs="*", metavar="override", help="of the config: see python -m mingpt.train --help"
     )
@@ -61,15 +67,19 @@ def parse(arguments: Sequence[str], parser: Parser | None = None) -> argparse.Na
 
 @dataclass(frozen=True)
 class Command:
-    """torchrun's arguments, and the environment that it needs."""
+    """torchrun's arguments, and the environment that it needs.
+
+    The workers get the overrides by their environment, which others can't read; `ps` shows command lines to everybody.
+    """
 
     arguments: list[str]
+    overrides: tuple[str, ...]
     environment: dict[str, str]
 
     def __str__(self) -> str:
         """What a user can paste into a shell; URLs without their secrets."""
         variables = [f"{k}={v}" for k, v in self.environment.items()]
-        return shlex.join([*variables, "torchrun", *map(str, map(without_secrets, self.arguments))])
+        return shlex.join([*variables, "torchrun", *map(str, map(without_secrets, (*self.arguments, *self.overrides)))])
 
 
 @dataclass(frozen=True)
@@ -79,11 +89,12 @@ class Torchrun:
     least: int  # nodes
     most: int
     processes: int  # of this node
-    backend: str  # standalone, c10d or static
+    backend: str  # c10d or static
     host: str  # of the store
-    port: int
+    port: int  # 0, with one node: one that is free
     rank: int | None  # of this node, where it is known
     own: str  # this node's address
+    option: str  # the one that gives host and port
     job: str | None
     settings: str  # of the rendezvous, added to ours
     overrides: tuple[str, ...]
@@ -98,86 +109,85 @@ class Torchrun:
                 "--max-restarts: restarts go on as long as attempts leave new snapshots: leave it out, or set how many "
                 "may leave none: launch.max_attempts_without_progress"
             )
+        of_several = [name for name in OF_SEVERAL if getattr(options, name) is not None]
+        announced: dict[str, str] = {}
+        if place is None and options.nnodes is None:
+            announced = options_of(environment)
+            for name, value in announced.items():
+                if getattr(options, name) is None:
+                    setattr(options, name, value)
         least, most = _nodes(options.nnodes or str(len(place.addresses) if place else 1), problems)
         rank = _number("--node-rank", options.node_rank, 0, problems, most - 1)
         rank = place.rank if rank is None and place else rank
-        backend = options.rdzv_backend or ("static" if options.master_addr else "c10d")
-        host, port = "", place.port if place else PORT
+        if options.rdzv_backend not in (None, "c10d", "static"):
+            problems.append(f"--rdzv-backend={options.rdzv_backend}: c10d or static")
+        ranked = options.node_rank is not None or rank is not None
+        backend = options.rdzv_backend or ("static" if options.master_addr or (ranked and least == most) else "c10d")
+        host, port, option = _head(options, place, backend, most, problems)
         if most == 1:
-            backend, host = "standalone", "localhost"
-            for name in ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank"):
-                if getattr(options, name) is not None and not place:
-                    problems.append(f"--{name.replace('_', '-')} is for several nodes: say how many with --nnodes")
+            backend, rank = "static", 0
+            if not place:
+                several = "is for several nodes: say how many with --nnodes"
+                problems += [f"--{name.replace('_', '-')} {several}" for name in of_several]
         elif backend == "static":
-            host = options.master_addr or (place.head if place else "")
-            port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or port
-            if not host:
-                problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
-            if rank is None and options.node_rank is None:
+            if not ranked:
                 problems.append(f"--nnodes={most} --rdzv-backend=static needs --node-rank, from 0 to {most - 1}")
             if least != most:
                 problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")
-        else:
-            endpoint = options.rdzv_endpoint or (place.head if place else "")
-            host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(port))
-            port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or port
-            if not host:
-                problems.append(f"--nnodes={most} needs --rdzv-endpoint=HOST:PORT, the address of one node for all")
-        own = options.local_addr or (place.own if place else "")
+        own = options.local_addr or (LOOPBACK if most == 1 else place.own if place else "")
         if host and not own and not problems:
-            option = "--master-addr" if backend == "static" else "--rdzv-endpoint"
-            own = _own_address(host, "localhost" if most == 1 else option, most > 1, problems)
-        processes = _number("--nproc-per-node", options.nproc_per_node, 1, problems)
+            if {"master_addr", "rdzv_endpoint"} & announced.keys():
+                resolved(host)  # a platform may tell a pod's name to its DNS some time after its start
+            own = _own_address(host, option, problems)
+        elif place and most > 1 and not options.local_addr:
+            own = _address_for(place) or own
+        each = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
+        processes = _number("--nproc-per-node", each, 1, problems)
         if problems:
             raise Mistake(*problems)
         if processes is None:
             processes = max(1, _gpus() if place is None or place.gpus is None else place.gpus)
         job = options.rdzv_id or (place.job if place else None)
         settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
-        return cls(least, most, processes, backend, host, port, rank, own, job, settings, tuple(options.overrides))
+        return cls(
+            least, most, processes, backend, host, port, rank, own, option, job, settings, tuple(options.overrides)
+        )
 
     @property
     def fewest_processes(self) -> int:
         """As many as there will be at least: other nodes may have another number than this one."""
         return self.processes + self.least - 1
 
-    def check_port(self) -> None:
-        """Raise Mistake if this node is to host the store and something else listens on its port already."""
-        if self.backend == "standalone" or self.rank != 0:
+    def check(self, environment: Mapping[str, str]) -> None:
+        """Raise Mistake if what the rendezvous needs on this node is not there: a secret, a port that is free."""
+        if self.backend == "c10d":
+            check_secret(environment)
+        if self.port == 0 or self.rank != 0:
             return
-        with socket.socket() as s:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                s.bind(("", self.port))
-            except OSError as error:
-                option = "--master-port" if self.backend == "static" else "--rdzv-endpoint"
-                what = "is in use on this node: stop what listens there, or choose another"
-                if error.errno != errno.EADDRINUSE:  # below 1024, for example
-                    what = f"can't be listened on: {error.strerror}: choose another"
-                raise Mistake(f"{option}: port {self.port} {what}") from error
+        try:
+            # Bound, and not listened on: another node that connected would think that the store is there.
+            network.bind(self.own, self.port, several=True).close()
+        except OSError as error:
+            option = "--master-port" if self.option == "--master-addr" else self.option
+            what = "is in use on this node: stop what listens there, or choose another"
+            if error.errno != errno.EADDRINUSE:  # below 1024, for example
+                what = f"can't be listened on: {error.strerror}: choose another"
+            raise Mistake(f"{option}: port {self.port} {what}") from error
 
     def command(self, config: Config) -> Command:
         wait = int(config.world.init_timeout_seconds)
-        arguments = [f"--nproc-per-node={self.processes}"]
-        if self.backend == "standalone":
-            arguments = ["--standalone", *arguments]
-        elif self.backend == "static":
-            arguments = [f"--nnodes={self.most}", f"--node-rank={self.rank}", *arguments]
-            arguments += [
-                f"--master-addr={self.host}",
-                f"--master-port={self.port}",
-                f"--rdzv-conf=timeout={wait}{self.settings}",
-            ]
+        nodes = str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+        arguments = [f"--nnodes={nodes}", f"--nproc-per-node={self.processes}"]
+        if self.backend == "static":
+            conf = f"rank={self.rank},timeout={wait}"
+            arguments += [f"--rdzv-backend={STATIC}"]
         else:
-            nodes = str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
-            # Who hosts the store is said where it is known: torch guesses by names, which is wrong behind NAT. The head
-            # calls itself localhost, since it may not reach its own outer address.
-            head = self.rank == 0
-            hosting = "" if self.rank is None else f",is_host={'true' if head else 'false'}"
-            arguments = [f"--nnodes={nodes}", *arguments, "--rdzv-backend=c10d"]
-            arguments += [f"--rdzv-endpoint={'localhost' if head else self.host}:{self.port}"]
-            arguments += [f"--rdzv-id={self.job or config.run.name}"]
-            arguments += [f"--rdzv-conf=join_timeout={wait},read_timeout={wait}{hosting}{self.settings}"]
+            # Who hosts the store is said where it is known: it would be guessed by addresses, wrongly behind NAT.
+            hosting = "" if self.rank is None else f",is_host={'true' if self.rank == 0 else 'false'}"
+            conf = f"join_timeout={wait},read_timeout={wait}{hosting}"
+            arguments += [f"--rdzv-backend={C10D}"]
+        arguments += [f"--rdzv-endpoint={self.host}:{self.port}", f"--rdzv-id={self.job or config.run.name}"]
+        arguments += [f"--rdzv-conf={conf}{self.settings}"]
         signals = [s.name for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
         arguments += [
             f"--local-addr={self.own}",
@@ -186,11 +196,31 @@ class Torchrun:
             f"--shutdown-timeout={config.launch.shutdown_timeout_seconds}",
             "-m",
             "mingpt.train",
-            *self.overrides,
         ]
         # A store of each attempt's own: with the shared one, survivors of a lost node wait for its address.
         environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": str(config.train.threads)}
-        return Command(arguments, environment)
+        return Command(arguments, self.overrides, environment)
+
+
+def _head(
+    options: argparse.Namespace, place: Placement | None, backend: str, most: int, problems: list[str]
+) -> tuple[str, int, str]:
+    """The rendezvous' host and port, and the option that gives them; with one node, a port that is free."""
+    if most == 1:
+        return LOOPBACK, 0, "--master-addr"
+    endpoint, port = options.rdzv_endpoint or (place.head if place else ""), place.port if place else PORT
+    if backend == "static" and (options.master_addr or not options.rdzv_endpoint):
+        host, option = options.master_addr or endpoint, "--master-addr"
+        port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or port
+    else:
+        option = "--rdzv-endpoint"
+        host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(port))
+        port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or port
+    if not host and backend == "static":
+        problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
+    elif not host:
+        problems.append(f"--nnodes={most} needs --rdzv-endpoint=HOST:PORT, the address of one node for all")
+    return host, port, option
 
 
 def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
@@ -213,7 +243,7 @@ def _number(
     return int(text)
 
 
-def _own_address(host: str, option: str, several: bool, problems: list[str]) -> str:
+def _own_address(host: str, option: str, problems: list[str]) -> str:
     """What other nodes call this one: its address on the way to a host that all nodes know."""
     try:
         own = network.address_towards(host)
@@ -221,7 +251,19 @@ def _own_address(host: str, option: str, several: bool, problems: list[str]) -> 
         problems.append(f"{option}={host}: {error.strerror or error}: give an address that this node can reach")
         return ""
     # The host is this machine then. Its own name may mean loopback here (Debian: 127.0.1.1); others know what it means.
-    return host if several and network.is_loopback(own) else own
+    return host if network.is_loopback(own) else own
+
+
+def _address_for(place: Placement) -> str | None:
+    """This node's address on the way to another one, where its own name means loopback to itself (as above)."""
+    other = next(address for address in place.addresses if address != place.own)
+    try:
+        if place.own == (mine := network.address_towards(place.own)) or not network.is_loopback(mine):
+            return None
+        towards = network.address_towards(other)
+    except OSError:  # a name that the DNS does not know yet
+        return None
+    return None if network.is_loopback(towards) else towards
 
 
 def _gpus() -> int:

@@ -17,6 +17,7 @@ settings.register_profile("unhurried", deadline=None, suppress_health_check=[Hea
 settings.load_profile("unhurried")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too: other counts give other bits
+os.environ["MINGPT_RDZV_SECRET"] = "for the tests alone, and for all of them"  # c10d rendezvous of several nodes
 
 # `nohup` and a script's `&` let signals be ignored, and every child inherits that. What is caught here comes to the
 # children as usual, and still does not end the tests.

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import sys
@@ -68,6 +69,7 @@ class Campaign:
             "CRASH_AT": str(folder / "crash-at"),
             "CRASH_SERVER": str(folder / "server-pid"),
             "CRASH_PART_BYTES": PART_BYTES,
+            "MINGPT_RDZV_SECRET": secrets.token_hex(),
         }
         os.environ["MINGPT_STORE_SECONDS"] = STORE_SECONDS
         reference = Run(str(folder / "undisturbed"), self.text, folder / "cache", env=self.env)

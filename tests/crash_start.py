@@ -109,7 +109,9 @@ class Start:
         if len(self.nodes) == 2 and self.special != DOUBLE:
             hosting = f"--rdzv-conf=is_host={'true' if rank == 0 else 'false'}"
             own = f"--local-addr=127.0.0.{rank + 1}"
-            options += ["--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=campaign", own, hosting]
+            # c10d: nodes with numbers would wait for a dead one once for each attempt.
+            meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=campaign"]
+            options += ["--nnodes=2", *meeting, own, hosting]
         return [sys.executable, "-m", "mingpt.launch", *options, *self.training]
 
     def _head_is_dead(self) -> bool:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from node_kit import Node, free_port, listening, wait_until
 from run_kit import TINY, Run
 
-LAUNCHERS = ("torchrun static", "torchrun c10d", "mingpt.launch")
+LAUNCHERS = ("torchrun static", "torchrun c10d", "mingpt.launch static", "mingpt.launch c10d")
 STEPS = 150
 LONG = (f"train.max_steps={STEPS}", "train.eval_every=0", "snapshot.every_steps=20", "snapshot.keep=20")
 # Short, so that a test that waits for one of them ends soon; no test needs the difference to be long.
 LIMITS = (
-    "world.init_timeout_seconds=8",
+    "world.init_timeout_seconds=20",
     "world.timeout_seconds=60",  # gloo may miss that a peer has gone: docs/faults.md
     "launch.max_attempts_without_progress=2",
     "launch.shutdown_timeout_seconds=4",
@@ -37,9 +37,9 @@ class Cluster:
         training = [*TINY, *LONG, *LIMITS, *places, *self.run.overrides]
         hosting = f"is_host={'true' if rank == 0 else 'false'}"
         c10d = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", f"--local-addr={address}"]
-        if self.launcher == "mingpt.launch":
-            options = ["--nnodes=2", f"--nproc-per-node={nproc}", *c10d, f"--rdzv-conf={hosting}"]
-            return [sys.executable, "-m", "mingpt.launch", *options, *training]
+        if self.launcher.startswith("mingpt.launch"):
+            place = [*c10d, f"--node-rank={rank}", f"--rdzv-backend={self.launcher.split()[1]}"]
+            return [sys.executable, "-m", "mingpt.launch", "--nnodes=2", f"--nproc-per-node={nproc}", *place, *training]
         static = [f"--master-addr=127.0.0.1 --master-port={port} --node-rank={rank}"]
         options = [
             "--nnodes=2",

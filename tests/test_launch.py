@@ -17,6 +17,7 @@ from mingpt.failures import explain
 from mingpt.launcher import launch
 from mingpt.lifetime import Lifetime, Phase, leave_reason
 from mingpt.platforms import find_placement
+from mingpt.secret import SECRET
 from mingpt.snapshot.writer import SnapshotFailed
 from mingpt.torchrun import Torchrun, parse
 
@@ -47,41 +48,110 @@ def torchrun(*arguments: str, environment: Mapping[str, str] | None = None) -> s
     return " ".join(words[3:end])
 
 
-def test_one_node_needs_no_options() -> None:
-    assert torchrun("--nproc-per-node", "2", "seed=2") == "--standalone --nproc-per-node=2 --local-addr=127.0.0.1"
-    assert torchrun("--nproc_per_node=2", "seed=2").startswith("--standalone --nproc-per-node=2")  # torchrun's way
-    assert torchrun(environment={}).startswith(f"--standalone --nproc-per-node={max(1, torch.cuda.device_count())} ")
+def test_one_node_needs_no_options_and_listens_on_loopback() -> None:
+    alone = "--rdzv-backend=mingpt-static --rdzv-endpoint=127.0.0.1:0"
+    assert torchrun("--nproc-per-node", "2", "seed=2", "run.name=r") == (
+        f"--nnodes=1 --nproc-per-node=2 {alone} --rdzv-id=r --rdzv-conf=rank=0,timeout=300 --local-addr=127.0.0.1"
+    )
+    assert torchrun("--nproc_per_node=2", "seed=2").startswith("--nnodes=1 --nproc-per-node=2 ")  # torchrun's way
+    assert torchrun(environment={}).startswith(f"--nnodes=1 --nproc-per-node={max(1, torch.cuda.device_count())} ")
 
 
 def test_c10d_by_hand_is_the_same_command_on_all_nodes() -> None:
     assert torchrun("--nnodes=1:4", "--nproc-per-node=2", "--rdzv-endpoint=127.0.0.1:1234", "run.name=r") == (
-        "--nnodes=1:4 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:1234 --rdzv-id=r "
+        "--nnodes=1:4 --nproc-per-node=2 --rdzv-backend=mingpt-c10d --rdzv-endpoint=127.0.0.1:1234 --rdzv-id=r "
         "--rdzv-conf=join_timeout=300,read_timeout=300 --local-addr=127.0.0.1"
     )
 
 
-def test_static_by_hand() -> None:
-    static = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port=8008", "--node-rank=0")
-    assert torchrun(*static, "world.init_timeout_seconds=7") == (
-        "--nnodes=2 --node-rank=0 --nproc-per-node=1 --master-addr=127.0.0.1 --master-port=8008 --rdzv-conf=timeout=7 "
-        "--local-addr=127.0.0.1"
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("--master-addr=127.0.0.1", "--master-port=8008", "--node-rank=0"),
+        ("--rdzv-endpoint=127.0.0.1:8008", "--node-rank=0"),
+    ],
+    ids=["master", "endpoint"],
+)
+def test_nodes_with_numbers_meet_without_a_pickle(place: tuple[str, ...]) -> None:
+    assert torchrun("--nnodes=2", "--nproc-per-node=1", *place, "world.init_timeout_seconds=7", "run.name=r") == (
+        "--nnodes=2 --nproc-per-node=1 --rdzv-backend=mingpt-static --rdzv-endpoint=127.0.0.1:8008 --rdzv-id=r "
+        "--rdzv-conf=rank=0,timeout=7 --local-addr=127.0.0.1"
+    )
+
+
+@pytest.mark.parametrize(("rank", "is_host", "own"), [("0", "true", "10.0.0.1"), ("1", "false", "10.0.0.2")])
+def test_skypilot_tells_everything(rank: str, is_host: str, own: str) -> None:
+    environment = {**SKYPILOT, "SKYPILOT_NODE_RANK": rank}
+    place = "--rdzv-endpoint=10.0.0.1:29500 --rdzv-id=sky-7"
+    assert torchrun("batch.micro_size=4", environment=environment) == (
+        f"--nnodes=2 --nproc-per-node=4 --rdzv-backend=mingpt-static {place} "
+        f"--rdzv-conf=rank={rank},timeout=300 --local-addr={own}"
+    )
+    assert torchrun("--rdzv-backend=c10d", "batch.micro_size=4", environment=environment) == (
+        f"--nnodes=2 --nproc-per-node=4 --rdzv-backend=mingpt-c10d {place} "
+        f"--rdzv-conf=join_timeout=300,read_timeout=300,is_host={is_host} --local-addr={own}"
+    )
+    assert "--nnodes=1:2 --nproc-per-node=4 --rdzv-backend=mingpt-c10d " in torchrun(
+        "--nnodes=1:2", "batch.micro_size=4", environment=environment
+    )
+
+
+# --- torchrun's PET_ variables, and those of a PyTorchJob's pods ---
+
+TRAINJOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "localhost"}
+TRAINJOB |= {"PET_MASTER_PORT": "29400"}
+PYTORCHJOB = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
+
+
+@pytest.mark.parametrize("environment", [TRAINJOB, PYTORCHJOB], ids=["TrainJob", "PyTorchJob"])
+def test_kubeflows_pods_find_each_other(environment: dict[str, str]) -> None:
+    command = torchrun("--nproc-per-node=1", "run.name=r", environment=environment)
+    assert command == (
+        "--nnodes=2 --nproc-per-node=1 --rdzv-backend=mingpt-static --rdzv-endpoint=localhost:29400 --rdzv-id=r "
+        "--rdzv-conf=rank=1,timeout=300 --local-addr=localhost"
+    )
+    one = {**environment, "PET_NNODES": "1", "PET_NODE_RANK": "0", "WORLD_SIZE": "1", "RANK": "0"}
+    one = {k: v for k, v in one.items() if k in environment}
+    assert torchrun("--nproc-per-node=1", environment=one).startswith("--nnodes=1 --nproc-per-node=1 ")
+
+
+def test_an_elastic_pytorchjob_is_elastic() -> None:
+    elastic = {"PET_NNODES": "1:3", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:23456"}
+    command = torchrun(environment={**elastic, "PET_RDZV_ID": "job", "PET_NPROC_PER_NODE": "3"})
+    assert command.startswith(
+        "--nnodes=1:3 --nproc-per-node=3 --rdzv-backend=mingpt-c10d --rdzv-endpoint=localhost:23456 --rdzv-id=job "
     )
 
 
 @pytest.mark.parametrize(
-    ("rank", "endpoint", "is_host", "own"),
-    [("0", "localhost:29500", "true", "10.0.0.1"), ("1", "10.0.0.1:29500", "false", "10.0.0.2")],
+    ("environment", "expected"),
+    [
+        ({"PET_NODE_RANK": "1"}, "torchrun's variables: PET_NODE_RANK=1 is set in the environment, but not PET_NNODES"),
+        ({"PET_NNODES": "2"}, "--nnodes=2 needs --rdzv-endpoint=HOST:PORT"),
+        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "etcd"}, "--rdzv-backend=etcd: c10d or static"),
+        ({"RANK": "1"}, "a PyTorchJob's variables: RANK=1 is set in the environment, but not WORLD_SIZE, MASTER_ADDR"),
+        ({"WORLD_SIZE": "2"}, "a PyTorchJob's variables: WORLD_SIZE=2 is set in the environment, but not RANK, MAS"),
+    ],
 )
-def test_skypilot_tells_everything(rank: str, endpoint: str, is_host: str, own: str) -> None:
-    environment = {**SKYPILOT, "SKYPILOT_NODE_RANK": rank}
-    assert torchrun("batch.micro_size=4", environment=environment) == (
-        f"--nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint={endpoint} --rdzv-id=sky-7 "
-        f"--rdzv-conf=join_timeout=300,read_timeout=300,is_host={is_host} --local-addr={own}"
-    )
-    assert torchrun("--rdzv-backend=static", "batch.micro_size=4", environment=environment) == (
-        f"--nnodes=2 --node-rank={rank} --nproc-per-node=4 --master-addr=10.0.0.1 --master-port=29500 "
-        f"--rdzv-conf=timeout=300 --local-addr={own}"
-    )
+def test_a_pod_that_lacks_a_variable_does_not_train_alone(environment: dict[str, str], expected: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        Torchrun.compose(options(), environment)
+    assert expected in str(caught.value)
+
+
+def test_torchrun_itself_takes_none_of_these_variables_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**TRAINJOB, "PET_STANDALONE": "1", "PET_NO_PYTHON": "1", "PET_RDZV_ID": "theirs"}.items():
+        monkeypatch.setenv(name, value)
+    taken: list[argparse.Namespace] = []
+    monkeypatch.setattr(agent.torchrun, "run", taken.append)
+    node = Torchrun.compose(options("--nnodes=1", "--nproc-per-node=3"), {})
+    config = cli.configure(node.overrides)
+    assert config is not None
+    agent.run(node.command(config).arguments, 1, 60, 60, 0, lambda: 0, print, Lifetime())
+    (found,) = taken
+    assert (found.nnodes, found.nproc_per_node, found.rdzv_backend) == ("1", "3", "mingpt-static")
+    assert (found.rdzv_endpoint, found.rdzv_id) == ("127.0.0.1:0", config.run.name)
+    assert [found.standalone, found.no_python, found.run_path] == [False] * 3
 
 
 def test_a_node_without_gpus_has_one_process_unless_told_otherwise() -> None:
@@ -172,7 +242,9 @@ def test_the_printed_command_shows_no_password() -> None:
     assert config is not None
     command = node.command(config)
     assert "secret" not in str(command)
-    assert command.arguments[-1] == "run.dir=s3://user:secret@bucket/run"
+    assert "run.dir=s3://***@bucket/run" in str(command)  # what others see, too: `ps` shows torchrun's arguments
+    assert command.overrides == ("run.dir=s3://user:secret@bucket/run",)
+    assert "secret" not in " ".join(command.arguments)
 
 
 def test_a_port_in_use_is_a_mistake_before_anything_starts(
@@ -197,13 +269,23 @@ def test_a_port_that_is_not_for_users_is_a_mistake_too(monkeypatch: pytest.Monke
     node = Torchrun.compose(parse(["--nnodes=2", "--node-rank=0", "--rdzv-endpoint=127.0.0.1:80"]), {})
     monkeypatch.setattr(socket.socket, "bind", refuse)
     with pytest.raises(Mistake, match=r"^--rdzv-endpoint: port 80 can't be listened on: Permission denied: choose ano"):
-        node.check_port()
+        node.check({})
 
 
-def test_an_option_that_this_torch_does_not_know_is_left_out() -> None:
+def test_a_c10d_rendezvous_of_several_nodes_needs_a_secret() -> None:
+    node = Torchrun.compose(options("--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29500"), {})
+    with pytest.raises(Mistake, match=f"^{SECRET} is not set: who reaches the port .* or give each its number"):
+        node.check({})
+    with pytest.raises(Mistake, match=f"^{SECRET} is shorter than 16 characters: "):
+        node.check({SECRET: "short"})
+    node.check({SECRET: "x" * 16})
+
+
+def test_an_option_that_this_torch_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "x" * 32)
     said: list[str] = []
     # No node 1 ever comes, so that nothing starts; what counts is that torchrun has taken the rest.
-    arguments = ["--nnodes=2", "--no-such-option=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1"]
+    arguments = ["--nnodes=2", "--no-such-option=3", "--rdzv-backend=mingpt-c10d", "--rdzv-endpoint=127.0.0.1:1"]
     conf = "--rdzv-conf=is_host=false,read_timeout=1"
     command = [*arguments, conf, "-m", "mingpt.train"]
     code, reason = agent.run(command, 1, 60, 60, 1, lambda: 0, said.append, Lifetime())

@@ -227,11 +227,18 @@ def test_the_command_of_by_hand_md_runs_on_two_machines(
     overrides = " ".join((DEFAULT, *TINY, f"data.path={text}", f"data.cache_dir={cache}"))
     port = free_port()
     nodes: list[Node] = []
-    for me, processes in ((HEAD, 2), (OTHER, 1)):
-        own = {"HEAD": HEAD, "ME": me, "NODES": 2, "PROCESSES": processes, "RUN_DIR": run.dir, "PORT": port}
+    for number, (me, processes) in enumerate(((HEAD, 2), (OTHER, 1))):
+        own = {
+            "HEAD": HEAD,
+            "ME": me,
+            "NUMBER": number,
+            "NODES": 2,
+            "PROCESSES": processes,
+            "RUN_DIR": run.dir,
+            "PORT": port,
+        }
         env = {key: str(value) for key, value in own.items()} | {"OVERRIDES": overrides}
         assert re.findall(r"^(\w+)=", variables, re.M) == list(env)  # the page names what the command needs
         nodes.append(Node(["bash", "-uc", command], env, workdir))
-        wait_until(lambda: listening(port), "the head listens")
     assert ends(nodes) == [0, 0], said(nodes)
     assert run.digest() == undisturbed(DEFAULT).digest()

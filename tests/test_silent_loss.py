@@ -88,7 +88,8 @@ LIMITS = (
 
 
 @pytest.mark.slow
-def test_a_head_that_falls_silent_ends_the_other_node(net: Net, new_run: Callable[..., Run]) -> None:
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_head_that_falls_silent_ends_the_other_node(backend: str, net: Net, new_run: Callable[..., Run]) -> None:
     run, cut = new_run(), list[float]()
 
     def pull() -> None:
@@ -98,7 +99,8 @@ def test_a_head_that_falls_silent_ends_the_other_node(net: Net, new_run: Callabl
 
     nodes = []
     for rank, host in enumerate(ADDRESSES):
-        options = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={rank}", "--rdzv-endpoint=a:29500", "--rdzv-id=x"]
+        place = [f"--node-rank={rank}", f"--rdzv-backend={backend}", "--rdzv-endpoint=a:29500", "--rdzv-id=x"]
+        options = ["--nnodes=2", "--nproc-per-node=1", *place]
         command = [sys.executable, "-m", "mingpt.launch", *options, *training(run, *LIMITS)]
         nodes.append(Node([*net.enter(host), *command], on_line=at_step(20, pull)))
     try:

@@ -56,7 +56,7 @@ class _Inspection:
         meeting = Meeting(0, 1)
         try:
             meeting = self._meet()
-            return self._together(meeting)
+            return self._joined(meeting)
         except Unreached as error:
             if error.args:
                 self._add("unreachable", "nodes", str(error), "see what its log says")
@@ -100,7 +100,7 @@ class _Inspection:
 
     def _host(self) -> Meeting:
         try:
-            return host(self.node.port, self.node.most, self.seconds)
+            return host(self.node.own, self.node.port, self.node.most, self.seconds)
         except OSError as error:
             text = f"port {self.node.port} can't be opened here ({error.strerror or error})"
             self._add("problem", "ports", text, "stop what listens there, or choose another port")
@@ -199,6 +199,17 @@ class _Inspection:
         return list(look["seen"])
 
     # --- all nodes ---
+
+    def _joined(self, meeting: Meeting) -> Report:
+        try:
+            return self._together(meeting)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            if not meeting.lines:
+                raise
+            what = (
+                "a node tells what this version's preflight does not: it has other code, or is a stranger at the port"
+            )
+            raise Unreached(f"{what} ({type(error).__name__}: {error})") from error
 
     def _together(self, meeting: Meeting) -> Report:
         """What it returns is the same on every node: all know what each has told."""

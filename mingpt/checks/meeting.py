@@ -11,6 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from mingpt import network
+from mingpt.console import complain
+
 LONGEST = 2**20  # bytes of a message; a stranger may talk to the port
 # Short segments pass where large ones vanish, so that an MTU black hole can still be told.
 SEGMENT = 400
@@ -52,7 +55,21 @@ class Line:
                 raise ConnectionError("the connection has ended")
             self.rest += piece
         raw, _, self.rest = self.rest.partition(b"\n")
-        return json.loads(raw)
+        try:
+            return json.loads(raw)
+        except RecursionError as error:  # nested a thousand times: a stranger's
+            raise ValueError("what it sends is no message of a preflight") from error
+
+    @property
+    def ended(self) -> bool:
+        """Whether the other side has closed it."""
+        self.socket.settimeout(0)
+        try:
+            return self.socket.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
 
 @dataclass
@@ -77,6 +94,9 @@ class Meeting:
         for rank, line in list(self.lines.items()):
             try:
                 values[rank] = line.receive(max(0.01, deadline - time.monotonic()))
+                if isinstance(value, (dict, list)) and not isinstance(values[rank], type(value)):
+                    values[rank] = None
+                    raise ValueError("what it sends is no message of a preflight")
             except (OSError, ValueError):
                 self.lines.pop(rank).socket.close()
         for rank, line in list(self.lines.items()):
@@ -100,32 +120,48 @@ class Meeting:
             line.socket.close()
 
 
-def host(port: int, size: int, seconds: float) -> Meeting:
-    """On the head: let the others in, until all are there or the time is over. Raises OSError if the port is taken."""
-    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as listener:
-        if listener.family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def host(address: str, port: int, size: int, seconds: float) -> Meeting:
+    """On the head: let the others in, until all are there or the time is over. Raises OSError if the port is taken.
+
+    address: this node's, as the others call it. What strangers send is told in a line each, and changes nothing.
+    """
+    with network.listen(address, port, several=True) as listener:
         shorten_segments(listener)
-        listener.bind(("", port))
-        listener.listen(size)
         meeting, deadline = Meeting(0, size), time.monotonic() + seconds
         while len(meeting.lines) < size - 1 and (left := deadline - time.monotonic()) > 0:
             listener.settimeout(left)
             try:
-                line = Line(listener.accept()[0])
-                hello = line.receive(HELLO_SECONDS)
-                free = [r for r in range(1, size) if r not in meeting.lines]
-                rank = free[0] if hello["rank"] is None else int(hello["rank"])
-                if hello["size"] != size or not 1 <= rank < size:
-                    text = f"the head expects {size} nodes, and this node {hello['size']}"
-                    line.send({"refused": text}, HELLO_SECONDS)
-                    continue
-                line.send({"rank": rank, "time": time.time()}, HELLO_SECONDS)
-            except (OSError, ValueError, KeyError, TypeError):  # nobody came; a stranger
+                accepted, (stranger, *_) = listener.accept()
+            except OSError:  # nobody came
                 continue
-            meeting.lines[rank] = line
+            line = Line(accepted)
+            try:
+                _let_in(meeting, line)
+            except (OSError, ValueError) as error:
+                complain(f"preflight: a connection from {plain(str(stranger))} is refused: {error}")
+                line.socket.close()
     return meeting
+
+
+def _let_in(meeting: Meeting, line: Line) -> None:
+    """Raises OSError or ValueError if this is none of the nodes, which has been told why if it can be one."""
+    hello = line.receive(HELLO_SECONDS)
+    asked, size = (hello.get("rank"), hello.get("size")) if isinstance(hello, dict) else (None, None)
+    if type(size) is not int or type(asked) not in (int, type(None)):
+        raise ValueError("what it sends is no message of a preflight")
+    taken = [r for r, other in meeting.lines.items() if not other.ended]
+    free = [r for r in range(1, meeting.size) if r not in taken]
+    rank = asked if asked is not None else free[0]
+    refused = ""
+    if size != meeting.size or not 1 <= rank < size:
+        refused = f"the head expects {meeting.size} nodes, and this node {size}"
+    elif rank in taken:
+        refused = f"another node has the number {rank}"
+    if refused:
+        line.send({"refused": refused}, HELLO_SECONDS)
+        raise ValueError(refused)
+    line.send({"rank": rank, "time": time.time()}, HELLO_SECONDS)
+    meeting.lines[rank] = line
 
 
 def visit(host: str, port: int, rank: int | None, size: int, seconds: float) -> Meeting:
