@@ -4,7 +4,7 @@ torch's own listen at every address of a machine, and nothing on them asks for a
 unpickles what stands under a key of the store (dynamic_rendezvous.py, the only `pickle.loads` on the way), so whoever
 reaches that port runs code on every node. Here, what is unpickled carries an HMAC made with a secret that the job's
 nodes share.
-torchrun knows these as --rdzv-backend=mingpt-static and mingpt-c10d (pyproject.toml: torchrun.handlers).
+torchrun knows these as --rdzv-backend=mingpt-static and mingpt-c10d (plugins.py).
 """
 
 import errno
@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import os
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
@@ -153,18 +152,6 @@ def _means_this_machine(host: str) -> bool:
     with suppress(OSError):
         return any(network.is_of_this_machine(str(a[4][0])) for a in socket.getaddrinfo(host, None))
     return False
-
-
-Creator = Callable[[RendezvousParameters], RendezvousHandler]
-
-
-def static() -> Creator:
-    """For torchrun's entry points."""
-    return create_static
-
-
-def c10d() -> Creator:
-    return create_c10d
 
 
 def register() -> None:
