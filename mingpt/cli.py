@@ -69,7 +69,13 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     follows = _follows(composed)
     raw, unresolved = _resolve(composed, follows)
     unused = [f"{_shown(text)}: not used here: set run.dir=…" for text in options.overrides if UNUSED.match(text)]
-    return validate(raw, world_size, also=(*problems, *unused, *unresolved), follows=follows, places=bool(unresolved))
+    return validate(
+        raw,
+        world_size,
+        also=(*problems, *unused, *unresolved),
+        follows=follows,
+        places=any("Missing mandatory" in text for text in unresolved),
+    )
 
 
 def refuse_the_time(overrides: Sequence[str]) -> None:

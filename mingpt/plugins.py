@@ -9,19 +9,21 @@ from typing import Any
 Creator = Callable[[Any], Any]  # from torch's RendezvousParameters to its RendezvousHandler
 
 
+def _static(params: Any) -> Any:
+    from mingpt.rendezvous import create_static
+
+    return create_static(params)
+
+
+def _c10d(params: Any) -> Any:
+    from mingpt.rendezvous import create_c10d
+
+    return create_c10d(params)
+
+
 def static() -> Creator:
-    def create(params: Any) -> Any:
-        from mingpt.rendezvous import create_static
-
-        return create_static(params)
-
-    return create
+    return _static
 
 
 def c10d() -> Creator:
-    def create(params: Any) -> Any:
-        from mingpt.rendezvous import create_c10d
-
-        return create_c10d(params)
-
-    return create
+    return _c10d

@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from mingpt import network
+from mingpt import network, plugins
 from mingpt.errors import Mistake
 from mingpt.platforms import PORT
 from mingpt.secret import C10D, STATIC, take_secret
@@ -156,5 +156,5 @@ def _means_this_machine(host: str) -> bool:
 
 def register() -> None:
     """For mingpt.launch, which may run from a checkout that no entry point names."""
-    rendezvous_handler_registry.register(STATIC, create_static)
-    rendezvous_handler_registry.register(C10D, create_c10d)
+    rendezvous_handler_registry.register(STATIC, plugins.static())
+    rendezvous_handler_registry.register(C10D, plugins.c10d())

@@ -190,7 +190,8 @@ def _of_client(shown: str, error: Exception) -> Mistake | Unavailable:
 
 def fetch_it(url: str) -> str:
     """The end of a message about a place where nothing is, if our own command could write it."""
-    name = FETCHED.get(os.path.normpath(url))
+    path = os.path.normpath(url)
+    name = next((name for place, name in FETCHED.items() if path == place or path.startswith(f"{place}/")), None)
     return f", or get it with `python -m mingpt.data.fetch {name}`" if name else ""
 
 

@@ -37,7 +37,7 @@ def test_the_experiment_is_ready_but_for_weights_and_text() -> None:
     assert isinstance(config.model, Model)
     assert (config.model.n_layer, config.model.init_from, config.optimizer.lr) == (12, "s3://b/gpt2", 5e-5)
     assert config.data.model_dump()["tokens"] == "bpe"
-    with pytest.raises(Mistake, match=r"^data\.path: Missing mandatory value"):
+    with pytest.raises(Mistake, match=r"  1\. data\.path: Missing mandatory value"):
         cli.configure(["experiment=finetune"])
 
 

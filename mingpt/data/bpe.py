@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.data.curing import printable, told_how_to_fetch
 from mingpt.errors import Mistake
-from mingpt.redact import without_secrets
+from mingpt.redact import printable, without_secrets
 from mingpt.storage import open_fs, place
 
 END_OF_TEXT = "<|endoftext|>"
@@ -218,11 +217,6 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
 
     key: what names the URL. Raises Mistake if there is none.
     """
-    with told_how_to_fetch(url):
-        return _read_tokenizer(url, key)
-
-
-def _read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
     fs, path = open_fs(url, key)
     shown = f"{key}={without_secrets(url)}"
     name = path.rstrip("/").rpartition("/")[2]

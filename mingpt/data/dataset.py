@@ -14,8 +14,8 @@ from typing import IO, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mingpt.data.curing import printable
 from mingpt.errors import Mistake
+from mingpt.redact import printable
 
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 256 << 20  # bytes: a million shards' lines and any vocabulary

@@ -15,10 +15,9 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from mingpt.data import bpe
-from mingpt.data.curing import printable
 from mingpt.data.parquet import parquet_column
 from mingpt.errors import Mistake
-from mingpt.redact import without_secrets
+from mingpt.redact import printable, without_secrets
 from mingpt.storage import name_of, open_fs, place, without_query
 
 Form = Literal["text", "jsonl", "parquet"]

@@ -261,12 +261,6 @@ def _names_of(paths: Iterable[str]) -> list[str]:
     return [name for name, paths in written.items() if any(read & {path, *path.parents} for path in paths)]
 
 
-def command_for(path: str) -> str:
-    """What to add to a message that nothing is at `path`: the command that puts it there, if there is one."""
-    names = [] if Path(path).exists() else _names_of([path])
-    return f", or fetch it: python -m mingpt.data.fetch {names[0]}" if names else ""
-
-
 def missing(config: Config) -> list[Corpus]:
     return [c for c in corpora_for(config) if not all(is_there(FOLDER / text.name, text) for text in c.texts)]
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from mingpt.data.codebook import Pixels
-from mingpt.data.curing import told_how_to_fetch
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets
 from mingpt.storage import fetch_it, open_fs, place
@@ -46,11 +45,6 @@ class ImageFiles:
 
 def find_images(url: str) -> ImageFiles:
     """The data set at a URL. Raises Mistake if there is none that is known, or if a file of it is missing."""
-    with told_how_to_fetch(url):
-        return _find_images(url)
-
-
-def _find_images(url: str) -> ImageFiles:
     fs, root = open_fs(url, KEY)
     shown = f"{KEY}={without_secrets(url)}"
     if root.endswith((".tar.gz", ".tgz")):

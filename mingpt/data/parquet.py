@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mingpt.data.curing import printable
 from mingpt.errors import Mistake
+from mingpt.redact import printable
 
 # Of Parquet, more bytes in a row group's column than PLAIN_BYTES are refused if they are packed to less than 1 of
 # MOST_PACKED, and read row by row from 1 of USUALLY_PACKED on: a few bytes may say a long string for each of many rows.

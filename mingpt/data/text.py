@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from mingpt.config import TextData
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.cache import Made, made_once
-from mingpt.data.curing import told_how_to_fetch
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import Pieces, TokenFile, Windows
@@ -68,7 +67,7 @@ def smallest_type(size: int) -> type[np.unsignedinteger[Any]]:
 def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str, Any]]:
     """The token file of `config.path` and what is known of it, tokenized by whichever process comes first."""
     fs, remote = open_fs(config.path, "data.path")
-    with told_how_to_fetch(config.path), place("data.path", config.path):
+    with place("data.path", config.path):
         info = fs.info(remote)  # size, modification time, ETag: a changed file gets another name in the cache
         if info["type"] == "directory":
             raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
