@@ -101,7 +101,8 @@ def test_a_strangers_vocabulary_is_refused_in_one_sentence(content: dict[str, ob
 def test_nothing_but_the_two_packages_is_needed_and_the_mistake_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tiktoken", None)
     assert bpe_kit.small().size == 272  # a snapshot can be looked at without it
-    with pytest.raises(Mistake, match=r"^BPE tokens need the package tiktoken: pip install -e '\.\[bpe\]' in the checkout$"):
+    cure = r"^BPE tokens need the package tiktoken: pip install -e '\.\[bpe\]' in the checkout$"
+    with pytest.raises(Mistake, match=cure):
         bpe_kit.small().encode("a")
 
 
