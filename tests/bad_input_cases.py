@@ -167,9 +167,6 @@ RUN = [
     Case("snapshots' disk full", r"snapshot\.dir=\S*small: the disk is full", "free some space",
          ("snapshot.dir={dir}/small", "snapshot.every_steps=0"), (mounted("small", "size=32k"),), workers=True,
          also=("snapshot of step 6",)),
-    Case("metrics' disk full in mid-run", r"run\.dir=\S*small: the disk is full", "free some space",
-         ("run.dir={dir}/small", "snapshot.dir={dir}/snapshots", "train.max_steps=60", "snapshot.every_steps=10"),
-         (mounted("small", "size=4k"),), workers=True, also=("step 10: snapshot",)),
 ]
 
 # What is wrong with a model of one's own is found before workers start, as far as importing it tells.
