@@ -32,12 +32,15 @@ class Superseded(Mistake):
 
 @dataclass(frozen=True)
 class Record:
-    """What a claim says. from_step, from_digest: the snapshot it goes on from (0, None: none). by: TRAIN or REWIND."""
+    """What a claim says. from_step, from_digest, parent: the snapshot that it goes on from, and the number of the
+    attempt that wrote that (0, None, 0: there is none). by: TRAIN or REWIND.
+    """
 
     number: int
     id: str = ""
     from_step: int = 0
     from_digest: str | None = None
+    parent: int = 0
     by: str = TRAIN
 
 
@@ -80,11 +83,13 @@ def _read(run_dir: str, number: int, path: str) -> Record | None:
             return None
     try:
         said: Any = json.loads(raw)
-        identity, step, digest, by = (said[key] for key in ("id", "from_step", "from_digest", "by"))
+        identity, step, digest, parent, by = (said[k] for k in ("id", "from_step", "from_digest", "parent", "by"))
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    good = isinstance(identity, str) and type(step) is int and isinstance(digest, str | None) and by in (TRAIN, REWIND)
-    return Record(number, identity, step, digest, by) if good else None
+    good = isinstance(identity, str) and isinstance(digest, str | None) and by in (TRAIN, REWIND)
+    if not good or type(step) is not int or type(parent) is not int:
+        return None
+    return Record(number, identity, step, digest, parent, by)
 
 
 @dataclass(frozen=True)
@@ -99,16 +104,18 @@ class Attempt:
         return self.record.number
 
     @classmethod
-    def claim(cls, run_dir: str, from_step: int, from_digest: str | None, by: str = TRAIN) -> "Attempt":
-        """Take the next free number. Called by one process.
+    def claim(
+        cls, run_dir: str, from_step: int, from_digest: str | None, parent: int = 0, by: str = TRAIN, above: int = 0
+    ) -> "Attempt":
+        """Take the next free number, above that of every attempt that is known. Called by one process.
 
         Two attempts that start at once get two numbers. On a store that does not heed conditional puts both may take
         one: the last to write has it, and the other one reads that before its first commit.
         """
-        number = newest_number(run_dir)
+        number = max(newest_number(run_dir), parent, above)  # run.dir may be a new one, and the snapshots elsewhere
         while True:
             number += 1
-            record = Record(number, uuid4().hex, from_step, from_digest, by)
+            record = Record(number, uuid4().hex, from_step, from_digest, parent, by)
             if _create(run_dir, record):
                 return cls(run_dir, record)
 
@@ -144,7 +151,8 @@ def _create(run_dir: str, record: Record) -> bool:
     path = _path(root, record.number)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     said: Mapping[str, Any] = {
-        "id": record.id, "by": record.by, "at": now, "from_step": record.from_step, "from_digest": record.from_digest
+        "id": record.id, "by": record.by, "at": now, "from_step": record.from_step, "from_digest": record.from_digest,
+        "parent": record.parent,
     }  # fmt: skip
     raw = json.dumps(said).encode()
     with place("run.dir", run_dir):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from mingpt.attempts import Record, records, segments
+from mingpt.attempts import records, segments
 from mingpt.errors import Mistake
 from mingpt.storage import is_local, open_fs, place
 
@@ -20,25 +20,29 @@ UPLOAD_SECONDS = 15  # between two looks for lines that a bucket does not have y
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
-    """The metrics of a run by step, as its newest snapshot came about.
+    """The metrics of a run by step, as its newest attempt came about: its own, before those its parent's, and so on.
 
-    An attempt that goes on from a step replaces all that older ones have measured beyond it, and so does a rewind. A
-    line that a killed attempt left half written is passed over.
+    So what an attempt measured beyond the snapshot that a newer one went on from is left out, and all that a rewind cut
+    off. A line that a killed attempt left half written is passed over.
     """
     fs, _ = open_fs(run_dir, "run.dir")
     rows: dict[int, dict[str, Any]] = {}
     paths, claimed = segments(run_dir), records(run_dir)
-    for attempt in sorted(paths.keys() | claimed.keys()):
+    numbers = sorted(paths.keys() | claimed.keys())
+    attempt, end = max(numbers, default=0), math.inf
+    while attempt > 0:
         own = list[dict[str, Any]]()
         if attempt in paths:
             with place("run.dir", run_dir):
-                raw: bytes = fs.cat_file(paths[attempt])
-            own = list(_rows(raw))
-        first = min((row["step"] for row in own), default=math.inf) - 1  # of a segment without a claim
-        start = claimed.get(attempt, Record(attempt, from_step=first)).from_step  # type: ignore[arg-type]
-        rows = {step: row for step, row in rows.items() if step <= start}
-        for row in own:  # within an attempt, a step's evaluation joins its loss
-            rows[row["step"]] = rows.get(row["step"], {}) | row
+                own = list(_rows(fs.cat_file(paths[attempt])))
+        older = max((n for n in numbers if n < attempt), default=0)
+        first = min((row["step"] for row in own), default=end) - 1
+        # An attempt of an earlier version has claimed nothing: it grew from the one before it.
+        start, parent = (r.from_step, r.parent) if (r := claimed.get(attempt)) else (first, older)
+        for row in own:  # a step's evaluation joins its loss
+            if start < row["step"] <= end:
+                rows[row["step"]] = rows.get(row["step"], {}) | row
+        attempt, end = min(parent, attempt - 1), min(end, start)
     return [rows[step] for step in sorted(rows)]
 
 

@@ -9,6 +9,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from mingpt.errors import Mistake
@@ -93,8 +94,9 @@ def check_all_plain(folder: str, key: str) -> None:
     try:
         check_folder(folder)
         for path in sorted(str(p) for p in Path(folder).iterdir()) if os.path.exists(folder) else []:
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                check_file(path)
+            with suppress(FileNotFoundError):  # a temporary file of another process
+                if not stat.S_ISDIR(os.lstat(path).st_mode):
+                    check_file(path)
     except NotPlain as problem:
         raise Mistake(f"{key}={link_problem(path, str(problem))}") from problem
 

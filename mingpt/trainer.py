@@ -89,7 +89,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         changes = resume.check(loaded.manifest, config, numerics, world, say)
         if world.speaks:
             say(f"resumed from step {start} of {loaded.url} (digest {loaded.manifest.digest})")
-        if start >= config.train.max_steps and snapshots.is_durable(start, loaded.manifest.digest):
+        if start >= config.train.max_steps and snapshots.is_durable(loaded):
             snapshots.forget_hot()
             if world.speaks:
                 say(f"nothing to do: the run has reached step {start}, and train.max_steps={config.train.max_steps}")
@@ -103,7 +103,8 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
 
     def claim_attempt() -> int:
         nonlocal claim
-        claim = Attempt.claim(config.run.dir, start, loaded.manifest.digest if loaded else None)
+        grew_from = (loaded.manifest.digest, loaded.manifest.attempt) if loaded else (None, 0)
+        claim = Attempt.claim(config.run.dir, start, *grew_from)
         return claim.number
 
     attempt = world.ask_speaker(claim_attempt)
@@ -229,6 +230,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
                 metrics.write(row)
                 say(console_line(row, config.train.max_steps) + ("" if math.isfinite(grad_norm) else "  SKIPPED"))
             if (skipped := update.skipped_in_a_row()) >= SKIPPED_STEPS:  # equal in all processes, as the norm is
+                snapshots.keep()
                 raise Mistake(
                     f"nothing was learnt since step {done - skipped}: the gradients are not finite, so steps are "
                     f"skipped. {_way_back(config)}"
@@ -257,7 +259,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
                 )
             last_log += time.monotonic() - began  # the next line's speed is that of training
         began = time.monotonic()
-        due = final or stopping or best or snapshots.is_due(done, flags)
+        due = final or stopping or snapshots.is_due(done, flags) or best
         if due and isinstance(config.model, OwnModel):
             own.check_buffers(model, buffers, config.model, world)
         if final or stopping:
@@ -291,6 +293,7 @@ def _way_back(config: Config) -> str:
 
 def _end_without_a_loss(config: Config, world: World, step: int, final: bool, snapshots: Snapshots) -> None:
     """A run whose loss is no number has nothing to store. Raises Mistake at its end; after a stop it may go on."""
+    snapshots.keep()
     there = world.ask_speaker(lambda: max(snapshots.store.steps(), default=0))
     what = f"the loss of step {step} is not finite, so it was not stored; the newest snapshot is that of step {there}"
     if final:

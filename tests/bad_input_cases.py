@@ -228,9 +228,9 @@ SNAPSHOTS = [
          (snapshots, text(b"hello, world" * 99)), workers=True),
     Case("another model", r"snapshot of step 4 in .* \(model\.n_layer: 2 -> 3\)", r"take another run\.dir",
          ("model.n_layer=3",), (snapshots,), forms=TRAIN),
-    Case("other format", r"snapshot\.dir=\S*: the snapshot of step 4 has format 3",
+    Case("other format", r"snapshot\.dir=\S*: the snapshot of step 4 has format 4",
          r"use the version that wrote it, or another run\.dir", (),
-         (snapshots, fields(lambda f: f | {"format": 3, "new": 1})), workers=True),
+         (snapshots, fields(lambda f: f | {"format": 4, "new": 1})), workers=True),
 ]
 
 # Damage is no mistake of the user's: the next older snapshot is taken, loudly, and the run goes on to its end.

@@ -86,8 +86,9 @@ class Witness:
         self.start_from = max(steps, default=0) if self.rewound_to is None else self.rewound_to
 
     def rewind(self, step: int) -> None:
-        """Go back to a committed step, on a machine that has the first node's memory."""
-        code = snapshots.main(["rewind", self.run.dir, "--step", str(step), "--hot-dir", str(self.memories[0])])
+        """Go back to a committed step, on a machine that has the first node's memory, or none of them."""
+        memory = self.memories[0] if step % 2 else self.memories[0].with_name("elsewhere")
+        code = snapshots.main(["rewind", self.run.dir, "--step", str(step), "--hot-dir", str(memory)])
         self.seen = {s: d for s, d in _verified(self.run.store).items() if s <= step}
         self._require(code == 0 and max(self.run.store.steps()) == step, f"exit code {code} of a rewind to step {step}")
         self.rewound_to = step

@@ -13,6 +13,7 @@ from mingpt.snapshot import hot
 from mingpt.snapshot.lineage import Follows, Newest, overtaken, set_overtaken_aside, strangers
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
+from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
@@ -118,7 +119,7 @@ def test_after_a_rewind_nothing_that_is_committed_late_counts(tmp_path: Path) ->
 def test_one_manifest_is_read_where_nothing_was_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(tmp_path / "snapshots"))
     claim(tmp_path, 0, 20, 40)
-    for step, attempt in ((10, 1), (20, 1), (30, 2), (40, 2)):
+    for step, attempt in ((10, 1), (20, 1), (40, 2), (50, 3)):
         save(store, step, provenance=of(attempt))
     read, plain = list[int](), Store.read_manifest
 
@@ -128,7 +129,7 @@ def test_one_manifest_is_read_where_nothing_was_overtaken(tmp_path: Path, monkey
 
     monkeypatch.setattr(Store, "read_manifest", note)
     assert overtaken(store, records(str(tmp_path))) == []
-    assert read == [40]
+    assert read == [50]
 
 
 class Slow(Store):
@@ -143,7 +144,7 @@ class Slow(Store):
         return super().commit(step, manifest)
 
 
-def test_an_attempt_that_is_overtaken_during_its_commit_takes_it_back(tmp_path: Path) -> None:
+def test_an_attempt_that_is_overtaken_during_its_commit_ends_and_the_next_start_sets_it_aside(tmp_path: Path) -> None:
     url = str(tmp_path / "snapshots")
     save(Store(url), 20, provenance=of(1))
     [first] = claim(tmp_path, 0)
@@ -152,27 +153,52 @@ def test_an_attempt_that_is_overtaken_during_its_commit_takes_it_back(tmp_path: 
         claim(tmp_path, 20)
         save(Store(url), 36, provenance=of(2))
 
-    said: list[str] = []
-    writer = SnapshotWriter(Slow(url, overtake), ALONE, Retention(9), of(1), said.append, claim=first)
+    writer = SnapshotWriter(Slow(url, overtake), ALONE, Retention(9), of(1), print, claim=first)
     with pytest.raises(Superseded, match="attempt 2 has started"):
         writer.save(40, state_of(40))
     assert writer.broken
+    set_overtaken_aside(Store(url), records(str(tmp_path)), print)
     assert Store(url).steps() == [36, 20]
 
 
-def test_a_commit_from_which_the_newer_attempt_has_gone_on_stays(tmp_path: Path) -> None:
+def test_an_attempt_that_is_overtaken_takes_nothing_from_the_newer_one(tmp_path: Path) -> None:
+    """Both commit the same bits of the same step: the newer one may have ended with 0 already."""
     url = str(tmp_path / "snapshots")
+    save(Store(url), 20, provenance=of(1))
     [first] = claim(tmp_path, 0)
 
-    class Eager(Store):
-        def commit(self, step: int, manifest: bytes) -> bool:
-            done = super().commit(step, manifest)
-            claim(tmp_path, step)  # it has read what was committed this instant
-            return done
+    def overtake() -> None:
+        claim(tmp_path, 20)
+        save(Store(url), 30, provenance=of(2))
 
     with pytest.raises(Superseded):
-        SnapshotWriter(Eager(url), ALONE, Retention(9), of(1), print, claim=first).save(40, state_of(40))
-    assert Store(url).steps() == [40]
+        SnapshotWriter(Slow(url, overtake), ALONE, Retention(9), of(1), print, claim=first).save(30, state_of(30))
+    set_overtaken_aside(Store(url), records(str(tmp_path)), print)
+    assert Store(url).steps() == [30, 20]
+
+
+def test_what_an_overtaken_attempt_left_between_the_newer_ones_steps_goes_too(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "snapshots"))
+    claim(tmp_path, 0, 20)
+    for step, attempt in ((20, 1), (25, 2), (30, 1), (35, 2)):
+        save(store, step, provenance=of(attempt))
+    assert overtaken(store, records(str(tmp_path))) == [30]
+
+
+def test_a_step_that_somebody_went_back_to_is_on_the_line_whoever_wrote_it(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "snapshots"))
+    claim(tmp_path, 0, 20)
+    for step, attempt in ((20, 1), (25, 2), (30, 1)):
+        save(store, step, provenance=of(attempt))
+    assert overtaken(store, records(str(tmp_path))) == [30]
+    rewind(str(tmp_path), store, 30, str(tmp_path / "memory"), print)
+    assert overtaken(store, records(str(tmp_path))) == []
+    assert Newest.of(store).step == 30
+
+
+def test_an_attempts_number_is_above_those_in_the_snapshots(tmp_path: Path) -> None:
+    """run.dir may be another one than that in which the snapshots were made: snapshot.dir is elsewhere."""
+    assert Attempt.claim(str(tmp_path), 40, "d", parent=5).number == 6
 
 
 def test_the_newest_attempt_replaces_what_an_older_one_committed_late_at_its_step(tmp_path: Path) -> None:
@@ -264,6 +290,22 @@ def test_memory_without_anything_durable_counts_only_if_nothing_ever_was(tmp_pat
 
 
 # --- going back ---
+
+
+def test_a_rewind_on_another_machine_is_not_undone_by_a_nodes_memory(tmp_path: Path) -> None:
+    """Nothing durable is newer than the step that somebody goes back to, and the memory continues just that."""
+    run, durable = str(tmp_path), Store(str(tmp_path / "snapshots"))
+    memory = Store(str(tmp_path / "memory"), "snapshot.hot_dir")
+    claim(tmp_path, 0)
+    Follows(1, 30, save(durable, 30)).write(memory)
+    save(memory, 38)
+    assert strangers(memory, Newest.of(durable, records(run))) == []
+    rewind(run, durable, 30, str(tmp_path / "another machine's"), print)
+    assert strangers(memory, Newest.of(durable, records(run))) == [38]
+    save(durable, 35, provenance=of(3))
+    assert strangers(memory, Newest.of(durable, records(run))) == [38]
+    Follows(3, 35, Newest.of(durable).digest).write(memory)
+    assert strangers(memory, Newest.of(durable, records(run))) == []
 
 
 def test_a_rewind_sets_all_newer_snapshots_aside_in_both_tiers(

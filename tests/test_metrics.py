@@ -59,11 +59,19 @@ def test_a_newer_attempt_replaces_what_older_ones_have_measured_beyond_its_first
 def test_an_attempt_says_itself_from_which_step_it_goes_on(run_dir: str) -> None:
     """Its claim says that it started from step 12. A rewind measures nothing and cuts off."""
     for number, (start, steps) in enumerate(((0, (10, 20, 30)), (12, (20,))), 1):
-        assert Attempt.claim(run_dir, start, "d").number == number
+        assert Attempt.claim(run_dir, start, "d", number - 1).number == number
         log(run_dir, number, *({"step": s, "loss": float(number)} for s in steps))
     assert [(r["attempt"], r["step"]) for r in read_metrics(run_dir)] == [(1, 10), (2, 20)]
-    Attempt.claim(run_dir, 15, "d", by=REWIND)
+    Attempt.claim(run_dir, 15, "d", 1, by=REWIND)
     assert [(r["attempt"], r["step"]) for r in read_metrics(run_dir)] == [(1, 10)]
+
+
+def test_what_an_attempt_grew_from_counts_and_not_its_number(run_dir: str) -> None:
+    """Attempt 2 went on from an older step and died; attempt 3 found what attempt 1 had left in a node's memory."""
+    for number, (start, parent, steps) in enumerate(((0, 0, (10, 20, 30)), (12, 1, (20,)), (30, 1, (40,))), 1):
+        Attempt.claim(run_dir, start, "d", parent)
+        log(run_dir, number, *({"step": s, "loss": float(number)} for s in steps))
+    assert [(r["attempt"], r["step"]) for r in read_metrics(run_dir)] == [(1, 10), (1, 20), (1, 30), (3, 40)]
 
 
 def test_the_validation_loss_joins_its_step(run_dir: str) -> None:

@@ -29,6 +29,7 @@ class Entry:
     digest: str | None = None
     loss: float | None = None
     val_loss: float | None = None
+    not_finite: tuple[str, ...] = ()  # losses that were measured, and are no numbers
     attempt: int | None = None
     world_size: int | None = None
 
@@ -62,6 +63,7 @@ def entry(store: Store, step: int) -> Entry:
         digest=manifest.digest,
         loss=manifest.metrics.loss,
         val_loss=manifest.metrics.val_loss,
+        not_finite=tuple(manifest.metrics.not_finite),
         attempt=last.get("attempt"),
         world_size=last.get("world_size"),
     )
@@ -110,10 +112,14 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
+def _loss(e: Entry, name: str) -> str:
+    return "nan" if name in e.not_finite else _number(getattr(e, name))
+
+
 def _row(e: Entry) -> tuple[str, ...]:
     state = f"{e.state}: {e.problem}" if e.problem else e.state
     digest = e.digest[:16] if e.digest else "-"
-    return str(e.step), _age(e.age_seconds), _size(e.bytes), digest, _number(e.loss), _number(e.val_loss), state
+    return str(e.step), _age(e.age_seconds), _size(e.bytes), digest, _loss(e, "loss"), _loss(e, "val_loss"), state
 
 
 def runs_below(url: str) -> list[tuple[str, Entry]]:

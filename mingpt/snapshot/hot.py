@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from mingpt.errors import Mistake
 from mingpt.plainfile import NotPlain, link_problem, open_file
+from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.store import Store
 from mingpt.storage import is_local, make_folder, name_of, open_fs, place
 
@@ -99,7 +100,8 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int) -> Sto
             raise Mistake(f"snapshot.hot_dir={hot_dir}: {base} belongs to somebody else: remove it, or choose another")
         own.mkdir(exist_ok=True)
         _remove_stale(base, own)
-        taken = sum(_size(file) for file in own.rglob("*"))
+        # What is replaced by the next two; what was set aside stays.
+        taken = sum(_size(file) for file in own.rglob("*") if (file.parent / MANIFEST).exists())
         free, needed = shutil.disk_usage(hot_dir).free + taken, 2 * state_bytes + SPARE_BYTES
     if free < needed:
         raise Mistake(

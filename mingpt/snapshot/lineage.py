@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mingpt.atomic import write_whole
@@ -38,25 +39,34 @@ def overtaken(store: Store, records: Mapping[int, Record]) -> list[int]:
     its own; or after somebody had rewound the run to an earlier step. (Where the newer one has committed nothing, what
     the older one did late is no work of anybody else's, and stays.)
     """
-    above: list[int] = []  # readable steps above the best one
-    best: Manifest | None = None
+    off: list[int] = []
+    best, at, passed = 0, 0, list[int]()  # the newest attempt found so far, its newest step, and its others
+    rewinds = {n: r for n, r in records.items() if r.by == REWIND}
     for step in store.steps():
+        if best and step <= _from(records, best) and not _began_below(records, best, at):
+            break  # usual: the newest snapshot is the newest attempt's, and little more is read
         if (manifest := peek(store, step)) is None:
             continue
-        newer = [record for number, record in records.items() if number > manifest.attempt and record.from_step < step]
-        if any(record.by == REWIND for record in newer):
-            above.append(step)
-            continue
-        if best is None:
-            best, below = manifest, list[int]()
-        elif manifest.attempt > best.attempt:
-            above += below
-            best, below = manifest, []
-        # Usual: the newest snapshot is the newest attempt's, and one manifest is all that is read.
-        if not any(n > best.attempt and record.from_step < best.step for n, record in records.items()):
-            return above
-        below.append(step)
-    return above
+        # Somebody who went back to a snapshot has made it one of the rewind's.
+        chosen = (n for n, r in rewinds.items() if (r.from_step, r.from_digest) == (step, manifest.digest))
+        attempt = max(manifest.attempt, *chosen, 0)
+        if _began_below(rewinds, attempt, step) or (attempt < best and step > _from(records, best)):
+            off.append(step)
+        elif attempt > best:
+            off += [s for s in (at, *passed) if s]
+            best, at, passed = attempt, step, []
+        else:
+            passed.append(step)
+    return sorted(off, reverse=True)
+
+
+def _began_below(records: Mapping[int, Record], attempt: int, step: int) -> bool:
+    """Whether a newer attempt has gone on from an earlier step."""
+    return any(number > attempt and record.from_step < step for number, record in records.items())
+
+
+def _from(records: Mapping[int, Record], attempt: int) -> int:
+    return records[attempt].from_step if attempt in records else 0
 
 
 def set_overtaken_aside(store: Store, records: Mapping[int, Record], say: Callable[[str], None]) -> None:
@@ -75,6 +85,7 @@ class Newest:
     """The newest durable snapshot on the run's line, for a node that looks into its memory. step 0: there is none.
 
     attempt: who wrote it. result: all that its bits follow from. unreadable: steps above it that are damaged.
+    rewound: the number of the last rewind, which is an attempt; 0: none.
     """
 
     step: int = 0
@@ -82,18 +93,20 @@ class Newest:
     attempt: int = 0
     result: Any = None
     unreadable: tuple[int, ...] = ()
+    rewound: int = 0
 
     @classmethod
-    def of(cls, store: Store) -> "Newest":
+    def of(cls, store: Store, records: Mapping[int, Record] = MappingProxyType({})) -> "Newest":
+        rewound = max((n for n, record in records.items() if record.by == REWIND), default=0)
         committed = set(store.steps())
         unreadable: list[int] = []
         for step in store.folders():
             manifest = peek(store, step) if step in committed else None
             if manifest:
-                return cls(step, manifest.digest, manifest.attempt, _result(manifest), tuple(unreadable))
+                return cls(step, manifest.digest, manifest.attempt, _result(manifest), tuple(unreadable), rewound)
             if step in committed or any(f.was_damaged for f in store.files(step)):
                 unreadable.append(step)
-        return cls(unreadable=tuple(unreadable))
+        return cls(unreadable=tuple(unreadable), rewound=rewound)
 
 
 def _result(manifest: Manifest) -> Any:
@@ -129,8 +142,10 @@ def strangers(hot: Store, newest: Newest) -> list[int]:
 
 
 def _continues(hot: Store, step: int, note: Follows | None, newest: Newest) -> bool:
-    if note is None or newest.step < note.step:  # what it grew from was deleted, or rewound; damage is no such wish
-        return note is not None and note.step in newest.unreadable
+    if note is None or note.attempt < newest.rewound:
+        return False
+    if newest.step < note.step:  # what it grew from was deleted; damage is no such wish
+        return note.step in newest.unreadable
     if newest.step == note.step:
         return newest.digest == note.digest
     # Something newer is durable. It is of the same line if the same attempt wrote it, or if it has the same bits.

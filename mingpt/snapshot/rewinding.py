@@ -7,6 +7,7 @@ from mingpt.errors import Mistake
 from mingpt.snapshot import hot
 from mingpt.snapshot.files import REWOUND
 from mingpt.snapshot.format import Damaged
+from mingpt.snapshot.lineage import peek
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
@@ -26,7 +27,8 @@ def rewind(run_dir: str, store: Store, step: int, hot_dir: str, say: Callable[[s
         manifest = read_manifest(store, step)
     except Damaged as damage:
         raise Mistake(f"{store.folder_url(step)}: {damage}: choose another step") from damage
-    Attempt.claim(run_dir, step, manifest.digest, by=REWIND)
+    newest = max([manifest.attempt, *(found.attempt for s in there if (found := peek(store, s)))])
+    Attempt.claim(run_dir, step, manifest.digest, manifest.attempt, by=REWIND, above=newest)
     memory = hot.find_hot(hot_dir, run_dir)
     for tier in (store, *([memory] if memory else [])):
         with place(tier.key, tier.url):

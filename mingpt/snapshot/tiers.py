@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -11,9 +12,9 @@ from mingpt.config import Config
 from mingpt.distributed import World
 from mingpt.errors import Mistake
 from mingpt.snapshot import hot
-from mingpt.snapshot.format import Metrics, State
+from mingpt.snapshot.format import Damaged, Metrics, State, Unreadable
 from mingpt.snapshot.lineage import Follows, Newest, set_overtaken_aside, strangers
-from mingpt.snapshot.reader import Loaded
+from mingpt.snapshot.reader import Loaded, verify
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
@@ -31,7 +32,7 @@ def newest(config: Config) -> int:
     memory = hot.find_hot(config.snapshot.hot_dir, config.run.dir) if config.snapshot.hot_every_steps else None
     steps = durable.steps()
     if memory is not None:
-        gone = strangers(memory, Newest.of(durable))
+        gone = strangers(memory, Newest.of(durable, attempts.records(config.run.dir)))
         steps += [step for step in memory.steps() if step not in gone]
     return max(steps, default=0)
 
@@ -58,8 +59,9 @@ class Snapshots:
 
     def restore(self) -> Loaded | None:
         def look() -> dict[str, Any]:
-            set_overtaken_aside(self.store, attempts.records(self.run_dir), self.say)
-            return asdict(Newest.of(self.store))
+            records = attempts.records(self.run_dir)
+            set_overtaken_aside(self.store, records, self.say)
+            return asdict(Newest.of(self.store, records))
 
         self.base = Newest(**self.world.ask_speaker(look))
         return restore(self.store, self.hot_store, self.world, self.say, self.base)
@@ -194,7 +196,9 @@ class Snapshots:
         except TimeoutError:
             pass
         finally:  # whatever is wrong with the store, the step stays in this node's memory
-            in_memory = in_memory and self._wait_for_hot(step)
+            in_memory = in_memory and self._wait_for_hot()
+        # Each process has its own clock. What one of them knows to be committed is, and all must go the same way.
+        digest = next((known for known in self.world.gather(digest) if known), None)
         if digest is None:
             self._too_late = True
             if self.world.speaks:
@@ -217,10 +221,10 @@ class Snapshots:
             return False
         return True
 
-    def _wait_for_hot(self, step: int) -> bool:
+    def _wait_for_hot(self) -> bool:
         assert self.hot
         try:
-            self.hot.wait(self.timeout)
+            self.hot.wait(SPARE_SECONDS)  # memory is fast; another process may have had no time to start
         except Exception:  # said by its writer, or too late
             return False
         return True
@@ -234,9 +238,27 @@ class Snapshots:
         self.close()
         return digest
 
-    def is_durable(self, step: int, digest: str) -> bool:
-        """Called by all processes, after `restore`."""
-        return self.base.step == step and self.base.digest == digest
+    def is_durable(self, loaded: Loaded) -> bool:
+        """Whether what was restored is durable, and not only in memory. Called by all processes."""
+
+        def look() -> bool:
+            if loaded.url == self.store.url:
+                return True
+            if (self.base.step, self.base.digest) != (loaded.manifest.step, loaded.manifest.digest):
+                return False
+            try:
+                verify(self.store, loaded.manifest.step)  # the memory is the only copy if this one is damaged
+            except (Damaged, Unreadable):
+                return False
+            return True
+
+        return bool(self.world.ask_speaker(look))
+
+    def keep(self) -> None:
+        """Before an end without a snapshot: let the one that is in flight arrive, and leave what is in memory."""
+        with suppress(TimeoutError):
+            self.durable.settle(self.timeout)
+        self._too_late = True
 
     def forget_hot(self) -> None:
         """When the run's last step is durable: remove what an attempt left that was killed after it."""
@@ -244,10 +266,10 @@ class Snapshots:
             hot.remove(self.hot_store)
 
     def close(self) -> None:
-        """Called by all processes after the last durable snapshot: the hot ones have served."""
-        if self.hot and not self._too_late:
-            self.hot.settle()
-            if not self.hot.broken:
-                self.hot.world.barrier()
-            if self.hot.world.speaks:
-                hot.remove(self.hot.store)
+        """Called by all processes at the end of an attempt: if its last step is durable, the hot ones have served."""
+        if self.hot:
+            with suppress(TimeoutError):
+                self.hot.settle(SPARE_SECONDS)
+        self.world.barrier()
+        if self.hot and not self._too_late and self.hot.world.speaks:
+            hot.remove(self.hot.store)

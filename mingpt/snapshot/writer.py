@@ -203,7 +203,7 @@ class SnapshotWriter:
         self.failures += 1
         self.broken = self.broken or isinstance(error, Superseded)
         if shout and not isinstance(error, Superseded):
-            goes_on = "The run ends here" if self.broken else "The run goes on"
+            goes_on = "The run ends here" if self.broken and self.claim is not None else "The run goes on"
             self.say(f"SNAPSHOT FAILED ({self.failures} in a row): {error}. {goes_on}.")
 
     def _write_together(self, step: int, copies: list[Copy], metrics: Metrics, began: float) -> str:
@@ -214,6 +214,8 @@ class SnapshotWriter:
         answer = self.world.from_speaker(self._committed(step, reports, metrics) if self.world.speaks else None)
         self._raise_first([answer])
         self.failures = 0
+        if self.world.speaks:  # after the answer: the others wait for that, and deleting may take long
+            self._tidy(step)
         self._tell(step, answer["digest"], time.monotonic() - began)
         return str(answer["digest"])
 
@@ -255,7 +257,6 @@ class SnapshotWriter:
             return {"error": str(no), "superseded": True}
         except Exception as error:
             return self._failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
-        self._tidy(step)
         return {"digest": digest}
 
     def _commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> str:
@@ -285,22 +286,11 @@ class SnapshotWriter:
                     )
             if not self.store.commit(step, encode_manifest(manifest)):
                 self._meet(step, manifest)
-            self._take_back_if_late(step)
+            if self.claim is not None:  # a commit may take minutes; what came too late is set aside by the next start
+                self.claim.check()
 
         self._patiently(commit, self._deadline())
         return manifest.digest
-
-    def _take_back_if_late(self, step: int) -> None:
-        """A commit may take minutes. If another attempt has gone on from an earlier step meanwhile, ours is no longer
-        on the run's line. (One that has gone on from this very step has read it already.)
-        """
-        newer = self.claim.overtaken() if self.claim is not None else None
-        if newer is None:
-            return
-        assert self.claim is not None
-        if newer.from_step < step:
-            self.store.set_aside(step, OVERTAKEN)
-        raise self.claim.superseded(newer)
 
     def _tidy(self, step: int) -> None:
         """Whatever goes wrong here costs room and not the snapshot; it is tried again after the next one."""
