@@ -109,10 +109,16 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ending = None
-        started = super()._start_workers(worker_group)
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._on_signal)  # in place of torch's own handler
+        # Workers inherit what is blocked until they listen (lifetime.begin): a Ctrl-C during Python's own start would
+        # end them with a stack trace and exit code 1, as if they had crashed.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            started = super()._start_workers(worker_group)
+            for number in STOP_SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, self._on_signal)  # in place of torch's own handler
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         # Only now: a signal that came a moment ago has ended us, and with us workers that had not begun.
         self.lifetime.phase = Phase.OVER
         return started

@@ -229,13 +229,14 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
             if metrics:
                 metrics.write(row)
                 say(console_line(row, config.train.max_steps) + ("" if math.isfinite(grad_norm) else "  SKIPPED"))
-            if (skipped := update.skipped_in_a_row()) >= SKIPPED_STEPS:  # equal in all processes, as the norm is
-                snapshots.keep()
-                raise Mistake(
-                    f"nothing was learnt since step {done - skipped}: the gradients are not finite, so steps are "
-                    f"skipped. {_way_back(config)}"
-                )
             last_log, last_logged = time.monotonic(), done
+        if done % SKIPPED_STEPS == 0 and (skipped := update.skipped_in_a_row()) >= SKIPPED_STEPS:  # equal in all
+            snapshots.keep()
+            there = world.ask_speaker(lambda: max(snapshots.store.steps(), default=0))
+            raise Mistake(
+                f"nothing was learnt since step {done - skipped}: the gradients are not finite, so steps are skipped. "
+                f"{_way_back(config, there)}"
+            )
         val_loss, best = None, False
         if len(source.validation) and (final or (config.train.eval_every and done % config.train.eval_every == 0)):
             began = time.monotonic()
@@ -283,11 +284,14 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     return FINISHED if finished else STOPPED
 
 
-def _way_back(config: Config) -> str:
+def _way_back(config: Config, newest: int) -> str:
+    """newest: the step of the newest durable snapshot; 0: there is none."""
     run = shlex.quote(str(without_secrets(config.run.dir)))
+    if not newest:
+        return "The run has diverged, and nothing was stored: the same command with a lower optimizer.lr starts afresh"
     return (
-        f"The run has diverged: give a lower optimizer.lr, and go back to a step before the trouble "
-        f"(`python -m mingpt.snapshots rewind {run} --step N`) or start in another run.dir"
+        f"The run has diverged: give a lower optimizer.lr, and go back to a step before the trouble, {newest} at the "
+        f"latest (`python -m mingpt.snapshots rewind {run} --step N`), or start in another run.dir"
     )
 
 
@@ -295,11 +299,11 @@ def _end_without_a_loss(config: Config, world: World, step: int, final: bool, sn
     """A run whose loss is no number has nothing to store. Raises Mistake at its end; after a stop it may go on."""
     snapshots.keep()
     there = world.ask_speaker(lambda: max(snapshots.store.steps(), default=0))
-    what = f"the loss of step {step} is not finite, so it was not stored; the newest snapshot is that of step {there}"
+    what = f"the loss of step {step} is not finite, so it was not stored"
     if final:
-        raise Mistake(f"{what}. {_way_back(config)}")
+        raise Mistake(f"{what}. {_way_back(config, there)}")
     if world.speaks:
-        say(what)
+        say(f"{what}; the newest snapshot is that of step {there}")
 
 
 def _check_fits(loaded: Loaded, config: Config, source: Source, model: nn.Module) -> None:

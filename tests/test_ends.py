@@ -217,8 +217,8 @@ def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapsho
     assert durable.steps() == [100, 75]
     assert (
         "error: nothing was learnt since step 107: the gradients are not finite, so steps are skipped. The run has "
-        "diverged: give a lower optimizer.lr, and go back to a step before the trouble (`python -m mingpt.snapshots "
-        f"rewind {tmp_path}/run --step N`) or start in another run.dir"
+        "diverged: give a lower optimizer.lr, and go back to a step before the trouble, 100 at the latest (`python -m "
+        f"mingpt.snapshots rewind {tmp_path}/run --step N`), or start in another run.dir"
     ) in capsys.readouterr().err
 
 
@@ -228,7 +228,7 @@ def test_a_run_whose_last_loss_is_not_finite_is_not_finished(
     assert bad(range(50, 61), "train.max_steps=60", "snapshot.every_steps=20") == MISTAKE
     assert durable.steps() == [40, 20]
     error = (
-        "error: the loss of step 60 is not finite, so it was not stored; the newest snapshot is that of step 40. The"
+        "error: the loss of step 60 is not finite, so it was not stored. The run has diverged: give a lower optimizer.lr"
     )
     assert error in capsys.readouterr().err
 

@@ -329,4 +329,4 @@ def test_a_rewind_sets_all_newer_snapshots_aside_in_both_tiers(
     with pytest.raises(Superseded, match="the run was rewound while this attempt, number 1, was still training"):
         training.check()
     assert snapshots.main(["list", run]) == 0
-    assert "set aside: is not on the run's line any more" in capsys.readouterr().out
+    assert "set aside: was rewound or overtaken" in capsys.readouterr().out

@@ -67,7 +67,8 @@ def test_list_for_programs(run: Path, capsys: Captured) -> None:
     manifest = read(Store(f"{run}/snapshots"), 30).manifest
     assert 0 <= told[30].pop("age_seconds") < 100
     assert told[30] == {
-        "step": 30, "state": "looks good", "problem": "", "digest": manifest.digest, "loss": 3.75, "val_loss": 15.0, "not_finite": [],
+        "step": 30, "state": "looks good", "problem": "", "digest": manifest.digest, "loss": 3.75, "val_loss": 15.0,
+        "not_finite": [],
         "bytes": sum(p.size for p in manifest.parts.values()), "parts": 2, "attempt": 1, "world_size": 4,
     }  # fmt: skip
 

@@ -50,7 +50,7 @@ def entry(store: Store, step: int) -> Entry:
         if any(f.name == MANIFEST for f in files):
             return Entry(step, DAMAGED, str(damage), age, size)
         if aside := [f for f in files if f.is_set_aside]:
-            why = "was damaged" if aside[0].was_damaged else "is not on the run's line any more"
+            why = "was damaged" if aside[0].was_damaged else "was rewound or overtaken"
             return Entry(step, ASIDE, f"{why}; its manifest is now {aside[0].name}", age, size)
         return Entry(step, INCOMPLETE, "there is no manifest: it is being written, or its writer died", age, size)
     last = manifest.history[-1] if manifest.history else {}

@@ -202,11 +202,9 @@ class Snapshots:
         if digest is None:
             self._too_late = True
             if self.world.speaks:
-                here = f"step {step} on these nodes (in their memory), and from " if in_memory else ""
-                self.say(
-                    f"step {step}: {why}: the next attempt starts from {here}the newest step in {self.store.url} "
-                    f"elsewhere"
-                )
+                elsewhere = f"the newest step in {self.store.url}"
+                there = f"step {step} on these nodes (in their memory), and from {elsewhere} elsewhere"
+                self.say(f"step {step}: {why}: the next attempt starts from {there if in_memory else elsewhere}")
         return digest
 
     def _start_hot(self, step: int, content: Content, deadline: float) -> bool:

@@ -203,7 +203,7 @@ class SnapshotWriter:
         self.failures += 1
         self.broken = self.broken or isinstance(error, Superseded)
         if shout and not isinstance(error, Superseded):
-            goes_on = "The run ends here" if self.broken and self.claim is not None else "The run goes on"
+            goes_on = "The run ends here" if self.broken and self.store.key != "snapshot.hot_dir" else "The run goes on"
             self.say(f"SNAPSHOT FAILED ({self.failures} in a row): {error}. {goes_on}.")
 
     def _write_together(self, step: int, copies: list[Copy], metrics: Metrics, began: float) -> str:
