@@ -72,9 +72,7 @@ class Lifetime:
             if under_agent or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, STOP_SIGNALS
-        )  # what came since mingpt.launch has started this process
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # mingpt.launch has blocked them for its workers
 
     def mark(self, part: str) -> None:
         """Note that a part of the start is done."""

@@ -160,7 +160,7 @@ def test_loader_workers_change_nothing(new_run: NewRun, undisturbed: NewRun) -> 
 def test_snapshots_change_nothing_and_keep_is_kept(
     new_run: NewRun, undisturbed: NewRun, every: int, steps: list[int]
 ) -> None:
-    run = new_run(f"snapshot.every_steps={every}", "snapshot.keep=3")
+    run = new_run(f"snapshot.every_steps={every}", "snapshot.keep=3", "snapshot.keep_best=false")
     run.finish(2)
     assert run.store.steps() == steps
     assert run.digest() == undisturbed().digest()
