@@ -67,7 +67,7 @@ def test_a_run_that_has_diverged_does_not_go_on_for_the_weekend(new_run: Callabl
     assert not re.search(r"^step 110/300", started.output, re.M)
     assert re.search(
         r"^error: nothing was learnt since step 0: the gradients are not finite, so steps are skipped\. The "
-        r"run has diverged: give a lower optimizer\.lr, and go on from an older snapshot",
+        r"run has diverged, and nothing was stored: the same command with a lower optimizer\.lr starts afresh",
         started.output,
         re.M,
     )

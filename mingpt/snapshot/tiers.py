@@ -23,6 +23,7 @@ from mingpt.storage import limit_seconds
 
 Content = tuple[State, Metrics]
 FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # what the processes tell each other with every step
+HOT_SECONDS = 5  # for the hot snapshot in flight, however little time there is: memory is fast
 SPARE_SECONDS = 60  # by which a wait for the other processes is longer than anything that those may be doing
 
 
@@ -212,10 +213,10 @@ class Snapshots:
         if self.hot is None or self.hot.broken:
             return False
         try:
-            self.hot.settle(deadline - time.monotonic())
+            self.hot.settle(max(deadline - time.monotonic(), HOT_SECONDS))
             self.hot.start(step, *content)
         except Exception as error:
-            self.say(f"step {step}: no hot snapshot: {error or type(error).__name__}")
+            self.say(f"step {step}: no hot snapshot: {str(error) or type(error).__name__}")
             return False
         return True
 
