@@ -87,7 +87,7 @@ def test_a_second_run_on_the_same_directory_ends_the_first(new_run: Callable[...
     second = Node([sys.executable, "-m", "mingpt.train", *training(run, *endless)])
     output = finish(first, 64)
     assert re.search(
-        r"launch: exit code 64: process \d: run\.dir=.*: attempt 2 has started while this one, attempt 1, was still "
+        r"launch: exit code 64: process \d: run\.dir=.*: attempt 2 has started while this attempt, number 1, was still "
         r"training: this one ends here, and the newer one goes on; two runs need two places",
         output.splitlines()[-1],
     )
