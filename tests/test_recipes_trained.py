@@ -181,13 +181,14 @@ def test_a_mistake_ends_a_spot_job_for_good(
 
 @pytest.mark.slow
 def test_what_was_trained_is_evaluated_and_continued(
-    launch: Callable[..., list[Node]], workdir: Path, tmp_path: Path
+    launch: Callable[..., list[Node]], workdir: Path, tmp_path: Path, text: Path
 ) -> None:
     run = str(tmp_path / "run")
     nodes = launch("train", run, (1, 1))
     assert ends(nodes) == [0, 0], said(nodes)
+    again = f"data.path={text}"  # an absolute path is not taken from a snapshot
     for name, changed, expected in (
-        ("evaluate", {"OPTIONS": "--json --step 24"}, '"perplexity": '),
+        ("evaluate", {"OPTIONS": "--json --step 24", "OVERRIDES": again}, '"perplexity": '),
         ("generate", {"PROMPT": "so the", "OPTIONS": "--tokens 20 --seed 2"}, "so the"),
     ):
         node = Node(["bash", "-c", str(recipe(name)["run"])], envs(name, RUN_DIR=run, **changed), workdir)
