@@ -64,10 +64,7 @@ def _opened(config: Config) -> Source:
     try:
         return open_source(config.data, config.model.block_size, config.batch.micro_size)
     except Mistake as mistake:
-        told = {problem.partition("=")[0] for problem in mistake.problems}
-        raise Mistake(
-            *mistake.problems, *(p for p in missing_places(config) if p.partition("=")[0] not in told)
-        ) from mistake
+        raise Mistake(*mistake.problems, *missing_places(config, mistake.problems)) from mistake
 
 
 def _handed_on() -> list[str]:
@@ -98,7 +95,8 @@ def agree_on_inputs(world: World, config: Config, source: Source) -> None:
     Where a node finds and caches the data, and how it loads them, is its own affair; that it is the same data is not.
     """
     inputs = config.model_dump()
-    data = {k: v for k, v in inputs["data"].items() if f"data.{k}" in settings(inputs)[1]}
+    affecting = settings(inputs)[1]
+    data = {k: v for k, v in inputs["data"].items() if f"data.{k}" in affecting}
     first, *others = world.gather({"data.sha256": source.sha256} | inputs | {"data": data})
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):

@@ -130,12 +130,11 @@ class Attempt:
 
     def check(self) -> None:
         """Raise Superseded if a newer attempt has started."""
-        if newest := self.overtaken():
-            raise self.superseded(newest)
-
-    def superseded(self, newest: Record) -> Superseded:
+        newest = self.overtaken()
+        if newest is None:
+            return
         what = "the run was rewound" if newest.by == REWIND else f"attempt {newest.number} has started"
-        return Superseded(
+        raise Superseded(
             f"run.dir={without_secrets(self.run_dir)}: {what} while this attempt, number {self.number}, was still "
             f"training: this one ends here, and the newer one goes on; two runs need two places"
         )

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mingpt.attempts import records, segments
-from mingpt.errors import Mistake
 from mingpt.storage import is_local, open_fs, place
 
 UPLOAD_SECONDS = 15  # between two looks for lines that a bucket does not have yet
@@ -92,7 +91,7 @@ class MetricsLog:
             try:
                 with place("run.dir", self.run_dir):
                     self._append() if is_local(self.fs) else self._put()
-            except (Mistake, OSError) as error:  # Unavailable is one
+            except Exception as error:  # whatever it is: in the uploading thread nobody else would hear of it
                 if not self.failing:
                     self.say(f"METRICS can't be written: {error}. The run goes on; they are tried again.")
                 self.failing = True

@@ -155,7 +155,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     }
     snapshots.begin(provenance, attempt, claim, committed)
     if loaded and start >= config.train.max_steps:
-        stored = snapshots.make_durable(start, loaded)
+        stored = snapshots.make_durable(loaded)
         if world.speaks:
             say(f"finished: step {start}, digest {stored}: only the memory of a node had it; now it is stored")
         lifetime.phase = Phase.OVER
@@ -231,8 +231,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
                 say(console_line(row, config.train.max_steps) + ("" if math.isfinite(grad_norm) else "  SKIPPED"))
             last_log, last_logged = time.monotonic(), done
         if done % SKIPPED_STEPS == 0 and (skipped := update.skipped_in_a_row()) >= SKIPPED_STEPS:  # equal in all
-            snapshots.keep()
-            there = world.ask_speaker(lambda: max(snapshots.store.steps(), default=0))
+            there = snapshots.keep()
             raise Mistake(
                 f"nothing was learnt since step {done - skipped}: the gradients are not finite, so steps are skipped. "
                 f"{_way_back(config, there)}"
@@ -297,8 +296,7 @@ def _way_back(config: Config, newest: int) -> str:
 
 def _end_without_a_loss(config: Config, world: World, step: int, final: bool, snapshots: Snapshots) -> None:
     """A run whose loss is no number has nothing to store. Raises Mistake at its end; after a stop it may go on."""
-    snapshots.keep()
-    there = world.ask_speaker(lambda: max(snapshots.store.steps(), default=0))
+    there = snapshots.keep()
     what = f"the loss of step {step} is not finite, so it was not stored"
     if final:
         raise Mistake(f"{what}. {_way_back(config, there)}")

@@ -231,8 +231,12 @@ def no_weights(url: str) -> str:
     return f"{shown}: give a folder in Hugging Face's form, as save_pretrained writes it{cure}"
 
 
-def missing_places(c: Config) -> list[str]:
-    """Local places that are not there. They are looked for when they are needed; this is for a list of problems."""
+def missing_places(c: Config, problems: Sequence[str]) -> list[str]:
+    """Local places that are not there, but those that `problems` tell of, to complete that list.
+
+    They are looked for when they are needed, and one start is to find all.
+    """
+    told = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
     found: list[str] = []
     given = {"data.tokenizer": getattr(c.data, "tokenizer", None), "data.path": getattr(c.data, "path", None)}
     for key, url in given.items():
@@ -241,7 +245,7 @@ def missing_places(c: Config) -> list[str]:
     url = getattr(c.model, "init_from", None)
     if url is not None and "://" not in url and not Path(url, "config.json").exists():
         found.append(no_weights(url))
-    return found
+    return [problem for problem in found if problem.partition("=")[0] not in told]
 
 
 CHECKS = (
@@ -346,7 +350,5 @@ def validate(
         if not wrong.intersection(check.reads) and (problem := check.problem(config, world_size)):
             problems.append(problem)
     if problems:
-        told = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
-        there = [text for text in missing_places(config) if text.partition("=")[0] not in told] if places else []
-        raise Mistake(*problems, *there)
+        raise Mistake(*problems, *(missing_places(config, problems) if places else []))
     return config

@@ -16,7 +16,7 @@ from mingpt.atomic import write_whole
 from mingpt.attempts import REWIND, Record
 from mingpt.resume import settings
 from mingpt.snapshot.files import OVERTAKEN
-from mingpt.snapshot.format import Damaged, Manifest, OtherFormat, Unreadable
+from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, OtherFormat, Unreadable
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
@@ -98,13 +98,11 @@ class Newest:
     @classmethod
     def of(cls, store: Store, records: Mapping[int, Record] = MappingProxyType({})) -> "Newest":
         rewound = max((n for n, record in records.items() if record.by == REWIND), default=0)
-        committed = set(store.steps())
         unreadable: list[int] = []
         for step in store.folders():
-            manifest = peek(store, step) if step in committed else None
-            if manifest:
+            if manifest := peek(store, step):
                 return cls(step, manifest.digest, manifest.attempt, _result(manifest), tuple(unreadable), rewound)
-            if step in committed or any(f.was_damaged for f in store.files(step)):
+            if any(f.name == MANIFEST or f.was_damaged for f in store.files(step)):  # not one that was never committed
                 unreadable.append(step)
         return cls(unreadable=tuple(unreadable), rewound=rewound)
 
@@ -149,5 +147,7 @@ def _continues(hot: Store, step: int, note: Follows | None, newest: Newest) -> b
     if newest.step == note.step:
         return newest.digest == note.digest
     # Something newer is durable. It is of the same line if the same attempt wrote it, or if it has the same bits.
+    if newest.attempt == note.attempt:
+        return True
     manifest = peek(hot, step)
-    return newest.attempt == note.attempt or manifest is None or newest.result == _result(manifest)
+    return manifest is None or newest.result == _result(manifest)

@@ -287,7 +287,6 @@ class Store:
     def set_aside(self, step: int, why: str = "") -> str:
         """Un-commit a snapshot without deleting anything: rename its manifest. Returns the new name.
 
-
         why: REWOUND or OVERTAKEN, which its name then says; a damaged one has none.
         """
         try:

@@ -228,12 +228,12 @@ class Snapshots:
             return False
         return True
 
-    def make_durable(self, step: int, loaded: Loaded) -> str:
+    def make_durable(self, loaded: Loaded) -> str:
         """Store the run's last step, which only the memory of a node has; returns its digest. Called by all processes.
 
         Then the memory is tidied up: there is nothing left to do.
         """
-        digest = self.durable.save(step, loaded.state, loaded.manifest.metrics)
+        digest = self.durable.save(loaded.manifest.step, loaded.state, loaded.manifest.metrics)
         self.close()
         return digest
 
@@ -253,11 +253,15 @@ class Snapshots:
 
         return bool(self.world.ask_speaker(look))
 
-    def keep(self) -> None:
-        """Before an end without a snapshot: let the one that is in flight arrive, and leave what is in memory."""
+    def keep(self) -> int:
+        """Before an end without a snapshot: let the one that is in flight arrive, and leave what is in memory.
+
+        Returns the newest durable step, 0 if there is none. Called by all processes.
+        """
         with suppress(TimeoutError):
             self.durable.settle(self.timeout)
         self._too_late = True
+        return int(self.world.ask_speaker(lambda: max(self.store.steps(), default=0)))
 
     def forget_hot(self) -> None:
         """When the run's last step is durable: remove what an attempt left that was killed after it."""
