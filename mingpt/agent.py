@@ -211,6 +211,7 @@ def run(
     wait_seconds: for the rendezvous' host, at `port`, to answer first; silent_seconds: later.
     """
     agents: list[Agent] = []
+    watching: list[threading.Timer] = []
 
     def watch() -> Callable[[], None]:
         """Ends this process in bounded time when a stranger listens at the rendezvous' address and says nothing.
@@ -226,6 +227,7 @@ def run(
         timer = threading.Timer(wait_seconds + CONTACT_SECONDS, give_up)
         timer.daemon = True
         timer.start()
+        watching.append(timer)
 
         def met() -> None:
             timer.cancel()
@@ -261,6 +263,9 @@ def run(
         problem, refused = _about(error, began), isinstance(error, RendezvousStateError)
         if refused and not began:
             return MISTAKE, problem  # another secret than the others' would be that at the next try, too
+    finally:
+        for timer in watching:  # a rendezvous that failed has met nobody
+            timer.cancel()
     ending = agents[0].ending if agents else None
     if refused:  # whatever has become of the workers, whom the agent has asked to stop
         return CRASHED, problem

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -292,6 +293,8 @@ def test_an_option_that_this_torch_does_not_know_is_left_out(monkeypatch: pytest
     assert said == [f"torch {torch.__version__} has no --no-such-option=3: left out"]
     assert code == 70
     assert reason.startswith("no contact with the node that hosts the rendezvous")
+    # What ends a process that nobody answers has an end itself (it ended whole test processes 70 s later).
+    assert all(t.finished.is_set() for t in threading.enumerate() if isinstance(t, threading.Timer))
 
 
 # --- endings ---

@@ -164,9 +164,9 @@ def test_plain_torchrun_knows_our_rendezvous_by_their_entry_points(tmp_path: Pat
     (info / "entry_points.txt").write_text("[torchrun.handlers]\n" + table[1].replace('"', ""))
     script = (
         "from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as known\n"
-        "import torch.distributed.run, mingpt.rendezvous as ours\n"
-        "assert known._registry['mingpt-static'] is ours.create_static\n"
-        "assert known._registry['mingpt-c10d'] is ours.create_c10d\n"
+        "import torch.distributed.run, mingpt.plugins as ours\n"
+        "assert known._registry['mingpt-static'] is ours.static()\n"
+        "assert known._registry['mingpt-c10d'] is ours.c10d()\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PYPROJECT.parent)])}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=200)
