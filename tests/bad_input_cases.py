@@ -52,8 +52,9 @@ CONFIG = [
     Case("absurd number", r"model\.n_embd=1000000000000000000000", "must be at most 2147483647",
          ("model.n_embd=1000000000000000000000",)),
     Case("more processes than microbatches", r"2 processes, but only 1 microbatch", "start at most 1 process",
-         ("batch.global_size=2",),
-         (env(WORLD_SIZE="2", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511"),)),
+         ("batch.global_size=2",), (env(**HAND),), forms=TRAIN),
+    Case("more processes than microbatches", r"2 processes, but only 1 microbatch", "start at most 1 process",
+         ("batch.global_size=2",), forms=LAUNCH),
 ]
 
 # What only the launcher takes.
