@@ -140,6 +140,18 @@ class Attempt:
         )
 
 
+@dataclass(frozen=True)
+class RunRecord:
+    """What is written beside the state: by which attempt, and what each of its manifests says of the run.
+
+    claim: in rank 0. provenance: run, vocabulary, config, fingerprint, history.
+    """
+
+    attempt: int
+    claim: Attempt | None
+    provenance: Mapping[str, Any]
+
+
 def _path(root: str, number: int) -> str:
     return f"{root.rstrip('/')}/attempts/{number:05d}.json"
 

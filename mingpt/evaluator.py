@@ -4,14 +4,12 @@ import json
 import math
 from typing import Any
 
-from mingpt.attempt import agree_on_inputs, tell
 from mingpt.cli import Parser, reconfigure
 from mingpt.console import say
 from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Spelling, vocabulary_of
 from mingpt.distributed import join, world_size
 from mingpt.errors import FINISHED, Mistake
-from mingpt.evaluation import Figures, evaluate
 from mingpt.lifetime import Lifetime, Phase
 from mingpt.loading import open_model
 from mingpt.numerics import autocast_for, pin
@@ -19,6 +17,8 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshots import find
+from mingpt.train.attempt import agree_on_inputs, tell
+from mingpt.train.evaluation import Figures, evaluate
 
 DESCRIPTION = (
     "How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions."

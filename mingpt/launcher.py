@@ -58,7 +58,7 @@ def launch(arguments: list[str], lifetime: Lifetime) -> int:
 
 def newest_step(config: Config) -> int:
     """The step of the newest snapshot in either tier; 0 if there is none, or if the store does not tell in time."""
-    from mingpt.snapshot.tiers import newest
+    from mingpt.snapshot.checkpointer import newest
 
     found = [0]
 

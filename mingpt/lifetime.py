@@ -18,6 +18,7 @@ from multiprocessing import resource_tracker
 from mingpt import slurm
 from mingpt.console import complain
 from mingpt.errors import CRASHED, STOPPED
+from mingpt.observe.clock import Clock
 
 # All that torchrun can hand on to its workers. Slurm warns with SIGUSR1 if asked to, a closed terminal with SIGHUP.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")]
@@ -46,8 +47,7 @@ class Lifetime:
         self.says = says
         self.phase = Phase.STARTING
         self.stop = False
-        self.marks: dict[str, float] = {}  # seconds that each part of the start took
-        self._marked_at = time.monotonic()
+        self.clock = Clock()
         self._asked_at = 0.0
         self._released = threading.Event()
         self._parent: int | None = None
@@ -73,11 +73,6 @@ class Lifetime:
                 signal.signal(number, lambda *_: None)
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # mingpt.launch has blocked them for its workers
-
-    def mark(self, part: str) -> None:
-        """Note that a part of the start is done."""
-        now = time.monotonic()
-        self.marks[part], self._marked_at = now - self._marked_at, now
 
     def linger(self, seconds: float) -> bool:
         """Wait, but not beyond the next signal: an agent sends one as soon as another of its workers has ended.

@@ -5,19 +5,23 @@ Which settings these are, the schema says (config.AffectsResult). Where data lie
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from torch import nn
 
 from mingpt import numerics as fingerprints
 from mingpt.config import AffectsResult, Batch, Config, Optimizer, Own, Schedule
 from mingpt.distributed import World
 from mingpt.errors import Mistake
+from mingpt.models import some
 from mingpt.numerics import differences
-from mingpt.optim import batch_factor, schedule_factor
+from mingpt.optim import batch_factor, misfits, schedule_factor, state_layout
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.reader import Loaded
 from mingpt.validation import named, schemas
 
 Changes = dict[str, list[Any]]  # of each key, the value before and the one that holds now
@@ -145,3 +149,33 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str]) -> str:
             f"  `python -m mingpt.snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",
         ]
     )
+
+
+def check_fits(loaded: Loaded, config: Config, vocabulary: Mapping[str, Any], model: nn.Module) -> None:
+    """Raise Mistake unless the snapshot is one of this model over this vocabulary."""
+    where = f"the snapshot of step {loaded.manifest.step} in {without_secrets(config.snapshot.dir)}"
+    cure = "set the keys back, or take another run.dir"
+    if loaded.manifest.vocabulary != vocabulary:
+        changed = differences(loaded.manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
+        raise Mistake(f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}")
+    model_problems = misfits({k: (v.shape, v.dtype) for k, v in model.state_dict().items()}, loaded.state["model"])
+    if model_problems:
+        changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
+        raise Mistake(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
+    # What it holds follows from its own config: parameters may have been frozen, or the precision changed, since.
+    frozen, fp16 = _as_stored(loaded.manifest.config)
+    named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
+    remembered = loaded.state["optimizer"]
+    if problems := misfits(state_layout(named, fp16), remembered):
+        raise Mistake(
+            f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
+            f"(set this one's folder aside), or take another run.dir"
+        )
+
+
+def _as_stored(config: dict[str, Any]) -> tuple[list[str], bool]:
+    """(train.freeze, whether the precision is fp16) of a manifest's config, which may hold anything."""
+    train = config.get("train")
+    patterns = train.get("freeze") if isinstance(train, dict) else None
+    frozen = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
+    return frozen, config.get("precision") == "fp16"

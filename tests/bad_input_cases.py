@@ -53,8 +53,8 @@ CONFIG = [
          ("model.n_embd=1000000000000000000000",)),
     Case("more processes than microbatches", r"2 processes, but only 1 microbatch", "start at most 1 process",
          ("batch.global_size=2",), (env(**HAND),), forms=TRAIN),
-    Case("more processes than microbatches", r"2 processes, but only 1 microbatch", "start at most 1 process",
-         ("batch.global_size=2",), forms=LAUNCH),
+    Case("more processes than microbatches, launched", r"2 processes, but only 1 microbatch",
+         "start at most 1 process", ("batch.global_size=2",), forms=LAUNCH),
 ]
 
 # What only the launcher takes.

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from mingpt import cli
-from mingpt.attempt import agree_on_inputs
 from mingpt.batches import BatchPlan
 from mingpt.config import Config
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.distributed import World
 from mingpt.errors import Mistake
-from mingpt.proportions import count, proportions
+from mingpt.train.attempt import agree_on_inputs
+from mingpt.train.proportions import count, proportions
 from snapshot_kit import ALONE
 from test_own_model import CLASSIFIER
 

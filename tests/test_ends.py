@@ -16,18 +16,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mingpt.attempt import attempt
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, MISTAKE, STOPPED
 from mingpt.lifetime import Lifetime
 from mingpt.snapshot import writer as writer_module
+from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.tiers import BROKEN, FLAGS, Snapshots
 from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.train.attempt import attempt
 from run_kit import TINY
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
@@ -302,12 +302,12 @@ def test_processes_that_cannot_agree_say_so_and_the_run_ends(tmp_path: Path) -> 
 def test_a_writer_that_is_broken_in_one_process_ends_the_run_in_all(
     train: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = Snapshots.is_due
+    plain = Checkpointer.is_due
 
-    def another_is_broken(self: Snapshots, step: int, flags: Sequence[float]) -> bool:
+    def another_is_broken(self: Checkpointer, step: int, flags: Sequence[float]) -> bool:
         return plain(self, step, [1.0 if i == BROKEN and step == 3 else flags[i] for i in FLAGS])
 
-    monkeypatch.setattr(Snapshots, "is_due", another_is_broken)
+    monkeypatch.setattr(Checkpointer, "is_due", another_is_broken)
     assert train() == 70
     assert "another process can't write snapshots any more: the reason is in its log" in capsys.readouterr().err
 

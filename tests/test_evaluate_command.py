@@ -12,7 +12,7 @@ import pytest
 
 from mingpt.evaluator import command
 from mingpt.lifetime import Lifetime
-from mingpt.metrics import read_metrics
+from mingpt.observe.jsonl import read_metrics
 from run_kit import TIME_LIMIT, Run
 from snapshot_kit import signed
 

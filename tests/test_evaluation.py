@@ -1,4 +1,4 @@
-"""mingpt.evaluation: each target and each question once, and the same figures whatever the world."""
+"""mingpt.train.evaluation: each target and each question once, and the same figures whatever the world."""
 
 import math
 import sys
@@ -18,10 +18,10 @@ from mingpt.data.bpe import tokenizer_of
 from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.distributed import World, share
 from mingpt.errors import Mistake
-from mingpt.evaluation import Figures, answers, evaluate
 from mingpt.lifetime import Lifetime
 from mingpt.model import GPT, IGNORE, GPTConfig
 from mingpt.reduction import tree_sum_of
+from mingpt.train.evaluation import Figures, answers, evaluate
 from snapshot_kit import ALONE
 
 CONFIG = GPTConfig(vocab_size=5, block_size=6, n_layer=1, n_head=2, n_embd=8, vocab_multiple=8)

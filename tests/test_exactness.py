@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mingpt.metrics import read_metrics
+from mingpt.observe.jsonl import read_metrics
 from mingpt.snapshot.reader import read
 from run_kit import Run
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from mingpt import cli
-from mingpt.attempt import attempt
 from mingpt.data.fetch import CORPORA
 from mingpt.errors import MISTAKE, Mistake
 from mingpt.lifetime import Lifetime
 from mingpt.storage import FETCHED
+from mingpt.train.attempt import attempt
 from mingpt.validation import no_weights
 
 

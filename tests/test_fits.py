@@ -13,9 +13,9 @@ from mingpt.config import Config
 from mingpt.errors import Mistake
 from mingpt.models import build, trainable
 from mingpt.optim import Update
+from mingpt.resume import check_fits
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import Loaded
-from mingpt.trainer import _check_fits
 from snapshot_kit import PROVENANCE
 
 TARGETS = ("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows")
@@ -57,7 +57,7 @@ def stored(config: Config) -> Loaded:
 
 
 def check(loaded: Loaded, config: Config) -> None:
-    _check_fits(loaded, config, rows(4), build(config, 0))
+    check_fits(loaded, config, rows(4).vocabulary.to_json(), build(config, 0))
 
 
 @pytest.mark.parametrize("now", [(), ("precision=fp16",), ("train.freeze=['*.bias']",)], ids=str)

@@ -102,13 +102,14 @@ def test_a_broken_environment_is_a_mistake_in_one_line(
 
 LEAVING = """
 import sys, threading, torch.distributed as dist
-from mingpt import attempt, distributed, trainer
+from mingpt import distributed
+from mingpt.train import attempt, session
 from mingpt.errors import Mistake
 from mingpt.lifetime import Lifetime
 distributed.LEAVE_SECONDS = 1
 dist.destroy_process_group = lambda: threading.Event().wait()  # as nccl's, while the others are in a collective
 def train(*_): raise Mistake("this process alone", everywhere=False)
-trainer.train = train
+session.train = train
 sys.exit(attempt.attempt(sys.argv[1:], Lifetime()))
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mingpt.metrics import read_metrics
+from mingpt.observe.jsonl import read_metrics
 from mingpt.snapshot.reader import read
 from own_kit import own_run
 

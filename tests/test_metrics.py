@@ -1,4 +1,4 @@
-"""mingpt.metrics: one segment an attempt, merged by step; newer attempts replace what was beyond their start."""
+"""mingpt.observe.jsonl: one segment an attempt, merged by step; newer attempts replace what was beyond their start."""
 
 import json
 import math
@@ -9,9 +9,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from mingpt import metrics
 from mingpt.attempts import REWIND, Attempt, newest_number
-from mingpt.metrics import MetricsLog, console_line, read_metrics
+from mingpt.observe import jsonl
+from mingpt.observe.console import step_line
+from mingpt.observe.events import StepDone
+from mingpt.observe.jsonl import MetricsLog, read_metrics
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -182,7 +184,7 @@ def test_a_disk_that_is_full_costs_no_line_and_no_run(tmp_path: Path) -> None:
 
 
 def test_a_bucket_has_the_lines_soon_without_any_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "UPLOAD_SECONDS", 0.01)
+    monkeypatch.setattr(jsonl, "UPLOAD_SECONDS", 0.01)
     run_dir = "memory://test-metrics/soon"
     segment = MetricsLog(run_dir, 1, print)
     try:
@@ -203,13 +205,14 @@ def test_a_bucket_has_the_lines_soon_without_any_snapshot(monkeypatch: pytest.Mo
 
 
 def test_the_console_line_says_where_the_run_is() -> None:
-    row = {
-        "step": 100,
-        "loss": 2.34567,
-        "lr": 0.001,
-        "grad_norm": 0.8512,
-        "tokens_per_second": 12345.6,
-        "step_seconds": 0.2104,
-    }
+    done = StepDone(
+        step=100,
+        loss=2.34567,
+        lr=0.001,
+        grad_norm=0.8512,
+        tokens_per_second=12345.6,
+        step_seconds=0.2104,
+        world_size=1,
+    )
     expected = "step  100/2000  loss 2.3457  lr 1.00e-03  norm 0.85  12,346 tokens/s  210 ms/step"
-    assert console_line(row, 2000) == expected
+    assert step_line(done, 2000) == expected

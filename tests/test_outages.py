@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fault_proxy import BlackHole, FaultProxy, Stall
-from mingpt.metrics import read_metrics
+from mingpt.observe.jsonl import read_metrics
 from mingpt.snapshot.reader import read
 from node_kit import Node, wait_until
 from run_kit import TINY, Run

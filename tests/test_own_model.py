@@ -12,7 +12,6 @@ import torch
 
 from examples.classifier import Classifier, rows
 from mingpt import cli, own
-from mingpt.attempt import attempt
 from mingpt.config import Config, OwnModel
 from mingpt.data.opening import open_source
 from mingpt.data.own import source_of
@@ -20,6 +19,7 @@ from mingpt.errors import Mistake
 from mingpt.lifetime import Lifetime
 from mingpt.models import build
 from mingpt.snapshot.reader import read
+from mingpt.train.attempt import attempt
 from own_kit import OwnRun
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")

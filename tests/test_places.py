@@ -17,7 +17,6 @@ import botocore.exceptions
 import numpy as np
 import pytest
 
-from mingpt.attempt import tell
 from mingpt.config import TextData, WorldConfig
 from mingpt.data.text import open_text
 from mingpt.distributed import join
@@ -27,6 +26,7 @@ from mingpt.lifetime import Lifetime, Phase
 from mingpt.snapshot.store import Store
 from mingpt.snapshots import find
 from mingpt.storage import place
+from mingpt.train.attempt import tell
 
 
 def test_a_web_server_that_says_no_is_a_mistake_that_names_data_path(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mingpt.reduction import (
     tree_sum_of,
     whole_nodes,
 )
-from mingpt.tally import TallyExchange
+from mingpt.train.stats import StatsExchange
 
 COUNTS = range(1, 41)
 
@@ -281,13 +281,13 @@ def test_fast_reduction_gives_the_left_fold(world: World) -> None:
         torch.testing.assert_close(p.grad, left_fold(list(column)))
 
 
-def test_a_tally_has_every_loss_and_adds_along_the_tree(world: World) -> None:
+def test_the_stats_have_every_loss_and_adds_along_the_tree(world: World) -> None:
     losses = [torch.tensor(x) for x in (1e8, 1.0, -1e8, 3.0, 1e-8)]
-    exchange = TallyExchange(world, 5, wishes=2)
+    exchange = StatsExchange(world, 5, flags=2)
     exchange.start(losses, [torch.tensor(2.0**24), *[torch.tensor(1.0)] * 4], (False, True))
-    tally = exchange.finish()
-    assert tally.losses.tolist() == [x.item() for x in losses]
-    assert tally.tokens.item() == 2**24 + 4  # in float32 it would be 2**24
-    assert tally.wishes.tolist() == [0, 1]
+    stats = exchange.finish()
+    assert stats.losses.tolist() == [x.item() for x in losses]
+    assert stats.tokens.item() == 2**24 + 4  # in float32 it would be 2**24
+    assert stats.flags.tolist() == [0, 1]
     a, b, c, d, e = (x.item() for x in losses)
-    assert tally.mean_loss() == ((a + b) + (c + (d + e))) / (2**24 + 4)
+    assert stats.mean_loss() == ((a + b) + (c + (d + e))) / (2**24 + 4)

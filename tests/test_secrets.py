@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from mingpt import cli, generate, snapshots
-from mingpt.attempt import attempt
 from mingpt.checks.helper import _write
 from mingpt.console import complain, say
 from mingpt.data import prepare
 from mingpt.errors import MISTAKE
 from mingpt.lifetime import Lifetime
 from mingpt.redact import is_secret, printable, without_secrets
+from mingpt.train.attempt import attempt
 from test_config_command import ROOT, train
 
 CANARY = "cAnArY7f3a9c55"

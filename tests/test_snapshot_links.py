@@ -11,7 +11,7 @@ import pytest
 from mingpt import snapshots
 from mingpt.attempts import newest_number
 from mingpt.errors import Mistake
-from mingpt.metrics import MetricsLog, read_metrics
+from mingpt.observe.jsonl import MetricsLog, read_metrics
 from mingpt.snapshot import hot, retention
 from mingpt.snapshot.files import File
 from mingpt.snapshot.format import Damaged

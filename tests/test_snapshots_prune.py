@@ -15,7 +15,7 @@ import pytest
 
 from mingpt import snapshots
 from mingpt.attempts import newest_number
-from mingpt.metrics import MetricsLog, read_metrics
+from mingpt.observe.jsonl import MetricsLog, read_metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Buffer, Store
 from snapshot_kit import PROVENANCE, equal, files, save, state_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mingpt import snapshots
-from mingpt.metrics import read_metrics
+from mingpt.observe.jsonl import read_metrics
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers

@@ -1,4 +1,4 @@
-"""Metrics for programs (JSON lines) and for people (one console line).
+"""Metrics for programs: JSON lines.
 
 Each attempt writes a segment of its own, `<run.dir>/metrics/attempt-00001.jsonl`, since object stores cannot append and
 two attempts may overlap. Readers put the segments together along the run's line.
@@ -9,10 +9,12 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from mingpt.attempts import records, segments
+from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommitted, StepDone
 from mingpt.storage import is_local, open_fs, place
 
 UPLOAD_SECONDS = 15  # between two looks for lines that a bucket does not have yet
@@ -64,8 +66,14 @@ class MetricsLog:
     each snapshot and at the end, and `say` tells it once until it works again.
     """
 
-    def __init__(self, run_dir: str, attempt: int, say: Callable[[str], None]) -> None:
-        self.attempt, self.run_dir, self.say = attempt, run_dir, say
+    def __init__(
+        self,
+        run_dir: str,
+        attempt: int,
+        say: Callable[[str], None],
+        wants: Callable[[int], bool] = lambda step: True,
+    ) -> None:
+        self.attempt, self.run_dir, self.say, self.wants = attempt, run_dir, say, wants
         self.fs, root = open_fs(run_dir, "run.dir")
         self.path = f"{root.rstrip('/')}/metrics/attempt-{attempt:05d}.jsonl"
         self.lines: list[str] = []  # of a local disk: those that it does not have yet
@@ -77,6 +85,18 @@ class MetricsLog:
         self._thread = threading.Thread(target=self._upload, name="metrics", daemon=True)
         if not is_local(self.fs):
             self._thread.start()
+
+    def on(self, event: Event) -> None:
+        match event:
+            case StepDone():
+                self.write(asdict(event))
+            case Evaluated():
+                accuracy = {} if event.accuracy is None else {"val_accuracy": event.accuracy}
+                self.write({"step": event.step, "val_loss": event.val_loss} | accuracy)
+            case SnapshotCommitted():
+                self.flush()
+            case AttemptEnded():
+                self.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
         """A number that is not finite becomes null: JSON has no other word for it."""
@@ -137,12 +157,3 @@ class MetricsLog:
         self.flush()
         if self._file is not None:
             self._file.close()
-
-
-def console_line(row: Mapping[str, Any], max_steps: int) -> str:
-    """`step 100/2000  loss 2.3456  lr 1.00e-03  norm 0.85  12,345 tokens/s  210 ms/step`."""
-    return (
-        f"step {row['step']:>{len(str(max_steps))}}/{max_steps}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
-        f"norm {row['grad_norm']:.2f}  {row['tokens_per_second']:,.0f} tokens/s  "
-        f"{row['step_seconds'] * 1e3:.0f} ms/step"
-    )

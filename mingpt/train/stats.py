@@ -1,4 +1,4 @@
-"""What travels with each step's reduction besides gradients: losses, token counts, and wishes to stop or to snapshot.
+"""What travels with each step's reduction besides gradients: losses, token counts, and flags (stop, snapshot).
 
 All of it is known before the last microbatch's backward, so the exchange runs beside it and costs no time of its own.
 """
@@ -15,45 +15,51 @@ from mingpt.reduction import tree_sum_of
 
 
 @dataclass(frozen=True)
-class Tally:
+class StepStats:
     """A step's figures, equal in every process, on the device that sent them.
 
     losses: (M,) float64, each microbatch's summed loss. tokens: scalar, targets that counted (or their weights).
-    wishes: (K,) float64, for each wish the number of processes that have it.
+    flags: (K,) float64, for each flag the number of processes that have raised it. grad_norm: scalar, before clipping.
     """
 
     losses: Tensor
     tokens: Tensor
-    wishes: Tensor
+    flags: Tensor
+    grad_norm: Tensor | None = None
 
     def mean_loss(self) -> float:
         """Nats a token, added up along the tree. Waits for the device."""
         return tree_sum_of(self.losses.tolist()) / max(1.0, self.tokens.item())
 
+    def norm(self) -> float:
+        """Waits for the device."""
+        assert self.grad_norm is not None
+        return float(self.grad_norm)
 
-class TallyExchange:
-    def __init__(self, world: World, microbatches: int, wishes: int) -> None:
-        self.world, self.wishes = world, wishes
+
+class StatsExchange:
+    def __init__(self, world: World, microbatches: int, flags: int) -> None:
+        self.world, self.flags = world, flags
         self.shares = [len(share(r, world.size, microbatches)) for r in range(world.size)]
         self.longest = max(self.shares)
         self._received: Tensor | None = None
         self._sent: Tensor | None = None
         self._work: dist.Work | None = None
 
-    def start(self, losses: Sequence[Tensor], tokens: Sequence[Tensor], wishes: Sequence[bool]) -> None:
-        """Losses and token counts of this process's microbatches (float32 scalars), and its wishes."""
+    def start(self, losses: Sequence[Tensor], tokens: Sequence[Tensor], flags: Sequence[bool]) -> None:
+        """Losses and token counts of this process's microbatches (float32 scalars), and its flags."""
         n, longest = len(losses), self.longest
         # float64 holds each float32 exactly.
-        row = torch.zeros(2 * longest + self.wishes, dtype=torch.float64, device=losses[0].device)
+        row = torch.zeros(2 * longest + self.flags, dtype=torch.float64, device=losses[0].device)
         row[:n] = torch.stack(list(losses)).detach()
         row[longest : longest + n] = torch.stack(list(tokens))
-        if any(wishes):
-            row[2 * longest :] = torch.tensor(wishes, dtype=torch.float64)
+        if any(flags):
+            row[2 * longest :] = torch.tensor(flags, dtype=torch.float64)
         self._sent = row.to(self.world.wire)
         self._received = self._sent.new_empty(self.world.size * len(row))
         self._work = all_gather(self._received, self._sent, async_op=True)
 
-    def finish(self) -> Tally:
+    def finish(self) -> StepStats:
         assert self._work is not None
         assert self._received is not None
         self._work.wait()
@@ -61,10 +67,10 @@ class TallyExchange:
         losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
         # Weights are no whole numbers, and their sum depends on the order: one row of M, whatever the world.
         tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
-        return Tally(losses, tokens, rows[:, 2 * longest :].sum(0))
+        return StepStats(losses, tokens, rows[:, 2 * longest :].sum(0))
 
 
-class HostView:
+class DelayedRead:
     """Reads small device tensors without waiting for the device: on CUDA, each call gives the value of the call before.
 
     All processes are late by the same one call, so they still act alike at the same step.

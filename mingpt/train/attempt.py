@@ -4,7 +4,7 @@ import json
 import os
 import traceback
 
-from mingpt import cli, trainer
+from mingpt import cli
 from mingpt.config import Config
 from mingpt.console import complain, say
 from mingpt.data.opening import open_source
@@ -19,6 +19,7 @@ from mingpt.numerics import differences
 from mingpt.platforms import refuse_to_be_alone
 from mingpt.redact import without_secrets
 from mingpt.resume import settings
+from mingpt.train import session
 from mingpt.validation import missing_places
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
@@ -26,7 +27,7 @@ SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is
 
 def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     """Train as the command line says; returns the exit code."""
-    lifetime.mark("import")
+    lifetime.clock.enter("data")
     config: Config | None = None
     try:
         refuse_to_be_alone(os.environ)
@@ -38,15 +39,15 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             cli.refuse_the_time(arguments)
         source = _opened(config)
         model = build(config, source.vocabulary.size)
-        lifetime.mark("data")
+        lifetime.clock.enter("rendezvous")
         with join(config.world) as world:
-            lifetime.mark("rendezvous")
+            lifetime.clock.enter("load")
             lifetime.phase = Phase.JOINED
             try:
                 agree_on_inputs(world, config, source)
                 if world.speaks:
                     say(cli.as_yaml(config))
-                return trainer.train(config, source, model, world, lifetime)
+                return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 raise Left(tell(error, lifetime)) from error  # first: who leaves a world may have to wait for others
     except Left as left:

@@ -8,7 +8,7 @@ from mingpt.lifetime import Lifetime
 
 
 def load() -> entry.Program:
-    from mingpt.attempt import attempt
+    from mingpt.train.attempt import attempt
 
     return attempt
 

@@ -1,13 +1,13 @@
 """When a snapshot is taken, and in which tier: durable ones at snapshot.dir, hot ones in each node's shared memory."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from mingpt import attempts
-from mingpt.attempts import Attempt
+from mingpt.attempts import RunRecord
 from mingpt.config import Config
 from mingpt.distributed import World
 from mingpt.errors import Mistake
@@ -38,7 +38,7 @@ def newest(config: Config) -> int:
     return max(steps, default=0)
 
 
-class Snapshots:
+class Checkpointer:
     """Both tiers of a run. Every decision is made alike in all processes, from what travels with the step."""
 
     def __init__(self, config: Config, world: World, state_bytes: int, say: Callable[[str], None]) -> None:
@@ -67,19 +67,12 @@ class Snapshots:
         self.base = Newest(**self.world.ask_speaker(look))
         return restore(self.store, self.hot_store, self.world, self.say, self.base)
 
-    def begin(
-        self,
-        provenance: Mapping[str, Any],
-        attempt: int,
-        claim: Attempt | None,
-        committed: Callable[[int, str, float], None],
-    ) -> None:
+    def begin(self, record: RunRecord, committed: Callable[[int, str, float], None]) -> None:
         """Make the writers. Called by all processes, after `restore`.
 
-        attempt: the number of this one. claim: rank 0's. committed: called in rank 0 after each durable commit, in the
-        writer's thread.
+        committed: called in rank 0 after each durable commit with step, digest and seconds, in the writer's thread.
         """
-        self.attempt = attempt
+        self.attempt, provenance = record.attempt, record.provenance
         # A process that has nothing to write waits for one that may be waiting for the store: the limits must not tie,
         # or the group breaks in the moment in which the other one reports.
         limit = self.timeout + limit_seconds() + SPARE_SECONDS
@@ -100,7 +93,7 @@ class Snapshots:
             provenance,
             self.say,
             durable_committed,
-            claim,
+            record.claim,
             s.retry_seconds,
             s.verify_after_write,
             self.timeout,

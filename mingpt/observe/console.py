@@ -1,0 +1,39 @@
+"""What a person reads while a run trains: a line for each event."""
+
+import math
+from collections.abc import Callable
+
+from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommitted, StepDone
+
+
+class ConsoleLines:
+    def __init__(self, last_step: int, say: Callable[[str], None], wants: Callable[[int], bool]) -> None:
+        self.last_step, self.say, self.wants = last_step, say, wants
+
+    def on(self, event: Event) -> None:
+        match event:
+            case StepDone():
+                self.say(step_line(event, self.last_step))
+            case Evaluated():
+                self.say(evaluation_line(event))
+            case SnapshotCommitted():
+                self.say(f"step {event.step}: snapshot {event.digest[:16]} in {event.seconds:.2f} s")
+            case AttemptEnded():
+                what = "finished" if event.finished else "stopped on request"
+                self.say(f"{what}: step {event.step}, digest {event.digest or 'not stored'}")
+
+
+def step_line(event: StepDone, last_step: int) -> str:
+    """`step 100/2000  loss 2.3456  lr 1.00e-03  norm 0.85  12,345 tokens/s  210 ms/step`."""
+    return (
+        f"step {event.step:>{len(str(last_step))}}/{last_step}  loss {event.loss:.4f}  lr {event.lr:.2e}  "
+        f"norm {event.grad_norm:.2f}  {event.tokens_per_second:,.0f} tokens/s  {event.step_seconds * 1e3:.0f} ms/step"
+        + ("" if math.isfinite(event.grad_norm) else "  SKIPPED")
+    )
+
+
+def evaluation_line(event: Evaluated) -> str:
+    line = f"step {event.step}: validation loss {event.val_loss:.4f} (best {event.best:.4f})"
+    if event.accuracy is not None:
+        line += f", accuracy {event.accuracy:.2%} ({event.right} of {event.questions})"
+    return line

@@ -1,0 +1,246 @@
+"""One attempt, in the order in which it is built: compute, checkpointer, restore, record, run; then the loop."""
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mingpt import own, resume
+from mingpt.attempts import Attempt, RunRecord, is_visible
+from mingpt.batches import BatchPlan, Share
+from mingpt.config import Config, OwnModel
+from mingpt.console import say
+from mingpt.data.loader import load
+from mingpt.data.source import Source
+from mingpt.distributed import World
+from mingpt.errors import FINISHED, Mistake
+from mingpt.lifetime import Lifetime, Phase
+from mingpt.model import GPT
+from mingpt.models import trainable
+from mingpt.numerics import autocast_for, differences, fingerprint, pin
+from mingpt.observe.console import ConsoleLines
+from mingpt.observe.events import Observers, SnapshotCommitted
+from mingpt.observe.jsonl import MetricsLog
+from mingpt.optim import Update
+from mingpt.redact import without_secrets
+from mingpt.reduction import ExactReduction, FastReduction
+from mingpt.resume import check_fits
+from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
+from mingpt.snapshot.reader import Loaded
+from mingpt.train import loop
+from mingpt.train.proportions import proportions
+from mingpt.train.run import Compute, Run
+from mingpt.train.stats import DelayedRead, StatsExchange
+from mingpt.weights.reading import start_from
+
+
+def train(config: Config, source: Source, model: nn.Module, world: World, lifetime: Lifetime) -> int:
+    """Train to train.max_steps, or until somebody asks one of the processes to stop; returns the exit code.
+
+    model: as `models.build` gives it, with the same first weights in every process.
+    """
+    compute = build_compute(config, source, model, world)
+    # All of that is equal in all processes by construction; what follows starts from the same snapshot.
+    state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
+    checkpointer = Checkpointer(config, world, state_bytes, say)
+    origin = restore(config, source, compute, checkpointer, world)
+    complete = origin.loaded if origin.step >= config.train.max_steps else None
+    if complete and checkpointer.is_durable(complete):
+        checkpointer.forget_hot()
+        if world.speaks:
+            say(f"nothing to do: the run has reached step {origin.step}, and train.max_steps={config.train.max_steps}")
+        return FINISHED
+    compute.buffers = own.copy_buffers(model)
+    record = claim_attempt(config, source, origin, checkpointer, world)
+    run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
+    checkpointer.begin(record, lambda *committed: run.observers.publish(SnapshotCommitted(*committed)))
+    if complete:
+        return store_the_end(run, complete)
+    announce(run)
+    lifetime.clock.enter("step")
+    return loop.train(run)
+
+
+@dataclass
+class Origin:
+    """What an attempt goes on from. history: of the attempts before it. numerics: its own fingerprint."""
+
+    loaded: Loaded | None
+    step: int
+    numerics: dict[str, Any]
+    history: list[dict[str, Any]]
+    changes: resume.Changes
+    best_val_loss: float
+
+
+def build_compute(config: Config, source: Source, model: nn.Module, world: World) -> Compute:
+    """Model, optimizer and plan on this process's device. Raises Mistake if an own model does not run."""
+    pin(config, world.device)
+    model.to(world.device)
+    plan = BatchPlan(len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size)
+    update = Update(
+        trainable(model),
+        config.optimizer,
+        config.schedule,
+        global_size=plan.global_size,
+        tokens_per_microbatch=plan.micro_size * config.model.block_size,
+        fp16=config.precision == "fp16",
+        device=world.device,
+    )
+    autocast = autocast_for(config, world.device)
+    if isinstance(config.model, OwnModel):
+        first = source.train[list(range(min(plan.micro_size, len(source.train))))]
+        with autocast:
+            own.try_out(model, config.model, [x.to(world.device) for x in first])
+    return Compute(model, update, plan, autocast, {})
+
+
+def restore(config: Config, source: Source, compute: Compute, checkpointer: Checkpointer, world: World) -> Origin:
+    """Load the newest good snapshot, or the weights of model.init_from, or nothing.
+
+    Raises Mistake if that is one of another experiment.
+    """
+    numerics = fingerprint(config, world.device, source.sha256)
+    mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
+    if mixed and world.speaks:
+        say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
+    origin = Origin(checkpointer.restore(), 0, numerics, [], resume.Changes(), math.inf)
+    if origin.loaded:
+        _go_on(origin, origin.loaded, config, source, compute, world)
+    elif isinstance(compute.model, GPT) and (url := getattr(config.model, "init_from", None)):
+        numerics["init_from"] = start_from(compute.model, url, source.vocabulary, world)
+        if world.speaks:
+            say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
+    return origin
+
+
+def _go_on(origin: Origin, loaded: Loaded, config: Config, source: Source, compute: Compute, world: World) -> None:
+    manifest = loaded.manifest
+    check_fits(loaded, config, source.vocabulary.to_json(), compute.model)
+    compute.model.load_state_dict(loaded.state["model"])
+    compute.update.load(loaded.state["optimizer"])
+    origin.step, origin.history = manifest.step, manifest.history
+    if manifest.metrics.best_val_loss is not None:
+        origin.best_val_loss = manifest.metrics.best_val_loss
+    origin.numerics["init_from"] = manifest.fingerprint.get("init_from")  # where the run began, not model.init_from
+    origin.changes = resume.check(manifest, config, origin.numerics, world, say)
+    if world.speaks:
+        say(f"resumed from step {manifest.step} of {loaded.url} (digest {manifest.digest})")
+
+
+def claim_attempt(
+    config: Config, source: Source, origin: Origin, checkpointer: Checkpointer, world: World
+) -> RunRecord:
+    """Take this attempt's number. Raises Mistake unless all processes see what rank 0 has written in run.dir."""
+    claims = list[Attempt]()  # rank 0's
+
+    def claim() -> int:
+        grew_from = (origin.loaded.manifest.digest, origin.loaded.manifest.attempt) if origin.loaded else (None, 0)
+        claims.append(Attempt.claim(config.run.dir, origin.step, *grew_from))
+        return claims[0].number
+
+    attempt = world.ask_speaker(claim)
+    blind = [rank for rank, sees in enumerate(world.gather(is_visible(config.run.dir, attempt))) if not sees]
+    if blind:  # at once, and not at the first snapshot, hours later
+        raise Mistake(
+            f"run.dir={without_secrets(config.run.dir)} is not one place for all: process {blind[0]} does not see what "
+            f"process 0 has written there; nodes with a disk each need a folder that all share, or a bucket"
+        )
+    this_attempt = {
+        "attempt": attempt,
+        "from_step": origin.step,
+        "world_size": world.size,
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "numerics": origin.numerics,
+        "conditional_puts": world.ask_speaker(lambda: checkpointer.store.conditional_puts),
+    }
+    if origin.changes:
+        this_attempt["changes"] = origin.changes
+    provenance = {
+        "run": config.run.name,
+        "vocabulary": source.vocabulary.to_json(),
+        "config": without_secrets(config.model_dump()),
+        "fingerprint": origin.numerics,
+        "history": [*origin.history, this_attempt],
+    }
+    return RunRecord(attempt, claims[0] if claims else None, provenance)
+
+
+def build_run(
+    config: Config,
+    source: Source,
+    compute: Compute,
+    checkpointer: Checkpointer,
+    record: RunRecord,
+    origin: Origin,
+    world: World,
+    lifetime: Lifetime,
+) -> Run:
+    """Wrap the model for the exchange, and open what the loop reads from and reports to."""
+    plan = compute.plan
+    if config.train.compile:
+        compute.model.compile()  # before DDP wraps it: see numerics.pin
+    ddp = DistributedDataParallel(compute.model, gradient_as_bucket_view=True)
+    exact = config.reduce == "exact"
+    mine = world.share(plan.microbatches)
+    work = Share(plan, mine, origin.step, config.train.max_steps)
+    return Run(
+        config=config,
+        source=source,
+        world=world,
+        lifetime=lifetime,
+        compute=compute,
+        ddp=ddp,
+        reduction=ExactReduction(ddp, plan.microbatches, world) if exact else FastReduction(ddp),
+        stats=StatsExchange(world, plan.microbatches, flags=1 + len(FLAGS)),
+        read_flags=DelayedRead(),
+        mine=mine,
+        batches=load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device),
+        checkpointer=checkpointer,
+        observers=open_observers(config, record, world),
+        record=record,
+        start=origin.step,
+        best_val_loss=origin.best_val_loss,
+    )
+
+
+def open_observers(config: Config, record: RunRecord, world: World) -> Observers:
+    """Rank 0 alone watches."""
+    if not world.speaks:
+        return Observers([], say)
+    last, every = config.train.max_steps, config.train.log_every
+
+    def wants(step: int) -> bool:
+        return step % every == 0 or step == last
+
+    return Observers(
+        [MetricsLog(config.run.dir, record.attempt, say, wants), ConsoleLines(last, say, wants)],
+        say,
+    )
+
+
+def store_the_end(run: Run, loaded: Loaded) -> int:
+    """The run's last step, which only the memory of a node has: now it is made durable."""
+    stored = run.checkpointer.make_durable(loaded)
+    if run.world.speaks:
+        say(f"finished: step {run.start}, digest {stored}: only the memory of a node had it; now it is stored")
+    run.lifetime.phase = Phase.OVER
+    run.world.barrier()
+    return FINISHED
+
+
+def announce(run: Run) -> None:
+    """Say at the start what will be computed, and by whom."""
+    if not run.world.speaks:
+        return
+    plan, world = run.compute.plan, run.world
+    say(
+        f"attempt {run.record.attempt}: steps {run.start + 1} to {run.last_step}, {world.size} processes on "
+        f"{world.device.type} ({world.backend}), {plan.microbatches} microbatches of {plan.micro_size} x "
+        f"{run.config.model.block_size} tokens, {sum(p.numel() for p in run.compute.model.parameters()):,} parameters"
+    )
+    for line in proportions(plan, run.source, run.config):
+        say(line)

@@ -1,0 +1,37 @@
+"""One step: this process's microbatches, the exact sum over all, one update. A function of (state, config, step)."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mingpt.train.run import Run
+from mingpt.train.stats import StepStats
+
+
+def train_step(run: Run, step: int) -> StepStats:
+    """Do step number `step` (0 is the first). What it returns stays on the device."""
+    model, update, plan, device = run.compute.model, run.compute.update, run.compute.plan, run.world.device
+    model.train()
+    update.optimizer.zero_grad(set_to_none=True)
+    losses, tokens = list[Tensor](), list[Tensor]()
+    for microbatch in run.mine:
+        tensors = [x.to(device, non_blocking=True) for x in next(run.batches)]
+        torch.manual_seed(plan.dropout_seed(step, microbatch))
+        last = microbatch == run.mine[-1]
+        with nullcontext() if last else run.ddp.no_sync():
+            with run.compute.autocast:
+                loss, count = run.ddp(*tensors)
+            losses.append(loss)
+            tokens.append(count)
+            if last:  # all that the others must know is known, and travels beside the last backward
+                run.stats.start(losses, tokens, (run.lifetime.stop, *run.checkpointer.flags()))
+            if loss.requires_grad:  # else the microbatch uses no parameter, and its gradient is zeros
+                update.scaled(loss).backward()
+        if not last:
+            run.reduction.push(microbatch)
+    run.reduction.finish()
+    stats = run.stats.finish()
+    run.checkpointer.before_update()
+    return replace(stats, grad_norm=update(step, stats.tokens.to(device)))

@@ -1,0 +1,312 @@
+"""Loop, session and checkpointer in a world of one: a fake clock, snapshots in memory, observers that fail."""
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fsspec
+import pytest
+import torch
+
+from mingpt import cli
+from mingpt.attempts import records
+from mingpt.config import WorldConfig
+from mingpt.data.opening import open_source
+from mingpt.distributed import World, join
+from mingpt.errors import FINISHED, STOPPED, Mistake
+from mingpt.lifetime import Lifetime, Phase
+from mingpt.models import build
+from mingpt.observe.clock import Clock
+from mingpt.observe.console import ConsoleLines
+from mingpt.observe.events import AttemptEnded, Evaluated, Event, Observer, Observers, SnapshotCommitted, StepDone
+from mingpt.snapshot.checkpointer import Checkpointer
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.writer import SnapshotFailed
+from mingpt.train import loop, session
+from mingpt.train.run import Run
+from run_kit import TINY
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    threads = torch.get_num_threads()
+    with join(WorldConfig(device="cpu")) as world:
+        yield world
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def place() -> Iterator[str]:
+    """A run.dir in this process's memory."""
+    name = uuid4().hex
+    yield f"memory://{name}"
+    memory = fsspec.filesystem("memory")
+    if memory.exists(f"/{name}"):
+        memory.rm(f"/{name}", recursive=True)
+
+
+class Ticks:
+    """A clock whose every look takes a second."""
+
+    def __init__(self) -> None:
+        self.seconds = 0
+
+    def __call__(self) -> float:
+        self.seconds += 1
+        return self.seconds
+
+
+class Recorder:
+    def __init__(self, every: int = 1) -> None:
+        self.every, self.events = every, list[Event]()
+
+    def wants(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def on(self, event: Event) -> None:
+        self.events.append(event)
+
+
+class Failing(Recorder):
+    """Fails at every event of one kind, or when it is asked what it wants."""
+
+    def __init__(self, kind: type | None) -> None:
+        super().__init__()
+        self.kind, self.calls = kind, 0
+
+    def wants(self, step: int) -> bool:
+        if self.kind is None:
+            self.calls += 1
+            raise ValueError("no idea")
+        return True
+
+    def on(self, event: Event) -> None:
+        if self.kind is not None and isinstance(event, self.kind):
+            self.calls += 1
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+
+@pytest.fixture
+def open_run(place: str, text: Path, cache: Path, world: World) -> Callable[..., Run]:
+    def opened(*overrides: str, observers: tuple[Observer, ...] = ()) -> Run:
+        """An attempt as session.train builds it, up to the loop."""
+        length = (f"train.max_steps={STEPS}", f"schedule.decay_steps={STEPS}", "train.eval_every=2")
+        places = (f"run.dir={place}", f"data.path={text}", f"data.cache_dir={cache}", "snapshot.every_steps=2")
+        config = cli.configure([*TINY, *length, *places, *overrides])
+        assert config is not None
+        source = open_source(config.data, config.model.block_size, config.batch.micro_size)
+        model = build(config, source.vocabulary.size)
+        compute = session.build_compute(config, source, model, world)
+        checkpointer = Checkpointer(config, world, 0, print)
+        origin = session.restore(config, source, compute, checkpointer, world)
+        record = session.claim_attempt(config, source, origin, checkpointer, world)
+        lifetime = Lifetime()
+        lifetime.clock, lifetime.phase = Clock("step", Ticks()), Phase.JOINED
+        run = session.build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
+        run.observers = Observers(observers, print)
+        checkpointer.begin(record, lambda *committed: run.observers.publish(SnapshotCommitted(*committed)))
+        return run
+
+    return opened
+
+
+def digest_at(run: Run, step: int) -> str:
+    return read(Store(run.config.snapshot.dir), step).manifest.digest
+
+
+def test_a_run_is_its_events(open_run: Callable[..., Run]) -> None:
+    recorder = Recorder(every=2)
+    run = open_run(observers=(recorder,))
+    assert loop.train(run) == FINISHED
+    kinds = [(type(event), event.step) for event in recorder.events]
+    assert kinds == [
+        (StepDone, 2),
+        (Evaluated, 2),
+        (SnapshotCommitted, 2),
+        (StepDone, 4),
+        (Evaluated, 4),
+        (SnapshotCommitted, 4),
+        (AttemptEnded, 4),
+    ]
+    ended = recorder.events[-1]
+    assert ended == AttemptEnded(4, True, digest_at(run, 4))
+    assert run.lifetime.phase is Phase.OVER
+
+
+def test_the_speed_of_a_step_is_that_of_training_alone(open_run: Callable[..., Run]) -> None:
+    """Each look at the clock is a second here: a phase that is left out or counted twice changes these figures."""
+    recorder = Recorder(every=2)
+    run = open_run(observers=(recorder,))
+    loop.train(run)
+    clock, steps = run.lifetime.clock, [e for e in recorder.events if isinstance(e, StepDone)]
+    tokens = 2 * 16 * 16  # of two steps
+    for event in steps:
+        assert event.tokens_per_second * event.step_seconds * 2 == pytest.approx(tokens)
+    phases = ("step", "evaluation", "snapshot")
+    total = sum(clock.seconds(phase) for phase in phases)
+    assert sum(e.step_seconds * 2 for e in steps) < clock.seconds("step") < total
+    assert clock.seconds("evaluation") == STEPS
+    assert clock.seconds("snapshot") == STEPS
+
+
+@pytest.mark.parametrize("kind", [StepDone, Evaluated, SnapshotCommitted, AttemptEnded, None])
+def test_an_observer_that_fails_is_named_once_and_changes_nothing(
+    open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str], kind: type | None
+) -> None:
+    failing, recorder = Failing(kind), Recorder()
+    run = open_run(observers=(failing, recorder))
+    assert loop.train(run) == FINISHED
+    why = "no idea" if kind is None else "[Errno 101] Network is unreachable"
+    lines = [line for line in capsys.readouterr().out.splitlines() if "OBSERVER" in line]
+    assert lines == [f"OBSERVER Failing failed and is switched off: {why}. The run goes on."]
+    assert failing.calls == 1
+    assert [type(e) for e in recorder.events].count(StepDone) == STEPS
+    assert recorder.events[-1] == AttemptEnded(STEPS, True, digest_at(run, STEPS))
+
+
+def test_the_device_is_read_only_in_steps_that_somebody_wants(
+    open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = list[int]()
+    plain = loop.Reporter.report
+
+    def report(self: Any, done: int, stats: Any) -> None:
+        reads.append(done)
+        plain(self, done, stats)
+
+    monkeypatch.setattr(loop.Reporter, "report", report)
+    loop.train(open_run(observers=(Recorder(every=3),)))
+    assert reads == [3]
+    monkeypatch.undo()
+
+
+def test_a_stop_in_the_last_step_whose_snapshot_is_late_is_no_finish(
+    open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    run = open_run("snapshot.every_steps=0", observers=(recorder,))
+    asked = list[bool]()
+
+    def last(step: int, content: object, stopping: bool) -> None:
+        asked.append(stopping)
+
+    monkeypatch.setattr(run.checkpointer, "last", last)
+    monkeypatch.setattr(
+        type(run.lifetime), "stop", property(lambda self: step_of(recorder) == STEPS - 1, lambda *_: None), False
+    )
+    assert loop.train(run) == STOPPED
+    assert asked == [True]
+    assert recorder.events[-1] == AttemptEnded(STEPS, False, None)
+
+
+def step_of(recorder: Recorder) -> int:
+    return max((e.step for e in recorder.events if isinstance(e, StepDone)), default=0)
+
+
+def test_a_memory_tier_that_fails_costs_no_durable_snapshot(
+    open_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    plain = Store.write
+
+    def write(self: Store, *arguments: Any) -> None:
+        if self.key == "snapshot.hot_dir":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(self, *arguments)
+
+    monkeypatch.setattr(Store, "write", write)
+    run = open_run("snapshot.hot_every_steps=1", f"snapshot.hot_dir={memory}", "snapshot.retry_seconds=0")
+    assert loop.train(run) == FINISHED
+    assert Store(run.config.snapshot.dir).steps() == [4, 2]
+    assert "SNAPSHOT FAILED (1 in a row)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [RuntimeError("gloo: timed out"), MemoryError(), KeyError("x")])
+def test_whatever_the_snapshot_thread_raises_ends_the_run_with_the_next_step(
+    open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Nothing after it could be stored."""
+    run = open_run("snapshot.asynchronous=true")
+
+    def break_down(*_: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(run.checkpointer.durable, "_write_together", break_down)
+    plain = run.checkpointer.before_update
+
+    def before_update() -> None:
+        run.checkpointer.durable.settle()  # so that the flag is up in the next step, whoever is faster
+        plain()
+
+    monkeypatch.setattr(run.checkpointer, "before_update", before_update)
+    with pytest.raises(SnapshotFailed, match=r"^the processes could not agree on the snapshot of step 2 "):
+        loop.train(run)
+
+
+def test_the_session_claims_an_attempt_and_names_it_in_each_manifest(open_run: Callable[..., Run]) -> None:
+    first = open_run()
+    loop.train(first)
+    digest = digest_at(first, STEPS)
+    second = open_run(f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
+    assert (second.start, second.record.attempt) == (STEPS, 2)
+    assert second.best_val_loss == read(Store(first.config.snapshot.dir), STEPS).manifest.metrics.best_val_loss
+    claims = records(first.config.run.dir)
+    assert [(c.from_step, c.from_digest, c.parent) for _, c in sorted(claims.items())] == [
+        (0, None, 0),
+        (STEPS, digest, 1),
+    ]
+    assert [h["attempt"] for h in second.record.provenance["history"]] == [1, 2]
+
+
+def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: Callable[..., Run]) -> None:
+    older = open_run()
+    open_run()
+    with pytest.raises(Mistake, match=r"attempt 2 has started while this attempt, number 1, was still training"):
+        loop.train(older)
+    assert Store(older.config.snapshot.dir).steps() == []
+
+
+def test_console_lines_of_each_event() -> None:
+    said = list[str]()
+    lines = ConsoleLines(200, said.append, lambda step: True)
+    for event in (
+        StepDone(10, 2.5, 1e-3, float("nan"), 1000, 0.5, 2),
+        Evaluated(10, 2.25, 2.0, 3, 4),
+        Evaluated(20, 1.75, 1.75),
+        SnapshotCommitted(20, "0123456789abcdef0123", 1.5),
+        AttemptEnded(20, False, None),
+        AttemptEnded(200, True, "0123"),
+    ):
+        lines.on(event)
+    assert said == [
+        "step  10/200  loss 2.5000  lr 1.00e-03  norm nan  1,000 tokens/s  500 ms/step  SKIPPED",
+        "step 10: validation loss 2.2500 (best 2.0000), accuracy 75.00% (3 of 4)",
+        "step 20: validation loss 1.7500 (best 1.7500)",
+        "step 20: snapshot 0123456789abcdef in 1.50 s",
+        "stopped on request: step 20, digest not stored",
+        "finished: step 200, digest 0123",
+    ]
+
+
+def test_each_second_belongs_to_one_phase() -> None:
+    now = [0.0]
+    clock = Clock("import", lambda: now[0])
+    for phase, seconds in (("data", 3), ("step", 1), ("step", 4)):
+        now[0] += seconds
+        clock.enter(phase)
+    with clock.within("evaluation"):
+        now[0] += 10
+        with clock.within("snapshot"):
+            now[0] += 100
+    now[0] += 1000
+    found = {phase: clock.seconds(phase) for phase in ("import", "data", "step", "evaluation", "snapshot", "other")}
+    assert found == {"import": 3, "data": 1, "step": 1004, "evaluation": 10, "snapshot": 100, "other": 0}
+    with pytest.raises(ZeroDivisionError), clock.within("evaluation"):
+        raise ZeroDivisionError
+    assert clock.phase == "step"
