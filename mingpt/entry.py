@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from mingpt import slurm
 from mingpt.console import complain
 from mingpt.errors import MISTAKE, Mistake
-from mingpt.lifetime import Lifetime
+from mingpt.world import slurm
+from mingpt.world.lifetime import Lifetime
 
 Program = Callable[[list[str], Lifetime], int]
 

@@ -7,11 +7,11 @@ Exit codes: 0 done; 64 a mistake to fix; 70 a crash, try again.
 """
 
 from mingpt import entry
-from mingpt.lifetime import Lifetime
+from mingpt.world.lifetime import Lifetime
 
 
 def load() -> entry.Program:
-    from mingpt.evaluator import command
+    from mingpt.commands.evaluate import command
 
     return command
 

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mingpt import snapshots
+from mingpt.commands import snapshots
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, beyond
 from mingpt.snapshot.store import Store

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fault_kit import LONG, launch
-from mingpt.attempts import Superseded
 from mingpt.errors import Mistake
+from mingpt.snapshot.attempts import Superseded
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Buffer, Store

@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from mingpt import cli
-from mingpt.batches import BatchPlan
-from mingpt.config import Config
+from mingpt.compute.batches import BatchPlan
+from mingpt.config import compose
+from mingpt.config.schema import Config
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
-from mingpt.distributed import World
 from mingpt.errors import Mistake
 from mingpt.train.attempt import agree_on_inputs
 from mingpt.train.proportions import count, proportions
+from mingpt.world.distributed import World
 from snapshot_kit import ALONE
 from test_own_model import CLASSIFIER
 
 
 def configured(*arguments: str) -> Config:
-    config = cli.configure(arguments)
+    config = compose.configure(arguments)
     assert config is not None
     return config
 

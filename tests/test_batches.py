@@ -1,4 +1,4 @@
-"""mingpt.batches: the law of the batch plan, as properties. For any data, batch, world and resume point: the same
+"""The law of the batch plan, as properties. For any data, batch, world and resume point: the same
 samples in the same order, nothing lost, nothing twice."""
 
 from itertools import pairwise
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mingpt.batches import BatchPlan, Share, derive, permute
+from mingpt.compute.batches import BatchPlan, Share, derive, permute
 from mingpt.data.windows import TokenFile, Windows
-from mingpt.distributed import share
+from mingpt.world.distributed import share
 
 seeds = st.integers(0, 2**63 - 1)
 plans = st.builds(

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 import bpe_kit
-from mingpt.config import TextData
-from mingpt.data import bpe, fetch, prepare
+from mingpt.config.schema import TextData
+from mingpt.data import bpe
 from mingpt.data.bpe import END_OF_TEXT, GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
 from mingpt.errors import Mistake
+from mingpt.prepare import fetch, prepare
 from mingpt.weights.tokenizer import numbers_in, tokenizer_files
 
 SENTENCES = [

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingpt.data.codebook import fit, images_of, nearest, patches_of
-from mingpt.data.imagetokens import ImageTokens
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import Mistake
-from mingpt.model import GPT, GPTConfig
-from mingpt.pictures import GAP, draw, grid, png
+from mingpt.images.codebook import fit, images_of, nearest, patches_of
+from mingpt.images.imagetokens import ImageTokens
+from mingpt.images.pictures import GAP, draw, grid, png
+from mingpt.model.gpt2 import GPT, GPTConfig
 
 
 def some(*shape: int, seed: int = 0, levels: int = 256) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import platforms
 from mingpt.errors import Mistake
-from mingpt.platforms import container, find_placement
+from mingpt.world import platforms
+from mingpt.world.platforms import container, find_placement
 from net_kit import Net, hosts, needs_hosts
 from node_kit import Node, wait_until
 from run_kit import TINY, Run

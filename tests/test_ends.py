@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, MISTAKE, STOPPED
-from mingpt.lifetime import Lifetime
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
 from mingpt.snapshot.format import Metrics
@@ -28,6 +27,7 @@ from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
 from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
 from run_kit import TINY
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
@@ -54,7 +54,7 @@ class Asked(Lifetime):
 @pytest.fixture(autouse=True)
 def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure a process has some seconds to live. This one has more tests to run."""
-    monkeypatch.setattr("mingpt.distributed._limit_the_rest_of_life", lambda seconds, code: None)
+    monkeypatch.setattr("mingpt.world.distributed._limit_the_rest_of_life", lambda seconds, code: None)
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from bpe_kit import small, write_tokenizer
-from mingpt import evaluator
-from mingpt.cli import reconfigure
+from mingpt.commands import evaluate as evaluator
+from mingpt.compute.reduction import tree_sum_of
+from mingpt.config.compose import reconfigure
 from mingpt.data.bpe import tokenizer_of
 from mingpt.data.vocabulary import Bytes, Characters, Spelling
-from mingpt.distributed import World, share
 from mingpt.errors import Mistake
-from mingpt.lifetime import Lifetime
-from mingpt.model import GPT, IGNORE, GPTConfig
-from mingpt.reduction import tree_sum_of
+from mingpt.model.gpt2 import GPT, IGNORE, GPTConfig
 from mingpt.train.evaluation import Figures, answers, evaluate
+from mingpt.world.distributed import World, share
+from mingpt.world.lifetime import Lifetime
 from snapshot_kit import ALONE
 
 CONFIG = GPTConfig(vocab_size=5, block_size=6, n_layer=1, n_head=2, n_embd=8, vocab_multiple=8)

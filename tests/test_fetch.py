@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli, extras
 from mingpt.atomic import write_whole
-from mingpt.data import fetch
+from mingpt.config import compose
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.imagefiles import find_images
 from mingpt.data.opening import open_source
 from mingpt.errors import Mistake, Unavailable
+from mingpt.images.imagefiles import find_images
+from mingpt.prepare import extras, fetch
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMBERS = {"texts/b.txt": b"second ", "texts/a.txt": b"first ", "texts/c.md": b"no text", "d.txt": b"last"}
@@ -176,9 +176,9 @@ def test_what_a_run_reads_is_fetched(
     assert fetched == [fetch.CORPORA[name] for name in names]
 
 
-@pytest.mark.parametrize("experiment", cli.groups()["experiment"])
+@pytest.mark.parametrize("experiment", compose.groups()["experiment"])
 def test_every_experiment_has_its_data_from_a_corpus(experiment: str) -> None:
-    config = cli.configure([f"experiment={experiment}", *(["data.path=x"] if experiment == "finetune" else [])])
+    config = compose.configure([f"experiment={experiment}", *(["data.path=x"] if experiment == "finetune" else [])])
     assert config is not None
     reads = str(getattr(config.data, "path", "")).startswith("data/")
     # No package index has CIFAR-10.
@@ -246,7 +246,7 @@ def test_missing_data_is_told_with_the_command_that_fetches_them(
 
 
 def opened(overrides: list[str]) -> object:
-    config = cli.configure([*overrides, "data.cache_dir=cache"])
+    config = compose.configure([*overrides, "data.cache_dir=cache"])
     assert config is not None
     return open_source(config.data, config.model.block_size, 1)
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from examples.classifier import rows
-from mingpt import cli
-from mingpt.config import Config
+from mingpt.compute.optimizer import Update
+from mingpt.config import compose
+from mingpt.config.schema import Config
 from mingpt.errors import Mistake
-from mingpt.models import build, trainable
-from mingpt.optim import Update
-from mingpt.resume import check_fits
+from mingpt.model.factory import build, trainable
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import Loaded
+from mingpt.train.resume import check_fits
 from snapshot_kit import PROVENANCE
 
 TARGETS = ("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows")
@@ -23,7 +23,7 @@ Change = Callable[[dict[str, Tensor]], object]
 
 
 def configured(*overrides: str) -> Config:
-    config = cli.configure([*TARGETS, *overrides])
+    config = compose.configure([*TARGETS, *overrides])
     assert config is not None
     return config
 

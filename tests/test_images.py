@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from image_kit import idx, write_cifar, write_cifar_archive, write_idx
-from mingpt import cli
-from mingpt.config import ImagesData
+from mingpt.config import compose
+from mingpt.config.schema import ImagesData
 from mingpt.data.evenly import Evenly
-from mingpt.data.images import Images, shifted
-from mingpt.data.imagetokens import ImageTokens
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters
 from mingpt.errors import Mistake
-from mingpt.model import IGNORE
+from mingpt.images.images import Images, shifted
+from mingpt.images.imagetokens import ImageTokens
+from mingpt.model.gpt2 import IGNORE
 
 
 def opened(path: Path, block_size: int = 5, vocabulary: Any = None, **changes: object) -> Source:
@@ -271,7 +271,7 @@ def test_a_patch_that_does_not_fit_is_a_mistake(tmp_path: Path) -> None:
 
 def test_drawing_without_weight_is_a_mistake() -> None:
     with pytest.raises(Mistake, match=r"^data\.draw=true, but data\.image_weight=0 teaches no drawing"):
-        cli.configure(["data=mnist", "data.draw=true", "data.image_weight=0"])
+        compose.configure(["data=mnist", "data.draw=true", "data.image_weight=0"])
 
 
 def test_identities_are_hashes(tmp_path: Path) -> None:

@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from mingpt import agent, cli
-from mingpt.agent import Ending
+from mingpt.config import compose
 from mingpt.errors import Mistake
-from mingpt.failures import explain
-from mingpt.launcher import launch
-from mingpt.lifetime import Lifetime, Phase, leave_reason
-from mingpt.platforms import find_placement
-from mingpt.secret import SECRET
+from mingpt.launch import agent
+from mingpt.launch.agent import Ending
+from mingpt.launch.launcher import launch
+from mingpt.launch.torchrun import Torchrun, parse
 from mingpt.snapshot.writer import SnapshotFailed
-from mingpt.torchrun import Torchrun, parse
+from mingpt.world.failures import explain
+from mingpt.world.lifetime import Lifetime, Phase, leave_reason
+from mingpt.world.platforms import find_placement
+from mingpt.world.secret import SECRET
 
 SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 SKYPILOT = {
@@ -39,7 +40,7 @@ def options(*arguments: str) -> argparse.Namespace:
 def torchrun(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
     """The printed command, without what is the same in all of them."""
     node = Torchrun.compose(options(*arguments), environment or {})
-    config = cli.configure(node.overrides, node.fewest_processes)
+    config = compose.configure(node.overrides, node.fewest_processes)
     assert config is not None
     words = str(node.command(config)).split()
     assert words[:3] == ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", f"OMP_NUM_THREADS={config.train.threads}", "torchrun"]
@@ -146,7 +147,7 @@ def test_torchrun_itself_takes_none_of_these_variables_from_the_environment(monk
     taken: list[argparse.Namespace] = []
     monkeypatch.setattr(agent.torchrun, "run", taken.append)
     node = Torchrun.compose(options("--nnodes=1", "--nproc-per-node=3"), {})
-    config = cli.configure(node.overrides)
+    config = compose.configure(node.overrides)
     assert config is not None
     agent.run(node.command(config).arguments, 1, 60, 60, 0, lambda: 0, print, Lifetime())
     (found,) = taken
@@ -239,7 +240,7 @@ def test_each_wrong_option_is_told(arguments: list[str], environment: dict[str, 
 
 def test_the_printed_command_shows_no_password() -> None:
     node = Torchrun.compose(options("run.dir=s3://user:secret@bucket/run"), {})
-    config = cli.configure(node.overrides)
+    config = compose.configure(node.overrides)
     assert config is not None
     command = node.command(config)
     assert "secret" not in str(command)

@@ -10,23 +10,23 @@ import fsspec
 import pytest
 import torch
 
-from mingpt import cli
-from mingpt.attempts import records
-from mingpt.config import WorldConfig
+from mingpt.config import compose
+from mingpt.config.schema import WorldConfig
 from mingpt.data.opening import open_source
-from mingpt.distributed import World, join
 from mingpt.errors import FINISHED, STOPPED, Mistake
-from mingpt.lifetime import Lifetime, Phase
-from mingpt.models import build
+from mingpt.model.factory import build
 from mingpt.observe.clock import Clock
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import AttemptEnded, Evaluated, Event, Observer, Observers, SnapshotCommitted, StepDone
+from mingpt.snapshot.attempts import records
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotFailed
 from mingpt.train import loop, session
 from mingpt.train.run import Run
+from mingpt.world.distributed import World, join
+from mingpt.world.lifetime import Lifetime, Phase
 from run_kit import TINY
 
 STEPS = 4
@@ -97,7 +97,7 @@ def open_run(place: str, text: Path, cache: Path, world: World) -> Callable[...,
         """An attempt as session.train builds it, up to the loop."""
         length = (f"train.max_steps={STEPS}", f"schedule.decay_steps={STEPS}", "train.eval_every=2")
         places = (f"run.dir={place}", f"data.path={text}", f"data.cache_dir={cache}", "snapshot.every_steps=2")
-        config = cli.configure([*TINY, *length, *places, *overrides])
+        config = compose.configure([*TINY, *length, *places, *overrides])
         assert config is not None
         source = open_source(config.data, config.model.block_size, config.batch.micro_size)
         model = build(config, source.vocabulary.size)

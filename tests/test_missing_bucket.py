@@ -3,9 +3,9 @@
 import fsspec
 import pytest
 
-from mingpt import snapshots
-from mingpt.checks.helper import _write
+from mingpt.commands import snapshots
 from mingpt.errors import MISTAKE, Mistake
+from mingpt.preflight.helper import _write
 from mingpt.snapshot import hot
 from mingpt.snapshot.store import Store
 from snapshot_kit import save

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mingpt import network
 from mingpt.errors import Mistake
+from mingpt.world import network
 from net_kit import Net, hosts, needs_hosts
 from node_kit import Node
 from run_kit import TINY, Run

@@ -16,9 +16,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from fault_kit import training
-from mingpt import network
-from mingpt.rendezvous import REFUSED, Sealed
-from mingpt.secret import SECRET, take_secret
+from mingpt.world import network
+from mingpt.world.rendezvous import REFUSED, Sealed
+from mingpt.world.secret import SECRET, take_secret
 from node_kit import Node, free_port, wait_until
 from run_kit import Run
 from stranger_kit import listeners, other_addresses, poison, reachable
@@ -164,7 +164,7 @@ def test_plain_torchrun_knows_our_rendezvous_by_their_entry_points(tmp_path: Pat
     (info / "entry_points.txt").write_text("[torchrun.handlers]\n" + table[1].replace('"', ""))
     script = (
         "from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as known\n"
-        "import torch.distributed.run, mingpt.plugins as ours\n"
+        "import torch.distributed.run, mingpt.world.plugins as ours\n"
         "assert known._registry['mingpt-static'] is ours.static()\n"
         "assert known._registry['mingpt-c10d'] is ours.c10d()\n"
     )

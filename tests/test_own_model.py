@@ -11,29 +11,30 @@ import pytest
 import torch
 
 from examples.classifier import Classifier, rows
-from mingpt import cli, own
-from mingpt.config import Config, OwnModel
+from mingpt.config import compose
+from mingpt.config.schema import Config, OwnModel
 from mingpt.data.opening import open_source
 from mingpt.data.own import source_of
 from mingpt.errors import Mistake
-from mingpt.lifetime import Lifetime
-from mingpt.models import build
+from mingpt.model import own
+from mingpt.model.factory import build
 from mingpt.snapshot.reader import read
 from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
 from own_kit import OwnRun
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
 
 
 def configured(*arguments: str) -> Config:
-    config = cli.configure(arguments)
+    config = compose.configure(arguments)
     assert config is not None
     return config
 
 
 def problems(*arguments: str) -> list[str]:
     with pytest.raises(Mistake) as mistake:
-        cli.configure(arguments)
+        compose.configure(arguments)
     return list(mistake.value.problems)
 
 
@@ -273,7 +274,7 @@ def test_what_reads_a_snapshot_does_not_import_what_it_names(alone: OwnRun, tmp_
     assert manifest.vocabulary == {"kind": "none"}
     assert len(manifest.fingerprint["code"]) == 64
     script = (
-        "import sys; from mingpt import generate, snapshots; run, out = sys.argv[1:]\n"
+        "import sys; from mingpt.commands import generate, snapshots; run, out = sys.argv[1:]\n"
         "codes = [snapshots.main([c, run]) for c in ('list', 'show', 'verify', 'digest')]\n"
         "codes += [snapshots.main(['copy', run, out + '/copy']), snapshots.main(['export', run, out + '/hf'])]\n"
         "codes += [generate.main([run])]\n"

@@ -17,16 +17,16 @@ import botocore.exceptions
 import numpy as np
 import pytest
 
-from mingpt.config import TextData, WorldConfig
+from mingpt.config.schema import TextData, WorldConfig
 from mingpt.data.text import open_text
-from mingpt.distributed import join
 from mingpt.errors import Mistake, Unavailable
-from mingpt.failures import explain
-from mingpt.lifetime import Lifetime, Phase
+from mingpt.snapshot.find import find
 from mingpt.snapshot.store import Store
-from mingpt.snapshots import find
 from mingpt.storage import place
 from mingpt.train.attempt import tell
+from mingpt.world.distributed import join
+from mingpt.world.failures import explain
+from mingpt.world.lifetime import Lifetime, Phase
 
 
 def test_a_web_server_that_says_no_is_a_mistake_that_names_data_path(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import mingpt
-from mingpt import preflight
-from mingpt.checks import compare
-from mingpt.checks.finding import Finding, exit_code, told_by
-from mingpt.checks.machine import source_sha256
 from mingpt.errors import Mistake
+from mingpt.preflight import command as preflight
+from mingpt.preflight import compare
+from mingpt.preflight.finding import Finding, exit_code, told_by
+from mingpt.preflight.machine import source_sha256
 from net_kit import Net, hosts, needs_hosts
 from node_kit import free_port
 from store_kit import HIDDEN, Nanio, Stores

@@ -21,12 +21,13 @@ import pytest
 
 import bpe_kit
 import web_kit
-from mingpt.data import bpe, documents
+from mingpt.data import bpe
 from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
-from mingpt.data.documents import Options, is_validation
-from mingpt.data.prepare import Progress, main, prepare
-from mingpt.data.shardwriter import ShardWriter
 from mingpt.errors import Mistake
+from mingpt.prepare import documents
+from mingpt.prepare.documents import Options, is_validation
+from mingpt.prepare.prepare import Progress, main, prepare
+from mingpt.prepare.shardwriter import ShardWriter
 
 VOCABULARY = bpe_kit.small()
 WORDS = ["the", "king", "is", "dead", "long", "live", "woe", "größer", "漢字", "🙂", "1234", "\n", "  "]
@@ -167,7 +168,7 @@ class Killed(Exception):
 
 
 def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.data.prepare.NOTE_SECONDS", 0)
+    monkeypatch.setattr("mingpt.prepare.prepare.NOTE_SECONDS", 0)
     for i in range(6):
         write_jsonl(tmp_path / f"{i}.jsonl", some_texts(30, seed=i))
     sources = [f"{tmp_path}/*.jsonl"]
@@ -188,7 +189,7 @@ def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.M
 
         return dying
 
-    monkeypatch.setattr("mingpt.data.prepare.blocks", watched)
+    monkeypatch.setattr("mingpt.prepare.prepare.blocks", watched)
     finished = []
     for adds in (5, 1, 4):  # each file is added to both splits
         monkeypatch.setattr(ShardWriter, "add", dying_after(adds))
@@ -489,7 +490,7 @@ def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: pytest.
 
 
 def test_bad_lines_of_finished_files_count_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.data.prepare.NOTE_SECONDS", 0)
+    monkeypatch.setattr("mingpt.prepare.prepare.NOTE_SECONDS", 0)
     for i in range(3):
         write_with_bad_lines(tmp_path / f"{i}.jsonl", some_texts(20, seed=i))
     sources = [tmp_path / f"{i}.jsonl" for i in range(3)]
@@ -609,7 +610,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.Monkey
             return True
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr("mingpt.data.prepare.DRAW_SECONDS", 0)
+    monkeypatch.setattr("mingpt.prepare.prepare.DRAW_SECONDS", 0)
     progress = Progress([documents.File("x.txt", "text", 100)])
     progress.add(50, 1234)
     drawn = terminal.getvalue()

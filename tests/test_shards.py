@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import bpe_kit
-from mingpt.batches import BatchPlan, Share
-from mingpt.config import ShardsData
+from mingpt.compute.batches import BatchPlan, Share
+from mingpt.config.schema import ShardsData
 from mingpt.data import shardcache
 from mingpt.data.dataset import DataSet, Look, Shard, to_bytes
 from mingpt.data.loader import load

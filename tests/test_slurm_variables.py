@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli, slurm
+from mingpt.config import compose
 from mingpt.errors import Mistake
-from mingpt.platforms import find_placement
-from mingpt.torchrun import Torchrun, parse
+from mingpt.launch.torchrun import Torchrun, parse
+from mingpt.world import slurm
+from mingpt.world.platforms import find_placement
 from node_kit import Node, free_port, wait_until
 from run_kit import Run
 
@@ -80,7 +81,7 @@ def test_a_list_that_is_cut_off_is_told_at_once() -> None:
 
 def torchrun(environment: dict[str, str], *arguments: str) -> list[str]:
     node = Torchrun.compose(parse(arguments), environment)
-    config = cli.configure(node.overrides, node.fewest_processes)
+    config = compose.configure(node.overrides, node.fewest_processes)
     assert config is not None
     return node.command(config).arguments
 
@@ -295,7 +296,7 @@ def test_a_task_ends_with_the_slurmstepd_that_slurm_knows_it_by(tmp_path: Path) 
     program = tmp_path / "slurmstepd"  # a process of that name, which starts a task and is killed
     program.symlink_to("/bin/bash")
     task = (
-        "import time; from mingpt.lifetime import Lifetime; Lifetime().begin(); print('begun', flush=True); "
+        "import time; from mingpt.world.lifetime import Lifetime; Lifetime().begin(); print('begun', flush=True); "
         "time.sleep(3600)"
     )
     step = Node([str(program), "-c", '"$0" -c "$1" & wait', sys.executable, task])

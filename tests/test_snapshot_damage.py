@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 import torch
 
-from mingpt import snapshots
+from mingpt.commands import snapshots
 from mingpt.errors import Mistake, Unavailable
 from mingpt.snapshot.format import Damaged, decode_manifest
 from mingpt.snapshot.reader import read

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import snapshots
-from mingpt.attempts import newest_number
+from mingpt.commands import snapshots
 from mingpt.errors import Mistake
 from mingpt.observe.jsonl import MetricsLog, read_metrics
 from mingpt.snapshot import hot, retention
+from mingpt.snapshot.attempts import newest_number
 from mingpt.snapshot.files import File
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import look, read, verify

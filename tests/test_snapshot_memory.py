@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from mingpt.config import Model
+from mingpt.config.schema import Model
 from mingpt.errors import Mistake
 from mingpt.snapshot.format import (
     MANIFEST_LIMIT,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mingpt.config import TextData
+from mingpt.config.schema import TextData
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters

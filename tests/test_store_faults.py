@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fault_proxy import BlackHole, Busy, Cut, FaultProxy, Late, Reset, Rule
-from mingpt import snapshots
-from mingpt.config import TextData
+from mingpt.commands import snapshots
+from mingpt.config.schema import TextData
 from mingpt.data.text import open_text
 from mingpt.errors import Unavailable
 from mingpt.snapshot.reader import read

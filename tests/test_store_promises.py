@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 import torch
 
-from mingpt import snapshots
+from mingpt.commands import snapshots
 from mingpt.errors import Mistake, Unavailable
 from mingpt.snapshot import store as store_module
 from mingpt.snapshot.format import Damaged

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import snapshots
+from mingpt.commands import snapshots
 from mingpt.observe.jsonl import read_metrics
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingpt import cli
-from mingpt.config import AdditionData, Data, RandomData, SortData
+from mingpt.config import compose
+from mingpt.config.schema import AdditionData, Data, RandomData, SortData
 from mingpt.data.evenly import Evenly
 from mingpt.data.opening import open_source
 from mingpt.data.source import Samples, Source
 from mingpt.data.synthetic import RandomTokens, addition, sorting
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import Mistake
-from mingpt.model import IGNORE
+from mingpt.model.gpt2 import IGNORE
 
 
 def opened(data: Data, block_size: int = 32, micro_size: int = 4) -> Source:
@@ -130,12 +130,12 @@ def test_a_snapshot_with_another_vocabulary_is_a_mistake() -> None:
 )  # fmt: skip
 def test_what_cannot_be_asked_is_a_mistake(overrides: str, problem: str) -> None:
     with pytest.raises(Mistake) as mistake:
-        cli.configure(["experiment=synthetic", *overrides.split()])
+        compose.configure(["experiment=synthetic", *overrides.split()])
     assert mistake.value.problems == (problem,)
 
 
 def test_the_experiment_fits_its_data() -> None:
     for more in ([], ["data=sort", "model.block_size=16"], ["data=random"]):
-        config = cli.configure(["experiment=synthetic", *more])
+        config = compose.configure(["experiment=synthetic", *more])
         assert config is not None
         opened(config.data, config.model.block_size)

@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from mingpt.config import TextData
+from mingpt.config.schema import TextData
 from mingpt.data import text as text_module
 from mingpt.data.source import Source
 from mingpt.data.text import open_text

@@ -10,7 +10,7 @@ import torch
 
 from mingpt.data.vocabulary import Bytes, Characters, Numbers
 from mingpt.errors import Mistake
-from mingpt.model import GPT, GPTConfig
+from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.weights.reading import read_weights, start_from
 from mingpt.weights.tokenizer import tokenizer_files
 from weights_kit import ALONE, change_config, change_weights, logits, ours, saved, shape, tokens

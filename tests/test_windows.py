@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingpt.config import TextData
+from mingpt.config.schema import TextData
 from mingpt.data.source import Samples, Source
 from mingpt.data.text import open_text
 from mingpt.data.windows import Pieces, TokenFile, Windows
-from mingpt.model import IGNORE
+from mingpt.model.gpt2 import IGNORE
 
 
 def numbered(length: int) -> TokenFile:

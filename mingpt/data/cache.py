@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from mingpt.atomic import sync_folder
-from mingpt.config import CachedData
+from mingpt.config.schema import CachedData
 from mingpt.console import say
 from mingpt.errors import Mistake
 from mingpt.storage import place

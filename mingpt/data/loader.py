@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mingpt.batches import Share
+from mingpt.compute.batches import Share
 from mingpt.data.source import Samples
 from mingpt.errors import Mistake, Unavailable
-from mingpt.lifetime import children_ignore_signals, end_with_parent
+from mingpt.world.lifetime import children_ignore_signals, end_with_parent
 
 
 def _begin(_worker: int) -> None:

@@ -1,6 +1,6 @@
 """From the data section of a config to a Source: the one place that tells the kinds of data apart."""
 
-from mingpt.config import Data, ImagesData, OwnData, QuestionData, RandomData, ShardsData, TextData
+from mingpt.config.schema import Data, ImagesData, OwnData, QuestionData, RandomData, ShardsData, TextData
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Vocabulary
 
@@ -22,7 +22,7 @@ def open_source(data: Data, block_size: int, micro_size: int, vocabulary: Vocabu
 
             return open_shards(data, block_size, micro_size, vocabulary)
         case ImagesData():
-            from mingpt.data.images import open_images
+            from mingpt.images.images import open_images
 
             return open_images(data, block_size, micro_size, vocabulary)
         case QuestionData():

@@ -9,11 +9,11 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from mingpt import own
-from mingpt.config import OwnData
+from mingpt.config.schema import OwnData
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
 from mingpt.errors import Mistake
+from mingpt.model import own
 from mingpt.redact import without_secrets
 
 NOTHING = NoTokens()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.atomic import write_whole
-from mingpt.config import ShardsData
+from mingpt.config.schema import ShardsData
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.cache import one_at_a_time

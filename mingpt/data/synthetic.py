@@ -13,13 +13,13 @@ from string import ascii_letters, digits
 import numpy as np
 import torch
 
-from mingpt.batches import derive, mix, permute
-from mingpt.config import AdditionData, Data, QuestionData, RandomData, SortData
+from mingpt.compute.batches import derive, mix, permute
+from mingpt.config.schema import AdditionData, Data, QuestionData, RandomData, SortData
 from mingpt.data.evenly import Evenly
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
 from mingpt.errors import Mistake
-from mingpt.model import IGNORE
+from mingpt.model.gpt2 import IGNORE
 
 ALPHABET = "".join(sorted(digits + ascii_letters))  # 0 to 9, A to Z, a to z
 Ask = Callable[[int], tuple[str, str]]  # from a number to the question of that number and its answer

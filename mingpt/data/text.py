@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.config import TextData
+from mingpt.config.schema import TextData
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.cache import Made, made_once
 from mingpt.data.source import Source

@@ -6,12 +6,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from mingpt import attempts
-from mingpt.attempts import RunRecord
-from mingpt.config import Config
-from mingpt.distributed import World
+from mingpt.config.schema import Config
 from mingpt.errors import Mistake
-from mingpt.snapshot import hot
+from mingpt.snapshot import attempts, hot
+from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.format import Damaged, Metrics, State, Unreadable
 from mingpt.snapshot.lineage import Follows, Newest, set_overtaken_aside, strangers
 from mingpt.snapshot.reader import Loaded, verify
@@ -20,6 +18,7 @@ from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
 from mingpt.storage import limit_seconds
+from mingpt.world.distributed import World
 
 Content = tuple[State, Metrics]
 FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # what the processes tell each other with every step

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mingpt.atomic import write_whole
-from mingpt.attempts import REWIND, Record
-from mingpt.resume import settings
+from mingpt.config.affecting import settings
+from mingpt.snapshot.attempts import REWIND, Record
 from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, OtherFormat, Unreadable
 from mingpt.snapshot.reader import look

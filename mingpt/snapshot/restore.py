@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from mingpt.distributed import World
 from mingpt.errors import Mistake, Unavailable
 from mingpt.snapshot.format import (
     Damaged,
@@ -25,6 +24,7 @@ from mingpt.snapshot.lineage import Newest, strangers
 from mingpt.snapshot.reader import Loaded, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
+from mingpt.world.distributed import World
 
 
 def restore(

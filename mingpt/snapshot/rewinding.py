@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from mingpt.attempts import REWIND, Attempt
 from mingpt.errors import Mistake
 from mingpt.snapshot import hot
+from mingpt.snapshot.attempts import REWIND, Attempt
 from mingpt.snapshot.files import REWOUND
 from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.lineage import peek

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from mingpt.atomic import Buffer
-from mingpt.attempts import Attempt, Superseded
-from mingpt.distributed import World
 from mingpt.errors import Mistake
+from mingpt.snapshot.attempts import Attempt, Superseded
 from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import (
     FORMAT,
@@ -42,6 +41,7 @@ from mingpt.snapshot.reader import AT_A_TIME, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
+from mingpt.world.distributed import World
 
 T = TypeVar("T")
 UNMEASURED = Metrics()

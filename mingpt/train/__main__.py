@@ -4,7 +4,7 @@ Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snaps
 """
 
 from mingpt import entry
-from mingpt.lifetime import Lifetime
+from mingpt.world.lifetime import Lifetime
 
 
 def load() -> entry.Program:

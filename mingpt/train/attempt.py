@@ -4,23 +4,23 @@ import json
 import os
 import traceback
 
-from mingpt import cli
-from mingpt.config import Config
+from mingpt.compute.numerics import differences
+from mingpt.config import compose
+from mingpt.config.affecting import settings
+from mingpt.config.moment import MOMENT
+from mingpt.config.schema import Config
+from mingpt.config.validation import missing_places
 from mingpt.console import complain, say
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
-from mingpt.distributed import Left, World, join, speaks_for_node, world_size
 from mingpt.errors import FINISHED, Mistake
-from mingpt.failures import explain
-from mingpt.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
-from mingpt.models import build
-from mingpt.moment import MOMENT
-from mingpt.numerics import differences
-from mingpt.platforms import refuse_to_be_alone
+from mingpt.model.factory import build
 from mingpt.redact import without_secrets
-from mingpt.resume import settings
 from mingpt.train import session
-from mingpt.validation import missing_places
+from mingpt.world.distributed import Left, World, join, speaks_for_node, world_size
+from mingpt.world.failures import explain
+from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
+from mingpt.world.platforms import refuse_to_be_alone
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
 
@@ -32,11 +32,11 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     try:
         refuse_to_be_alone(os.environ)
         arguments = [*_handed_on(), *arguments]
-        config = cli.configure(arguments, world_size())
+        config = compose.configure(arguments, world_size())
         if config is None:  # --help or --cfg has been answered
             return FINISHED
         if "RANK" in os.environ and MOMENT not in os.environ:
-            cli.refuse_the_time(arguments)
+            compose.refuse_the_time(arguments)
         source = _opened(config)
         model = build(config, source.vocabulary.size)
         lifetime.clock.enter("rendezvous")
@@ -46,7 +46,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             try:
                 agree_on_inputs(world, config, source)
                 if world.speaks:
-                    say(cli.as_yaml(config))
+                    say(compose.as_yaml(config))
                 return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 raise Left(tell(error, lifetime)) from error  # first: who leaves a world may have to wait for others

@@ -2,7 +2,7 @@
 
 import shlex
 
-from mingpt.config import Config
+from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import Mistake
 from mingpt.redact import without_secrets

@@ -11,11 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mingpt.batches import derive
+from mingpt.compute.batches import derive
+from mingpt.compute.reduction import tree_sum_of
 from mingpt.data.source import Microbatches
-from mingpt.distributed import World
-from mingpt.model import IGNORE
-from mingpt.reduction import tree_sum_of
+from mingpt.model.gpt2 import IGNORE
+from mingpt.world.distributed import World
 
 
 @runtime_checkable

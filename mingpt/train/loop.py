@@ -7,11 +7,10 @@ that starts at any step with any number of processes computes what an undisturbe
 import math
 from functools import partial
 
-from mingpt import own
-from mingpt.config import OwnModel
+from mingpt.config.schema import OwnModel
 from mingpt.console import say
 from mingpt.errors import FINISHED, STOPPED
-from mingpt.lifetime import Phase
+from mingpt.model import own
 from mingpt.observe.events import AttemptEnded, Evaluated, StepDone
 from mingpt.snapshot.checkpointer import Content
 from mingpt.snapshot.format import Metrics
@@ -20,6 +19,7 @@ from mingpt.train.evaluation import evaluate
 from mingpt.train.run import Run
 from mingpt.train.stats import StepStats
 from mingpt.train.step import train_step
+from mingpt.world.lifetime import Phase
 
 
 def train(run: Run) -> int:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from mingpt.batches import BatchPlan
-from mingpt.config import Config
+from mingpt.compute.batches import BatchPlan
+from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.data.windows import Windows
 

@@ -7,18 +7,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt.attempts import RunRecord
-from mingpt.batches import BatchPlan
-from mingpt.config import Config
+from mingpt.compute.batches import BatchPlan
+from mingpt.compute.optimizer import Update
+from mingpt.compute.reduction import Reduction
+from mingpt.config.schema import Config
 from mingpt.data.source import Source
-from mingpt.distributed import World
-from mingpt.lifetime import Lifetime
 from mingpt.observe.events import Observers
-from mingpt.optim import Update
-from mingpt.reduction import Reduction
+from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.format import State
 from mingpt.train.stats import DelayedRead, StatsExchange
+from mingpt.world.distributed import World
+from mingpt.world.lifetime import Lifetime
 
 
 @dataclass

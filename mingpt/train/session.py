@@ -8,33 +8,33 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt import own, resume
-from mingpt.attempts import Attempt, RunRecord, is_visible
-from mingpt.batches import BatchPlan, Share
-from mingpt.config import Config, OwnModel
+from mingpt.compute.batches import BatchPlan, Share
+from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
+from mingpt.compute.optimizer import Update
+from mingpt.compute.reduction import ExactReduction, FastReduction
+from mingpt.config.schema import Config, OwnModel
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
-from mingpt.distributed import World
 from mingpt.errors import FINISHED, Mistake
-from mingpt.lifetime import Lifetime, Phase
-from mingpt.model import GPT
-from mingpt.models import trainable
-from mingpt.numerics import autocast_for, differences, fingerprint, pin
+from mingpt.model import own
+from mingpt.model.factory import trainable
+from mingpt.model.gpt2 import GPT
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import Observers, SnapshotCommitted
 from mingpt.observe.jsonl import MetricsLog
-from mingpt.optim import Update
 from mingpt.redact import without_secrets
-from mingpt.reduction import ExactReduction, FastReduction
-from mingpt.resume import check_fits
+from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import Loaded
-from mingpt.train import loop
+from mingpt.train import loop, resume
 from mingpt.train.proportions import proportions
+from mingpt.train.resume import check_fits
 from mingpt.train.run import Compute, Run
 from mingpt.train.stats import DelayedRead, StatsExchange
 from mingpt.weights.reading import start_from
+from mingpt.world.distributed import World
+from mingpt.world.lifetime import Lifetime, Phase
 
 
 def train(config: Config, source: Source, model: nn.Module, world: World, lifetime: Lifetime) -> int:

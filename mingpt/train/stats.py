@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mingpt.distributed import World, all_gather, share
-from mingpt.reduction import tree_sum_of
+from mingpt.compute.reduction import tree_sum_of
+from mingpt.world.distributed import World, all_gather, share
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
+from mingpt.config.validation import no_weights
 from mingpt.data.vocabulary import Vocabulary
-from mingpt.distributed import World
 from mingpt.errors import Mistake
-from mingpt.model import GPT, GPTConfig
+from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
-from mingpt.validation import no_weights
 from mingpt.weights.fitting import HEAD, config_problems, tensor_problems, vocabulary_problems
+from mingpt.world.distributed import World
 
 KEY = "model.init_from"
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"

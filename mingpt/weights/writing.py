@@ -11,7 +11,7 @@ from safetensors.torch import save as encode_safetensors
 
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import Mistake
-from mingpt.model import GPT
+from mingpt.model.gpt2 import GPT
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 from mingpt.weights.fitting import EMBEDDING

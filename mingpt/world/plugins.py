@@ -1,0 +1,29 @@
+"""What plain torchrun finds of this package by its entry points (pyproject.toml: torchrun.handlers).
+
+torch asks for these while it is being imported itself: what they need of torch is imported when a rendezvous is made.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+Creator = Callable[[Any], Any]  # from torch's RendezvousParameters to its RendezvousHandler
+
+
+def _static(params: Any) -> Any:
+    from mingpt.world.rendezvous import create_static
+
+    return create_static(params)
+
+
+def _c10d(params: Any) -> Any:
+    from mingpt.world.rendezvous import create_c10d
+
+    return create_c10d(params)
+
+
+def static() -> Creator:
+    return _static
+
+
+def c10d() -> Creator:
+    return _c10d
