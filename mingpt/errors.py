@@ -25,3 +25,23 @@ class Mistake(Exception):
         if len(self.problems) == 1:
             return self.problems[0]
         return f"{len(self.problems)} problems:\n" + "\n".join(f"  {i}. {p}" for i, p in enumerate(self.problems, 1))
+
+
+class Damaged(Exception):
+    """A snapshot that is not what its writer wrote, or not one at all; the message names the file."""
+
+
+class Unreadable(Unavailable):
+    """A disk that can't give a file back, however often it is asked. Nothing is known of the snapshot."""
+
+
+class OtherFormat(Exception):
+    """A whole manifest that another version of this program wrote. To set it aside would throw that work away."""
+
+
+class SnapshotFailed(Exception):
+    """The store failed in a way that may pass."""
+
+
+class Superseded(Mistake):
+    """A newer attempt has started: this one must not write any more."""

@@ -6,7 +6,7 @@ as one of torchrun's or srun's processes: the figures are the same.
 Exit codes: 0 done; 64 a mistake to fix; 70 a crash, try again.
 """
 
-from mingpt import entry
+from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
 

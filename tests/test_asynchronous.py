@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from fault_kit import LONG, launch
-from mingpt.errors import Mistake
-from mingpt.snapshot.attempts import Superseded
+from mingpt.errors import Mistake, SnapshotFailed, Superseded
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Buffer, Store
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from node_kit import Node, needs_mount
 from run_kit import Run
 from snapshot_kit import ALONE, PROVENANCE, save, state_of

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mingpt.data.images.codebook import fit, images_of, nearest, patches_of
+from mingpt.data.images.imagetokens import ImageTokens
+from mingpt.data.images.pictures import GAP, draw, grid, png
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import Mistake
-from mingpt.images.codebook import fit, images_of, nearest, patches_of
-from mingpt.images.imagetokens import ImageTokens
-from mingpt.images.pictures import GAP, draw, grid, png
 from mingpt.model.gpt2 import GPT, GPTConfig
 
 

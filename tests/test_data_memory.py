@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.images.imagefiles import CIFAR, IDX, IMAGES
+from mingpt.data.images.imagefiles import CIFAR, IDX, IMAGES
 
 MIB = 1 << 20
 # In a process of its own: what the code takes beyond its imports.
 MEASURE = """
 import json, resource, sys
 from mingpt.prepare.documents import Options, blocks, find_files, pieces_of
-from mingpt.images.imagefiles import find_images
+from mingpt.data.images.imagefiles import find_images
 from mingpt.errors import Mistake
 import pyarrow.parquet
 

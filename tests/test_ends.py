@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
-from mingpt.errors import FINISHED, MISTAKE, STOPPED
+from mingpt.errors import FINISHED, MISTAKE, STOPPED, SnapshotFailed
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from run_kit import TINY

@@ -16,9 +16,9 @@ import pytest
 from mingpt.atomic import write_whole
 from mingpt.config import compose
 from mingpt.data.bpe import read_tokenizer
+from mingpt.data.images.imagefiles import find_images
 from mingpt.data.opening import open_source
 from mingpt.errors import Mistake, Unavailable
-from mingpt.images.imagefiles import find_images
 from mingpt.prepare import extras, fetch
 
 ROOT = Path(__file__).resolve().parent.parent

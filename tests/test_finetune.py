@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from mingpt.config import compose
 from mingpt.config.schema import Model
 from mingpt.errors import Mistake
-from mingpt.model.factory import build, freeze, trainable
 from mingpt.snapshot.reader import Loaded, read
+from mingpt.train.factory import build, freeze, trainable
 from run_kit import Run
 from weights_kit import ours, saved, shape
 

@@ -12,9 +12,9 @@ from mingpt.compute.optimizer import Update
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.errors import Mistake
-from mingpt.model.factory import build, trainable
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import Loaded
+from mingpt.train.factory import build, trainable
 from mingpt.train.resume import check_fits
 from snapshot_kit import PROVENANCE
 

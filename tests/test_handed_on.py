@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fault_kit import at_step, finish, launch, training
-from mingpt import entry
 from mingpt.config import compose
 from mingpt.config.moment import MOMENT
 from mingpt.errors import Mistake
+from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 from node_kit import Node
 from run_kit import Run

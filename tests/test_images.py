@@ -15,12 +15,12 @@ from image_kit import idx, write_cifar, write_cifar_archive, write_idx
 from mingpt.config import compose
 from mingpt.config.schema import ImagesData
 from mingpt.data.evenly import Evenly
+from mingpt.data.images.images import Images, shifted
+from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters
 from mingpt.errors import Mistake
-from mingpt.images.images import Images, shifted
-from mingpt.images.imagetokens import ImageTokens
 from mingpt.model.gpt2 import IGNORE
 
 

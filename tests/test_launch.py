@@ -12,12 +12,11 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from mingpt.config import compose
-from mingpt.errors import Mistake
+from mingpt.errors import Mistake, SnapshotFailed
 from mingpt.launch import agent
 from mingpt.launch.agent import Ending
 from mingpt.launch.launcher import launch
 from mingpt.launch.torchrun import Torchrun, parse
-from mingpt.snapshot.writer import SnapshotFailed
 from mingpt.world.failures import explain
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.platforms import find_placement

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mingpt.commands import snapshots
+from mingpt.errors import Superseded
 from mingpt.snapshot import hot
-from mingpt.snapshot.attempts import REWIND, Attempt, Superseded, records
+from mingpt.snapshot.attempts import REWIND, Attempt, records
 from mingpt.snapshot.lineage import Follows, Newest, overtaken, set_overtaken_aside, strangers
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention

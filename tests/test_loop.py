@@ -13,18 +13,17 @@ import torch
 from mingpt.config import compose
 from mingpt.config.schema import WorldConfig
 from mingpt.data.opening import open_source
-from mingpt.errors import FINISHED, STOPPED, Mistake
-from mingpt.model.factory import build
-from mingpt.observe.clock import Clock
+from mingpt.errors import FINISHED, STOPPED, Mistake, SnapshotFailed
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import AttemptEnded, Evaluated, Event, Observer, Observers, SnapshotCommitted, StepDone
 from mingpt.snapshot.attempts import records
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotFailed
 from mingpt.train import loop, session
+from mingpt.train.factory import build
 from mingpt.train.run import Run
+from mingpt.world.clock import Clock
 from mingpt.world.distributed import World, join
 from mingpt.world.lifetime import Lifetime, Phase
 from run_kit import TINY

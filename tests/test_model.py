@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mingpt.config.schema import Model
-from mingpt.model.factory import gpt_config
 from mingpt.model.gpt2 import GPT, MLP, Attention, GPTConfig
+from mingpt.train.factory import gpt_config
 
 SIZES = Path(__file__).parents[1] / "configs" / "model"
 # (layers, heads, width) as published: Radford et al. 2019; Karpathy's minGPT; Rae et al. 2021 (Gopher), table 1.

@@ -19,8 +19,8 @@ from mingpt.compute.reduction import tree_sum_of
 from mingpt.config import compose
 from mingpt.config.imports import imported_sha256
 from mingpt.config.schema import Config, Optimizer, Schedule
-from mingpt.model.factory import build
 from mingpt.snapshot.reader import read
+from mingpt.train.factory import build
 from run_kit import Run
 
 CPU = torch.device("cpu")

@@ -16,10 +16,10 @@ from mingpt.config.schema import Config, OwnModel
 from mingpt.data.opening import open_source
 from mingpt.data.own import source_of
 from mingpt.errors import Mistake
-from mingpt.model import own
-from mingpt.model.factory import build
 from mingpt.snapshot.reader import read
+from mingpt.train import own_model
 from mingpt.train.attempt import attempt
+from mingpt.train.factory import build
 from mingpt.world.lifetime import Lifetime
 from own_kit import OwnRun
 
@@ -163,7 +163,7 @@ def test_what_does_not_keep_the_protocol_is_a_mistake(target: str, message: str)
     assert isinstance(config.model, OwnModel)
     model = build(config, 0)
     with pytest.raises(Mistake, match=f"^model._target_=own_kit.{target}{message}"):
-        own.try_out(model, config.model, rows(2).train[[0, 1]])
+        own_model.try_out(model, config.model, rows(2).train[[0, 1]])
 
 
 def test_what_keeps_it_is_left_as_it_was() -> None:
@@ -171,7 +171,7 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
     assert isinstance(config.model, OwnModel)
     model = build(config, 0)
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    own.try_out(model, config.model, rows(2).train[[0, 1]])
+    own_model.try_out(model, config.model, rows(2).train[[0, 1]])
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 

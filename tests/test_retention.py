@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingpt.snapshot.attempts import Superseded
+from mingpt.errors import Superseded
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, beyond, leftovers
 from mingpt.snapshot.store import Store

@@ -15,13 +15,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, Mistake, SnapshotFailed
 from mingpt.snapshot import format as snapshot_format
 from mingpt.snapshot import writer
-from mingpt.snapshot.format import DTYPES, Damaged, Kind, Manifest, Part, PartInfo, State, lay_out
+from mingpt.snapshot.format import DTYPES, Kind, Manifest, Part, PartInfo, State, lay_out
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotFailed
 from snapshot_kit import PROVENANCE, canonical, equal, files, raw, read_newest, save, state_of
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from mingpt.commands import snapshots
-from mingpt.errors import Mistake, Unavailable
-from mingpt.snapshot.format import Damaged, decode_manifest
+from mingpt.errors import Damaged, Mistake, Unavailable
+from mingpt.snapshot.format import decode_manifest
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from snapshot_kit import equal, files, read_newest, save, signed, state_of

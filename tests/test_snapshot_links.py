@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from mingpt.commands import snapshots
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, Mistake
 from mingpt.observe.jsonl import MetricsLog, read_metrics
 from mingpt.snapshot import hot, retention
 from mingpt.snapshot.attempts import newest_number
 from mingpt.snapshot.files import File
-from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import look, read, verify
 from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store

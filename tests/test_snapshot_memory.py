@@ -16,16 +16,8 @@ import pytest
 import torch
 
 from mingpt.config.schema import Model
-from mingpt.errors import Mistake
-from mingpt.snapshot.format import (
-    MANIFEST_LIMIT,
-    MOST_VALUES,
-    Damaged,
-    TensorInfo,
-    decode_manifest,
-    encode_manifest,
-    header_of,
-)
+from mingpt.errors import Damaged, Mistake
+from mingpt.snapshot.format import MANIFEST_LIMIT, MOST_VALUES, TensorInfo, decode_manifest, encode_manifest, header_of
 from mingpt.snapshot.reader import look, read, verify
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, digest_of, equal, save, signed, state_of

@@ -15,11 +15,11 @@ from fault_proxy import BlackHole, Busy, Cut, FaultProxy, Late, Reset, Rule
 from mingpt.commands import snapshots
 from mingpt.config.schema import TextData
 from mingpt.data.text import open_text
-from mingpt.errors import Unavailable
+from mingpt.errors import SnapshotFailed, Unavailable
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, equal, read_newest, save, state_of
 from store_kit import Server, Stores
 

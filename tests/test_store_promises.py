@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from mingpt.commands import snapshots
-from mingpt.errors import Mistake, Unavailable
+from mingpt.errors import Damaged, Mistake, SnapshotFailed, Unavailable
 from mingpt.snapshot import store as store_module
-from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.uploads import half_uploads
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, equal, save, state_of
 from store_kit import Stores
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mingpt.commands import snapshots
+from mingpt.errors import Damaged
 from mingpt.observe.jsonl import read_metrics
-from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store

@@ -12,7 +12,7 @@ import pytest
 
 from image_kit import write_cifar, write_cifar_archive, write_idx
 from mingpt.commands.loading import open_model
-from mingpt.images.imagetokens import ImageTokens
+from mingpt.data.images.imagetokens import ImageTokens
 from run_kit import Run
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,9 @@ from mingpt.config.compose import Parser, reconfigure
 from mingpt.console import say
 from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Spelling, vocabulary_of
-from mingpt.errors import FINISHED, Mistake
+from mingpt.errors import FINISHED, Damaged, Mistake
 from mingpt.redact import without_secrets
 from mingpt.snapshot.find import find
-from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read_manifest
 from mingpt.train.attempt import agree_on_inputs, tell
 from mingpt.train.evaluation import Figures, evaluate

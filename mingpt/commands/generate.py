@@ -15,10 +15,10 @@ import torch
 from mingpt.commands.loading import Opened, open_model
 from mingpt.config.compose import Parser
 from mingpt.console import complain
+from mingpt.data.images.imagetokens import ImageTokens
+from mingpt.data.images.pictures import COLORS, draw, grid, png
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
-from mingpt.images.imagetokens import ImageTokens
-from mingpt.images.pictures import COLORS, draw, grid, png
 from mingpt.model.gpt2 import GPT
 from mingpt.model.sampling import generate_stream
 from mingpt.redact import escaped, without_secrets

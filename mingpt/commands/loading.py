@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from mingpt.data.vocabulary import Vocabulary, vocabulary_of
-from mingpt.errors import Mistake
-from mingpt.model.factory import gpt_of
+from mingpt.errors import Damaged, Mistake
 from mingpt.model.gpt2 import GPT
 from mingpt.snapshot.find import find
-from mingpt.snapshot.format import Damaged, Manifest
+from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import kind_of, read, read_manifest
 from mingpt.snapshot.store import Store
+from mingpt.train.factory import gpt_of
 
 
 @dataclass(frozen=True)

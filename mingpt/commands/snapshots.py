@@ -13,13 +13,12 @@ from pydantic import ValidationError
 from mingpt.config.compose import Parser
 from mingpt.config.schema import Snapshot
 from mingpt.console import complain, say
-from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
+from mingpt.errors import CRASHED, MISTAKE, Damaged, Mistake, OtherFormat, Unavailable, Unreadable
 from mingpt.redact import without_secrets
 from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry, runs_below, runs_table
 from mingpt.snapshot.copying import copy_metrics, copy_step, refuse_others
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.find import Found, find, split_url
-from mingpt.snapshot.format import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.reader import look, read_manifest, verify
 from mingpt.snapshot.retention import DAY, Retention, plan
 from mingpt.snapshot.rewinding import rewind

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mingpt.config import plugin
 from mingpt.config.imports import imported_sha256
 from mingpt.config.schema import Config, OwnModel, TextData
-from mingpt.model import own
 from mingpt.redact import printable
 
 # Raise it with each change of this package after which the same config gives other bits: the order of samples, the
@@ -71,7 +71,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         # The data of a text is its bytes, and these packages make tokens of them.
         "tokenizers": {p: _version(p) for p in ("tiktoken", "tokenizers")} if _encodes(config) else None,
         "init_from": None,  # the sha256 of the files that the run's first weights came from
-        "code": own.source_sha256(config.model) if isinstance(config.model, OwnModel) else None,
+        "code": plugin.source_sha256(config.model) if isinstance(config.model, OwnModel) else None,
         "imports": imported_sha256(config.model.target) if isinstance(config.model, OwnModel) else None,
     }
 

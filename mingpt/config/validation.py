@@ -173,9 +173,9 @@ def _own(section: str) -> Check:
         settings = getattr(c, section)
         if not isinstance(settings, Own):
             return None
-        from mingpt.model import own  # imports torch, which is slow, and needed for this alone
+        from mingpt.config import plugin  # imports torch, which is slow, and needed for this alone
 
-        return own.problem(section, settings)
+        return plugin.problem(section, settings)
 
     return Check((f"{section}._target_",), problem)
 

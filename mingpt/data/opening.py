@@ -22,7 +22,7 @@ def open_source(data: Data, block_size: int, micro_size: int, vocabulary: Vocabu
 
             return open_shards(data, block_size, micro_size, vocabulary)
         case ImagesData():
-            from mingpt.images.images import open_images
+            from mingpt.data.images.images import open_images
 
             return open_images(data, block_size, micro_size, vocabulary)
         case QuestionData():

@@ -9,11 +9,11 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
+from mingpt.config import plugin
 from mingpt.config.schema import OwnData
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
 from mingpt.errors import Mistake
-from mingpt.model import own
 from mingpt.redact import without_secrets
 
 NOTHING = NoTokens()
@@ -65,7 +65,7 @@ def source_of(
 def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:
     """Raises Mistake if what the target gives is no Source that the trainer can read."""
     shown = f"data._target_={config.target}"
-    source = own.call("data", config, block_size=block_size, micro_size=micro_size)
+    source = plugin.call("data", config, block_size=block_size, micro_size=micro_size)
     if not isinstance(source, Source):
         raise Mistake(f"{shown} gives a {type(source).__name__}, and no mingpt.data.source.Source: see source_of")
     if len(source.train) == 0:

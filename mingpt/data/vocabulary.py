@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from mingpt.data.bpe import gpt2_of, tokenizer_of
+from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.errors import Mistake
-from mingpt.images.imagetokens import ImageTokens
 
 
 class Vocabulary(Protocol):

@@ -6,7 +6,7 @@ options are set for runs that get killed, moved and resized; workers are restart
 the exit code says what to do: 0 finished, 64 fix a mistake, 70 crashed: try again, 75 stopped on request: start again.
 """
 
-from mingpt import entry
+from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from mingpt.atomic import write_whole
-from mingpt.errors import Mistake
+from mingpt.errors import Superseded
 from mingpt.plainfile import check_all_plain
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
@@ -24,10 +24,6 @@ CLAIM = re.compile(r"([0-9]{5,})\.json")
 SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # of metrics: one an attempt
 VISIBLE_SECONDS = 10  # NFS clients remember for a few seconds that a file was not there
 TRAIN, REWIND = "train", "rewind"
-
-
-class Superseded(Mistake):
-    """A newer attempt has started: this one must not write any more."""
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from dataclasses import asdict
 from typing import Any
 
 from mingpt.config.schema import Config
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, Mistake, SnapshotFailed, Unreadable
 from mingpt.snapshot import attempts, hot
 from mingpt.snapshot.attempts import RunRecord
-from mingpt.snapshot.format import Damaged, Metrics, State, Unreadable
+from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.lineage import Follows, Newest, set_overtaken_aside, strangers
 from mingpt.snapshot.reader import Loaded, verify
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.storage import limit_seconds
 from mingpt.world.distributed import World
 

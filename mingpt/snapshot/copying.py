@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, Mistake
 from mingpt.snapshot.files import METRICS, SNAPSHOTS
-from mingpt.snapshot.format import Damaged, Manifest, encode_manifest
+from mingpt.snapshot.format import Manifest, encode_manifest
 from mingpt.snapshot.reader import read_manifest, verified_pieces, verify
 from mingpt.snapshot.store import Store
 from mingpt.storage import place

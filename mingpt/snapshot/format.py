@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from torch import Tensor
 
-from mingpt.errors import Mistake, Unavailable
+from mingpt.errors import Damaged, Mistake, OtherFormat
 
 FORMAT = 3
 READABLE = (2, FORMAT)  # format 2 had one tensor more, UNSTATED, which is no state
@@ -43,18 +43,6 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 Kind = Literal["model", "optimizer"]
 State = Mapping[Kind, Mapping[str, Tensor]]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Damaged(Exception):
-    """A snapshot that is not what its writer wrote, or not one at all; the message names the file."""
-
-
-class Unreadable(Unavailable):
-    """A disk that can't give a file back, however often it is asked. Nothing is known of the snapshot."""
-
-
-class OtherFormat(Exception):
-    """A whole manifest that another version of this program wrote. To set it aside would throw that work away."""
 
 
 class Strict(BaseModel):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mingpt.errors import Mistake
-from mingpt.snapshot.format import Damaged, Kind, Manifest, OtherFormat, checked, decode_manifest, decode_part
+from mingpt.errors import Damaged, Mistake, OtherFormat
+from mingpt.snapshot.format import Kind, Manifest, checked, decode_manifest, decode_part
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 

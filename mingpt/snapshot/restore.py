@@ -10,16 +10,8 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from mingpt.errors import Mistake, Unavailable
-from mingpt.snapshot.format import (
-    Damaged,
-    Kind,
-    Manifest,
-    Unreadable,
-    decode_manifest,
-    decode_part,
-    encode_manifest,
-)
+from mingpt.errors import Damaged, Mistake, Unavailable, Unreadable
+from mingpt.snapshot.format import Kind, Manifest, decode_manifest, decode_part, encode_manifest
 from mingpt.snapshot.lineage import Newest, strangers
 from mingpt.snapshot.reader import Loaded, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.files import File
-from mingpt.snapshot.format import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.uploads import HalfUpload, abort, half_uploads

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, Mistake
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import REWIND, Attempt
 from mingpt.snapshot.files import REWOUND
-from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.lineage import peek
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store

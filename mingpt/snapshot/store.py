@@ -16,7 +16,7 @@ from uuid import uuid4
 import torch
 
 from mingpt.atomic import Buffer, sync_folder, write_whole
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, Mistake, Unreadable
 from mingpt.plainfile import (
     BROKEN,
     PAUSES,
@@ -28,7 +28,7 @@ from mingpt.plainfile import (
 )
 from mingpt.redact import without_secrets
 from mingpt.snapshot.files import METRICS, PROBE, SET_ASIDE, SNAPSHOTS, STEP_FOLDER, File, step_name
-from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged, Unreadable
+from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT
 from mingpt.storage import is_local, modified, open_fs, place
 from mingpt.webfile import is_web, read_stream
 

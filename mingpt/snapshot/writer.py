@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from mingpt.atomic import Buffer
-from mingpt.errors import Mistake
-from mingpt.snapshot.attempts import Attempt, Superseded
+from mingpt.errors import Damaged, Mistake, SnapshotFailed, Superseded
+from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import (
     FORMAT,
-    Damaged,
     EncodedPart,
     Manifest,
     Metrics,
@@ -46,10 +45,6 @@ from mingpt.world.distributed import World
 T = TypeVar("T")
 UNMEASURED = Metrics()
 FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
-
-
-class SnapshotFailed(Exception):
-    """The store failed in a way that may pass."""
 
 
 Copy = tuple[Part, dict[str, Tensor]]  # a part and its tensors, in CPU memory

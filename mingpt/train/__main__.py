@@ -3,7 +3,7 @@
 Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snapshot; 70 a crash, try again.
 """
 
-from mingpt import entry
+from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
 

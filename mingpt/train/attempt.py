@@ -14,9 +14,9 @@ from mingpt.console import complain, say
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, Mistake
-from mingpt.model.factory import build
 from mingpt.redact import without_secrets
 from mingpt.train import session
+from mingpt.train.factory import build
 from mingpt.world.distributed import Left, World, join, speaks_for_node, world_size
 from mingpt.world.failures import explain
 from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason

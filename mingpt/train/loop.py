@@ -10,10 +10,10 @@ from functools import partial
 from mingpt.config.schema import OwnModel
 from mingpt.console import say
 from mingpt.errors import FINISHED, STOPPED
-from mingpt.model import own
 from mingpt.observe.events import AttemptEnded, Evaluated, StepDone
 from mingpt.snapshot.checkpointer import Content
 from mingpt.snapshot.format import Metrics
+from mingpt.train import own_model
 from mingpt.train.divergence import check_divergence, leave_without_a_loss
 from mingpt.train.evaluation import evaluate
 from mingpt.train.run import Run
@@ -43,7 +43,7 @@ def train(run: Run) -> int:
         with clock.within("snapshot"):
             due = last or stop > 0 or checkpointer.is_due(done, flags) or best
             if due and isinstance(run.config.model, OwnModel):
-                own.check_buffers(run.compute.model, run.compute.buffers, run.config.model, run.world)
+                own_model.check_buffers(run.compute.model, run.compute.buffers, run.config.model, run.world)
             if last or stop > 0:
                 return _end(run, done, _content(run, stats, val_loss), last, stopping=stop > 0)
             # While steps are skipped, nothing is learnt, and no snapshot may push the good ones out.

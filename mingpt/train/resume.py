@@ -17,10 +17,10 @@ from mingpt.compute.optimizer import batch_factor, misfits, schedule_factor, sta
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.schema import Batch, Config, Optimizer, Schedule
 from mingpt.errors import Mistake
-from mingpt.model.factory import some
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import Loaded
+from mingpt.train.factory import some
 from mingpt.world.distributed import World
 
 Changes = dict[str, list[Any]]  # of each key, the value before and the one that holds now

@@ -17,8 +17,6 @@ from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, Mistake
-from mingpt.model import own
-from mingpt.model.factory import trainable
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import Observers, SnapshotCommitted
@@ -27,7 +25,8 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import Loaded
-from mingpt.train import loop, resume
+from mingpt.train import loop, own_model, resume
+from mingpt.train.factory import trainable
 from mingpt.train.proportions import proportions
 from mingpt.train.resume import check_fits
 from mingpt.train.run import Compute, Run
@@ -53,7 +52,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         if world.speaks:
             say(f"nothing to do: the run has reached step {origin.step}, and train.max_steps={config.train.max_steps}")
         return FINISHED
-    compute.buffers = own.copy_buffers(model)
+    compute.buffers = own_model.copy_buffers(model)
     record = claim_attempt(config, source, origin, checkpointer, world)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
     checkpointer.begin(record, lambda *committed: run.observers.publish(SnapshotCommitted(*committed)))
@@ -94,7 +93,7 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
     if isinstance(config.model, OwnModel):
         first = source.train[list(range(min(plan.micro_size, len(source.train))))]
         with autocast:
-            own.try_out(model, config.model, [x.to(world.device) for x in first])
+            own_model.try_out(model, config.model, [x.to(world.device) for x in first])
     return Compute(model, update, plan, autocast, {})
 
 

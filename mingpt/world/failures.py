@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
+from mingpt.errors import CRASHED, MISTAKE, Damaged, Mistake, SnapshotFailed, Unavailable
 from mingpt.redact import without_secrets
-from mingpt.snapshot.format import Damaged
-from mingpt.snapshot.writer import SnapshotFailed
 from mingpt.world.lifetime import Phase
 
 LOST_PEER = "lost contact with another process"  # a victim's words: the cause is in somebody else's

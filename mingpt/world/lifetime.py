@@ -17,8 +17,8 @@ from multiprocessing import resource_tracker
 
 from mingpt.console import complain
 from mingpt.errors import CRASHED, STOPPED
-from mingpt.observe.clock import Clock
 from mingpt.world import slurm
+from mingpt.world.clock import Clock
 
 # All that torchrun can hand on to its workers. Slurm warns with SIGUSR1 if asked to, a closed terminal with SIGHUP.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")]

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mingpt.images.codebook import Pixels
-from mingpt.images.imagetokens import ImageTokens
+from mingpt.data.images.codebook import Pixels
+from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.model.gpt2 import GPT
 from mingpt.model.sampling import finite
 

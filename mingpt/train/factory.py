@@ -12,8 +12,8 @@ from torch import nn
 from mingpt.compute.batches import derive
 from mingpt.config.schema import Config, Model
 from mingpt.errors import Mistake
-from mingpt.model import own
 from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.train import own_model
 
 SHOWN = 40  # names in one message
 LAYER = "transformer.h.0."
@@ -31,7 +31,7 @@ def build(config: Config, vocab_size: int) -> nn.Module:
     torch.set_num_threads(config.train.threads)  # an initialisation may be a matter of bits, too
     torch.manual_seed(derive("weights", config.seed))
     if not isinstance(config.model, Model):
-        model = own.module(config.model, vocab_size)
+        model = own_model.module(config.model, vocab_size)
     elif vocab_size:
         model = GPT(gpt_config(config.model, vocab_size))
     else:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mingpt.data.images.codebook import Pixels
 from mingpt.errors import Mistake
-from mingpt.images.codebook import Pixels
 from mingpt.redact import without_secrets
 from mingpt.storage import fetch_it, open_fs, place
 

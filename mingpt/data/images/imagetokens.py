@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.images.codebook import Pixels, images_of, nearest, patches_of
+from mingpt.data.images.codebook import Pixels, images_of, nearest, patches_of
 
 
 @dataclass(frozen=True)

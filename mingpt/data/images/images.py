@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from mingpt.config.schema import ImagesData
 from mingpt.data.cache import Made, made_once
 from mingpt.data.evenly import Evenly
+from mingpt.data.images.codebook import Pixels, fit, patches_of
+from mingpt.data.images.imagefiles import KEY, find_images
+from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.data.windows import TokenFile
 from mingpt.errors import Mistake
-from mingpt.images.codebook import Pixels, fit, patches_of
-from mingpt.images.imagefiles import KEY, find_images
-from mingpt.images.imagetokens import ImageTokens
 from mingpt.model.gpt2 import IGNORE
 from mingpt.redact import without_secrets
 
