@@ -7,7 +7,7 @@ import json
 import statistics
 
 from mingpt.compute.reduction import whole_nodes
-from mingpt.world.distributed import share
+from mingpt.world.world import share
 
 
 def main() -> None:

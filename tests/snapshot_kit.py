@@ -16,7 +16,7 @@ from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), backend="gloo")
 PROVENANCE: dict[str, Any] = {

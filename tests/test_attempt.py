@@ -13,7 +13,7 @@ from mingpt.data.source import Source
 from mingpt.errors import Mistake
 from mingpt.train.attempt import agree_on_inputs
 from mingpt.train.proportions import count, proportions
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 from snapshot_kit import ALONE
 from test_own_model import CLASSIFIER
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from mingpt.compute.batches import BatchPlan, Share, derive, permute
 from mingpt.data.windows import TokenFile, Windows
-from mingpt.world.distributed import share
+from mingpt.world.world import share
 
 seeds = st.integers(0, 2**63 - 1)
 plans = st.builds(

@@ -20,8 +20,8 @@ from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.errors import Mistake
 from mingpt.model.gpt2 import GPT, IGNORE, GPTConfig
 from mingpt.train.evaluation import Figures, answers, evaluate
-from mingpt.world.distributed import World, share
 from mingpt.world.lifetime import Lifetime
+from mingpt.world.world import World, share
 from snapshot_kit import ALONE
 
 CONFIG = GPTConfig(vocab_size=5, block_size=6, n_layer=1, n_head=2, n_embd=8, vocab_multiple=8)

@@ -103,11 +103,11 @@ def test_a_broken_environment_is_a_mistake_in_one_line(
 
 LEAVING = """
 import sys, threading, torch.distributed as dist
-from mingpt.world import distributed
+from mingpt.world import joining
 from mingpt.train import attempt, session
 from mingpt.errors import Mistake
 from mingpt.world.lifetime import Lifetime
-distributed.LEAVE_SECONDS = 1
+joining.LEAVE_SECONDS = 1
 dist.destroy_process_group = lambda: threading.Event().wait()  # as nccl's, while the others are in a collective
 def train(*_): raise Mistake("this process alone", everywhere=False)
 session.train = train
@@ -124,7 +124,7 @@ def test_a_process_that_can_not_leave_its_world_has_told_why_and_keeps_its_code(
 SPEAKING = """
 import os, sys
 import torch.distributed as dist
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 import torch
 rank = int(sys.argv[1])
 store = dist.FileStore(sys.argv[2], 3)

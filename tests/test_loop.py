@@ -23,9 +23,11 @@ from mingpt.snapshot.store import Store
 from mingpt.train import loop, session
 from mingpt.train.factory import build
 from mingpt.train.run import Run
+from mingpt.train.stats import StepStats
 from mingpt.world.clock import Clock
-from mingpt.world.distributed import World, join
+from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime, Phase
+from mingpt.world.world import World
 from run_kit import TINY
 
 STEPS = 4
@@ -91,7 +93,7 @@ class Failing(Recorder):
 
 
 @pytest.fixture
-def open_run(place: str, text: Path, cache: Path, world: World) -> Callable[..., Run]:
+def open_run(place: str, text: Path, cache: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     def opened(*overrides: str, observers: tuple[Observer, ...] = ()) -> Run:
         """An attempt as session.train builds it, up to the loop."""
         length = (f"train.max_steps={STEPS}", f"schedule.decay_steps={STEPS}", "train.eval_every=2")
@@ -106,8 +108,8 @@ def open_run(place: str, text: Path, cache: Path, world: World) -> Callable[...,
         record = session.claim_attempt(config, source, origin, checkpointer, world)
         lifetime = Lifetime()
         lifetime.clock, lifetime.phase = Clock("step", Ticks()), Phase.JOINED
+        monkeypatch.setattr(session, "open_observers", lambda *_: Observers(observers, print))
         run = session.build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
-        run.observers = Observers(observers, print)
         checkpointer.begin(record, lambda *committed: run.observers.publish(SnapshotCommitted(*committed)))
         return run
 
@@ -149,7 +151,7 @@ def test_the_speed_of_a_step_is_that_of_training_alone(open_run: Callable[..., R
     phases = ("step", "evaluation", "snapshot")
     total = sum(clock.seconds(phase) for phase in phases)
     assert sum(e.step_seconds * 2 for e in steps) < clock.seconds("step") < total
-    assert clock.seconds("evaluation") == STEPS
+    assert clock.seconds("evaluation") == STEPS // 2
     assert clock.seconds("snapshot") == STEPS
 
 
@@ -171,17 +173,18 @@ def test_an_observer_that_fails_is_named_once_and_changes_nothing(
 def test_the_device_is_read_only_in_steps_that_somebody_wants(
     open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads = list[int]()
-    plain = loop.Reporter.report
+    reads = list[float]()
+    plain = StepStats.norm
 
-    def report(self: Any, done: int, stats: Any) -> None:
-        reads.append(done)
-        plain(self, done, stats)
+    def norm(self: StepStats) -> float:
+        reads.append(plain(self))
+        return reads[-1]
 
-    monkeypatch.setattr(loop.Reporter, "report", report)
-    loop.train(open_run(observers=(Recorder(every=3),)))
-    assert reads == [3]
-    monkeypatch.undo()
+    monkeypatch.setattr(StepStats, "norm", norm)
+    recorder = Recorder(every=3)
+    loop.train(open_run(observers=(recorder,)))
+    done = [e for e in recorder.events if isinstance(e, StepDone)]
+    assert [(e.step, e.grad_norm) for e in done] == [(3, *reads)]
 
 
 def test_a_stop_in_the_last_step_whose_snapshot_is_late_is_no_finish(
@@ -254,7 +257,9 @@ def test_the_session_claims_an_attempt_and_names_it_in_each_manifest(open_run: C
     digest = digest_at(first, STEPS)
     second = open_run(f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
     assert (second.start, second.record.attempt) == (STEPS, 2)
-    assert second.best_val_loss == read(Store(first.config.snapshot.dir), STEPS).manifest.metrics.best_val_loss
+    assert (
+        second.evaluation.best_val_loss == read(Store(first.config.snapshot.dir), STEPS).manifest.metrics.best_val_loss
+    )
     claims = records(first.config.run.dir)
     assert [(c.from_step, c.from_digest, c.parent) for _, c in sorted(claims.items())] == [
         (0, None, 0),

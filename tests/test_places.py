@@ -24,8 +24,8 @@ from mingpt.snapshot.find import find
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 from mingpt.train.attempt import tell
-from mingpt.world.distributed import join
 from mingpt.world.failures import explain
+from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime, Phase
 
 

@@ -22,7 +22,8 @@ from mingpt.compute.reduction import (
 )
 from mingpt.config.schema import WorldConfig
 from mingpt.train.stats import StatsExchange
-from mingpt.world.distributed import World, join, share
+from mingpt.world.joining import join
+from mingpt.world.world import World, share
 
 COUNTS = range(1, 41)
 

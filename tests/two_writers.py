@@ -17,7 +17,7 @@ from mingpt.atomic import Buffer
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 from snapshot_kit import PROVENANCE, state_of
 
 GROUP_SECONDS = 2.0

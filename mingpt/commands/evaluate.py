@@ -16,8 +16,8 @@ from mingpt.snapshot.find import find
 from mingpt.snapshot.reader import read_manifest
 from mingpt.train.attempt import agree_on_inputs, tell
 from mingpt.train.evaluation import Figures, evaluate
-from mingpt.world.distributed import join, world_size
-from mingpt.world.lifetime import Lifetime, Phase
+from mingpt.world.joining import join, world_size
+from mingpt.world.lifetime import Lifetime
 
 DESCRIPTION = (
     "How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions."
@@ -79,7 +79,7 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
                 else:
                     say(f"{opened.where} on {described(config.data.model_dump())}")
                     say(as_lines(figures))
-            lifetime.phase = Phase.OVER
+            lifetime.settle()
             world.barrier()
         return FINISHED
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # as attempt.py

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt.world.distributed import World, all_gather, share
+from mingpt.world.world import World, all_gather, share
 
 Node = tuple[int, int]  # the microbatches a..b-1 and their sum
 Value = TypeVar("Value", float, Tensor)

@@ -28,7 +28,7 @@ from torch.distributed.launcher import api
 from mingpt.errors import CRASHED, FINISHED, MISTAKE, STOPPED
 from mingpt.world import network, rendezvous
 from mingpt.world.failures import LOST_PEER
-from mingpt.world.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
+from mingpt.world.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime
 from mingpt.world.platforms import OPTIONS
 from mingpt.world.secret import STATIC
 
@@ -120,7 +120,7 @@ class Agent(LocalElasticAgent):
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         # Only now: a signal that came a moment ago has ended us, and with us workers that had not begun.
-        self.lifetime.phase = Phase.OVER
+        self.lifetime.settle()
         return started
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -131,7 +131,7 @@ class Agent(LocalElasticAgent):
         raise SignalException(f"asked to stop: {signal.Signals(number).name}", signal.Signals(number))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        self.lifetime.phase = Phase.STARTING  # no worker lives, and torch's waits are deaf: the other thread may end us
+        self.lifetime.wait_for_nodes()
         met = self.watch() if worker_group.spec.rdzv_handler.get_backend() == STATIC else None
         try:
             super()._rendezvous(worker_group)

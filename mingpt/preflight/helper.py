@@ -81,7 +81,7 @@ class Helper:
 def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> int:
     """What the busiest node sends to the others for one exact sum. processes: of each node."""
     from mingpt.compute.reduction import whole_nodes
-    from mingpt.world.distributed import share
+    from mingpt.world.world import share
 
     world = sum(processes)
     pieces = [

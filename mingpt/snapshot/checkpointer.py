@@ -18,7 +18,7 @@ from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.storage import limit_seconds
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 
 Content = tuple[State, Metrics]
 FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # what the processes tell each other with every step
@@ -142,14 +142,13 @@ class Checkpointer:
         every, hot_every = self.settings.every_steps, self.settings.hot_every_steps
         return (every > 0 and step % every == 0) or flags[DUE] > 0 or (hot_every > 0 and step % hot_every == 0)
 
-    def after_step(
-        self, step: int, content: Callable[[], Content], flags: Sequence[float], late: bool, best: bool
-    ) -> None:
+    def after_step(self, step: int, content: Callable[[], Content], flags: Sequence[float], best: bool) -> None:
         """Start what is due after this step; waits for nothing but the snapshot before one that is to be kept.
 
-        flags: for each, how many processes have raised it. late: they are those of the step before, which can't know of
-        a snapshot started after that. best: the step's evaluation is the best so far.
+        flags: for each, how many processes have raised it. best: the step's evaluation is the best so far.
         """
+        # On CUDA the flags are those of the step before, which can't know of a snapshot started after that.
+        late = self.world.device.type == "cuda"
         by_steps = self.settings.every_steps > 0 and step % self.settings.every_steps == 0
         best = best and self.settings.keep_best
         if by_steps or best or flags[DUE] > 0:

@@ -16,7 +16,7 @@ from mingpt.snapshot.lineage import Newest, strangers
 from mingpt.snapshot.reader import Loaded, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 
 
 def restore(

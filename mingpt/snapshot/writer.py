@@ -40,7 +40,7 @@ from mingpt.snapshot.reader import AT_A_TIME, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 
 T = TypeVar("T")
 UNMEASURED = Metrics()

@@ -17,10 +17,11 @@ from mingpt.errors import FINISHED, Mistake
 from mingpt.redact import without_secrets
 from mingpt.train import session
 from mingpt.train.factory import build
-from mingpt.world.distributed import Left, World, join, speaks_for_node, world_size
 from mingpt.world.failures import explain
-from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
+from mingpt.world.joining import Left, join, speaks_for_node, world_size
+from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, leave_reason
 from mingpt.world.platforms import refuse_to_be_alone
+from mingpt.world.world import World
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
 
@@ -42,7 +43,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         lifetime.clock.enter("rendezvous")
         with join(config.world) as world:
             lifetime.clock.enter("load")
-            lifetime.phase = Phase.JOINED
+            lifetime.join_world()
             try:
                 agree_on_inputs(world, config, source)
                 if world.speaks:

@@ -15,7 +15,7 @@ from mingpt.compute.batches import derive
 from mingpt.compute.reduction import tree_sum_of
 from mingpt.data.source import Microbatches
 from mingpt.model.gpt2 import IGNORE
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 
 
 @runtime_checkable

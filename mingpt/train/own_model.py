@@ -10,7 +10,7 @@ from mingpt.config.plugin import call, describe
 from mingpt.config.schema import OwnModel
 from mingpt.errors import Mistake
 from mingpt.snapshot.format import DTYPES
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 
 CURE = "take a layer without running statistics (LayerNorm, GroupNorm in place of BatchNorm)"
 # What the optimizer remembers besides its moments: one snapshot has one tensor of a name.

@@ -21,7 +21,7 @@ from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import Loaded
 from mingpt.train.factory import some
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 
 Changes = dict[str, list[Any]]  # of each key, the value before and the one that holds now
 INIT_FROM = "model.init_from"

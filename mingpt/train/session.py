@@ -26,14 +26,16 @@ from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import Loaded
 from mingpt.train import loop, own_model, resume
+from mingpt.train.divergence import Divergence
 from mingpt.train.factory import trainable
 from mingpt.train.proportions import proportions
+from mingpt.train.reporter import Reporter
 from mingpt.train.resume import check_fits
-from mingpt.train.run import Compute, Run
+from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange
 from mingpt.weights.reading import start_from
-from mingpt.world.distributed import World
-from mingpt.world.lifetime import Lifetime, Phase
+from mingpt.world.lifetime import Lifetime
+from mingpt.world.world import World
 
 
 def train(config: Config, source: Source, model: nn.Module, world: World, lifetime: Lifetime) -> int:
@@ -52,7 +54,6 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         if world.speaks:
             say(f"nothing to do: the run has reached step {origin.step}, and train.max_steps={config.train.max_steps}")
         return FINISHED
-    compute.buffers = own_model.copy_buffers(model)
     record = claim_attempt(config, source, origin, checkpointer, world)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
     checkpointer.begin(record, lambda *committed: run.observers.publish(SnapshotCommitted(*committed)))
@@ -94,7 +95,7 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
         first = source.train[list(range(min(plan.micro_size, len(source.train))))]
         with autocast:
             own_model.try_out(model, config.model, [x.to(world.device) for x in first])
-    return Compute(model, update, plan, autocast, {})
+    return Compute(model, update, plan, autocast, world.device)
 
 
 def restore(config: Config, source: Source, compute: Compute, checkpointer: Checkpointer, world: World) -> Origin:
@@ -186,6 +187,8 @@ def build_run(
     exact = config.reduce == "exact"
     mine = world.share(plan.microbatches)
     work = Share(plan, mine, origin.step, config.train.max_steps)
+    observers = open_observers(config, record, world)
+    tokens_per_step = plan.global_size * config.model.block_size
     return Run(
         config=config,
         source=source,
@@ -198,11 +201,14 @@ def build_run(
         read_flags=DelayedRead(),
         mine=mine,
         batches=load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device),
+        buffers=own_model.copy_buffers(compute.model),
         checkpointer=checkpointer,
-        observers=open_observers(config, record, world),
+        evaluation=Evaluation(compute, config, source, world, lifetime.clock, observers, origin.best_val_loss),
+        divergence=Divergence(compute.update, checkpointer, world, config.run.dir),
+        observers=observers,
+        reporter=Reporter(observers, world, lifetime, compute.update, origin.step, tokens_per_step),
         record=record,
         start=origin.step,
-        best_val_loss=origin.best_val_loss,
     )
 
 
@@ -226,7 +232,7 @@ def store_the_end(run: Run, loaded: Loaded) -> int:
     stored = run.checkpointer.make_durable(loaded)
     if run.world.speaks:
         say(f"finished: step {run.start}, digest {stored}: only the memory of a node had it; now it is stored")
-    run.lifetime.phase = Phase.OVER
+    run.lifetime.settle()
     run.world.barrier()
     return FINISHED
 

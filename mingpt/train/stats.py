@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mingpt.compute.reduction import tree_sum_of
-from mingpt.world.distributed import World, all_gather, share
+from mingpt.world.world import World, all_gather, share
 
 
 @dataclass(frozen=True)

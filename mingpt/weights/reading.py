@@ -19,7 +19,7 @@ from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 from mingpt.weights.fitting import HEAD, config_problems, tensor_problems, vocabulary_problems
-from mingpt.world.distributed import World
+from mingpt.world.world import World
 
 KEY = "model.init_from"
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"

@@ -37,5 +37,5 @@ def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoRetu
     sys.stdout.flush()
     sys.stderr.flush()
     # The exit code is what launchers act on. After an error, its traceback still holds DDP and with it gloo's threads
-    # (see distributed.join), so Python's own shutdown could replace the code by SIGABRT.
+    # (see joining.join), so Python's own shutdown could replace the code by SIGABRT.
     os._exit(code)

@@ -74,12 +74,28 @@ class Lifetime:
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # mingpt.launch has blocked them for its workers
 
+    def join_world(self) -> None:
+        """From now on a stop waits for the first step, in which all processes hear of it."""
+        self.phase = Phase.JOINED
+
+    def train(self) -> None:
+        """The first step is done: what goes wrong from here on may go well at the next try."""
+        self.phase = Phase.TRAINING
+
+    def settle(self) -> None:
+        """The exit code is settled: signals change nothing any more."""
+        self.phase = Phase.OVER
+
+    def wait_for_nodes(self) -> None:
+        """Of an agent without workers: a signal ends it at once, since torch's waits hear none."""
+        self.phase = Phase.STARTING
+
     def linger(self, seconds: float) -> bool:
         """Wait, but not beyond the next signal: an agent sends one as soon as another of its workers has ended.
 
         Returns whether there was one.
         """
-        self.phase = Phase.OVER
+        self.settle()
         return self._released.wait(seconds)
 
     def _watch(self, pipe: int) -> None:

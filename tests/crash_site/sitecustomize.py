@@ -79,7 +79,7 @@ class AfterImport(MetaPathFinder):
         self.changes = {
             "mingpt.snapshot.store": instrument_store,
             "mingpt.snapshot.format": make_parts_small,
-            "mingpt.world.distributed": limit_the_group,
+            "mingpt.world.joining": limit_the_group,
         }
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
