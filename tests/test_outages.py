@@ -32,7 +32,7 @@ ENDLESS = (
 
 @pytest.fixture
 def server(serve: Stores, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setenv("MINGPT_STORE_SECONDS", "2")
+    monkeypatch.setenv("MINGPT_STORE_SECONDS", "5")  # other work may share the machine
     return serve("nanio")
 
 
@@ -126,7 +126,7 @@ def test_metrics_that_cannot_be_stored_wait_for_the_next_snapshot(
     node = train(run, act, "snapshot.every_steps=40")
     assert node.wait() == 75, node.output[-3000:]
     last = run.store.steps()[0]
-    told = rf"^METRICS can't be written: run\.dir={run.dir}: no answer within 2 s"
+    told = rf"^METRICS can't be written: run\.dir={run.dir}: no answer within 5 s"
     assert re.search(told, node.output, re.M), node.output[-3000:]
     assert [row["step"] for row in read_metrics(run.dir)] == list(range(1, last + 1))
     proxy.close()
