@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -196,6 +196,43 @@ LOST_CONTACT = (
 )
 
 
+@dataclass
+class Contact:
+    """Ends this process in bounded time when a stranger listens at the rendezvous' address and says nothing.
+
+    torch's limits do not cover the wait for the first words, and the main thread is inside of it, deaf to signals.
+    wait_seconds: for the first words of what listens at `port`; silent_seconds: later, when the kernel watches.
+    """
+
+    port: int
+    wait_seconds: float
+    silent_seconds: float
+    say: Callable[[str], None]
+    timers: list[threading.Timer] = field(default_factory=list)
+
+    def watch(self) -> Callable[[], None]:
+        """Begin a wait. To be called once the first words have been said: what this returns."""
+        timer = threading.Timer(self.wait_seconds + CONTACT_SECONDS, self._give_up)
+        timer.daemon = True
+        timer.start()
+        self.timers.append(timer)
+
+        def met() -> None:
+            timer.cancel()
+            network.limit_silence(self.port, self.silent_seconds)
+
+        return met
+
+    def forget(self) -> None:
+        """A rendezvous that failed has met nobody."""
+        for timer in self.timers:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self.say(f"exit code {CRASHED}: {_no_contact('what listens there does not answer')}")
+        os._exit(CRASHED)  # no worker has been started
+
+
 def run(
     arguments: list[str],
     limit: int,
@@ -211,34 +248,12 @@ def run(
     wait_seconds: for the rendezvous' host, at `port`, to answer first; silent_seconds: later.
     """
     agents: list[Agent] = []
-    watching: list[threading.Timer] = []
-
-    def watch() -> Callable[[], None]:
-        """Ends this process in bounded time when a stranger listens at the rendezvous' address and says nothing.
-
-        torch's limits do not cover the wait for the first words, and the main thread is inside of it, deaf to signals.
-        To be called once they have been said: what this returns. Then, the kernel watches.
-        """
-
-        def give_up() -> None:
-            say(f"exit code {CRASHED}: {_no_contact('what listens there does not answer')}")
-            os._exit(CRASHED)  # no worker has been started
-
-        timer = threading.Timer(wait_seconds + CONTACT_SECONDS, give_up)
-        timer.daemon = True
-        timer.start()
-        watching.append(timer)
-
-        def met() -> None:
-            timer.cancel()
-            network.limit_silence(port, silent_seconds)
-
-        return met
-
-    met = watch()  # c10d: made before the agent; static: by the agent
+    contact = Contact(port, wait_seconds, silent_seconds, say)
+    met = contact.watch()  # c10d: made before the agent; static: by the agent
 
     def make_agent(*positional: Any, **named: Any) -> Agent:
         met()
+        watch = contact.watch
         agents.append(Agent(*positional, limit=limit, newest=newest, say=say, watch=watch, lifetime=lifetime, **named))
         return agents[0]
 
@@ -248,7 +263,7 @@ def run(
         os.environ.pop(name, None)
     # torch's launcher takes its agent's class from this name, and has no other place where ours could come in.
     vars(api)["LocalElasticAgent"] = make_agent
-    asked, problem, refused = False, "", False
+    failed: BaseException | None = None
     try:
         options, unknown = torchrun.get_args_parser().parse_known_args(arguments)
         if unknown:  # --shutdown-timeout came with torch 2.12; before, it is 30 s
@@ -256,21 +271,23 @@ def run(
         torchrun.run(options)
     except ChildFailedError:
         pass  # who failed, and why, is in the agent's ending
-    except SignalException:
-        asked = True
-    except Exception as error:
-        began = bool(agents and agents[0].has_workers)
-        problem, refused = _about(error, began), isinstance(error, RendezvousStateError)
-        if refused and not began:
-            return MISTAKE, problem  # another secret than the others' would be that at the next try, too
+    except (SignalException, Exception) as error:
+        failed = error
     finally:
-        for timer in watching:  # a rendezvous that failed has met nobody
-            timer.cancel()
-    ending = agents[0].ending if agents else None
-    if refused:  # whatever has become of the workers, whom the agent has asked to stop
-        return CRASHED, problem
+        contact.forget()
+    return _verdict(agents[0] if agents else None, failed, limit)
+
+
+def _verdict(agent: Agent | None, failed: BaseException | None, limit: int) -> tuple[int, str]:
+    """The exit code and its reason. agent: None if the rendezvous made none. failed: what torchrun raised."""
+    ending, began = (agent.ending, agent.has_workers) if agent else (None, False)
+    if isinstance(failed, RendezvousStateError):  # whatever has become of the workers, whom the agent asked to stop
+        # Another secret than the others' would be that at the next try, too.
+        return CRASHED if began else MISTAKE, str(failed)
+    asked = isinstance(failed, SignalException)
+    problem = _about(failed, began) if failed is not None and not asked else ""
     if ending is None and asked:
-        if agents and agents[0].has_workers:
+        if began:
             return CRASHED, "ended at once by another signal, before the workers had stopped"
         return STOPPED, "stopped on request before anything started"
     if ending is None:
@@ -286,7 +303,7 @@ def run(
     return code, (gave_up if code == CRASHED and not asked else "") + ending.reasons[0]
 
 
-def _about(error: Exception, began: bool) -> str:
+def _about(error: BaseException, began: bool) -> str:
     """What the rendezvous says, in words that name what to look at. began: whether there have been workers."""
     if isinstance(error, RendezvousClosedError):
         return "the other nodes have ended the run: the reason is in their logs"
@@ -295,6 +312,4 @@ def _about(error: Exception, began: bool) -> str:
         what = told[0] if told else type(error).__name__
         lost = began and not isinstance(error, RendezvousTimeoutError)  # that one: others have not come back
         return f"{LOST_CONTACT} ({what})" if lost else _no_contact(what)
-    if isinstance(error, RendezvousStateError):  # ours say in full what is wrong (rendezvous.py)
-        return str(error)
     return f"{type(error).__name__}: {error}"
