@@ -164,7 +164,7 @@ def test_plain_torchrun_knows_our_rendezvous_by_their_entry_points(tmp_path: Pat
     (info / "entry_points.txt").write_text("[torchrun.handlers]\n" + table[1].replace('"', ""))
     script = (
         "from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as known\n"
-        "import torch.distributed.run, mingpt.world.plugins as ours\n"
+        "import torch.distributed.run, mingpt.plugins as ours\n"
         "assert known._registry['mingpt-static'] is ours.static()\n"
         "assert known._registry['mingpt-c10d'] is ours.c10d()\n"
     )

@@ -29,8 +29,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from mingpt import plugins
 from mingpt.errors import Mistake
-from mingpt.world import network, plugins
+from mingpt.world import network
 from mingpt.world.platforms import PORT
 from mingpt.world.secret import C10D, STATIC, take_secret
 
