@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from mingpt.config import compose
 from mingpt.config.schema import Config, Model
 from mingpt.config.validation import KINDS, SECTIONS, keys, named, schemas, validate
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 
 TEXT = "data.path=text.txt"  # some options leave it open
@@ -39,7 +39,7 @@ def configured(*arguments: str, world_size: int = 1) -> Config:
 
 
 def problems(*arguments: str) -> list[str]:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         compose.configure(arguments)
     return list(mistake.value.problems)
 
@@ -237,7 +237,7 @@ def test_the_microbatches_grow_with_the_processes_if_the_user_says_so() -> None:
 
 def test_validate_fills_what_is_missing_and_refuses_what_is_unknown() -> None:
     assert validate({}).train.max_steps == 1000
-    with pytest.raises(Mistake, match=r"^trains is not a key$"):
+    with pytest.raises(UserError, match=r"^trains is not a key$"):
         validate({"trains": {}})
 
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 import mingpt
 from mingpt.config import compose
 from mingpt.config.validation import KINDS, keys, validate
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 
 ROOT = Path(mingpt.__file__).resolve().parent.parent
 
@@ -120,7 +120,7 @@ def test_flags_and_overrides_mix_in_any_order(capsys: pytest.CaptureFixture[str]
 
 
 def test_cfg_job_of_a_bad_command_line_tells_the_problem_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Mistake, match=r"^foo is not a key$"):
+    with pytest.raises(UserError, match=r"^foo is not a key$"):
         compose.configure(["--cfg", "job", "foo=1"])
     assert capsys.readouterr().out == ""
 
@@ -131,7 +131,7 @@ def test_resolve_fills_in_the_interpolations(capsys: pytest.CaptureFixture[str])
 
 
 def test_what_cannot_be_resolved_is_a_mistake_for_cfg_job_too() -> None:
-    with pytest.raises(Mistake, match=r"^run\.dir: Interpolation key 'nope' not found$"):
+    with pytest.raises(UserError, match=r"^run\.dir: Interpolation key 'nope' not found$"):
         compose.configure(["--cfg", "job", "--resolve", "run.dir=${nope}"])
 
 

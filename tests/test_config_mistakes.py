@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mingpt.config import compose
 from mingpt.config.validation import KINDS, keys
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 
 MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-medium, gpt2-xl, gpt2, own"
 SEED = "seed=-1: must be greater than or equal to 0"
@@ -18,7 +18,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
 
 
 def problems(*arguments: str, world_size: int = 1) -> list[str]:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         compose.configure(arguments, world_size)
     return list(mistake.value.problems)
 
@@ -233,5 +233,5 @@ PIECES = st.sampled_from(
 @example("+snapshot=-,data")
 @example("=1")
 def test_whatever_is_typed_is_a_config_or_a_mistake(argument: str) -> None:
-    with suppress(Mistake):
+    with suppress(UserError):
         assert compose.configure([argument]) is not None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
-from mingpt.errors import FINISHED, MISTAKE, STOPPED, SnapshotFailed
+from mingpt.errors import FINISHED, STOPPED, USER_ERROR, SnapshotFailed
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
 from mingpt.snapshot.format import Metrics
@@ -148,7 +148,7 @@ def test_a_durable_snapshot_that_the_user_must_cure_leaves_the_step_in_memory(
     tmp_path: Path, train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, "snapshot.dir", OSError(errno.ENOSPC, "No space left on device"))
-    assert train(GRACE, HOT, stop_at=3) == MISTAKE
+    assert train(GRACE, HOT, stop_at=3) == USER_ERROR
     monkeypatch.undo()
     [folder] = (tmp_path / "memory").glob("mingpt-*/*")
     assert Store(str(folder)).steps() == [3]
@@ -213,7 +213,7 @@ def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapsho
     code = bad(
         range(108, 999), "train.max_steps=500", "train.log_every=50", "snapshot.every_steps=25", "snapshot.keep=2"
     )
-    assert code == MISTAKE
+    assert code == USER_ERROR
     assert durable.steps() == [100, 75]
     assert (
         "error: nothing was learnt since step 107: the gradients are not finite, so steps are skipped. The run has "
@@ -225,7 +225,7 @@ def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapsho
 def test_a_run_whose_last_loss_is_not_finite_is_not_finished(
     bad: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bad(range(50, 61), "train.max_steps=60", "snapshot.every_steps=20") == MISTAKE
+    assert bad(range(50, 61), "train.max_steps=60", "snapshot.every_steps=20") == USER_ERROR
     assert durable.steps() == [40, 20]
     error = "error: the loss of step 60 is not finite, so it was not stored. The run has diverged: give a lower"
     assert error in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 
 from mingpt.config import compose
 from mingpt.config.validation import no_weights
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.errors import USER_ERROR, UserError
 from mingpt.prepare.fetch import CORPORA
 from mingpt.storage import FETCHED
 from mingpt.train.attempt import attempt
@@ -21,12 +21,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert attempt([*arguments, "data.cache_dir=cache"], Lifetime()) == MISTAKE
+    assert attempt([*arguments, "data.cache_dir=cache"], Lifetime()) == USER_ERROR
     return capsys.readouterr().err
 
 
 def problems(*arguments: str) -> list[str]:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         compose.configure(arguments)
     return list(mistake.value.problems)
 

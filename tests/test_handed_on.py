@@ -13,7 +13,7 @@ import pytest
 from fault_kit import at_step, finish, launch, training
 from mingpt.config import compose
 from mingpt.config.moment import MOMENT
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 from node_kit import Node
@@ -50,7 +50,7 @@ def test_restarts_find_the_run_of_the_moment_and_no_command_line_shows_an_overri
 def test_what_follows_the_clock_is_found_whatever_the_pattern(key: str) -> None:
     compose.refuse_the_time(["seed=3"])
     assert compose.configure([key])
-    with pytest.raises(Mistake, match=rf"^{key.partition('=')[0]}.*: \$\{{now:…\}} is another time in each process"):
+    with pytest.raises(UserError, match=rf"^{key.partition('=')[0]}.*: \$\{{now:…\}} is another time in each process"):
         compose.refuse_the_time([key])
 
 
@@ -105,11 +105,11 @@ LEAVING = """
 import sys, threading, torch.distributed as dist
 from mingpt.world import joining
 from mingpt.train import attempt, session
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.world.lifetime import Lifetime
 joining.LEAVE_SECONDS = 1
 dist.destroy_process_group = lambda: threading.Event().wait()  # as nccl's, while the others are in a collective
-def train(*_): raise Mistake("this process alone", everywhere=False)
+def train(*_): raise UserError("this process alone", everywhere=False)
 session.train = train
 sys.exit(attempt.attempt(sys.argv[1:], Lifetime()))
 """
@@ -132,11 +132,11 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
 whole = World(rank, 3, rank, torch.device("cpu"), "gloo")
 gathered = []
 World.gather = lambda self, value: gathered.append(value)
-assert whole.from_speaker({"text": "x" * 100_000} if rank == 0 else None) == {"text": "x" * 100_000}
+assert whole.broadcast({"text": "x" * 100_000} if rank == 0 else None) == {"text": "x" * 100_000}
 ranks = dist.new_group([1, 2], backend="gloo")
 if rank:
     node = World(rank - 1, 2, rank, torch.device("cpu"), "gloo", ranks)
-    assert node.from_speaker(rank if node.speaks else None) == 1
+    assert node.broadcast(rank if node.is_main else None) == 1
 assert gathered == []
 dist.barrier()
 os._exit(0)

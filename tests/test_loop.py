@@ -13,7 +13,7 @@ import torch
 from mingpt.config import compose
 from mingpt.config.schema import WorldConfig
 from mingpt.data.opening import open_source
-from mingpt.errors import FINISHED, STOPPED, Mistake, SnapshotFailed
+from mingpt.errors import FINISHED, STOPPED, SnapshotFailed, UserError
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import AttemptEnded, Evaluated, Event, Observer, Observers, SnapshotCommitted, StepDone
 from mingpt.snapshot.attempts import records
@@ -271,7 +271,7 @@ def test_the_session_claims_an_attempt_and_names_it_in_each_manifest(open_run: C
 def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: Callable[..., Run]) -> None:
     older = open_run()
     open_run()
-    with pytest.raises(Mistake, match=r"attempt 2 has started while this attempt, number 1, was still training"):
+    with pytest.raises(UserError, match=r"attempt 2 has started while this attempt, number 1, was still training"):
         loop.train(older)
     assert Store(older.config.snapshot.dir).steps() == []
 

@@ -15,7 +15,7 @@ from mingpt.config import compose
 from mingpt.config.schema import Config, OwnModel
 from mingpt.data.opening import open_source
 from mingpt.data.own import source_of
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.snapshot.reader import read
 from mingpt.train import own_model
 from mingpt.train.attempt import attempt
@@ -33,7 +33,7 @@ def configured(*arguments: str) -> Config:
 
 
 def problems(*arguments: str) -> list[str]:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         compose.configure(arguments)
     return list(mistake.value.problems)
 
@@ -133,7 +133,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
     ],
 )
 def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
-    with pytest.raises(Mistake, match=f"^model._target_={target.split()[0]}:? {message}"):
+    with pytest.raises(UserError, match=f"^model._target_={target.split()[0]}:? {message}"):
         build(configured(*f"model._target_={target}".split()), 0)
 
 
@@ -162,7 +162,7 @@ def test_what_does_not_keep_the_protocol_is_a_mistake(target: str, message: str)
     config = configured(f"model._target_=own_kit.{target}")
     assert isinstance(config.model, OwnModel)
     model = build(config, 0)
-    with pytest.raises(Mistake, match=f"^model._target_=own_kit.{target}{message}"):
+    with pytest.raises(UserError, match=f"^model._target_=own_kit.{target}{message}"):
         own_model.try_out(model, config.model, rows(2).train[[0, 1]])
 
 
@@ -186,12 +186,12 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
 )
 def test_what_gives_no_source_is_a_mistake(target: str, message: str | None) -> None:
     expected = f"^data._target_=own_kit.{target}{message}" if message else "train must be tensors with the same number"
-    with pytest.raises(Mistake, match=expected):
+    with pytest.raises(UserError, match=expected):
         open_source(configured(f"data._target_=own_kit.{target}").data, 1, 2)
 
 
 def test_a_gpt_needs_tokens() -> None:
-    with pytest.raises(Mistake, match="the data has no tokens, and a GPT needs some"):
+    with pytest.raises(UserError, match="the data has no tokens, and a GPT needs some"):
         build(configured(CLASSIFIER[1]), 0)
 
 

@@ -10,7 +10,7 @@ from mingpt.commands.snapshots import main as snapshots
 from mingpt.config import affecting, compose
 from mingpt.config.schema import Config
 from mingpt.config.validation import keys
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import read
 from mingpt.train import resume
@@ -50,7 +50,7 @@ def checked(old: Sequence[str], new: Sequence[str], **more: Any) -> tuple[resume
 
 
 def refused(old: Sequence[str], new: Sequence[str], **more: Any) -> str:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         checked(old, new, **more)
     return str(mistake.value)
 

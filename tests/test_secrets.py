@@ -8,7 +8,7 @@ import pytest
 from mingpt.commands import generate, snapshots
 from mingpt.config import compose
 from mingpt.console import complain, say
-from mingpt.errors import MISTAKE
+from mingpt.errors import USER_ERROR
 from mingpt.preflight.helper import _write
 from mingpt.prepare import prepare
 from mingpt.redact import is_secret, printable, without_secrets
@@ -94,9 +94,9 @@ def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert trained() == 0, written
     # A second start: refused for other settings, then allowed, so that both values are told and kept.
     changed = (f"+data.another=['{URLS[0]}']", f"+data.third_token={CANARY}", "seed=2")
-    assert trained(*changed) == MISTAKE
+    assert trained(*changed) == USER_ERROR
     assert trained(*changed, "resume.changed=true", "train.max_steps=6") == 0, written
-    assert trained("run.dir='" + URLS[1] + "'") == MISTAKE
+    assert trained("run.dir='" + URLS[1] + "'") == USER_ERROR
     for command in (["show"], ["show", "--json"], ["list"], ["verify"]):
         assert snapshots.main([*command, f"{tmp_path}/run"]) == 0
     text = output.read() + written

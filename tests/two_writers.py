@@ -44,7 +44,7 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=ti
 world = World(rank, 2, rank, torch.device("cpu"), "gloo")
 said: list[str] = []
 writer = SnapshotWriter(
-    Hanging(str(folder / "snapshots")), world.beside(GROUP_SECONDS), Retention(9), PROVENANCE, said.append
+    Hanging(str(folder / "snapshots")), world.side_group(GROUP_SECONDS), Retention(9), PROVENANCE, said.append
 )
 writer.start(1, state_of(1))
 first = outcome(writer)

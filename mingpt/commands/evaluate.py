@@ -10,7 +10,7 @@ from mingpt.config.compose import Parser, reconfigure
 from mingpt.console import say
 from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Spelling, vocabulary_of
-from mingpt.errors import FINISHED, Damaged, Mistake
+from mingpt.errors import FINISHED, Damaged, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.find import find
 from mingpt.snapshot.reader import read_manifest
@@ -40,23 +40,23 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
             manifest = read_manifest(found.store, found.steps[0])
         except Damaged as damage:
             where = found.store.folder_url(found.steps[0])
-            raise Mistake(f"{where}: {damage}: choose another with --step") from damage
+            raise UserError(f"{where}: {damage}: choose another with --step") from damage
         config = reconfigure(manifest.config, options.overrides, world_size())
         vocabulary = vocabulary_of(manifest.vocabulary)
         source = open_source(config.data, config.model.block_size, config.batch.micro_size, vocabulary)
         if source.vocabulary.to_json() != vocabulary.to_json():
-            raise Mistake(
+            raise UserError(
                 f"data.kind={config.data.kind} has another vocabulary than {found.store.url}: choose other data"
             )
         if not len(source.validation):
             what = {"text": "raise data.val_fraction", "shards": "prepare them with a larger --val-fraction"}
             cure = what.get(config.data.kind, "give it a validation split")
-            raise Mistake(f"data.kind={config.data.kind} has nothing to evaluate on: {cure}")
+            raise UserError(f"data.kind={config.data.kind} has nothing to evaluate on: {cure}")
         with join(config.world) as world:
             agree_on_inputs(world, config, source)
             pin(config, world.device)
             # A run that is going on may have written a newer one since.
-            opened = open_model(options.url, options.step, agree=world.from_speaker)
+            opened = open_model(options.url, options.step, agree=world.broadcast)
             lengths = source.vocabulary.byte_lengths() if isinstance(source.vocabulary, Spelling) else []
             figures = evaluate(
                 opened.model.to(world.device),
@@ -69,10 +69,10 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
                 step=opened.manifest.step,
             )
             if not figures.targets:
-                raise Mistake(
+                raise UserError(
                     f"data.kind={config.data.kind}: no target of its validation split counts: choose other data"
                 )
-            if world.speaks:
+            if world.is_main:
                 shown = told(figures) | {"step": opened.manifest.step, "digest": opened.manifest.digest}
                 if options.json:
                     say(json.dumps(shown))

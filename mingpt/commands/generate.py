@@ -18,7 +18,7 @@ from mingpt.console import complain
 from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.images.pictures import COLORS, draw, grid, png
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
-from mingpt.errors import CRASHED, MISTAKE, Mistake, Unavailable
+from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.model.sampling import generate_stream
 from mingpt.redact import escaped, without_secrets
@@ -97,12 +97,12 @@ def picture(opened: Opened, options: argparse.Namespace) -> str:
     """Draw images of each class to --out; returns what there is to say of it."""
     tokens = opened.vocabulary
     if not isinstance(tokens, ImageTokens):
-        raise Mistake(f"{opened.where}: a model that draws no images: leave --out out")
+        raise UserError(f"{opened.where}: a model that draws no images: leave --out out")
     data = opened.manifest.config.get("data")
     if not isinstance(data, dict) or not data.get("draw"):
-        raise Mistake(f"{opened.where}: a model that was not trained to draw (data.draw=false): train another")
+        raise UserError(f"{opened.where}: a model that was not trained to draw (data.draw=false): train another")
     if tokens.per_image > opened.model.config.block_size or tokens.shape[2] not in COLORS:
-        raise Mistake(f"{opened.where}: a model whose images, {tokens.shape}, can't be drawn: choose another")
+        raise UserError(f"{opened.where}: a model whose images, {tokens.shape}, can't be drawn: choose another")
     images = draw(
         opened.model,
         tokens,
@@ -181,18 +181,18 @@ def generate(opened: Opened, options: argparse.Namespace) -> int:
         else:
             continue_texts(opened.model, opened.vocabulary, opened.where, options)
     except FloatingPointError as error:
-        raise Mistake(f"{opened.where}: {error}: its run has diverged; choose another with --step") from error
+        raise UserError(f"{opened.where}: {error}: its run has diverged; choose another with --step") from error
     return 0
 
 
 def continue_texts(model: GPT, vocabulary: Vocabulary, where: str, options: argparse.Namespace) -> None:
     if isinstance(vocabulary, ImageTokens):
-        raise Mistake(f"{where}: a model of images: say where to draw them to with --out FILE.png")
+        raise UserError(f"{where}: a model of images: say where to draw them to with --out FILE.png")
     if not isinstance(vocabulary, TextVocabulary):
-        raise Mistake(f"{where}: its tokens are no text, and nothing can be written with them")
+        raise UserError(f"{where}: its tokens are no text, and nothing can be written with them")
     prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options, vocabulary)]
     if not all(prompts) or not prompts:
-        raise Mistake(
+        raise UserError(
             f"--file {without_secrets(options.file)}: nothing is in it to be continued: give at least one character"
         )
     texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]
@@ -207,13 +207,13 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         if found := problems(options):
-            raise Mistake(*found)
+            raise UserError(*found)
         opened = open_model(options.url, options.step)
         return generate(opened, options)
-    except Mistake as mistake:
+    except UserError as mistake:
         complain(f"error: {mistake}")
-        return MISTAKE
-    except Unavailable as error:
+        return USER_ERROR
+    except TransientError as error:
         complain(f"error: {error}")
         return CRASHED
     except BrokenPipeError:  # nobody reads any more (`| head`)

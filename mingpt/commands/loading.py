@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from mingpt.data.vocabulary import Vocabulary, vocabulary_of
-from mingpt.errors import Damaged, Mistake
+from mingpt.errors import Damaged, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.snapshot.find import find
 from mingpt.snapshot.format import Manifest
@@ -28,7 +28,7 @@ class Opened:
 def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = lambda step: step) -> Opened:
     """The newest snapshot's model, or that of `step`, built from the manifest's config alone.
 
-    agree: has several processes take the same step. Raises Mistake if the snapshot is damaged or not one of ours.
+    agree: has several processes take the same step. Raises UserError if the snapshot is damaged or not one of ours.
     """
     found = find(url, step)
     step = agree(found.steps[0])
@@ -36,13 +36,13 @@ def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = 
     try:
         return load(found.store, step, where)
     except Damaged as damage:
-        raise Mistake(f"{where}: {damage}: choose another with --step") from damage
+        raise UserError(f"{where}: {damage}: choose another with --step") from damage
 
 
 def load(store: Store, step: int, where: str) -> Opened:
     """One snapshot's model. Memory is taken for it when its manifest fits the model that its config describes.
 
-    Raises Damaged, or Mistake if it is not one of ours.
+    Raises Damaged, or UserError if it is not one of ours.
     """
     manifest = read_manifest(store, step)
     vocabulary = vocabulary_of(manifest.vocabulary)
@@ -51,5 +51,5 @@ def load(store: Store, step: int, where: str) -> Opened:
     weights = read(store, step, kinds=("model",), manifest=manifest).state["model"]
     model.to_empty(device="cpu").load_state_dict(weights)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
-        raise Mistake(f"{where}: its weights are not all finite numbers: choose another with --step")
+        raise UserError(f"{where}: its weights are not all finite numbers: choose another with --step")
     return Opened(model.eval(), vocabulary, manifest, where)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from mingpt.config.compose import Parser
 from mingpt.config.schema import Snapshot
 from mingpt.console import complain, say
-from mingpt.errors import CRASHED, MISTAKE, Damaged, Mistake, OtherFormat, Unavailable, Unreadable
+from mingpt.errors import CRASHED, USER_ERROR, Damaged, OtherFormat, TransientError, Unreadable, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry, runs_below, runs_table
 from mingpt.snapshot.copying import copy_metrics, copy_step, refuse_others
@@ -34,7 +34,7 @@ def list_command(options: Options) -> int:
     """
     try:
         found = find(options.url, options.step, committed=False)
-    except Mistake:
+    except UserError:
         if options.step is not None or not (runs := runs_below(options.url)):
             raise
         say(json.dumps({name: asdict(e) for name, e in runs}, indent=1) if options.json else runs_table(runs))
@@ -60,7 +60,7 @@ def verify_command(options: Options) -> int:
 def _each_step(found: Found, act: Callable[[int], None], damaged: str, undone: str) -> int:
     """Act on the steps, the newest first: if anything stops this, the best of it is done. 1 if one is damaged.
 
-    One of another format does not keep the others back; its Mistake is raised in the end, unless one was damaged.
+    One of another format does not keep the others back; its UserError is raised in the end, unless one was damaged.
     """
     bad, other = 0, None
     for step in found.steps:
@@ -69,7 +69,7 @@ def _each_step(found: Found, act: Callable[[int], None], damaged: str, undone: s
         except (Damaged, Unreadable) as damage:
             bad = 1
             say(f"step {step}: {damaged}: {found.store.folder_url(step)}: {damage}")
-        except Mistake as mistake:
+        except UserError as mistake:
             if not _is_of_other_format(found.store, step):
                 raise
             other = other or mistake
@@ -111,7 +111,7 @@ def show_command(options: Options) -> int:
 def prune_command(options: Options) -> int:
     """Delete what need not stay. Without --keep and --keep-every: as the newest snapshot's config says."""
     if split_url(options.url)[1] is not None:
-        raise Mistake(f"{without_secrets(options.url)} is one step's folder: give the run's directory")
+        raise UserError(f"{without_secrets(options.url)} is one step's folder: give the run's directory")
     found = find(options.url)
     store, newest = found.store, found.steps[0]
     try:
@@ -124,12 +124,12 @@ def prune_command(options: Options) -> int:
     try:
         settings = Snapshot.model_validate({k: own[k] for k in given if k in own}).model_dump()
     except (ValidationError, TypeError) as error:
-        raise Mistake(f"{store.folder_url(newest)}: its config does not say what to keep: give --keep") from error
+        raise UserError(f"{store.folder_url(newest)}: its config does not say what to keep: give --keep") from error
     settings = {k: settings[k] if value is None else value for k, value in given.items()}
     pruned = plan(store, Retention(**settings, orphan_age=options.older_than), newest, {})
     verb = "would delete" if options.dry_run else "deleted"
     if not options.dry_run:
-        pruned.carry_out(store)
+        pruned.apply(store)
     for step in pruned.snapshots:
         say(f"{verb} the snapshot of step {step}")
     for file in pruned.leftovers:
@@ -145,12 +145,12 @@ def rewind_command(options: Options) -> int:
     """Go back: the run continues from --step, and all newer snapshots are set aside. Nothing is deleted."""
     above, named = split_url(options.url)
     if named is not None:
-        raise Mistake(
+        raise UserError(
             f"{without_secrets(options.url)} is one step's folder: give {without_secrets(above)}'s run and --step"
         )
     store = Store(options.snapshots or f"{options.url.rstrip('/')}/snapshots", "URL")
     if not store.steps():
-        raise Mistake(
+        raise UserError(
             f"{store.url}: no snapshot is there: give a run's directory, and with --snapshots the place of its "
             f"snapshots if snapshot.dir was set"
         )
@@ -163,7 +163,7 @@ def copy_command(options: Options) -> int:
     found = find(options.url, options.step)
     above, named = split_url(options.target)
     if named is not None and found.steps != [named]:
-        raise Mistake(f"{without_secrets(options.target)} is one step's folder, and not that of {found.steps[0]}")
+        raise UserError(f"{without_secrets(options.target)} is one step's folder, and not that of {found.steps[0]}")
     target = Store(above, "URL")
     if named is None and not target.root.endswith(f"/{SNAPSHOTS}") and not target.folders():
         target = Store(f"{above.rstrip('/')}/{SNAPSHOTS}", "URL")  # where a run looks for them
@@ -265,10 +265,10 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         return COMMANDS[options.command](options)
-    except Mistake as mistake:
+    except UserError as mistake:
         complain(f"error: {mistake}")
-        return MISTAKE
-    except Unavailable as error:
+        return USER_ERROR
+    except TransientError as error:
         complain(f"error: {error}")
         return CRASHED
     except _Bad as damage:

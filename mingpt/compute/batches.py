@@ -89,7 +89,7 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankSampler:
     """One process's work from `start` on: for each step, its microbatches' sample ids, in order.
 
     The sampler that torch's DataLoader asks for; each item is one microbatch. Holding no position of its own, it can be

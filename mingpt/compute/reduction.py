@@ -174,7 +174,7 @@ class ExactReduction:
 
     def _start(self, flat: Tensor, partial_sums: list[Tensor]) -> _Exchange:
         """Send to each process its slice of each of my partial sums."""
-        size, wire = self.world.size, self.world.wire
+        size, wire = self.world.size, self.world.comm_device
         length = -(-flat.numel() // size)
         sent = torch.zeros(size, len(partial_sums), length, dtype=flat.dtype, device=flat.device)
         for i, partial in enumerate(partial_sums):

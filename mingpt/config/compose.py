@@ -23,7 +23,7 @@ from mingpt.config.schema import Config, Section
 from mingpt.config.trusted import problems_of_places, problems_of_size
 from mingpt.config.validation import KINDS, choices, keys, kind_of, named, schemas, takes_any, unknown, validate
 from mingpt.console import complain, say
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.errors import USER_ERROR, UserError
 from mingpt.redact import without_secrets
 
 # What may be set for a program that works on a snapshot and does not train.
@@ -42,13 +42,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         complain(f"error: {without_secrets(message)}; see --help")
-        sys.exit(MISTAKE)
+        sys.exit(USER_ERROR)
 
 
 def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     """The validated config of a command line; None if it asked for --help or --cfg, which are answered on stdout.
 
-    Raises errors.Mistake with every problem in it.
+    Raises errors.UserError with every problem in it.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
@@ -62,7 +62,7 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     composed, problems = _compose(options.overrides)
     if options.cfg and not problems:
         if options.resolve and (unresolved := _resolve(composed, _follows(composed))[1]):
-            raise Mistake(*unresolved)
+            raise UserError(*unresolved)
         shown = without_secrets(OmegaConf.to_container(composed, resolve=options.resolve))
         say(OmegaConf.to_yaml(OmegaConf.create(shown)).rstrip("\n"))
         return None
@@ -79,7 +79,7 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
 
 
 def refuse_the_time(overrides: Sequence[str]) -> None:
-    """Raise Mistake if values of the config follow the clock (`${now:…}`), for a run that others or a restart share."""
+    """Raise UserError if values of the config follow the clock (`${now:…}`), for a run of several starts."""
     if not moment.was_asked():
         return
     found: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def refuse_the_time(overrides: Sequence[str]) -> None:
             found.append(_resolve(composed, _follows(composed))[0])
     known = keys(_kinds(composed))
     if changed := [key for key in known if _value(found[0], key) != _value(found[1], key)]:
-        raise Mistake(
+        raise UserError(
             f"{', '.join(changed)}: ${{now:…}} is another time in each process and at each restart, which would begin "
             f"another run: write the value out, or take one that stays, such as ${{oc.env:SLURM_JOB_ID}}"
         )
@@ -107,11 +107,11 @@ def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size:
     The stored config may be a stranger's. It never meets Hydra, which would resolve what is written in it. Where caches
     are, how large, and how many processes there are is not its to say, nor where data is, unless that is a plain place
     (trusted.py). Code that it names is not imported: that of a model is refused, and that of data must be
-    named on the command line. Raises Mistake with every problem.
+    named on the command line. Raises UserError with every problem.
     """
     model = stored.get("model")
     if takes_any("model", kind_of("model", model)):
-        raise Mistake("a model of one's own is never imported because a snapshot names it: evaluate it in a program")
+        raise UserError("a model of one's own is never imported because a snapshot names it: evaluate it in a program")
     given: list[str] = []
     for text in overrides:
         with suppress(Exception):  # told by _compose
@@ -119,7 +119,7 @@ def reconfigure(stored: Mapping[str, Any], overrides: Sequence[str], world_size:
     data = stored.get("data")
     data = data if isinstance(data, dict) and not {"data", "data.kind", "data._target_"} & set(given) else None
     if data is not None and takes_any("data", kind_of("data", data)):
-        raise Mistake("data of one's own is never imported because a snapshot names it: give data._target_=… again")
+        raise UserError("data of one's own is never imported because a snapshot names it: give data._target_=… again")
     composed, problems = _compose(overrides if data is None else [f"data={kind_of('data', data)}", *overrides])
     if unheeded := [key for key in given if key not in HEEDED and key.partition(".")[0] not in HEEDED]:
         problems = [f"{key} can't be set here, only {', '.join(HEEDED)}" for key in unheeded]

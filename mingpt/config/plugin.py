@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from mingpt.config.schema import Own
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 
 # What code of a section is given besides its keys, if it has a parameter of this name.
@@ -29,45 +29,45 @@ def problem(section: str, settings: Own) -> str | None:
     try:
         target = find(section, settings.target)
         _check_arguments(section, settings, target)
-    except Mistake as mistake:
+    except UserError as mistake:
         return str(mistake)
     return None
 
 
 def find(section: str, path: str) -> Callable[..., Any]:
-    """The class or function of a dotted path. Raises Mistake."""
+    """The class or function of a dotted path. Raises UserError."""
     shown = f"{section}._target_={without_secrets(path)}"
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
-        raise Mistake(f"{shown}: name a class or function: package.module.Name")
+        raise UserError(f"{shown}: name a class or function: package.module.Name")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name + ".").startswith(error.name + "."):
-            raise Mistake(
+            raise UserError(
                 f"{shown}: there is no module {error.name!r}: check the spelling, and start in the folder that it lies "
                 f"in, or put that on PYTHONPATH"
             ) from error
-        raise Mistake(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
+        raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
     except (Exception, SystemExit) as error:
-        raise Mistake(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
+        raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
     target = getattr(module, name, None)
     if target is None:
         close = get_close_matches(name, dir(module), n=1)
         hint = f" (did you mean {module_name}.{close[0]}?)" if close else ""
-        raise Mistake(f"{shown}: the module {module_name} has no {name}{hint}")
+        raise UserError(f"{shown}: the module {module_name} has no {name}{hint}")
     if not callable(target):
-        raise Mistake(f"{shown} is a {type(target).__name__}, neither a class nor a function")
+        raise UserError(f"{shown} is a {type(target).__name__}, neither a class nor a function")
     if section == "model" and isinstance(target, type):
         if not issubclass(target, nn.Module):
-            raise Mistake(f"{shown} is no torch.nn.Module: derive the class from it")
+            raise UserError(f"{shown} is no torch.nn.Module: derive the class from it")
         if target.forward is nn.Module.forward:
-            raise Mistake(f"{shown} has no forward: give it forward(tokens, targets) -> (loss_sum, count)")
+            raise UserError(f"{shown} has no forward: give it forward(tokens, targets) -> (loss_sum, count)")
     return target
 
 
 def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) -> None:
-    """Raise Mistake unless the section's keys are arguments that the target takes."""
+    """Raise UserError unless the section's keys are arguments that the target takes."""
     shown = f"{section}._target_={settings.target}"
     given = settings.arguments
     for key, value in given.items():
@@ -75,7 +75,7 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
             json.dumps(value, allow_nan=False)  # what manifests are written in
         except (TypeError, ValueError) as error:
             given_value = without_secrets({key: value})[key]
-            raise Mistake(f"{section}.{key}={given_value!r}: must be a plain, finite value") from error
+            raise UserError(f"{section}.{key}={given_value!r}: must be a plain, finite value") from error
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # written in C: it will say so itself
@@ -93,11 +93,11 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
             hint = f" (did you mean {section}.{close[0]}?)" if close else ""
             problems.append(f"{section}.{name} is no argument of it{hint}")
     if problems:
-        raise Mistake(f"{shown} takes ({', '.join(named)}): {'; '.join(problems)}")
+        raise UserError(f"{shown} takes ({', '.join(named)}): {'; '.join(problems)}")
 
 
 def call(section: str, settings: Own, **supplied: Any) -> Any:
-    """What the target gives for its arguments. Raises Mistake if it fails."""
+    """What the target gives for its arguments. Raises UserError if it fails."""
     target = find(section, settings.target)
     try:
         wanted = inspect.signature(target).parameters.keys()
@@ -106,13 +106,13 @@ def call(section: str, settings: Own, **supplied: Any) -> Any:
     arguments = {name: value for name, value in supplied.items() if name in wanted} | settings.arguments
     try:
         return target(**arguments)
-    except Mistake:
+    except UserError:
         raise
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
         shown = ", ".join(f"{k}={v!r}" for k, v in without_secrets(arguments).items())
-        raise Mistake(
+        raise UserError(
             f"{section}._target_={settings.target} failed with ({shown}): {describe(error, target)}"
         ) from error
 

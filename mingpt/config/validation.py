@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mingpt.config.schema import Config, ImagesData, Model, Own, QuestionData, Section, TextData
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import BLANK, is_secret, printable, without_secrets
 from mingpt.storage import fetch_it
 
@@ -309,7 +309,7 @@ def validate(
     also: problems found earlier, to be listed with these. follows: for keys whose values are taken from other keys,
     those keys; a wrong value is told where it comes from, not where it goes.
     places: with the problems, tell local places that are not there, too: one start finds all.
-    Raises Mistake with every problem: unknown keys, wrong types, values out of range, impossible combinations.
+    Raises UserError with every problem: unknown keys, wrong types, values out of range, impossible combinations.
     """
     problems, wrong, good = list(also), set[str](), dict[str, Any]()
     for name, value in raw.items():
@@ -350,5 +350,5 @@ def validate(
         if not wrong.intersection(check.reads) and (problem := check.problem(config, world_size)):
             problems.append(problem)
     if problems:
-        raise Mistake(*problems, *(missing_places(config, problems) if places else []))
+        raise UserError(*problems, *(missing_places(config, problems) if places else []))
     return config

@@ -9,7 +9,7 @@ def open_source(data: Data, block_size: int, micro_size: int, vocabulary: Vocabu
     """What `data.kind` names, in samples of block_size tokens; validation in microbatches of micro_size samples.
 
     vocabulary: that of a snapshot, to be used in place of one made from the data.
-    Raises Mistake, naming the key, if the data can't be read, or does not fit.
+    Raises UserError, naming the key, if the data can't be read, or does not fit.
     """
     # Imported where they are needed: a kind may bring packages that the others do without.
     match data:

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.launcher import api
 
-from mingpt.errors import CRASHED, FINISHED, MISTAKE, STOPPED
+from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
 from mingpt.world import network, rendezvous
 from mingpt.world.failures import LOST_PEER
 from mingpt.world.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime
@@ -51,15 +51,15 @@ class Ending:
         def order(rank: int) -> tuple[bool, bool, int]:
             code = failures[rank].exitcode
             # Victims last: those who lost a peer, and those whom the agent has asked to end.
-            return code != MISTAKE, LOST_PEER in told[rank] or code in (STOPPED, -signal.SIGTERM), rank
+            return code != USER_ERROR, LOST_PEER in told[rank] or code in (STOPPED, -signal.SIGTERM), rank
 
         ranks = sorted(told, key=order)
         return cls([failures[rank].exitcode for rank in ranks], [f"process {rank}: {told[rank]}" for rank in ranks])
 
     def code(self, asked: bool = False) -> int:
         """The run's exit code if it ends here. `asked`: whether this agent was asked to stop."""
-        if MISTAKE in self.codes:
-            return MISTAKE
+        if USER_ERROR in self.codes:
+            return USER_ERROR
         # A worker that is asked to end in the milliseconds before it listens dies of the signal; nothing is lost.
         early = {-number for number in STOP_SIGNALS}
         if self.codes and set(self.codes) <= {STOPPED} | early and (asked or STOPPED in self.codes):
@@ -152,7 +152,7 @@ class Agent(LocalElasticAgent):
         if code == STOPPED and self._nodes_waiting():
             # Another node's agent has stopped its workers to let a node in: the world grows, nobody wants an end.
             self._remaining_restarts += 1
-        elif code in (MISTAKE, STOPPED):
+        elif code in (USER_ERROR, STOPPED):
             self._remaining_restarts = 0
         else:
             reached = self.newest()
@@ -283,7 +283,7 @@ def _verdict(agent: Agent | None, failed: BaseException | None, limit: int) -> t
     ending, began = (agent.ending, agent.has_workers) if agent else (None, False)
     if isinstance(failed, RendezvousStateError):  # whatever has become of the workers, whom the agent asked to stop
         # Another secret than the others' would be that at the next try, too.
-        return CRASHED if began else MISTAKE, str(failed)
+        return CRASHED if began else USER_ERROR, str(failed)
     asked = isinstance(failed, SignalException)
     problem = _about(failed, began) if failed is not None and not asked else ""
     if ending is None and asked:

@@ -11,7 +11,7 @@ from mingpt.config import compose
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
 from mingpt.console import complain, say
-from mingpt.errors import FINISHED, MISTAKE, Mistake
+from mingpt.errors import FINISHED, USER_ERROR, UserError
 from mingpt.launch.torchrun import Torchrun, parse
 from mingpt.world.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
 
@@ -31,9 +31,9 @@ def launch(arguments: list[str], lifetime: Lifetime) -> int:
         if options.dry_run:
             return FINISHED
         node.check(os.environ)
-    except Mistake as mistake:
+    except UserError as mistake:
         complain(f"error: {mistake}")
-        return MISTAKE
+        return USER_ERROR
     handed_on = {AGENT_PID: str(os.getpid()), OVERRIDES: json.dumps(command.overrides)}
     os.environ.update(command.environment | handed_on)
     # Not before: torch takes seconds to import, and a mistake in the config is told at once.

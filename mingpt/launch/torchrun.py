@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mingpt.config.compose import Parser
 from mingpt.config.schema import Config
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.lifetime import STOP_SIGNALS
@@ -101,7 +101,7 @@ class Torchrun:
 
     @classmethod
     def compose(cls, options: argparse.Namespace, environment: Mapping[str, str]) -> "Torchrun":
-        """Raises Mistake with every option that is missing or wrong."""
+        """Raises UserError with every option that is missing or wrong."""
         place = find_placement(environment)
         problems: list[str] = []
         if options.max_restarts is not None:
@@ -144,7 +144,7 @@ class Torchrun:
         each = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
         processes = _number("--nproc-per-node", each, 1, problems)
         if problems:
-            raise Mistake(*problems)
+            raise UserError(*problems)
         if processes is None:
             processes = max(1, _gpus() if place is None or place.gpus is None else place.gpus)
         job = options.rdzv_id or (place.job if place else None)
@@ -159,7 +159,7 @@ class Torchrun:
         return self.processes + self.least - 1
 
     def check(self, environment: Mapping[str, str]) -> None:
-        """Raise Mistake if what the rendezvous needs on this node is not there: a secret, a port that is free."""
+        """Raise UserError if what the rendezvous needs on this node is not there: a secret, a port that is free."""
         if self.backend == "c10d":
             check_secret(environment)
         if self.port == 0 or self.rank != 0:
@@ -172,7 +172,7 @@ class Torchrun:
             what = "is in use on this node: stop what listens there, or choose another"
             if error.errno != errno.EADDRINUSE:  # below 1024, for example
                 what = f"can't be listened on: {error.strerror}: choose another"
-            raise Mistake(f"{option}: port {self.port} {what}") from error
+            raise UserError(f"{option}: port {self.port} {what}") from error
 
     def command(self, config: Config) -> Command:
         wait = int(config.world.init_timeout_seconds)

@@ -10,7 +10,7 @@ import os
 
 from mingpt.config import compose
 from mingpt.console import complain, say
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.errors import USER_ERROR, UserError
 from mingpt.launch.torchrun import Torchrun, options_parser, parse
 from mingpt.preflight.inspection import inspect
 
@@ -26,12 +26,12 @@ def main(arguments: list[str]) -> int:
     options.nproc_per_node = options.nproc_per_node or "1"  # or torch would be asked, which takes seconds to import
     try:
         if not 0 <= options.seconds < math.inf:
-            raise Mistake(f"--seconds {options.seconds:g}: a number, 0 or more")
+            raise UserError(f"--seconds {options.seconds:g}: a number, 0 or more")
         node = Torchrun.compose(options, os.environ)
         config = compose.configure(node.overrides, node.fewest_processes)
-    except Mistake as mistake:
+    except UserError as mistake:
         complain(f"error: {mistake}")
-        return MISTAKE
+        return USER_ERROR
     assert config is not None  # the parser has answered --help
     report = inspect(node, config, None if unsaid else node.processes, options.seconds)
     say(report.as_json() if options.json else report.as_text())

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
+from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
 
 Level = Literal["warning", "problem", "unreachable"]
 ORDER: tuple[Level, ...] = ("problem", "unreachable", "warning")
@@ -24,9 +24,9 @@ class Finding:
         return f"{self.level} on {self.node} ({self.check}): {self.text}: {self.advice}"
 
 
-def told_by(error: Mistake | Unavailable, node: str, check: str) -> list[Finding]:
+def told_by(error: UserError | TransientError, node: str, check: str) -> list[Finding]:
     """What the trainer would have said: each problem ends with what to do."""
-    problems = error.problems if isinstance(error, Mistake) else (str(error),)
+    problems = error.problems if isinstance(error, UserError) else (str(error),)
     return [Finding("problem", node, check, *_parted(problem)) for problem in problems]
 
 
@@ -37,4 +37,4 @@ def _parted(problem: str) -> tuple[str, str]:
 
 def exit_code(findings: Iterable[Finding]) -> int:
     levels = {finding.level for finding in findings}
-    return MISTAKE if "problem" in levels else CRASHED if "unreachable" in levels else FINISHED
+    return USER_ERROR if "problem" in levels else CRASHED if "unreachable" in levels else FINISHED

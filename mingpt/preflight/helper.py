@@ -16,7 +16,7 @@ from datetime import timedelta
 from queue import Empty, Queue
 from typing import Any
 
-from mingpt.errors import Mistake, Unavailable
+from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import LIMIT
 
@@ -128,15 +128,15 @@ def _write(places: list[list[str]], name: str, snapshot_dir: str) -> dict[str, A
                 fs.pipe_file(file, content)
                 if fs.cat_file(file) != content:
                     shown = without_secrets(url)
-                    raise Mistake(f"{key}={shown}: what was written is read back otherwise: choose another place")
-        except (Mistake, Unavailable) as error:
-            problems += error.problems if isinstance(error, Mistake) else [str(error)]
+                    raise UserError(f"{key}={shown}: what was written is read back otherwise: choose another place")
+        except (UserError, TransientError) as error:
+            problems += error.problems if isinstance(error, UserError) else [str(error)]
     conditional = None
     if not problems:
         try:
             conditional = Store(snapshot_dir).conditional_puts
-        except (Mistake, Unavailable) as error:
-            problems += error.problems if isinstance(error, Mistake) else [str(error)]
+        except (UserError, TransientError) as error:
+            problems += error.problems if isinstance(error, UserError) else [str(error)]
     return {"problems": problems, "conditional": conditional, "seconds": time.monotonic() - begun}
 
 
@@ -148,8 +148,8 @@ def _look(key: str, url: str) -> dict[str, Any]:
         fs, path = storage.open_fs(url, key)
         with storage.place(key, url):
             names = [entry.rpartition("/")[2] for entry in fs.ls(path, detail=False)]
-    except (Mistake, Unavailable) as error:
-        return {"problems": error.problems if isinstance(error, Mistake) else [str(error)], "seen": []}
+    except (UserError, TransientError) as error:
+        return {"problems": error.problems if isinstance(error, UserError) else [str(error)], "seen": []}
     return {"problems": [], "seen": [name.removeprefix(PROBE) for name in names if name.startswith(PROBE)]}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from mingpt.config.schema import Config
-from mingpt.errors import FINISHED, Mistake
+from mingpt.errors import FINISHED, UserError
 from mingpt.launch.torchrun import Torchrun
 from mingpt.preflight import compare, machine
 from mingpt.preflight.finding import Finding, Level, exit_code, told_by
@@ -143,7 +143,7 @@ class _Inspection:
             try:
                 told = network.settings(facts["interface"], os.environ)
                 addresses += _by_the_user(own)
-            except Mistake as mistake:
+            except UserError as mistake:
                 self.mine += told_by(mistake, self.name, "interface")
         self.mine += machine.findings(self.config, facts, processes)
         seen, there = len(facts["visible"]), len(facts["gpus"])
@@ -181,7 +181,7 @@ class _Inspection:
             text = f"run.dir={without_secrets(self.config.run.dir)}: {place['error']}"
             self._add("problem", "run.dir", text, "look at the network and the address")
         elif place["problems"]:
-            self.mine += told_by(Mistake(*place["problems"]), self.name, "run.dir")
+            self.mine += told_by(UserError(*place["problems"]), self.name, "run.dir")
         elif place["conditional"] is False:
             text = (
                 f"snapshot.dir={without_secrets(self.config.snapshot.dir)}: this store overwrites what a put must not"
@@ -194,7 +194,7 @@ class _Inspection:
         self.helper.send(do="look", key="run.dir", url=self.config.run.dir)
         look = self.helper.receive(PLACE_SECONDS)
         if problems := look.get("problems", [look.get("error")]):
-            self.mine += told_by(Mistake(*map(str, problems)), self.name, "run.dir")
+            self.mine += told_by(UserError(*map(str, problems)), self.name, "run.dir")
             return None
         return list(look["seen"])
 

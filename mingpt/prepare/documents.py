@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from mingpt.data import bpe
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.prepare.parquet import parquet_column
 from mingpt.redact import printable, without_secrets
 from mingpt.storage import name_of, open_fs, place, without_query
@@ -94,11 +94,11 @@ def find_files(sources: Sequence[str], form: Form | None) -> list[File]:
             else:
                 urls = {path: source}
             if not urls:
-                raise Mistake(f"{shown}: no file is there: check the spelling")
+                raise UserError(f"{shown}: no file is there: check the spelling")
             for p, url in urls.items():
                 info = fs.info(p)
                 if info["type"] == "directory":
-                    raise Mistake(f"{shown}: a folder: name the files in it, as in {url.rstrip('/')}/*.txt")
+                    raise UserError(f"{shown}: a folder: name the files in it, as in {url.rstrip('/')}/*.txt")
                 found.setdefault(url, File(url, form or _form_of(p, shown), info["size"] or 0, _version_of(info)))
     return list(found.values())
 
@@ -107,7 +107,7 @@ def _form_of(path: str, shown: str) -> Form:
     parts = name_of(path).lower().split(".")
     suffix = parts[-2] if parts[-1] in COMPRESSED and len(parts) > 2 else parts[-1]
     if suffix not in FORMS:
-        raise Mistake(f"{shown}: .{printable(suffix)} tells no form: say --form text, jsonl or parquet")
+        raise UserError(f"{shown}: .{printable(suffix)} tells no form: say --form text, jsonl or parquet")
     return FORMS[suffix]
 
 
@@ -138,7 +138,7 @@ def is_validation(first_piece: str, fraction: float) -> bool:
 def blocks(file: File, options: Options, contents: dict[str, str]) -> Iterator[Block]:
     """The file's blocks in order, and then in `contents`, under its URL, the hash of what was read.
 
-    Raises Mistake if it is not of its form.
+    Raises UserError if it is not of its form.
     """
     digest = sha256()
     with place("SOURCES", file.shown):
@@ -163,7 +163,7 @@ def _chunks(file: File, digest: Any) -> Iterator[bytes]:
             raise
         if packed is None:
             raise
-        raise Mistake(f"{file.shown}: cannot be unpacked ({error}): get the file again") from error
+        raise UserError(f"{file.shown}: cannot be unpacked ({error}): get the file again") from error
 
 
 def pieces_of(block: Block, options: Options, bad: list[str], most_bad: int) -> Iterator[Piece]:
@@ -229,7 +229,7 @@ def _decoded(file: File, chunks: Iterable[bytes]) -> Iterator[tuple[str, int]]:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             at = position - pending + error.start
-            raise Mistake(f"{file.shown}: not UTF-8 at byte {at}: convert the file") from error
+            raise UserError(f"{file.shown}: not UTF-8 at byte {at}: convert the file") from error
         position += len(chunk)
         yield text, len(chunk)
 
@@ -267,7 +267,7 @@ def _lines(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Bl
         if not newline:
             rest.append(tail)
             if sum(map(len, rest)) > LONGEST_LINE:
-                raise Mistake(f"{file.shown} line {number}: longer than {LONGEST_LINE} bytes: are these JSON lines?")
+                raise UserError(f"{file.shown} line {number}: longer than {LONGEST_LINE} bytes: are these JSON lines?")
             continue
         lines = b"".join([*rest, head])
         yield Block(file, len(lines) + 1, lines=lines, number=number)
@@ -283,7 +283,7 @@ def _json_texts(block: Block, options: Options, bad: list[str], most_bad: int) -
             continue
         try:
             text = _json_text(line, f"{block.file.shown} line {number}", options)
-        except Mistake as mistake:
+        except UserError as mistake:
             bad.append(str(mistake))
             if len(bad) > most_bad:
                 return
@@ -295,16 +295,16 @@ def _json_text(line: bytes, where: str, options: Options) -> str:
     try:
         value = json.loads(line)
     except UnicodeDecodeError as error:
-        raise Mistake(f"{where}: not UTF-8 at byte {error.start} of the line: convert the file") from error
+        raise UserError(f"{where}: not UTF-8 at byte {error.start} of the line: convert the file") from error
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{where}: not JSON ({error}): mend the line, or say another --form") from error
+        raise UserError(f"{where}: not JSON ({error}): mend the line, or say another --form") from error
     if not isinstance(value, dict):
-        raise Mistake(f"{where}: {type(value).__name__} in place of an object: each line must be {{…}}")
+        raise UserError(f"{where}: {type(value).__name__} in place of an object: each line must be {{…}}")
     if options.field not in value:
         there_are = ", ".join(map(repr, list(value)[:10])) or "none"
-        raise Mistake(f"{where}: no field {options.field!r}; there are {there_are}: name one with --field")
+        raise UserError(f"{where}: no field {options.field!r}; there are {there_are}: name one with --field")
     if not isinstance(text := value[options.field], str):
-        raise Mistake(f"{where}: field {options.field!r} is no string: name another with --field")
+        raise UserError(f"{where}: field {options.field!r} is no string: name another with --field")
     return text
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens
 from mingpt.data.dataset import SPLITS, Split, dtype_for
 from mingpt.data.vocabulary import vocabulary_of
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.prepare.documents import Block, Options, pieces_of
 from mingpt.world.lifetime import children_ignore_signals, end_with_parent
 
@@ -44,8 +44,8 @@ class Encoder:
             row = rows["validation" if piece.validation else "train"]
             try:
                 row.append(self.tokenizer.encode_array(piece.text))
-            except Mistake as mistake:
-                raise Mistake(f"{block.file.shown}: --tokenizer: {mistake}") from mistake
+            except UserError as mistake:
+                raise UserError(f"{block.file.shown}: --tokenizer: {mistake}") from mistake
             if piece.ends:
                 row.append(self.end)
         joined = {split: np.concatenate(row).astype(self.dtype).tobytes() for split, row in rows.items() if row}

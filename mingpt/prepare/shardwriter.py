@@ -16,7 +16,7 @@ import numpy as np
 
 from mingpt.atomic import write_whole
 from mingpt.data.dataset import MANIFEST, SPLITS, Shard, Split
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
@@ -159,12 +159,12 @@ class ShardWriter:
                 row.full = [Shard.model_validate(shard) for shard in kept["full"]]
                 self._cut_back(row, int(kept["tokens"]))
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-            raise Mistake(
+            raise UserError(
                 f"{self.folder}: what an earlier mingpt.data.prepare left is damaged ({error}): delete the folder"
             ) from error
         if identity != self.identity:
             shown = f"--out={without_secrets(self.url)}"
-            raise Mistake(f"{shown}: begun with other sources or options: give those again, or delete {self.folder}")
+            raise UserError(f"{shown}: begun with other sources or options: give those again, or delete {self.folder}")
 
     def _cut_back(self, row: _Row, tokens: int) -> None:
         """The growing shard as it was at the note; it may have become full since."""

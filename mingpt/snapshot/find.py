@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.files import STEP_FOLDER
 from mingpt.snapshot.store import Store
@@ -27,12 +27,14 @@ def split_url(url: str) -> tuple[str, int | None]:
 def find(url: str, step: int | None = None, committed: bool = True) -> Found:
     """The snapshots under a URL; with committed=False also folders that have no manifest.
 
-    Raises Mistake if there are none, or not the wanted one.
+    Raises UserError if there are none, or not the wanted one.
     """
     above, named = split_url(url)
     if named is not None:
         if step not in (None, named):
-            raise Mistake(f"{without_secrets(url)} is the folder of step {named}, not of --step {step}: leave out one")
+            raise UserError(
+                f"{without_secrets(url)} is the folder of step {named}, not of --step {step}: leave out one"
+            )
         url, step = above, named
     for below in ("", "/snapshots"):
         store = Store(url.rstrip("/") + below if below else url, "URL")
@@ -40,9 +42,9 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
             break
     else:
         cure = "check the spelling; give a run's directory, its snapshots folder, or a step's folder"
-        raise Mistake(f"{without_secrets(url)}: no snapshot is there: {cure}")
+        raise UserError(f"{without_secrets(url)}: no snapshot is there: {cure}")
     if step is not None:
         if step not in steps:
-            raise Mistake(f"{store.url}: no snapshot of step {step}; there are {', '.join(map(str, sorted(steps)))}")
+            raise UserError(f"{store.url}: no snapshot of step {step}; there are {', '.join(map(str, sorted(steps)))}")
         steps = [step]
     return Found(store, steps, below)

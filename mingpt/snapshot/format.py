@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from torch import Tensor
 
-from mingpt.errors import Damaged, Mistake, OtherFormat
+from mingpt.errors import Damaged, OtherFormat, UserError
 
 FORMAT = 3
 READABLE = (2, FORMAT)  # format 2 had one tensor more, UNSTATED, which is no state
@@ -257,12 +257,12 @@ def _canonical(fields: Mapping[str, Any]) -> bytes:
 def encode_manifest(manifest: Manifest) -> bytes:
     """JSON with a checksum over all the rest, so that damage to any field is seen.
 
-    Raises Mistake if no reader would take it.
+    Raises UserError if no reader would take it.
     """
     fields = manifest.model_dump()
     raw = _canonical(fields | {"checksum": sha256(_canonical(fields)).hexdigest()})
     if len(raw) > MANIFEST_LIMIT or _values_in(raw) > MOST_VALUES:
-        raise Mistake(
+        raise UserError(
             f"the snapshot's {MANIFEST} would have {len(raw)} bytes and {_values_in(raw)} values; readers take "
             f"{MANIFEST_LIMIT} and {MOST_VALUES}: take a smaller vocabulary (data.tokenizer), or fewer tensors"
         )

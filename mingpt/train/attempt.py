@@ -13,7 +13,7 @@ from mingpt.config.validation import missing_places
 from mingpt.console import complain, say
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
-from mingpt.errors import FINISHED, Mistake
+from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
 from mingpt.train import session
 from mingpt.train.factory import build
@@ -46,7 +46,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             lifetime.join_world()
             try:
                 agree_on_inputs(world, config, source)
-                if world.speaks:
+                if world.is_main:
                     say(compose.as_yaml(config))
                 return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
@@ -62,11 +62,11 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
 
 
 def _opened(config: Config) -> Source:
-    """The data. Raises Mistake, with the other places that are not there: one start finds all."""
+    """The data. Raises UserError, with the other places that are not there: one start finds all."""
     try:
         return open_source(config.data, config.model.block_size, config.batch.micro_size)
-    except Mistake as mistake:
-        raise Mistake(*mistake.problems, *missing_places(config, mistake.problems)) from mistake
+    except UserError as mistake:
+        raise UserError(*mistake.problems, *missing_places(config, mistake.problems)) from mistake
 
 
 def _handed_on() -> list[str]:
@@ -79,7 +79,7 @@ def tell(error: BaseException, lifetime: Lifetime) -> int:
     """Say in one line what has ended this process, once for all the processes that it has ended; returns the code."""
     failure = explain(error, lifetime.phase)
     leave_reason(failure.reason)
-    told_by_another = isinstance(error, Mistake) and error.everywhere and not speaks_for_node()
+    told_by_another = isinstance(error, UserError) and error.everywhere and not speaks_for_node()
     # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first would
     # have torchrun end that one before it has printed.
     if told_by_another and lifetime.linger(SPEAK_SECONDS):
@@ -92,7 +92,7 @@ def tell(error: BaseException, lifetime: Lifetime) -> int:
 
 
 def agree_on_inputs(world: World, config: Config, source: Source) -> None:
-    """Raise Mistake in every process unless all have the same config and the same data.
+    """Raise UserError in every process unless all have the same config and the same data.
 
     Where a node finds and caches the data, and how it loads them, is its own affair; that it is the same data is not.
     """
@@ -106,4 +106,4 @@ def agree_on_inputs(world: World, config: Config, source: Source) -> None:
             shown = ", ".join(
                 differences(without_secrets(first), without_secrets(inputs)) or (c.split(":")[0] for c in changed)
             )
-            raise Mistake(f"process {rank} has other settings or data than process 0: {shown}")
+            raise UserError(f"process {rank} has other settings or data than process 0: {shown}")

@@ -4,7 +4,7 @@ import shlex
 
 from mingpt.compute.optimizer import Update
 from mingpt.console import say
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.world.world import World
@@ -17,24 +17,24 @@ class Divergence:
         self.update, self.checkpointer, self.world, self.run_dir = update, checkpointer, world, run_dir
 
     def check(self, done: int) -> None:
-        """Raise Mistake if too many steps in a row were skipped. Waits for the device once in SKIPPED_STEPS steps."""
+        """Raise UserError if too many steps in a row were skipped. Waits for the device once in SKIPPED_STEPS steps."""
         if done % SKIPPED_STEPS:
             return
         skipped = self.update.skipped_in_a_row()
         if skipped >= SKIPPED_STEPS:
             there = self.checkpointer.keep()
-            raise Mistake(
+            raise UserError(
                 f"nothing was learnt since step {done - skipped}: the gradients are not finite, so steps are skipped. "
                 f"{self._way_back(there)}"
             )
 
     def leave_without_a_loss(self, done: int, last: bool) -> None:
-        """A run whose loss is no number has nothing to store. Raises Mistake at its end; after a stop it may go on."""
+        """A loss that is no number is not stored. Raises UserError at the run's end; after a stop it may go on."""
         there = self.checkpointer.keep()
         what = f"the loss of step {done} is not finite, so it was not stored"
         if last:
-            raise Mistake(f"{what}. {self._way_back(there)}")
-        if self.world.speaks:
+            raise UserError(f"{what}. {self._way_back(there)}")
+        if self.world.is_main:
             say(f"{what}; the newest snapshot is that of step {there}")
 
     def _way_back(self, newest: int) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mingpt.compute.batches import derive
 from mingpt.compute.reduction import tree_sum_of
-from mingpt.data.source import Microbatches
+from mingpt.data.source import EvalSplit
 from mingpt.model.gpt2 import IGNORE
 from mingpt.world.world import World
 
@@ -53,7 +53,7 @@ class Figures:
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    split: Microbatches,
+    split: EvalSplit,
     world: World,
     autocast: Any,
     answer_length: int = 0,

@@ -11,7 +11,7 @@ from torch import nn
 
 from mingpt.compute.batches import derive
 from mingpt.config.schema import Config, Model
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.train import own_model
 
@@ -26,7 +26,7 @@ def gpt_config(model: Model, vocab_size: int) -> GPTConfig:
 def build(config: Config, vocab_size: int) -> nn.Module:
     """The model with its first weights, on the CPU: the same in every process.
 
-    vocab_size: 0 if the data has no tokens. Raises Mistake if it can't be built, or is none.
+    vocab_size: 0 if the data has no tokens. Raises UserError if it can't be built, or is none.
     """
     torch.set_num_threads(config.train.threads)  # an initialisation may be a matter of bits, too
     torch.manual_seed(derive("weights", config.seed))
@@ -35,7 +35,7 @@ def build(config: Config, vocab_size: int) -> nn.Module:
     elif vocab_size:
         model = GPT(gpt_config(config.model, vocab_size))
     else:
-        raise Mistake("the data has no tokens, and a GPT needs some: choose other data, or name a model._target_")
+        raise UserError("the data has no tokens, and a GPT needs some: choose other data, or name a model._target_")
     freeze(model, config.train.freeze)
     return model
 
@@ -46,7 +46,7 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Keep what matches a pattern as it is. Raises Mistake if a pattern matches nothing, or all together everything."""
+    """Keep what matches a pattern as it is. Raises UserError if one matches nothing, or all together everything."""
     parameters = dict(model.named_parameters())
     problems = []
     for pattern in patterns:
@@ -56,9 +56,9 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         if not matching:
             problems.append(f"train.freeze: {pattern!r} matches no parameter; there are {some(list(parameters))}")
     if problems:
-        raise Mistake(*problems)
+        raise UserError(*problems)
     if patterns and not trainable(model):
-        raise Mistake("train.freeze matches every parameter: nothing is left to train; take a pattern out")
+        raise UserError("train.freeze matches every parameter: nothing is left to train; take a pattern out")
 
 
 def some(names: list[str]) -> str:
@@ -70,12 +70,12 @@ def gpt_of(
 ) -> GPT:
     """The GPT of a snapshot, from its manifest alone: on the meta device, for what it needs in memory is not taken yet.
 
-    shapes: dtype and shape of each of the snapshot's weights. where: names the snapshot. Raises Mistake if it is not
+    shapes: dtype and shape of each of the snapshot's weights. where: names the snapshot. Raises UserError if it is not
     one of a GPT of this package; what a snapshot of another module names is never imported.
     """
     section = config.get("model")
     if isinstance(section, dict) and section.get("kind") == "own":
-        raise Mistake(
+        raise UserError(
             f"{where}: a snapshot of {section.get('_target_')!r}, not of mingpt's GPT: load its model-*.safetensors "
             f"in a program of your own"
         )
@@ -89,7 +89,7 @@ def gpt_of(
         with torch.device("meta"):
             return GPT(gpt_config(model, vocab_size))
     except (ValidationError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # of torch: a vast shape
-        raise Mistake(f"{other}{str(error).splitlines()[0]}") from error
+        raise UserError(f"{other}{str(error).splitlines()[0]}") from error
 
 
 def _differences(shape: GPTConfig, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> str:

@@ -46,7 +46,7 @@ def _end(run: "Run", done: int, content: "Content", last: bool, stopping: bool) 
         run.divergence.leave_without_a_loss(done, last)
     else:
         digest = run.checkpointer.last(done, content, stopping)
-    finished = bool(run.world.from_speaker(last and digest is not None))
+    finished = bool(run.world.broadcast(last and digest is not None))
     run.checkpointer.close()
     run.reporter.end(done, finished, digest)
     # Before the barrier: an agent signals the workers that are left as soon as one has exited.

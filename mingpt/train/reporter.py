@@ -24,7 +24,7 @@ class Reporter:
         clock = self.lifetime.clock
         if done == self.start + 1:
             self.lifetime.train()
-            if self.world.speaks:
+            if self.world.is_main:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": clock.seconds("step")}
                 say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
         if not self.observers.wants(done):

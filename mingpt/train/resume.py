@@ -16,7 +16,7 @@ from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import batch_factor, misfits, schedule_factor, state_layout
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.schema import Batch, Config, Optimizer, Schedule
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import Loaded
@@ -33,7 +33,7 @@ def check(
 ) -> Changes:
     """What has changed since the snapshot that an attempt starts from, for the history; told by one process.
 
-    Raises Mistake, in all processes alike, if that affects the result and resume.changed does not allow it.
+    Raises UserError, in all processes alike, if that affects the result and resume.changed does not allow it.
     """
     step, before, after = manifest.step, manifest.config, without_secrets(config.model_dump())
 
@@ -42,11 +42,13 @@ def check(
         if manifest.fingerprint.get("data") != numerics["data"]:
             changes["data.sha256"] = [manifest.fingerprint.get("data"), numerics["data"]]
         if changes and not config.resume.changed:
-            raise Mistake(_refusal(manifest, config, _lines(changes) + consequences(manifest, config, changes, world)))
+            raise UserError(
+                _refusal(manifest, config, _lines(changes) + consequences(manifest, config, changes, world))
+            )
         return changes
 
-    changes: Changes = world.ask_speaker(find)  # what counts as a secret depends on a process's environment
-    if not world.speaks:
+    changes: Changes = world.run_on_main(find)  # what counts as a secret depends on a process's environment
+    if not world.is_main:
         return changes
     # Another machine's numbers are nobody's decision, and no reason to stop.
     different, unrecorded = fingerprints.changes(manifest.fingerprint, dict(numerics))
@@ -121,22 +123,24 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str]) -> str:
 
 
 def check_fits(loaded: Loaded, config: Config, vocabulary: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise Mistake unless the snapshot is one of this model over this vocabulary."""
+    """Raise UserError unless the snapshot is one of this model over this vocabulary."""
     where = f"the snapshot of step {loaded.manifest.step} in {without_secrets(config.snapshot.dir)}"
     cure = "set the keys back, or take another run.dir"
     if loaded.manifest.vocabulary != vocabulary:
         changed = differences(loaded.manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
-        raise Mistake(f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}")
+        raise UserError(
+            f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}"
+        )
     model_problems = misfits({k: (v.shape, v.dtype) for k, v in model.state_dict().items()}, loaded.state["model"])
     if model_problems:
         changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
-        raise Mistake(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
+        raise UserError(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
     # What it holds follows from its own config: parameters may have been frozen, or the precision changed, since.
     frozen, fp16 = _as_stored(loaded.manifest.config)
     named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
     remembered = loaded.state["optimizer"]
     if problems := misfits(state_layout(named, fp16), remembered):
-        raise Mistake(
+        raise UserError(
             f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
             f"(set this one's folder aside), or take another run.dir"
         )

@@ -127,6 +127,6 @@ class Run:
         return self.compute.state(), metrics
 
     def check_buffers(self) -> None:
-        """Raise Mistake if an own model's buffers have changed: they would depend on who computed what."""
+        """Raise UserError if an own model's buffers have changed: they would depend on who computed what."""
         if isinstance(self.config.model, OwnModel):
             own_model.check_buffers(self.compute.model, self.buffers, self.config.model, self.world)

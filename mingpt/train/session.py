@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt.compute.batches import BatchPlan, Share
+from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, FastReduction
@@ -16,7 +16,7 @@ from mingpt.config.schema import Config, OwnModel
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
-from mingpt.errors import FINISHED, Mistake
+from mingpt.errors import FINISHED, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import Observers, SnapshotCommitted
@@ -51,7 +51,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     complete = origin.loaded if origin.step >= config.train.max_steps else None
     if complete and checkpointer.is_durable(complete):
         checkpointer.forget_hot()
-        if world.speaks:
+        if world.is_main:
             say(f"nothing to do: the run has reached step {origin.step}, and train.max_steps={config.train.max_steps}")
         return FINISHED
     record = claim_attempt(config, source, origin, checkpointer, world)
@@ -77,7 +77,7 @@ class Origin:
 
 
 def build_compute(config: Config, source: Source, model: nn.Module, world: World) -> Compute:
-    """Model, optimizer and plan on this process's device. Raises Mistake if an own model does not run."""
+    """Model, optimizer and plan on this process's device. Raises UserError if an own model does not run."""
     pin(config, world.device)
     model.to(world.device)
     plan = BatchPlan(len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size)
@@ -101,18 +101,18 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
 def restore(config: Config, source: Source, compute: Compute, checkpointer: Checkpointer, world: World) -> Origin:
     """Load the newest good snapshot, or the weights of model.init_from, or nothing.
 
-    Raises Mistake if that is one of another experiment.
+    Raises UserError if that is one of another experiment.
     """
     numerics = fingerprint(config, world.device, source.sha256)
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
-    if mixed and world.speaks:
+    if mixed and world.is_main:
         say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
     origin = Origin(checkpointer.restore(), 0, numerics, [], resume.Changes(), math.inf)
     if origin.loaded:
         _go_on(origin, origin.loaded, config, source, compute, world)
     elif isinstance(compute.model, GPT) and (url := getattr(config.model, "init_from", None)):
         numerics["init_from"] = start_from(compute.model, url, source.vocabulary, world)
-        if world.speaks:
+        if world.is_main:
             say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
     return origin
 
@@ -127,14 +127,14 @@ def _go_on(origin: Origin, loaded: Loaded, config: Config, source: Source, compu
         origin.best_val_loss = manifest.metrics.best_val_loss
     origin.numerics["init_from"] = manifest.fingerprint.get("init_from")  # where the run began, not model.init_from
     origin.changes = resume.check(manifest, config, origin.numerics, world, say)
-    if world.speaks:
+    if world.is_main:
         say(f"resumed from step {manifest.step} of {loaded.url} (digest {manifest.digest})")
 
 
 def claim_attempt(
     config: Config, source: Source, origin: Origin, checkpointer: Checkpointer, world: World
 ) -> RunRecord:
-    """Take this attempt's number. Raises Mistake unless all processes see what rank 0 has written in run.dir."""
+    """Take this attempt's number. Raises UserError unless all processes see what rank 0 has written in run.dir."""
     claims = list[Attempt]()  # rank 0's
 
     def claim() -> int:
@@ -142,10 +142,10 @@ def claim_attempt(
         claims.append(Attempt.claim(config.run.dir, origin.step, *grew_from))
         return claims[0].number
 
-    attempt = world.ask_speaker(claim)
+    attempt = world.run_on_main(claim)
     blind = [rank for rank, sees in enumerate(world.gather(is_visible(config.run.dir, attempt))) if not sees]
     if blind:  # at once, and not at the first snapshot, hours later
-        raise Mistake(
+        raise UserError(
             f"run.dir={without_secrets(config.run.dir)} is not one place for all: process {blind[0]} does not see what "
             f"process 0 has written there; nodes with a disk each need a folder that all share, or a bucket"
         )
@@ -155,7 +155,7 @@ def claim_attempt(
         "world_size": world.size,
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "numerics": origin.numerics,
-        "conditional_puts": world.ask_speaker(lambda: checkpointer.store.conditional_puts),
+        "conditional_puts": world.run_on_main(lambda: checkpointer.store.conditional_puts),
     }
     if origin.changes:
         this_attempt["changes"] = origin.changes
@@ -186,7 +186,7 @@ def build_run(
     ddp = DistributedDataParallel(compute.model, gradient_as_bucket_view=True)
     exact = config.reduce == "exact"
     mine = world.share(plan.microbatches)
-    work = Share(plan, mine, origin.step, config.train.max_steps)
+    work = RankSampler(plan, mine, origin.step, config.train.max_steps)
     observers = open_observers(config, record, world)
     tokens_per_step = plan.global_size * config.model.block_size
     return Run(
@@ -214,7 +214,7 @@ def build_run(
 
 def open_observers(config: Config, record: RunRecord, world: World) -> Observers:
     """Rank 0 alone watches."""
-    if not world.speaks:
+    if not world.is_main:
         return Observers([], say)
     last, every = config.train.max_steps, config.train.log_every
 
@@ -230,7 +230,7 @@ def open_observers(config: Config, record: RunRecord, world: World) -> Observers
 def store_the_end(run: Run, loaded: Loaded) -> int:
     """The run's last step, which only the memory of a node has: now it is made durable."""
     stored = run.checkpointer.make_durable(loaded)
-    if run.world.speaks:
+    if run.world.is_main:
         say(f"finished: step {run.start}, digest {stored}: only the memory of a node had it; now it is stored")
     run.lifetime.settle()
     run.world.barrier()
@@ -239,7 +239,7 @@ def store_the_end(run: Run, loaded: Loaded) -> int:
 
 def announce(run: Run) -> None:
     """Say at the start what will be computed, and by whom."""
-    if not run.world.speaks:
+    if not run.world.is_main:
         return
     plan, world = run.compute.plan, run.world
     say(

@@ -55,7 +55,7 @@ class StatsExchange:
         row[longest : longest + n] = torch.stack(list(tokens))
         if any(flags):
             row[2 * longest :] = torch.tensor(flags, dtype=torch.float64)
-        self._sent = row.to(self.world.wire)
+        self._sent = row.to(self.world.comm_device)
         self._received = self._sent.new_empty(self.world.size * len(row))
         self._work = all_gather(self._received, self._sent, async_op=True)
 

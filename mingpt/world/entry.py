@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from mingpt.console import complain
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.errors import USER_ERROR, UserError
 from mingpt.world import slurm
 from mingpt.world.lifetime import Lifetime
 
@@ -24,15 +24,15 @@ def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoRetu
     try:
         if worker:
             slurm.announce(os.environ)
-    except Mistake as mistake:
+    except UserError as mistake:
         complain(f"error: {mistake}")
-        sys.exit(MISTAKE)
+        sys.exit(USER_ERROR)
     lifetime.begin()
     try:
         program = load()
     except ImportError as error:  # a library of torch's that is not there, or half an installation
         complain(f"error: this Python environment is broken: {error}: install the project again, as its README says")
-        sys.exit(MISTAKE)
+        sys.exit(USER_ERROR)
     code = program(sys.argv[1:], lifetime)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mingpt.errors import CRASHED, MISTAKE, Damaged, Mistake, SnapshotFailed, Unavailable
+from mingpt.errors import CRASHED, USER_ERROR, Damaged, SnapshotFailed, TransientError, UserError
 from mingpt.redact import without_secrets
 from mingpt.world.lifetime import Phase
 
@@ -31,17 +31,17 @@ def explain(error: BaseException, phase: Phase) -> Failure:
     first_line = re.sub(r"^\[[^]]*\] ", "", first_line).partition(". This is typically")[
         0
     ]  # gloo's source line and guess
-    if isinstance(error, Mistake):
-        return Failure(str(error), MISTAKE, False)
+    if isinstance(error, UserError):
+        return Failure(str(error), USER_ERROR, False)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in NO_MEMORY):
         cure = "lower batch.micro_size, model.block_size or the model's size"
         if phase < Phase.TRAINING:  # it would be so again
-            return Failure(f"out of memory in the first step: {cure} ({first_line})", MISTAKE, False)
+            return Failure(f"out of memory in the first step: {cure} ({first_line})", USER_ERROR, False)
         return Failure(f"out of memory: if it happens again, {cure} ({first_line})", CRASHED, False)
     if "DataLoader worker" in text:
         cure = "if it happens again, look for the system's out-of-memory killer and lower data.workers"
         return Failure(f"a data loader process died: {cure} ({first_line})", CRASHED, False)
-    if isinstance(error, (TimeoutError, Unavailable, SnapshotFailed, Damaged)):  # ours, and told in full
+    if isinstance(error, (TimeoutError, TransientError, SnapshotFailed, Damaged)):  # ours, and told in full
         return Failure(text, CRASHED, False)
     if isinstance(error, RuntimeError):  # as torch.distributed reports whatever happens to the others
         if "timed out" in text.lower() or "timeout" in text.lower():

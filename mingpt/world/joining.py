@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mingpt.config.schema import LARGEST, WorldConfig
-from mingpt.errors import CRASHED, Mistake
+from mingpt.errors import CRASHED, UserError
 from mingpt.world import network, slurm
 from mingpt.world.rendezvous import open_store
 from mingpt.world.world import World
@@ -26,7 +26,9 @@ def _announced(name: str, least: int, most: int, default: str = "") -> int:
     """A number out of the environment, where a launcher has put it, or a person."""
     text = os.environ.get(name, default)
     if not text.isdecimal() or not least <= int(text) <= most:
-        raise Mistake(f"{name}={text} in the environment: set a number from {least} to {most}, or start with torchrun")
+        raise UserError(
+            f"{name}={text} in the environment: set a number from {least} to {most}, or start with torchrun"
+        )
     return int(text)
 
 
@@ -46,7 +48,7 @@ def _device(config: WorldConfig, local_rank: int) -> torch.device:
     visible = torch.cuda.device_count()
     index = 0 if slurm.hides_gpus(os.environ, visible) else local_rank
     if index >= visible:
-        raise Mistake(
+        raise UserError(
             f"world.device={config.device}: process {local_rank} of this node needs a GPU of its own, but "
             f"{visible} are visible: start fewer processes a node, or use world.device=cpu",
             everywhere=not torch.cuda.is_available(),
@@ -62,7 +64,9 @@ def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
     """
     environment = os.environ
     if missing := [k for k in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if k not in environment]:
-        raise Mistake(f"RANK is set in the environment, but not {', '.join(missing)}: start with torchrun, or set all")
+        raise UserError(
+            f"RANK is set in the environment, but not {', '.join(missing)}: start with torchrun, or set all"
+        )
     size = world_size()
     rank = _announced("RANK", 0, size - 1)
     host, port = environment["MASTER_ADDR"], _announced("MASTER_PORT", 1, 65535)
@@ -85,7 +89,7 @@ def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
         return found[0], rank, size
     error = failed[0] if failed else None
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        raise Mistake(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
+        raise UserError(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
     if error and not isinstance(error, (dist.DistNetworkError, OSError)):
         raise error
     raise TimeoutError(
@@ -172,14 +176,14 @@ def _limit_the_rest_of_life(seconds: float, code: int) -> None:
 def join(config: WorldConfig) -> Iterator[World]:
     """Join the world that torchrun's variables describe, or be a world of one; leave it on every way out.
 
-    Raises Mistake if the configured device or backend is not there.
+    Raises UserError if the configured device or backend is not there.
     """
     environment = os.environ
     local_rank = _announced("LOCAL_RANK", 0, LARGEST, "0")
     device = _device(config, local_rank)
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":
-        raise Mistake("world.backend=nccl, but no GPU is visible: use world.backend=gloo, or auto")
+        raise UserError("world.backend=nccl, but no GPU is visible: use world.backend=gloo, or auto")
     # On GPUs the small messages (JSON, agreement) go over gloo and gradients over nccl.
     backends = f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else backend
     if device.type == "cuda":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 
 BACKLOG = 2048  # nodes and processes that may knock at the same moment
 NCCL, GLOO, NO_INFINIBAND = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"
@@ -112,11 +112,11 @@ def infiniband_devices() -> list[str]:
 def settings(interface: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """What NCCL and gloo are told on this node: each where the user has said nothing.
 
-    Raises Mistake if what the user has said means no interface of this node.
+    Raises UserError if what the user has said means no interface of this node.
     """
     problems = [problem for name in (NCCL, GLOO) if (problem := wrong_interface(name, environment))]
     if problems:
-        raise Mistake(*problems)
+        raise UserError(*problems)
     told: dict[str, str] = {}
     if interface:
         told = {NCCL: f"={interface}", GLOO: interface}  # without =, NCCL takes all that begin so

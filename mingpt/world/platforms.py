@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.world import slurm as slurm_job
 
 PORT = 29500  # torchrun's own default
@@ -35,13 +35,13 @@ class Placement:
 
 
 def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], others: Sequence[str] = ()) -> None:
-    """Raise Mistake if some of the `needed` variables are missing. `others`: what is set besides, and speaks of nodes.
+    """Raise UserError if some of the `needed` variables are missing. `others`: those that are set and name nodes.
 
     A node that has lost one of them must not take itself for the only one: several would train into one run.dir.
     """
     if missing := [name for name in needed if not environment.get(name)]:  # a template may set all, some to nothing
         there = [f"{name}={environment[name]}" for name in (*needed, *others) if environment.get(name)]
-        raise Mistake(
+        raise UserError(
             f"{where}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} set in the environment, but not "
             f"{', '.join(missing)}: set all of them, or unset {', '.join(word.split('=')[0] for word in there)} to be "
             f"on your own"
@@ -54,7 +54,7 @@ def _several(environment: Mapping[str, str], *names: str) -> list[str]:
 
 
 def skypilot(environment: Mapping[str, str]) -> Placement | None:
-    """SkyPilot's distributed-job variables; None outside of SkyPilot. Raises Mistake if they contradict each other."""
+    """SkyPilot's distributed-job variables; None outside of it. Raises UserError if they contradict each other."""
     needed = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
     several = _several(environment, "SKYPILOT_NUM_NODES")
     if not several and not any(map(environment.get, needed)):
@@ -66,12 +66,12 @@ def skypilot(environment: Mapping[str, str]) -> Placement | None:
         nodes = int(environment.get("SKYPILOT_NUM_NODES", len(addresses)))
         gpus = int(environment.get("SKYPILOT_NUM_GPUS_PER_NODE") or 0)
     except ValueError as error:
-        raise Mistake(
+        raise UserError(
             f"SkyPilot's variables SKYPILOT_NODE_RANK, SKYPILOT_NUM_NODES, SKYPILOT_NUM_GPUS_PER_NODE: {error}: set "
             f"numbers, or unset them and SKYPILOT_NODE_IPS"
         ) from error
     if nodes != len(addresses) or not 0 <= rank < nodes:
-        raise Mistake(
+        raise UserError(
             f"SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES={nodes}, SKYPILOT_NODE_RANK={rank}, and "
             f"{len(addresses)} addresses in SKYPILOT_NODE_IPS: correct them, or unset all three"
         )
@@ -90,7 +90,7 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
     otherwise = f"or unset SLURM_JOB_NODELIST{' and SLURM_STEP_ID' if started_by_srun else ''} to be on your own"
     # A batch script runs on one of the job's nodes; salloc's shell on a machine that need not be one of them.
     if not started_by_srun and addresses != (environment.get("SLURMD_NODENAME"),):
-        raise Mistake(
+        raise UserError(
             f"this is the shell of {job}, on one machine, and the job's nodes are {', '.join(addresses)}: start it on "
             f"each with `srun --ntasks-per-node=1 python -m mingpt.launch …`, {otherwise}"
         )
@@ -99,17 +99,17 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
         tasks = int(environment.get("SLURM_NTASKS", nodes)) if started_by_srun else nodes
         gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
     except (KeyError, ValueError) as error:
-        raise Mistake(
+        raise UserError(
             f"{job}: SLURM_NTASKS, SLURM_NODEID, SLURM_NNODES, SLURM_GPUS_ON_NODE: {error}: start with srun, "
             f"{otherwise}"
         ) from error
     if nodes != len(addresses) or not 0 <= rank < nodes:
-        raise Mistake(
+        raise UserError(
             f"{job}: its variables contradict each other: SLURM_NNODES={nodes}, SLURM_NODEID={rank}, and the nodes "
             f"{', '.join(addresses)}: start with srun, {otherwise}"
         )
     if tasks != nodes:  # fewer: some nodes have none, and would be waited for
-        raise Mistake(
+        raise UserError(
             f"{job}: SLURM_NTASKS={tasks}, SLURM_NNODES={nodes}, and mingpt.launch is for one task a node: give srun "
             f"--ntasks={nodes} --ntasks-per-node=1"
             + ("; or start mingpt.train in place of it, once for each GPU" if tasks > nodes else "")
@@ -122,7 +122,7 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
 def container(environment: Mapping[str, str]) -> Placement | None:
     """The variables of a platform that starts one container a node; None outside of one.
 
-    Node R of job J has the name J-R.SUFFIX. Raises Mistake if variables, names and this machine don't agree.
+    Node R of job J has the name J-R.SUFFIX. Raises UserError if variables, names and this machine don't agree.
     """
     if not any(map(environment.get, CONTAINER)):
         return None
@@ -132,24 +132,24 @@ def container(environment: Mapping[str, str]) -> Placement | None:
     try:
         rank, nodes = int(environment["SING_RANK"]), int(environment["SING_WORLD_SIZE"])
     except ValueError as error:
-        raise Mistake(f"{where}: SING_RANK, SING_WORLD_SIZE: {error}: {cure}") from error
+        raise UserError(f"{where}: SING_RANK, SING_WORLD_SIZE: {error}: {cure}") from error
     if not 0 <= rank < nodes:
-        raise Mistake(f"{where} contradict each other: SING_RANK={rank}, SING_WORLD_SIZE={nodes}: {cure}")
+        raise UserError(f"{where} contradict each other: SING_RANK={rank}, SING_WORLD_SIZE={nodes}: {cure}")
     addresses = tuple(f"{job}-{r}.{suffix}" for r in range(nodes))
     own = environment.get("SING_HOST_ADDR", addresses[rank])
     if own != addresses[rank]:
-        raise Mistake(
+        raise UserError(
             f"{where} contradict each other: SING_HOST_ADDR={own}, but node {rank} is {addresses[rank]}: {cure}"
         )
-    from mingpt.world.network import is_of_this_machine  # beyond the standard library, and only here
+    from mingpt.world.network import is_of_this_machine  # steps_to_delete the standard library, and only here
 
     if not any(map(is_of_this_machine, ips := resolved(own))):
-        raise Mistake(
+        raise UserError(
             f"SING_RANK={rank}: {own} is {', '.join(ips)}, which is no address of this machine: another container has "
             f"this rank, or its name is out of date"
         )
     if master != addresses[0] and not set(resolved(master)) & set(resolved(addresses[0])):
-        raise Mistake(
+        raise UserError(
             f"{where} contradict each other: SING_MASTER_ADDR={master} is another machine than node 0, {addresses[0]}: "
             f"{cure}"
         )
@@ -157,14 +157,14 @@ def container(environment: Mapping[str, str]) -> Placement | None:
 
 
 def resolved(name: str) -> list[str]:
-    """Its addresses, in order. Raises Mistake if the DNS does not tell them for a minute."""
+    """Its addresses, in order. Raises UserError if the DNS does not tell them for a minute."""
     deadline = time.monotonic() + NAMES_SECONDS
     while True:
         try:
             return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, PORT, type=socket.SOCK_STREAM)})
         except OSError as error:
             if time.monotonic() > deadline:
-                raise Mistake(
+                raise UserError(
                     f"{name}: {error.strerror}, for {NAMES_SECONDS} s: no name server of this machine knows it: look "
                     f"at the variables that make up this name, and at the platform's DNS"
                 ) from error
@@ -182,7 +182,7 @@ JOB = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR"
 def options_of(environment: Mapping[str, str]) -> dict[str, str]:
     """torchrun's options as the environment gives them: PET_…, or a PyTorchJob's four variables of a pod.
 
-    Raises Mistake if some of them speak of other nodes, but not all are there: no pod takes itself for the only one.
+    Raises UserError if some of them speak of other nodes, but not all are there: no pod takes itself for the only one.
     """
     found = {name: value for name in OPTIONS if (value := environment.get(f"PET_{name.upper()}", "").strip())}
     of_others = [f"PET_{name.upper()}" for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in found]
@@ -195,9 +195,9 @@ def options_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuse_to_be_alone(environment: Mapping[str, str]) -> None:
-    """Raise Mistake for a process without a rank where torchrun's variables announce several nodes."""
+    """Raise UserError for a process without a rank where torchrun's variables announce several nodes."""
     if "RANK" not in environment and re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
-        raise Mistake(
+        raise UserError(
             f"PET_NNODES={nodes} in the environment announces several nodes, and this process would train alone: start "
             f"it with mingpt.launch or torchrun, or unset PET_NNODES"
         )

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from mingpt import plugins
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.world import network
 from mingpt.world.platforms import PORT
 from mingpt.world.secret import C10D, STATIC, take_secret
@@ -119,7 +119,7 @@ def create_static(params: RendezvousParameters) -> RendezvousHandler:
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=PORT)
     rank, timeout = params.get_as_int("rank"), params.get_as_int("timeout", 600)
     if rank is None or timeout is None:
-        raise Mistake(f"--rdzv-backend={STATIC} needs --rdzv-conf=rank=N, this node's number from 0")
+        raise UserError(f"--rdzv-backend={STATIC} needs --rdzv-conf=rank=N, this node's number from 0")
     own = params.local_addr or host
     return Static(host, port, rank, params.max_nodes, params.run_id, timeout, own)
 

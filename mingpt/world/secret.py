@@ -5,7 +5,7 @@ Only the standard library is imported here: mingpt.launch asks before torch is i
 
 from collections.abc import Mapping, MutableMapping
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 
 STATIC, C10D = "mingpt-static", "mingpt-c10d"
 SECRET = "MINGPT_RDZV_SECRET"
@@ -13,11 +13,11 @@ SHORTEST = 16  # characters
 
 
 def check_secret(environment: Mapping[str, str]) -> None:
-    """Raise Mistake unless the environment has a secret that nobody guesses."""
+    """Raise UserError unless the environment has a secret that nobody guesses."""
     if len(environment.get(SECRET, "")) >= SHORTEST:
         return
     what = "is not set" if not environment.get(SECRET) else f"is shorter than {SHORTEST} characters"
-    raise Mistake(
+    raise UserError(
         f"{SECRET} {what}: who reaches the port of a c10d rendezvous runs code on every node, so its nodes share a "
         f"secret: set {SECRET} to one word on all of them (openssl rand -hex 32); or give each its number, and none is "
         f"needed: --node-rank=0, 1, … with --master-addr=HOST of node 0"

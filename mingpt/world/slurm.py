@@ -9,7 +9,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 
 # Ids from here on are not those of srun's steps, but of Slurm's own: a batch script's, an interactive salloc's shell.
 NO_STEP = 0xFFFFFFF0
@@ -22,15 +22,15 @@ STEPS = 16  # of one job, before their ports meet those of the next job, which m
 def hostnames(text: str) -> list[str]:
     """The names in a host list: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login.
 
-    Not by `scontrol show hostnames`: inside of a container there is often no Slurm, only its variables. Raises Mistake
-    if it is no such list: read as far as it goes, it would give other nodes than there are.
+    Not by `scontrol show hostnames`: inside of a container there is often no Slurm, only its variables.
+    Raises UserError if it is no such list: read as far as it goes, it would give other nodes than there are.
     """
     # One character at a time: with [^][,]+ here, a name could be matched in as many ways as it can be cut into pieces,
     # and all of them would be tried on a list that is cut off, for hours.
     word = r"(?:[^][,]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
     backwards = any(int(a) > int(b) for part in re.findall(r"\[(.*?)\]", text) for a, b in RANGE.findall(part))
     if text and (backwards or not re.fullmatch(f"{word}(?:,{word})*", text)):
-        raise Mistake(
+        raise UserError(
             f"{text}: Slurm's list of nodes (SLURM_STEP_NODELIST, SLURM_JOB_NODELIST) can't be read: expected names "
             f"such as gpu[01-03,7],login: leave these variables as Slurm sets them"
         )
@@ -85,14 +85,14 @@ def announce(environment: MutableMapping[str, str]) -> None:
     if tasks == "1":
         return
     if "SLURM_NTASKS" not in environment:
-        raise Mistake(
+        raise UserError(
             f"srun has started this task, number {environment['SLURM_PROCID']} of a step of "
             f"{environment.get('SLURM_NNODES', '?')} nodes, but SLURM_NTASKS is not set: leave Slurm's variables as "
             f"Slurm sets them"
         )
     names = nodes(environment)
     if not names and "MASTER_ADDR" not in environment:
-        raise Mistake(
+        raise UserError(
             f"srun has started {tasks} tasks (SLURM_NTASKS), but neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is "
             f"set: leave these variables as Slurm sets them, or set MASTER_ADDR to the node of task 0"
         )

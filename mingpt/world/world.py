@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 
 # torch 2.13 renamed it; the old name warns there, the new one is missing before.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -32,23 +32,23 @@ class World:
     group: dist.ProcessGroup | None = None  # for messages; None: the group of all
 
     @property
-    def speaks(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process prints and does what only one must do (console, metrics, the manifest)."""
         return self.rank == 0
 
     @property
-    def wire(self) -> torch.device:
+    def comm_device(self) -> torch.device:
         """Where tensors must lie to be sent: gloo exchanges CPU memory only."""
         return torch.device("cpu") if self.backend == "gloo" else self.device
 
-    def beside(self, limit_seconds: float) -> "World":
+    def side_group(self, limit_seconds: float) -> "World":
         """The same processes with a group of their own, for a thread whose messages must not wait for training's."""
         if self.size == 1:
             return self
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_seconds))
         return replace(self, group=group)
 
-    def on_node(self, identity: str, limit_seconds: float) -> "World":
+    def node_group(self, identity: str, limit_seconds: float) -> "World":
         """The processes that have the same identity as this one, with a group of their own, as `beside`."""
         if self.size == 1:
             return self
@@ -80,31 +80,31 @@ class World:
         rows = everything.view(self.size, longest)
         return [json.loads(bytes(row[:n].tolist())) for row, n in zip(rows, sizes.tolist(), strict=True)]
 
-    def from_speaker(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The speaking process's JSON value, in every process. A broadcast: `gather` takes size times the memory."""
         if self.size == 1:
             return value
-        raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if self.speaks else None
+        raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if self.is_main else None
         length = torch.tensor([0 if raw is None else raw.numel()])
         dist.broadcast(length, group=self.group, group_src=0)
         content = torch.empty(int(length), dtype=torch.uint8) if raw is None else raw
         dist.broadcast(content, group=self.group, group_src=0)
         return json.loads(content.numpy().tobytes())
 
-    def ask_speaker(self, ask: Callable[[], Any]) -> Any:
-        """In every process, the JSON value that `ask` gives in the speaking one, or the Mistake it raises there."""
+    def run_on_main(self, ask: Callable[[], Any]) -> Any:
+        """In every process, the JSON value that `ask` gives in the speaking one, or the UserError it raises there."""
         answer: dict[str, Any] = {}
-        if self.speaks:
+        if self.is_main:
             try:
                 answer = {"value": ask()}
-            except Mistake as mistake:
+            except UserError as mistake:
                 answer = {"problems": mistake.problems}
-        answer = self.from_speaker(answer)
+        answer = self.broadcast(answer)
         if "problems" in answer:
-            raise Mistake(*answer["problems"])
+            raise UserError(*answer["problems"])
         return answer["value"]
 
-    def hand_on(self, raw: memoryview | None, source: int, size: int) -> memoryview:
+    def broadcast_bytes(self, raw: memoryview | None, source: int, size: int) -> memoryview:
         """In every process, the `size` bytes that process `source` gives; in that one they are not copied."""
         content = torch.empty(size, dtype=torch.uint8) if raw is None else torch.frombuffer(raw, dtype=torch.uint8)
         if self.size > 1:

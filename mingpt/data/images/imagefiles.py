@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mingpt.data.images.codebook import Pixels
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import fetch_it, open_fs, place
 
@@ -44,7 +44,7 @@ class ImageFiles:
 
 
 def find_images(url: str) -> ImageFiles:
-    """The data set at a URL. Raises Mistake if there is none that is known, or if a file of it is missing."""
+    """The data set at a URL. Raises UserError if there is none that is known, or if a file of it is missing."""
     fs, root = open_fs(url, KEY)
     shown = f"{KEY}={without_secrets(url)}"
     if root.endswith((".tar.gz", ".tgz")):
@@ -67,7 +67,7 @@ def find_images(url: str) -> ImageFiles:
         if not any(paths.values()):
             continue
         if missing := [name for name, found in paths.items() if not found]:
-            raise Mistake(f"{shown}: {', '.join(missing)} is missing there: the data set has {', '.join(paths)}")
+            raise UserError(f"{shown}: {', '.join(missing)} is missing there: the data set has {', '.join(paths)}")
         with place(KEY, url):
             infos = [fs.info(found) for found in paths.values()]
 
@@ -77,7 +77,7 @@ def find_images(url: str) -> ImageFiles:
             )
 
         return ImageFiles([fs.unstrip_protocol(root), infos], read)
-    raise Mistake(
+    raise UserError(
         f"{shown}: no images there: name a folder with {IDX['train'][0]} and its like (MNIST, Fashion-MNIST; .gz or "
         f"plain) or with {CIFAR['train'][0]} and its like (CIFAR-10, binary version), or the latter's .tar.gz"
         f"{fetch_it(url)}"
@@ -100,9 +100,9 @@ def _unzipped(raw: bytes, shown: str, what: str) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
             plain = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise Mistake(f"{shown}: not {what}, or damaged ({error}): {AGAIN}") from error
+        raise UserError(f"{shown}: not {what}, or damaged ({error}): {AGAIN}") from error
     if len(plain) > most:
-        raise Mistake(f"{shown}: unpacks to more than {most} bytes from {len(raw)}, as no images do: {AGAIN}")
+        raise UserError(f"{shown}: unpacks to more than {most} bytes from {len(raw)}, as no images do: {AGAIN}")
     return plain
 
 
@@ -118,9 +118,9 @@ def _unpacked(raw: bytes, shown: str) -> dict[str, bytes]:
                 if name in wanted and (file := tar.extractfile(member)):
                     found[name] = file.read()
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise Mistake(f"{shown}: not a .tar.gz, or damaged ({error}): {AGAIN}") from error
+        raise UserError(f"{shown}: not a .tar.gz, or damaged ({error}): {AGAIN}") from error
     if missing := sorted(wanted - found.keys()):
-        raise Mistake(f"{shown}: {', '.join(missing)} is not in it: take cifar-10-binary.tar.gz")
+        raise UserError(f"{shown}: {', '.join(missing)} is not in it: take cifar-10-binary.tar.gz")
     return found
 
 
@@ -130,14 +130,14 @@ def _idx(files: dict[str, bytes], shown: str) -> tuple[Labelled, Labelled]:
         images = _idx_array(files[images_name], IMAGES, f"{shown}: {images_name}")
         labels = _idx_array(files[labels_name], LABELS, f"{shown}: {labels_name}")
         if len(images) != len(labels):
-            raise Mistake(
+            raise UserError(
                 f"{shown}: {len(images)} images in {images_name}, but {len(labels)} labels in {labels_name}: "
                 "take both from one data set"
             )
         splits.append(Labelled(images[..., None], labels))
     train, test = splits
     if train.images.shape[1:] != test.images.shape[1:]:
-        raise Mistake(
+        raise UserError(
             f"{shown}: images of {_by(train.images.shape[1:3])} in {IDX['train'][0]}, of "
             f"{_by(test.images.shape[1:3])} in {IDX['test'][0]}: take both from one data set"
         )
@@ -149,14 +149,14 @@ def _idx_array(raw: bytes, magic: int, shown: str) -> Pixels:
     begins = int.from_bytes(raw[:4], "big")
     if len(raw) < 4 or begins != magic:
         hint = f"it holds {other}" if begins in (IMAGES, LABELS) else "it is no IDX file of bytes"
-        raise Mistake(f"{shown} begins with {raw[:4].hex()}, not with {magic:08x} as {what} do ({hint}): {AGAIN}")
+        raise UserError(f"{shown} begins with {raw[:4].hex()}, not with {magic:08x} as {what} do ({hint}): {AGAIN}")
     dimensions = magic & 0xFF
     header = 4 + 4 * dimensions
     sizes = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, header, 4)]
     if len(raw) >= header and 0 in sizes:
-        raise Mistake(f"{shown} announces {_by(sizes)} {what}, which is none: {AGAIN}")
+        raise UserError(f"{shown} announces {_by(sizes)} {what}, which is none: {AGAIN}")
     if len(raw) != header + prod(sizes):
-        raise Mistake(
+        raise UserError(
             f"{shown} has {len(raw)} bytes, but its first {header} announce {header + prod(sizes)} "
             f"({_by(sizes)} {what}): {AGAIN}"
         )
@@ -169,7 +169,7 @@ def _cifar(files: dict[str, bytes], shown: str) -> tuple[Labelled, Labelled]:
     for names in CIFAR.values():
         for name in names:
             if not files[name] or len(files[name]) % record:
-                raise Mistake(
+                raise UserError(
                     f"{shown}: {name} has {len(files[name])} bytes, not a multiple of {record}, the size of a label "
                     f"and an image: {AGAIN}"
                 )

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from mingpt.config.schema import ImagesData
 from mingpt.data.cache import Made, made_once
-from mingpt.data.evenly import Evenly
+from mingpt.data.evenly import PaddedBatches
 from mingpt.data.images.codebook import Pixels, fit, patches_of
 from mingpt.data.images.imagefiles import KEY, find_images
 from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.data.windows import TokenFile
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.model.gpt2 import IGNORE
 from mingpt.redact import without_secrets
 
@@ -84,7 +84,7 @@ def _made(config: ImagesData, read: Any, given: ImageTokens | None) -> Made:
     height, width, channels = shape = train.images.shape[1:]
     for name, labels in (("training", train.labels), ("test", test.labels)):
         if len(beyond := np.flatnonzero(labels >= config.classes)):
-            raise Mistake(
+            raise UserError(
                 f"{shown}: the label of {name} image {beyond[0]} is {labels[beyond[0]]}, beyond 0 to "
                 f"{config.classes - 1}: set data.classes, or get the files again"
             )
@@ -92,7 +92,7 @@ def _made(config: ImagesData, read: Any, given: ImageTokens | None) -> Made:
         tokens = given
     elif height % config.patch or width % config.patch:
         divisors = [p for p in range(1, min(height, width) + 1) if height % p == width % p == 0]
-        raise Mistake(
+        raise UserError(
             f"data.patch={config.patch} does not divide the images of {shown}, {height} x {width}: choose one of "
             f"{', '.join(map(str, divisors))}"
         )
@@ -101,7 +101,7 @@ def _made(config: ImagesData, read: Any, given: ImageTokens | None) -> Made:
         book = fit(patches.reshape(-1, patches.shape[2]), config.codes)
         tokens = ImageTokens(shape, config.patch, config.classes, book.tobytes())
     if (tokens.shape, tokens.classes) != (shape, config.classes):
-        raise Mistake(
+        raise UserError(
             f"{shown} has images of {height} x {width} x {channels} in {config.classes} classes, the snapshot's "
             f"vocabulary those of {' x '.join(map(str, tokens.shape))} in {tokens.classes}: take the data "
             "it was made of"
@@ -115,21 +115,21 @@ def _made(config: ImagesData, read: Any, given: ImageTokens | None) -> Made:
 def open_images(config: ImagesData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
     """Read the files (once per node), fit the codebook unless `vocabulary` has one; the test split validates.
 
-    Raises Mistake if files are missing, damaged or at odds, or if an image takes more tokens than block_size.
+    Raises UserError if files are missing, damaged or at odds, or if an image takes more tokens than block_size.
     """
     if vocabulary is not None and not isinstance(vocabulary, ImageTokens):
-        raise Mistake(f"{KEY}={without_secrets(config.path)}: images cannot be told in the snapshot's vocabulary")
+        raise UserError(f"{KEY}={without_secrets(config.path)}: images cannot be told in the snapshot's vocabulary")
     found = find_images(config.path)
     keys = [config.patch, config.codes, config.classes]
     identity = ["images", CACHE_VERSION, *keys, found.identity, vocabulary and vocabulary.to_json()]
     path, about = made_once(config, identity, lambda: _made(config, found.read, vocabulary))
     tokens, records, border = ImageTokens.of_json(about["vocabulary"]), TokenFile(path), int(about["train"])
     if block_size < 1 + tokens.per_image:
-        raise Mistake(
+        raise UserError(
             f"model.block_size={block_size}, but an image in patches of data.patch={tokens.patch} and a first token "
             f"are {1 + tokens.per_image}: set model.block_size={1 + tokens.per_image}, or raise data.patch"
         )
     weight = config.image_weight
     train = Images(records, 0, border, tokens, image_weight=weight, shift=config.shift, draw=config.draw)
     test = Images(records, border, len(records), tokens, image_weight=weight)
-    return Source(train, Evenly(test, micro_size), tokens, about["sha256"], answer_length=1)
+    return Source(train, PaddedBatches(test, micro_size), tokens, about["sha256"], answer_length=1)
