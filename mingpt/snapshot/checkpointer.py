@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from mingpt import attempts
+from mingpt import attempts, network
 from mingpt.attempts import RunRecord
 from mingpt.config import Config
 from mingpt.distributed import World
@@ -78,6 +78,8 @@ class Checkpointer:
         limit = self.timeout + limit_seconds() + SPARE_SECONDS
         beside = self.world.beside(limit)
         on_node = self.world.on_node(hot.node_identity(self.settings.hot_dir), limit)
+        # That may take long where the others live; a machine that is gone answers nothing, and is known by that.
+        network.limit_silence(None, self.timeout)
         s = self.settings
         retention = Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds)
 
