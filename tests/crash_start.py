@@ -79,6 +79,8 @@ class Start:
         self._see_whether_it_happened()
         self._file.unlink(missing_ok=True)
         may_crash = server_dead or self.keeper.deaths > deaths or (len(self.nodes) == 2 and self.dead)
+        # A stop that comes when a worker has just died finds nobody who could store anything.
+        may_crash = may_crash or (self.stopped and len(self.happened) > 1)
         allowed = {
             0, *([CRASHED] if may_crash else []), *([STOPPED] if self.stopped else []),
             *([USER_ERROR] if self.special == DOUBLE else []),

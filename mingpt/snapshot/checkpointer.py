@@ -18,6 +18,7 @@ from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.storage import limit_seconds
+from mingpt.world import network
 from mingpt.world.world import World
 
 Content = tuple[State, Metrics]
@@ -77,6 +78,8 @@ class Checkpointer:
         limit = self.timeout + limit_seconds() + SPARE_SECONDS
         beside = self.world.side_group(limit)
         on_node = self.world.node_group(hot.node_identity(self.settings.hot_dir), limit)
+        # That may take long where the others live; a machine that is gone answers nothing, and is known by that.
+        network.limit_silence(None, self.timeout)
         s = self.settings
         retention = Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds)
 

@@ -80,12 +80,13 @@ def interface_of(address: str) -> str | None:
     return next((name for name, all_of_it in found if plain in {a.address.partition("%")[0] for a in all_of_it}), None)
 
 
-def limit_silence(port: int, seconds: float) -> None:
-    """Have this process's connections to a port fail once the other side has not answered for so long.
+def limit_silence(port: int | None, seconds: float) -> None:
+    """Have this process's connections to a port (None: to any) fail once the other side has not answered for so long.
 
     For torch's stores: what waits for an answer there waits without a limit of its own, for as long as the kernel
     believes in the connection. When a machine vanishes without a word (a cable, a power supply), that is a quarter of
-    an hour where something was sent (tcp_retries2), and for ever where nothing was. Linux only.
+    an hour where something was sent (tcp_retries2), and for ever where nothing was. And for groups of processes that
+    may wait long for each other: a slow one is alive, and its kernel answers. Linux only.
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
@@ -96,7 +97,9 @@ def limit_silence(port: int, seconds: float) -> None:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as s:  # the options are of the connection, not of this name
-                if s.family not in (socket.AF_INET, socket.AF_INET6) or s.getpeername()[1] != port:
+                if s.family not in (socket.AF_INET, socket.AF_INET6) or s.getpeername()[1] != (
+                    port or s.getpeername()[1]
+                ):
                     continue
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
