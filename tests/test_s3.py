@@ -27,6 +27,7 @@ def bucket(serve: Stores) -> str:
     return serve("moto").url
 
 
+@pytest.mark.example
 def test_a_run_in_a_bucket_is_killed_resized_and_ends_with_the_same_bits(
     bucket: str, text: Path, cache: Path, undisturbed: Callable[..., Run]
 ) -> None:
