@@ -1,8 +1,6 @@
 """`python -m mingpt.generate`: see commands/generate.py."""
 
-import sys
-
-from mingpt.commands.generate import main
+from mingpt.command import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run("mingpt.commands.generate")

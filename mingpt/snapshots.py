@@ -1,8 +1,6 @@
 """`python -m mingpt.snapshots`: see commands/snapshots.py."""
 
-import sys
-
-from mingpt.commands.snapshots import main
+from mingpt.command import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run("mingpt.commands.snapshots")

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,19 +11,18 @@ from typing import TextIO
 
 import torch
 
+from mingpt.command import command
 from mingpt.commands.loading import Opened, open_model
 from mingpt.config.compose import Parser
-from mingpt.console import complain
 from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.images.pictures import COLORS, draw, grid, png
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
-from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
+from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.model.sampling import generate_stream
 from mingpt.redact import escaped, without_secrets
 from mingpt.storage import open_fs, place
 
-INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
 BETWEEN = "---------------\n"  # texts
 UNFINISHED = "\ufffd"  # what stands for bytes that are not, or not yet, UTF-8
 
@@ -203,21 +201,9 @@ def continue_texts(model: GPT, vocabulary: Vocabulary, where: str, options: argp
         print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
 
 
+@command()
 def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        if found := problems(options):
-            raise UserError(*found)
-        opened = open_model(options.url, options.step)
-        return generate(opened, options)
-    except UserError as mistake:
-        complain(f"error: {mistake}")
-        return USER_ERROR
-    except TransientError as error:
-        complain(f"error: {error}")
-        return CRASHED
-    except BrokenPipeError:  # nobody reads any more (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush complains
-        return 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    if found := problems(options):
+        raise UserError(*found)
+    return generate(open_model(options.url, options.step), options)

@@ -10,10 +10,11 @@ from dataclasses import asdict
 
 from pydantic import ValidationError
 
+from mingpt.command import Unfit, command
 from mingpt.config.compose import Parser
 from mingpt.config.schema import Snapshot
-from mingpt.console import complain, say
-from mingpt.errors import CRASHED, USER_ERROR, Damaged, OtherFormat, TransientError, Unreadable, UserError
+from mingpt.console import say
+from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry, runs_below, runs_table
 from mingpt.snapshot.copying import copy_metrics, copy_step, refuse_others
@@ -93,7 +94,7 @@ def digest_command(options: Options) -> int:
     try:
         say(verify(found.store, found.steps[0]).digest)
     except Damaged as damage:
-        raise _Bad(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
+        raise Unfit(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
     return 0
 
 
@@ -103,7 +104,7 @@ def show_command(options: Options) -> int:
     try:
         manifest = read_manifest(found.store, found.steps[0])
     except Damaged as damage:
-        raise _Bad(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
+        raise Unfit(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
     say(json.dumps(manifest.model_dump(), indent=1) if options.json else described(manifest))
     return 0
 
@@ -118,7 +119,7 @@ def prune_command(options: Options) -> int:
         manifest = verify(store, newest)
     except Damaged as damage:
         problem = f"{store.folder_url(newest)}: {damage}: nothing was deleted, since older ones may be needed"
-        raise _Bad(problem) from damage
+        raise Unfit(problem) from damage
     given = {"keep": options.keep, "keep_every": options.keep_every, "keep_best": options.keep_best}
     own = manifest.config.get("snapshot") or {}
     try:
@@ -185,16 +186,12 @@ def export_command(options: Options) -> int:
     try:
         loaded = load(found.store, found.steps[0], where)
     except Damaged as damage:
-        raise _Bad(f"{where}: {damage}: nothing was written; choose another with --step") from damage
+        raise Unfit(f"{where}: {damage}: nothing was written; choose another with --step") from damage
     files = folder_of(loaded.model, loaded.vocabulary)
     write_folder(options.folder, files, options.overwrite)
     say(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
     say(f"written to {without_secrets(options.folder)}")
     return 0
-
-
-class _Bad(Exception):
-    """A damaged snapshot where a good one is needed."""
 
 
 def _count(least: int) -> Callable[[str], int]:
@@ -261,18 +258,7 @@ COMMANDS = {
 }
 
 
+@command()
 def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        return COMMANDS[options.command](options)
-    except UserError as mistake:
-        complain(f"error: {mistake}")
-        return USER_ERROR
-    except TransientError as error:
-        complain(f"error: {error}")
-        return CRASHED
-    except _Bad as damage:
-        complain(f"error: {damage}")
-        return 1
-    except KeyboardInterrupt:
-        return 130  # what shells say of a command that Ctrl-C has ended
+    return COMMANDS[options.command](options)

@@ -1,8 +1,6 @@
 """`python -m mingpt.data.fetch`: see prepare/fetch.py."""
 
-import sys
-
-from mingpt.prepare.fetch import main
+from mingpt.command import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("mingpt.prepare.fetch")

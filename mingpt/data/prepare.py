@@ -1,8 +1,6 @@
 """`python -m mingpt.data.prepare`: see prepare/prepare.py."""
 
-import sys
-
-from mingpt.prepare.prepare import main
+from mingpt.command import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run("mingpt.prepare.prepare")

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from mingpt.command import command
 from mingpt.config import compose
 from mingpt.config.schema import Config
-from mingpt.console import complain, say
-from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
+from mingpt.console import say
+from mingpt.errors import FINISHED
 from mingpt.prepare.fetch import missing
 from mingpt.storage import EXTRAS
 
@@ -34,19 +35,11 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
+@command()
 def main(arguments: list[str]) -> int:
-    try:
-        config = compose.configure(arguments)
-        for extra in sorted(extras(config)) if config is not None else ():
-            say(extra)
-    except UserError as mistake:
-        complain(f"error: {mistake}")
-        return USER_ERROR
-    except TransientError as error:
-        complain(f"error: {error}")
-        return CRASHED
-    except KeyboardInterrupt:
-        return 130
+    config = compose.configure(arguments)
+    for extra in sorted(extras(config)) if config is not None else ():
+        say(extra)
     return FINISHED
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import IO, Literal
 
 from mingpt.atomic import write_whole
+from mingpt.command import command
 from mingpt.config import compose
 from mingpt.config.schema import Config
-from mingpt.console import complain
-from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
+from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.storage import place
 
 FOLDER = Path("data")  # where configs/ expect what is fetched
@@ -267,7 +267,8 @@ def missing(config: Config) -> list[Corpus]:
     return [c for c in corpora_for(config) if not all(is_there(FOLDER / text.name, text) for text in c.texts)]
 
 
-def main(argv: list[str] | None = None) -> int:
+@command("interrupted: nothing is half written; the same command begins again")
+def main(arguments: list[str]) -> int:
     parser = compose.Parser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("corpus", choices=sorted(CORPORA), nargs="?")
@@ -275,20 +276,10 @@ def main(argv: list[str] | None = None) -> int:
         "--for", dest="overrides", nargs="*", metavar="OVERRIDE", help="what such a run reads below data/"
     )
     parser.add_argument("--to", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
-    args = parser.parse_args(argv)
-    try:
-        if args.corpus:
-            fetch(CORPORA[args.corpus], args.to)
-        elif config := compose.configure(args.overrides):
-            for corpus in corpora_for(config):
-                fetch(corpus, FOLDER)
-    except UserError as mistake:
-        complain(f"error: {mistake}")
-        return USER_ERROR
-    except TransientError as error:
-        complain(f"error: {error}")
-        return CRASHED
-    except KeyboardInterrupt:
-        complain("interrupted: nothing is half written; the same command begins again")
-        return 130
+    args = parser.parse_args(arguments)
+    if args.corpus:
+        fetch(CORPORA[args.corpus], args.to)
+    elif config := compose.configure(args.overrides):
+        for corpus in corpora_for(config):
+            fetch(corpus, FOLDER)
     return FINISHED

@@ -21,7 +21,8 @@ from typing import Any, get_args
 import numpy as np
 from filelock import FileLock, Timeout
 
-from mingpt.console import complain, say
+from mingpt.command import command
+from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import (
     MANIFEST,
@@ -34,7 +35,7 @@ from mingpt.data.dataset import (
     to_bytes,
     tokens_in,
 )
-from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
+from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.prepare.documents import File, Form, Options, blocks, find_files, identity_of
 from mingpt.prepare.encoding import Tokenizer, encoded
 from mingpt.prepare.shardwriter import SOURCES, ShardWriter
@@ -226,6 +227,7 @@ def _is_there(fs: Any, path: str, shard: Shard, dtype: str) -> bool:
     return fs.isfile(file) and fs.info(file)["size"] == shard.tokens * np.dtype(dtype).itemsize
 
 
+@command("interrupted: the same command goes on")
 def main(arguments: list[str]) -> int:
     from mingpt.config.compose import Parser  # brings Hydra, which the encoding processes would import with this file
 
@@ -243,17 +245,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--shard-tokens", type=int, default=1 << 25, help="tokens in a shard (default: 33554432)")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
     given = parser.parse_args(arguments)
+    fraction, tokens, processes = given.val_fraction, given.shard_tokens, given.processes
+    problems = [
+        *([f"--val-fraction {fraction}: from 0 to less than 1"] if not 0 <= fraction < 1 else []),
+        *([f"--shard-tokens {tokens}: at least 1"] if tokens < 1 else []),
+        *([f"--skip-bad {given.skip_bad}: at least 0"] if given.skip_bad < 0 else []),
+        *([f"--processes {processes}: at least 1"] if processes < 1 else []),
+    ]
+    if problems:
+        raise UserError(*problems)
+    separator = given.separator.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     try:
-        fraction, tokens, processes = given.val_fraction, given.shard_tokens, given.processes
-        problems = [
-            *([f"--val-fraction {fraction}: from 0 to less than 1"] if not 0 <= fraction < 1 else []),
-            *([f"--shard-tokens {tokens}: at least 1"] if tokens < 1 else []),
-            *([f"--skip-bad {given.skip_bad}: at least 0"] if given.skip_bad < 0 else []),
-            *([f"--processes {processes}: at least 1"] if processes < 1 else []),
-        ]
-        if problems:
-            raise UserError(*problems)
-        separator = given.separator.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
         dataset = prepare(
             given.sources,
             given.out,
@@ -264,25 +266,18 @@ def main(arguments: list[str]) -> int:
             processes=processes,
             skip_bad=given.skip_bad,
         )
-        for split in SPLITS:
-            shards = dataset.of(split)
-            documents = sum(shard.documents for shard in shards)
-            say(f"{split}: {tokens_in(shards):,} tokens of {documents:,} documents in {len(shards)} shards")
-        if fraction and not dataset.of("validation"):
-            one = sum(shard.documents for shard in dataset.shards) == 1
-            say(
-                f"note: no document's hash is in --val-fraction {fraction:g}, and there is nothing to evaluate on: "
-                + ("" if one else "raise it, or ")
-                + r"part the text into documents with --separator, as in '\n\n'"
-            )
-        say(f"train on it: data=shards data.path={without_secrets(given.out)}")
-        return FINISHED
-    except UserError as mistake:
-        complain(f"error: {mistake}")
-        return USER_ERROR
-    except (TransientError, BrokenProcessPool) as error:
-        complain(f"error: {error}")
-        return CRASHED
-    except KeyboardInterrupt:
-        complain("interrupted: the same command goes on")
-        return 130
+    except BrokenProcessPool as error:
+        raise TransientError(str(error)) from error
+    for split in SPLITS:
+        shards = dataset.of(split)
+        documents = sum(shard.documents for shard in shards)
+        say(f"{split}: {tokens_in(shards):,} tokens of {documents:,} documents in {len(shards)} shards")
+    if fraction and not dataset.of("validation"):
+        one = sum(shard.documents for shard in dataset.shards) == 1
+        say(
+            f"note: no document's hash is in --val-fraction {fraction:g}, and there is nothing to evaluate on: "
+            + ("" if one else "raise it, or ")
+            + r"part the text into documents with --separator, as in '\n\n'"
+        )
+    say(f"train on it: data=shards data.path={without_secrets(given.out)}")
+    return FINISHED
