@@ -97,7 +97,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 
 
 def cpu_vendor() -> str:
-    """MKL and oneDNN choose their code by it, too."""
+    """The CPU's vendor: MKL and oneDNN choose their kernels by it, too."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")

@@ -46,9 +46,9 @@ def misfits(expected: Mapping[str, Layout], tensors: Mapping[str, Tensor]) -> li
 
 
 def aligned(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors, those copied that do not start at a multiple of ALIGNMENT bytes.
+    """The tensors; those that do not start at a multiple of ALIGNMENT bytes are copied.
 
-    On CUDA, torch's norms add in another order there. Gradients are views into DDP's buckets, and where they start
+    On CUDA, torch's norms add such tensors in another order. Gradients are views into DDP's buckets, and where they start
     depends on how many steps the attempt has taken.
     """
     return [t.clone() if t.data_ptr() % ALIGNMENT else t for t in tensors]
@@ -85,15 +85,15 @@ def schedule_factor(config: Schedule, step: int) -> float:
     if config.kind == "constant":
         return 1.0
     done = min(1.0, (step - config.warmup_steps) / max(1, config.decay_steps - config.warmup_steps))
-    falling = 0.5 * (1 + math.cos(math.pi * done)) if config.kind == "cosine" else 1 - done
+    falling = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}[config.kind]
     return config.min_ratio + (1 - config.min_ratio) * falling
 
 
 class Update:
     """One optimizer step from the gradient sum in every .grad: unscale, clip, skip if not finite, step.
 
-    `tokens_per_microbatch` is the constant that losses (sums over tokens) are divided by before backward, so that fp16
-    gradients stay in range; a power of two or not, it cancels out here.
+    Before backward, losses (sums over tokens) are divided by `tokens_per_microbatch`, so that fp16 gradients stay in
+    range. `__call__` multiplies by it again.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Update:
         # The scale starts at 2^16 and moves by powers of two; 1 where the precision needs none.
         self.loss_scale = torch.tensor(2.0**16 if fp16 else 1.0, device=device)
         self.finite_steps = torch.zeros((), device=device) if fp16 else None
-        # No state: no snapshot is taken while it is not 0.
+        # Not in snapshots: an attempt that goes on from one counts from 0 again.
         self._skipped = torch.zeros((), dtype=torch.int64, device=device)
 
     def lr(self, step: int) -> float:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.world.world import World, all_gather, share
 
-Node = tuple[int, int]  # the microbatches a..b-1 and their sum
+Node = tuple[int, int]  # (a, b): the subtree over the microbatches a to b-1
 Value = TypeVar("Value", float, Tensor)
 
 
@@ -64,7 +64,7 @@ def parents(count: int) -> dict[tuple[Node, Node], Node]:
 
 
 class Reduction(Protocol):
-    """What the trainer needs: called after each microbatch's backward but the last, and once after the last."""
+    """`push` comes after each microbatch's backward but the last one's; `finish` comes once, after the last."""
 
     def push(self, microbatch: int) -> None: ...
     def finish(self) -> None: ...
@@ -92,9 +92,9 @@ def _views(flat: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
 
 
 def _fill_up(parameters: Sequence[Tensor], before: Sequence[Tensor | None]) -> None:
-    """Give zeros to each parameter that the last microbatch did not use: DDP waits for all, and so do other processes.
+    """Give a zero gradient to each parameter that the last backward did not use; otherwise DDP waits for it for ever.
 
-    before: the gradients before the last backward. DDP has put another tensor in the place of each that it was told of.
+    before: each .grad before that backward. If .grad is still the same object, the parameter was not used.
     """
     unused = [p for p, gradient in zip(parameters, before, strict=True) if p.grad is gradient]
     if unused:
@@ -116,8 +116,9 @@ class ExactReduction:
 
     A microbatch that does not use a parameter adds zeros to its sum.
 
-    Holds at most 1 + log2(own microbatches) copies of the gradients: a stack of partial sums whose neighbours are added
-    as soon as their subtree is whole. (Plain accumulation in .grad would be a left fold, not the tree.)
+    Holds a stack of partial sums whose neighbours are added as soon as their subtree is whole: at most 1 + log2(own
+    microbatches), rounded up, copies of the gradients if the share is one subtree; up to 1.6 times as many otherwise
+    (tried for all worlds up to 32 and up to 128 microbatches). Plain accumulation in .grad would be a left fold.
     """
 
     def __init__(self, ddp: DistributedDataParallel, microbatches: int, world: World) -> None:

@@ -80,7 +80,7 @@ class Metrics(Strict):
 
 
 class Manifest(Strict):
-    """What manifest.json says. The last five fields are provenance: the digest does not cover them."""
+    """What manifest.json says. The digest covers `tensors` alone."""
 
     format: int
     run: str

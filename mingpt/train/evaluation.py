@@ -64,7 +64,7 @@ def evaluate(
 ) -> Figures:
     """The model's figures on a split of at least one microbatch. All processes of the world call it, and get the same.
 
-    answer_length: see Source. A model that does not predict is asked no questions. byte_lengths: see Spelling.
+    answer_length: see Source. Without `loss_and_logits`, accuracy is not measured. byte_lengths: see Spelling.
     seed, step: the run's; a model that draws random numbers draws the same ones for a microbatch, whoever computes it.
     """
     model.eval()

@@ -1,4 +1,7 @@
-"""What the loop needs, built once for an attempt (session.py). All of it is alike in all processes but `mine`."""
+"""What the loop needs, built once for an attempt (session.py).
+
+`mine`, `batches`, `reduction` and `observers` (none but in rank 0) differ between processes; the rest is equal in all.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

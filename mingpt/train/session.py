@@ -41,7 +41,7 @@ from mingpt.world.world import World
 def train(config: Config, source: Source, model: nn.Module, world: World, lifetime: Lifetime) -> int:
     """Train to train.max_steps, or until somebody asks one of the processes to stop; returns the exit code.
 
-    model: as `models.build` gives it, with the same first weights in every process.
+    model: as `factory.build` gives it, with the same first weights in every process.
     """
     compute = build_compute(config, source, model, world)
     # All of that is equal in all processes by construction; what follows starts from the same snapshot.

@@ -65,7 +65,7 @@ class StatsExchange:
         self._work.wait()
         rows, longest = self._received.view(self.world.size, -1), self.longest
         losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
-        # Weights are no whole numbers, and their sum depends on the order: one row of M, whatever the world.
+        # Weights are fractions, so their sum depends on the order: all M in the order of the microbatches first.
         tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
         return StepStats(losses, tokens, rows[:, 2 * longest :].sum(0))
 

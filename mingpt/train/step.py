@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def train_step(run: "Run", step: int) -> StepStats:
-    """Do step number `step` (0 is the first). What it returns stays on the device."""
+    """Do step number `step` (0 is the first). Reading what it returns may wait for the device."""
     model, update, plan, device = run.compute.model, run.compute.update, run.compute.plan, run.compute.device
     model.train()
     update.optimizer.zero_grad(set_to_none=True)

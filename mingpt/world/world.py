@@ -22,7 +22,7 @@ def share(rank: int, size: int, count: int) -> range:
 
 @dataclass(frozen=True)
 class World:
-    """rank, size, local rank, device and backend of this attempt. Nothing that is stored may depend on them."""
+    """rank, size, local rank, device and backend of this attempt. Weights and optimizer state never depend on them."""
 
     rank: int
     size: int
@@ -49,7 +49,7 @@ class World:
         return replace(self, group=group)
 
     def node_group(self, identity: str, limit_seconds: float) -> "World":
-        """The processes that have the same identity as this one, with a group of their own, as `beside`."""
+        """The processes that have the same identity as this one, with a group of their own (see `side_group`)."""
         if self.size == 1:
             return self
         identities = self.gather(identity)
@@ -81,7 +81,7 @@ class World:
         return [json.loads(bytes(row[:n].tolist())) for row, n in zip(rows, sizes.tolist(), strict=True)]
 
     def broadcast(self, value: Any) -> Any:
-        """The speaking process's JSON value, in every process. A broadcast: `gather` takes size times the memory."""
+        """Rank 0's JSON value, in every process. Takes less memory than `gather`, which has all values everywhere."""
         if self.size == 1:
             return value
         raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if self.is_main else None
@@ -92,7 +92,7 @@ class World:
         return json.loads(content.numpy().tobytes())
 
     def run_on_main(self, ask: Callable[[], Any]) -> Any:
-        """In every process, the JSON value that `ask` gives in the speaking one, or the UserError it raises there."""
+        """Run `ask` in rank 0 alone: every process gets its JSON value, or raises the same UserError."""
         answer: dict[str, Any] = {}
         if self.is_main:
             try:
