@@ -173,7 +173,7 @@ def test_the_batch_size_changes_no_sample_of_the_stream(n: int, seed: int, steps
     assert by_a == by_b
 
 
-# --- Share: what a process computes ---
+# --- RankSampler: what a process computes ---
 
 
 @given(st.integers(0, 200), st.integers(1, 64))

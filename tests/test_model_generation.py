@@ -1,4 +1,4 @@
-"""GPT.generate: the seed decides, the padding never appears, and the model is left as it was."""
+"""sampling.generate: the seed decides, the padding never appears, and the model is left as it was."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""GPT.stream: what is kept changes no logits, other rows change no row, and top-p keeps what it should."""
+"""generate_stream: what is kept changes no logits, other rows change no row, and top-p keeps what it should."""
 
 from collections.abc import Sequence
 from typing import Any

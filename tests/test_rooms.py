@@ -25,7 +25,7 @@ ROOMS = (
     "commands",
 )
 # `python -m` names of commands; what they start lies in a room above them.
-ENTRIES = {"evaluate", "generate", "snapshots", "plugins", "data/fetch", "data/prepare"}
+ENTRIES = {"evaluate", "generate", "snapshots", "plugins", "metrics", "data/fetch", "data/prepare"}
 READING_PATH = (
     "train/loop",
     "train/step",

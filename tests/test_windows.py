@@ -98,7 +98,7 @@ def test_only_the_path_of_a_window_travels_to_another_process(tmp_path: Path) ->
     assert isinstance(windows.tokens.mapped, np.memmap)  # one copy in memory for all processes of the node
 
 
-# --- Pieces ---
+# --- EvalChunks ---
 
 
 def test_pieces_are_consecutive_and_the_last_is_filled_with_ignored_targets() -> None:

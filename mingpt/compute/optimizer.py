@@ -48,7 +48,7 @@ def misfits(expected: Mapping[str, Layout], tensors: Mapping[str, Tensor]) -> li
 def aligned(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The tensors; those that do not start at a multiple of ALIGNMENT bytes are copied.
 
-    On CUDA, torch's norms add such tensors in another order. Gradients are views into DDP's buckets, and where they start
+    On CUDA, torch's norms add such tensors in another order. Gradients are views into DDP's buckets: where they start
     depends on how many steps the attempt has taken.
     """
     return [t.clone() if t.data_ptr() % ALIGNMENT else t for t in tensors]

@@ -275,7 +275,10 @@ def run(
         failed = error
     finally:
         contact.forget()
-    return _verdict(agents[0] if agents else None, failed, limit)
+    try:
+        return _verdict(agents[0] if agents else None, failed, limit)
+    finally:
+        del failed  # its traceback holds this frame, and with it the agent and its store
 
 
 def _verdict(agent: Agent | None, failed: BaseException | None, limit: int) -> tuple[int, str]:

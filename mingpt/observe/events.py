@@ -96,4 +96,4 @@ class Observers:
         # A new list: the other thread may be going through the old one.
         self._observers = [other for other in self._observers if other is not observer]
         what = str(error) or type(error).__name__
-        self._say(f"OBSERVER {type(observer).__name__} failed and is switched off: {what}. The run goes on.")
+        self._say(f"OBSERVER {type(observer).__name__} failed and is switched off: {what}")

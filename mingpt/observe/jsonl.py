@@ -156,4 +156,5 @@ class MetricsLog:
         self._closed.set()
         self.flush()
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # each line was flushed before
+                self._file.close()

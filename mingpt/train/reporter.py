@@ -32,17 +32,17 @@ class Reporter:
         loss, grad_norm = stats.mean_loss(), stats.norm()  # here the host waits for the device
         seconds, steps = clock.seconds("step") - self.seconds, done - self.told
         self.told, self.seconds = done, self.seconds + seconds
-        self.observers.publish(
-            StepDone(
-                step=done,
-                loss=loss,
-                lr=self.update.lr(done - 1),
-                grad_norm=grad_norm,
-                tokens_per_second=steps * self.tokens_per_step / seconds,
-                step_seconds=seconds / steps,
-                world_size=self.world.size,
-            )
+        event = StepDone(
+            step=done,
+            loss=loss,
+            lr=self.update.lr(done - 1),
+            grad_norm=grad_norm,
+            tokens_per_second=steps * self.tokens_per_step / seconds,
+            step_seconds=seconds / steps,
+            world_size=self.world.size,
         )
+        with clock.within("report"):
+            self.observers.publish(event)
 
     def end(self, done: int, finished: bool, digest: str | None) -> None:
         self.observers.publish(AttemptEnded(done, finished, digest))

@@ -74,9 +74,10 @@ class Evaluation:
                 seed=self.config.seed,
                 step=done,
             )
-        self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
-        self.best_val_loss = figures.loss if best else self.best_val_loss
-        self.observers.publish(Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions))
+            self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
+            self.best_val_loss = figures.loss if best else self.best_val_loss
+            event = Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions)
+            self.observers.publish(event)
         return best
 
 

@@ -56,7 +56,8 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         return FINISHED
     record = claim_attempt(config, source, origin, checkpointer, world)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
-    checkpointer.begin(record, lambda *committed: run.observers.publish(SnapshotCommitted(*committed)))
+    observers = run.observers  # not the run: the writer's thread must not hold DDP at the end
+    checkpointer.begin(record, lambda *committed: observers.publish(SnapshotCommitted(*committed)))
     if complete:
         return store_the_end(run, complete)
     announce(run)
@@ -181,6 +182,7 @@ def build_run(
 ) -> Run:
     """Wrap the model for the exchange, and open what the loop reads from and reports to."""
     plan = compute.plan
+    buffers = own_model.copy_buffers(compute.model)  # before DDP, which overwrites them by rank 0's
     if config.train.compile:
         compute.model.compile()  # before DDP wraps it: see numerics.pin
     ddp = DistributedDataParallel(compute.model, gradient_as_bucket_view=True)
@@ -201,7 +203,7 @@ def build_run(
         read_flags=DelayedRead(),
         mine=mine,
         batches=load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device),
-        buffers=own_model.copy_buffers(compute.model),
+        buffers=buffers,
         checkpointer=checkpointer,
         evaluation=Evaluation(compute, config, source, world, lifetime.clock, observers, origin.best_val_loss),
         divergence=Divergence(compute.update, checkpointer, world, config.run.dir),

@@ -141,7 +141,7 @@ def container(environment: Mapping[str, str]) -> Placement | None:
         raise UserError(
             f"{where} contradict each other: SING_HOST_ADDR={own}, but node {rank} is {addresses[rank]}: {cure}"
         )
-    from mingpt.world.network import is_of_this_machine  # steps_to_delete the standard library, and only here
+    from mingpt.world.network import is_of_this_machine  # beyond the standard library, and only here
 
     if not any(map(is_of_this_machine, ips := resolved(own))):
         raise UserError(
