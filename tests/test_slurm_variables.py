@@ -43,6 +43,15 @@ ONCE_A_NODE = TASK | {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID":
 SKYPILOT = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1"}
 
 
+@pytest.mark.parametrize(("name", "rank"), [("n1", 0), ("n2", 1)])
+def test_a_step_of_one_node_may_be_one_of_several(name: str, rank: int) -> None:
+    """As elastic.sbatch starts them: each step knows of itself alone, the options name the head."""
+    step = {"SLURM_STEP_NODELIST": name, "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
+    options = ["--nnodes=1:2", f"--node-rank={rank}", "--rdzv-endpoint=n1:29500", "--rdzv-id=x", "--nproc-per-node=1"]
+    node = Torchrun.compose(parse(options), ONCE_A_NODE | step | {"SLURM_PROCID": "0", "SLURMD_NODENAME": name})
+    assert (node.backend, node.host, node.own) == ("c10d", "n1", name)
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

@@ -140,7 +140,7 @@ class Torchrun:
                 resolved(host)  # a platform may tell a pod's name to its DNS some time after its start
             own = _own_address(host, option, problems)
         elif place and most > 1 and not options.local_addr:
-            own = _address_for(place) or own
+            own = _address_for(place, host) or own
         each = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
         processes = _number("--nproc-per-node", each, 1, problems)
         if problems:
@@ -254,9 +254,14 @@ def _own_address(host: str, option: str, problems: list[str]) -> str:
     return host if network.is_loopback(own) else own
 
 
-def _address_for(place: Placement) -> str | None:
-    """This node's address on the way to another one, where its own name means loopback to itself (as above)."""
-    other = next(address for address in place.addresses if address != place.own)
+def _address_for(place: Placement, host: str) -> str | None:
+    """This node's address on the way to another one, where its own name means loopback to itself (as above).
+
+    host: the rendezvous'; a step of Slurm's that has one node of several knows of no other.
+    """
+    other = next((address for address in (*place.addresses, host) if address != place.own), None)
+    if other is None:
+        return None
     try:
         if place.own == (mine := network.address_towards(place.own)) or not network.is_loopback(mine):
             return None
