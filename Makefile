@@ -18,7 +18,7 @@ AZURITE := .azurite
 AZURITE_INSTALLED := $(AZURITE)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
+.PHONY: help train test test-all fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -29,9 +29,12 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (
 	@snapshots=$$($(BIN)/python -m mingpt.train experiment=shakespeare_char $(ARGS) --cfg job --resolve | sed -n '/^snapshot:/,$$ s/^  dir: //p'); \
 	set -x; $(BIN)/python -m mingpt.generate "$$snapshots" --prompt "$(PROMPT)" --tokens 300 --seed 1
 
-test: lint $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## lint, then all tests, the fast ones first; of the lab's the short ones
-	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
-	$(BIN)/python -m pytest -n $(JOBS) --durations=12 -m "slow and not lab"
+test: lint ## before a commit: lint, the fast tests, and one real kill, resize, bucket and recipe
+	$(BIN)/python -m pytest -n $(JOBS) -m "example or not (lab or slow)"
+
+test-all: $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## make test, then all other tests; of the lab's the short ones
+	@$(MAKE) --no-print-directory test
+	$(BIN)/python -m pytest -n $(JOBS) --durations=12 -m "slow and not (lab or example)"
 	@$(MAKE) --no-print-directory short-lab
 
 # Taken down whatever the tests say.

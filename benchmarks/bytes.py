@@ -6,8 +6,8 @@ mean: over the processes; most: of the process that sends most.
 import json
 import statistics
 
-from mingpt.distributed import share
-from mingpt.reduction import whole_nodes
+from mingpt.compute.reduction import whole_nodes
+from mingpt.world.world import share
 
 
 def main() -> None:

@@ -23,8 +23,9 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mingpt.cli import config_dir
-from mingpt.model import GPT, GPTConfig
+from mingpt.config.compose import config_dir
+from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.sampling import generate_stream
 
 BLOCK, PROMPT, BATCH = 1024, 16, 8
 
@@ -66,7 +67,7 @@ def contestants(model: GPT, other: Any, tokens: int) -> dict[str, Callable[[], T
     several = prompt.repeat(BATCH, 1)
 
     def stream(rows: Tensor, **options: Any) -> Tensor:
-        return torch.stack(list(model.stream(rows, tokens, **options)), 1)
+        return torch.stack(list(generate_stream(model, rows, tokens, **options)), 1)
 
     def transformers(rows: Tensor, **options: Any) -> Tensor:
         out = other.generate(

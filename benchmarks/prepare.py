@@ -53,8 +53,8 @@ def plain(text: Path, merges: str, out: Path) -> None:
 
 def prepared(texts: list[Path], merges: str, out: Path, processes: int) -> None:
     from mingpt.data.bpe import GPT2Tokens
-    from mingpt.data.documents import Options
-    from mingpt.data.prepare import prepare
+    from mingpt.prepare.documents import Options
+    from mingpt.prepare.prepare import prepare
 
     shutil.rmtree(out, ignore_errors=True)
     prepare([str(t) for t in texts], str(out), GPT2Tokens(merges), Options(SEPARATOR), processes=processes)
@@ -64,10 +64,10 @@ def reading(folder: Path, layers: int, rounds: int) -> dict[str, float]:
     """Milliseconds to read a step's microbatches, and to train on them."""
     import torch
 
-    from mingpt.batches import BatchPlan
-    from mingpt.config import ShardsData
+    from mingpt.compute.batches import BatchPlan
+    from mingpt.config.schema import ShardsData
     from mingpt.data.opening import open_source
-    from mingpt.model import GPT, GPTConfig
+    from mingpt.model.gpt2 import GPT, GPTConfig
 
     torch.set_num_threads(1)
     source = open_source(ShardsData(path=str(folder), cache_dir=str(folder / "cache")), BLOCK, MICRO)

@@ -29,12 +29,12 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
-from mingpt.distributed import World
-from mingpt.model import GPT, GPTConfig
+from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.world.world import World
 
 MODELS = {
     "gpt-30m": GPTConfig(vocab_size=50304, n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.0),

@@ -57,7 +57,7 @@ def bare(text: Path) -> float:
     """A loop without DDP, exactness, metrics or snapshots: what PyTorch alone gives for this project's model."""
     import torch
 
-    from mingpt.model import GPT, GPTConfig
+    from mingpt.model.gpt2 import GPT, GPTConfig
 
     torch.set_num_threads(1)
     data, vocabulary = _tokens(text)

@@ -6,12 +6,12 @@ as one of torchrun's or srun's processes: the figures are the same.
 Exit codes: 0 done; 64 a mistake to fix; 70 a crash, try again.
 """
 
-from mingpt import entry
-from mingpt.lifetime import Lifetime
+from mingpt.world import entry
+from mingpt.world.lifetime import Lifetime
 
 
 def load() -> entry.Program:
-    from mingpt.evaluator import command
+    from mingpt.commands.evaluate import command
 
     return command
 

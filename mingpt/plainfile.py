@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 
 BROKEN = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # what a disk says of a sector, a file system of a checksum
 PAUSES = (0.5, 1.0)  # seconds before a broken disk is asked again
@@ -89,7 +89,7 @@ def _read_patiently(descriptor: int, into: memoryview, start: int) -> int:
 
 
 def check_all_plain(folder: str, key: str) -> None:
-    """Raise Mistake, naming the config `key`, unless a folder of plain files and folders is there, or nothing."""
+    """Raise UserError, naming the config `key`, unless a folder of plain files and folders is there, or nothing."""
     path = folder
     try:
         check_folder(folder)
@@ -98,11 +98,11 @@ def check_all_plain(folder: str, key: str) -> None:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
                     check_file(path)
     except NotPlain as problem:
-        raise Mistake(f"{key}={link_problem(path, str(problem))}") from problem
+        raise UserError(f"{key}={link_problem(path, str(problem))}") from problem
 
 
 def link_problem(path: str, what: str) -> str:
-    """For a Mistake, in one form wherever a run's directory has what it must not have."""
+    """For a UserError, in one form wherever a run's directory has what it must not have."""
     return (
         f"{path} {what}, and a run's directory must hold plain folders and files only, since others lead outside of "
         f"it: remove it, or copy the run without it"

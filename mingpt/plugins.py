@@ -10,13 +10,13 @@ Creator = Callable[[Any], Any]  # from torch's RendezvousParameters to its Rende
 
 
 def _static(params: Any) -> Any:
-    from mingpt.rendezvous import create_static
+    from mingpt.world.rendezvous import create_static
 
     return create_static(params)
 
 
 def _c10d(params: Any) -> Any:
-    from mingpt.rendezvous import create_c10d
+    from mingpt.world.rendezvous import create_c10d
 
     return create_c10d(params)
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from mingpt.errors import Mistake, Unavailable
+from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
 
 # The extra of this package that brings a scheme's client.
@@ -47,7 +47,7 @@ def limit_seconds() -> float:
     except ValueError:
         seconds = 0
     if not 0 < seconds < float("inf"):
-        raise Mistake(f"{LIMIT}={given} in the environment: give a number of seconds above 0")
+        raise UserError(f"{LIMIT}={given} in the environment: give a number of seconds above 0")
     return seconds
 
 
@@ -69,12 +69,12 @@ class _Limited:
 def open_fs(url: str, key: str) -> tuple[Any, str]:
     """The file system of a URL (fsspec's AbstractFileSystem) and the path inside it.
 
-    On an object store each call of it ends within MINGPT_STORE_SECONDS. Raises Mistake, naming the config `key`, if
+    On an object store each call of it ends within MINGPT_STORE_SECONDS. Raises UserError, naming the config `key`, if
     there is none.
     """
     seconds = limit_seconds()
     if re.match(r"(s3a?|gs|gcs)://[^/]*@", url):  # the clients would take it for a part of the bucket's name
-        raise Mistake(
+        raise UserError(
             f"{key}={without_secrets(url)}: the URL of a bucket has no user and password: set them in the environment "
             f"(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
         )
@@ -82,14 +82,14 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
         _ = urlsplit(url.rpartition("::")[2]).port if "://" in url else None
     except ValueError:  # its words hold what it took for a port, such as a password with a `/` in it
         cure = "check the spelling; in a user name or password, write / as %2F"
-        raise Mistake(f"{key}={without_secrets(url)}: this is no address: {cure}") from None
+        raise UserError(f"{key}={without_secrets(url)}: this is no address: {cure}") from None
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
         scheme = url.partition("://")[0]
         extra = EXTRAS.get(scheme)
         cure = f"pip install -e '.[{extra}]' in the checkout" if extra else "use a local path, s3://…, gs://… or az://…"
-        raise Mistake(f"{key}={without_secrets(url)}: {error}: {cure}") from error
+        raise UserError(f"{key}={without_secrets(url)}: {error}: {cure}") from error
     fs.invalidate_cache()  # clients are shared, and remember what others have listed before
     return (_Limited(fs, seconds) if fs.async_impl else fs), path
 
@@ -132,14 +132,14 @@ def modified(entry: Mapping[str, Any]) -> float | None:
 
 @contextmanager
 def place(key: str, url: str) -> Iterator[None]:
-    """Name the key in whatever a store fails with: Mistake if the user must act, Unavailable if it may pass."""
+    """Name the key in whatever a store fails with: UserError if the user must act, TransientError if it may pass."""
     shown = f"{key}={without_secrets(url)}"
     try:
         yield
-    except Unavailable:  # of a place inside this one
+    except TransientError:  # of a place inside this one
         raise
     except (TimeoutError, asyncio.TimeoutError) as error:  # Python 3.10: two classes
-        raise Unavailable(
+        raise TransientError(
             f"{shown}: no answer within {limit_seconds():g} s: look at the network and the address; {LIMIT} in the "
             f"environment sets another limit"
         ) from error
@@ -151,17 +151,17 @@ def place(key: str, url: str) -> Iterator[None]:
         theirs = isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
         if isinstance(cause, Exception) and (silent or theirs):
             raise _of_client(shown, cause) from error
-        raise Mistake(_missing(shown) + fetch_it(url)) from error
+        raise UserError(_missing(shown) + fetch_it(url)) from error
     except PermissionError as error:
-        raise Mistake(_denied(shown)) from error
+        raise UserError(_denied(shown)) from error
     except OSError as error:
         if error.errno in FULL:
-            raise Mistake(f"{shown}: the disk is full: free some space or choose another place") from error
+            raise UserError(f"{shown}: the disk is full: free some space or choose another place") from error
         if error.errno in NEVER:
-            raise Mistake(f"{shown}: {error.strerror}: choose another place") from error
+            raise UserError(f"{shown}: {error.strerror}: choose another place") from error
         raise _unavailable(shown, error) from error
     except NotImplementedError as error:
-        raise Mistake(_read_only(shown)) from error
+        raise UserError(_read_only(shown)) from error
     except Exception as error:
         if _package(error) not in CLIENTS:  # the clients' own errors are no OSErrors
             raise
@@ -176,15 +176,15 @@ def _status(error: Exception) -> object:
     return getattr(error, "status", None)  # aiohttp's, from http(s) URLs
 
 
-def _of_client(shown: str, error: Exception) -> Mistake | Unavailable:
+def _of_client(shown: str, error: Exception) -> UserError | TransientError:
     if _status(error) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
-        return Mistake(_denied(shown))
+        return UserError(_denied(shown))
     if type(error).__name__ == "ResourceNotFoundError":  # Azure's, of a container
-        return Mistake(_missing(shown))
+        return UserError(_missing(shown))
     if _status(error) in (405, 501):  # a web server that takes no PUT
-        return Mistake(_read_only(shown))
+        return UserError(_read_only(shown))
     if re.match(r"InvalidU(rl|RL)", type(error).__name__):
-        return Mistake(f"{shown}: this is no address: check the spelling")
+        return UserError(f"{shown}: this is no address: check the spelling")
     return _unavailable(shown, error)
 
 
@@ -207,6 +207,8 @@ def _denied(shown: str) -> str:
     return f"{shown}: permission denied: check it, or the credentials in the environment"
 
 
-def _unavailable(shown: str, error: Exception) -> Unavailable:
+def _unavailable(shown: str, error: Exception) -> TransientError:
     what = str(without_secrets(str(error).strip())).splitlines() or [type(error).__name__]
-    return Unavailable(f"{shown}: {what[0]}: try again; if it stays so, look at the disk, the network and the address")
+    return TransientError(
+        f"{shown}: {what[0]}: try again; if it stays so, look at the disk, the network and the address"
+    )

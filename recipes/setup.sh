@@ -53,7 +53,7 @@ if [ -z "$ready" ] || [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
 fi
 
 # A mistake in the overrides ends the set-up here, with every problem listed.
-needed=$(.venv/bin/python -m mingpt.extras "${overrides[@]}")
+needed=$(.venv/bin/python -m mingpt.prepare.extras "${overrides[@]}")
 all=$(printf '%s\n' ${extras//,/ } $needed | sort -u | paste -sd, -)
 if [ "${all#,}" != "$extras" ]; then
   install "${all#,}"

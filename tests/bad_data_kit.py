@@ -7,8 +7,8 @@ from pathlib import Path
 import bpe_kit
 import image_kit
 from bad_input_kit import Scene
-from mingpt.data.documents import Options
-from mingpt.data.prepare import prepare
+from mingpt.prepare.documents import Options
+from mingpt.prepare.prepare import prepare
 
 
 def data_set(damage: Callable[[Path], None]) -> Callable[[Scene], None]:

@@ -16,7 +16,7 @@ from crash_server import Keeper
 from crash_witness import Violation, Witness, wipe
 from node_kit import Node, free_port, listening, wait_until
 
-KILLED, MISTAKE, CRASHED, STOPPED = -signal.SIGKILL, 64, 70, 75
+KILLED, USER_ERROR, CRASHED, STOPPED = -signal.SIGKILL, 64, 70, 75
 SLOW_WRITE = Boundary("durable", "optimizer-00001", "before", "slow")
 GROUP_SECONDS = "3"  # what SLOW_WRITE takes longer than
 MOST_STEPS_BETWEEN = 25  # two crashes
@@ -83,7 +83,7 @@ class Start:
         may_crash = may_crash or (self.stopped and len(self.happened) > 1)
         allowed = {
             0, *([CRASHED] if may_crash else []), *([STOPPED] if self.stopped else []),
-            *([MISTAKE] if self.special == DOUBLE else []),
+            *([USER_ERROR] if self.special == DOUBLE else []),
         }  # fmt: skip
         if self.special == DOUBLE:
             self._happened(DOUBLE)

@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mingpt import snapshots
+from mingpt.commands import snapshots
 from mingpt.snapshot.reader import read
-from mingpt.snapshot.retention import Retention, beyond
+from mingpt.snapshot.retention import Retention, steps_to_delete
 from mingpt.snapshot.store import Store
 from run_kit import Run
 
@@ -68,7 +68,7 @@ class Witness:
         before = dict(self.seen)
         present = _verified(self.run.store)
         self.seen |= present
-        retained = self.seen.keys() - beyond(self.retention, dict.fromkeys(self.seen))
+        retained = self.seen.keys() - steps_to_delete(self.retention, dict.fromkeys(self.seen))
         self._require(bool(present) or not before, "no good snapshot is left")
         self._require(max(present, default=0) >= max(before, default=0), f"the newest goes back: {before}, {present}")
         self.doubled = False

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mingpt.data.codebook import Pixels
-from mingpt.data.imagefiles import CIFAR, IDX, IMAGES, LABELS
+from mingpt.data.images.codebook import Pixels
+from mingpt.data.images.imagefiles import CIFAR, IDX, IMAGES, LABELS
 
 
 def idx(array: Pixels) -> bytes:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mingpt.distributed import World
 from mingpt.snapshot.format import Kind, Metrics, State
 from mingpt.snapshot.lineage import Newest
 from mingpt.snapshot.reader import Loaded
@@ -17,6 +16,7 @@ from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.world.world import World
 
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), backend="gloo")
 PROVENANCE: dict[str, Any] = {

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from fault_kit import LONG, launch
-from mingpt.attempts import Superseded
-from mingpt.errors import Mistake
+from mingpt.errors import SnapshotFailed, Superseded, UserError
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Buffer, Store
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from node_kit import Node, needs_mount
 from run_kit import Run
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
@@ -198,6 +197,6 @@ def test_a_stop_with_a_limit_leaves_the_step_in_memory_when_storage_is_too_slow(
 def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = list[str]()
-    with pytest.raises(Mistake, match=r"snapshot\.dir="):
+    with pytest.raises(UserError, match=r"snapshot\.dir="):
         writer(Store(f"{tmp_path}/file/snapshots"), said, retry_seconds=60).save(1, state_of(1))
     assert said == []

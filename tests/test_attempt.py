@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from mingpt import cli
-from mingpt.batches import BatchPlan
-from mingpt.config import Config
+from mingpt.compute.batches import BatchPlan
+from mingpt.config import compose
+from mingpt.config.schema import Config
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
-from mingpt.distributed import World
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.train.attempt import agree_on_inputs
 from mingpt.train.proportions import count, proportions
+from mingpt.world.world import World
 from snapshot_kit import ALONE
 from test_own_model import CLASSIFIER
 
 
 def configured(*arguments: str) -> Config:
-    config = cli.configure(arguments)
+    config = compose.configure(arguments)
     assert config is not None
     return config
 
@@ -55,13 +55,13 @@ def test_where_a_node_has_the_data_is_its_own_affair(setting: str) -> None:
 )
 def test_all_else_must_be_equal(setting: str) -> None:
     with pytest.raises(
-        Mistake, match=f"process 1 has other settings or data than process 0: .*{setting.split('=')[0]}: "
+        UserError, match=f"process 1 has other settings or data than process 0: .*{setting.split('=')[0]}: "
     ):
         agree(configured(), configured(setting), "a")
 
 
 def test_the_same_path_with_other_content_is_refused() -> None:
-    with pytest.raises(Mistake, match=r"process 1 has other settings or data than process 0: data\.sha256: a -> b$"):
+    with pytest.raises(UserError, match=r"process 1 has other settings or data than process 0: data\.sha256: a -> b$"):
         agree(configured(), configured(), "b")
 
 

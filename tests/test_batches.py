@@ -1,4 +1,4 @@
-"""mingpt.batches: the law of the batch plan, as properties. For any data, batch, world and resume point: the same
+"""The law of the batch plan, as properties. For any data, batch, world and resume point: the same
 samples in the same order, nothing lost, nothing twice."""
 
 from itertools import pairwise
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mingpt.batches import BatchPlan, Share, derive, permute
-from mingpt.data.windows import TokenFile, Windows
-from mingpt.distributed import share
+from mingpt.compute.batches import BatchPlan, RankSampler, derive, permute
+from mingpt.data.windows import TokenFile, WindowDataset
+from mingpt.world.world import share
 
 seeds = st.integers(0, 2**63 - 1)
 plans = st.builds(
@@ -173,7 +173,7 @@ def test_the_batch_size_changes_no_sample_of_the_stream(n: int, seed: int, steps
     assert by_a == by_b
 
 
-# --- Share: what a process computes ---
+# --- RankSampler: what a process computes ---
 
 
 @given(st.integers(0, 200), st.integers(1, 64))
@@ -190,7 +190,7 @@ def test_any_world_from_any_step_computes_the_plan_in_its_order(
 ) -> None:
     world = data.draw(st.integers(1, plan.microbatches), label="world size")
     mine = [share(rank, world, plan.microbatches) for rank in range(world)]
-    shares = [Share(plan, m, start, start + steps) for m in mine]
+    shares = [RankSampler(plan, m, start, start + steps) for m in mine]
     work = [list(s) for s in shares]
     assert [len(w) for w in work] == [len(s) for s in shares] == [steps * len(m) for m in mine]
     # An undisturbed world of one, that came here from step 0
@@ -205,7 +205,7 @@ def test_any_world_from_any_step_computes_the_plan_in_its_order(
 
 
 def test_a_share_can_be_iterated_again_and_keeps_no_position() -> None:
-    items = Share(BatchPlan(20, 1, 8, 2), mine=range(1, 3), start=3, stop=6)
+    items = RankSampler(BatchPlan(20, 1, 8, 2), mine=range(1, 3), start=3, stop=6)
     assert len(list(items)) == 6
     next(iter(items))
     assert list(items) == list(items)
@@ -214,7 +214,7 @@ def test_a_share_can_be_iterated_again_and_keeps_no_position() -> None:
 # --- the loader ---
 
 
-def loaded(windows: Windows, items: Share, workers: int) -> list[tuple[Tensor, Tensor]]:
+def loaded(windows: WindowDataset, items: RankSampler, workers: int) -> list[tuple[Tensor, Tensor]]:
     """Microbatches as the trainer's loader gives them."""
     loader = DataLoader(
         windows,
@@ -230,9 +230,9 @@ def loaded(windows: Windows, items: Share, workers: int) -> list[tuple[Tensor, T
 def test_loader_workers_change_no_byte_and_no_order(tmp_path: Path) -> None:
     text = np.random.default_rng(1).integers(0, 65, 500).astype(np.uint8)
     np.save(tmp_path / "text.npy", text)
-    windows = Windows(TokenFile(tmp_path / "text.npy"), 40, 440, block_size=16, stride=3)
+    windows = WindowDataset(TokenFile(tmp_path / "text.npy"), 40, 440, block_size=16, stride=3)
     plan = BatchPlan(len(windows), seed=1, global_size=12, micro_size=3)
-    items = Share(plan, mine=range(1, 4), start=5, stop=30)
+    items = RankSampler(plan, mine=range(1, 4), start=5, stop=30)
     without, with_two = loaded(windows, items, workers=0), loaded(windows, items, workers=2)
     assert len(without) == len(with_two) == 25 * 3
     for ids, own, spawned in zip(items, without, with_two, strict=True):

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 import bpe_kit
-from mingpt.config import TextData
-from mingpt.data import bpe, fetch, prepare
+from mingpt.config.schema import TextData
+from mingpt.data import bpe
 from mingpt.data.bpe import END_OF_TEXT, GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
+from mingpt.prepare import fetch, prepare
 from mingpt.weights.tokenizer import numbers_in, tokenizer_files
 
 SENTENCES = [
@@ -94,7 +95,7 @@ def test_a_snapshot_gives_back_the_vocabulary_with_no_file_at_hand(both: tuple[G
     ],
 )
 def test_a_strangers_vocabulary_is_refused_in_one_sentence(content: dict[str, object]) -> None:
-    with pytest.raises(Mistake, match=r"^(a damaged vocabulary of the kind|no tokenizer\.json)"):
+    with pytest.raises(UserError, match=r"^(a damaged vocabulary of the kind|no tokenizer\.json)"):
         vocabulary_of(content)
 
 
@@ -102,7 +103,7 @@ def test_nothing_but_the_two_packages_is_needed_and_the_mistake_says_which(monke
     monkeypatch.setitem(__import__("sys").modules, "tiktoken", None)
     assert bpe_kit.small().size == 272  # a snapshot can be looked at without it
     cure = r"^BPE tokens need the package tiktoken: pip install -e '\.\[bpe\]' in the checkout$"
-    with pytest.raises(Mistake, match=cure):
+    with pytest.raises(UserError, match=cure):
         bpe_kit.small().encode("a")
 
 
@@ -170,7 +171,7 @@ def words_only(tmp_path: Path) -> Path:
 
 def test_a_text_with_what_no_token_is_for_is_a_mistake(tmp_path: Path, words_only: Path) -> None:
     assert opened(tmp_path, words_only)[0].shape == (2, 4)
-    with pytest.raises(Mistake) as error:
+    with pytest.raises(UserError) as error:
         opened(tmp_path, words_only, "the queen " * 40)
     assert str(error.value) == (
         f"data.path={tmp_path}/text.txt: data.tokenizer={words_only}: the tokenizer cannot tell this text (WordLevel "
@@ -204,7 +205,7 @@ def test_added_tokens_that_are_no_list_are_damage(added: object) -> None:
 
 
 def problem(url: Path | str) -> str:
-    with pytest.raises(Mistake) as error:
+    with pytest.raises(UserError) as error:
         read_tokenizer(str(url), "data.tokenizer")
     return str(error.value)
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingpt.data.codebook import fit, images_of, nearest, patches_of
-from mingpt.data.imagetokens import ImageTokens
+from mingpt.data.images.codebook import fit, images_of, nearest, patches_of
+from mingpt.data.images.imagetokens import ImageTokens
+from mingpt.data.images.pictures import GAP, draw, grid, png
 from mingpt.data.vocabulary import vocabulary_of
-from mingpt.errors import Mistake
-from mingpt.model import GPT, GPTConfig
-from mingpt.pictures import GAP, draw, grid, png
+from mingpt.errors import UserError
+from mingpt.model.gpt2 import GPT, GPTConfig
 
 
 def some(*shape: int, seed: int = 0, levels: int = 256) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -79,7 +79,7 @@ def test_a_vocabulary_of_images_survives_json() -> None:
     ],
 )
 def test_a_damaged_one_is_a_mistake(changes: dict[str, object]) -> None:
-    with pytest.raises(Mistake, match=r"^a damaged vocabulary of the kind 'image'"):
+    with pytest.raises(UserError, match=r"^a damaged vocabulary of the kind 'image'"):
         vocabulary_of(tokens().to_json() | changes)
 
 

@@ -1,4 +1,4 @@
-"""mingpt.config and configs/: every file composes, and nothing is in one that the other does not know."""
+"""mingpt.config.schema and configs/: every file composes, and nothing is in one that the other does not know."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from mingpt import cli
-from mingpt.config import Config, Model
-from mingpt.errors import Mistake
+from mingpt.config import compose
+from mingpt.config.schema import Config, Model
+from mingpt.config.validation import KINDS, SECTIONS, keys, named, schemas, validate
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
-from mingpt.validation import KINDS, SECTIONS, keys, named, schemas, validate
 
 TEXT = "data.path=text.txt"  # some options leave it open
 OWN = {"model": "model._target_=examples.classifier.Classifier", "data": "data._target_=examples.classifier.rows"}
@@ -20,7 +20,7 @@ OPEN = {
     **dict.fromkeys(("data=addition", "data=sort", "data=random", "experiment=classifier", "experiment=synthetic"), ()),
     "experiment=finetune": (TEXT, "model.init_from=gpt2"),
 }
-FILES = sorted(cli.config_dir().glob("*/*.yaml"))
+FILES = sorted(compose.config_dir().glob("*/*.yaml"))
 # The keys that the issue promises to scripts.
 PROMISED = {
     "": ("seed", "reduce", "precision"),
@@ -33,14 +33,14 @@ PROMISED = {
 
 
 def configured(*arguments: str, world_size: int = 1) -> Config:
-    config = cli.configure(arguments, world_size)
+    config = compose.configure(arguments, world_size)
     assert config is not None
     return config
 
 
 def problems(*arguments: str) -> list[str]:
-    with pytest.raises(Mistake) as mistake:
-        cli.configure(arguments)
+    with pytest.raises(UserError) as mistake:
+        compose.configure(arguments)
     return list(mistake.value.problems)
 
 
@@ -67,7 +67,7 @@ def yaml_of(path: Path) -> DictConfig:
 
 
 def test_the_groups_and_options_are_those_of_the_issue() -> None:
-    options = {group: sorted(found) for group, found in cli.groups().items()}
+    options = {group: sorted(found) for group, found in compose.groups().items()}
     gpts = ["gopher-44m", "gpt-micro", "gpt-mini", "gpt-nano", "gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]
     assert options["model"] == sorted([*gpts, "gpt", "own"])
     assert options["schedule"] == ["constant", "cosine", "linear"]
@@ -79,7 +79,7 @@ def test_the_groups_and_options_are_those_of_the_issue() -> None:
 @pytest.mark.parametrize("file", FILES, ids=stem)
 def test_every_option_composes_and_has_a_line_of_help(file: Path) -> None:
     configured(stem(file), *OPEN.get(stem(file), (TEXT,)))
-    assert cli.groups()[file.parent.name][file.stem] != ""
+    assert compose.groups()[file.parent.name][file.stem] != ""
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parent.name != "experiment"], ids=stem)
@@ -89,9 +89,9 @@ def test_an_option_has_exactly_the_keys_of_its_section(file: Path) -> None:
 
 
 def test_train_yaml_and_its_groups_have_exactly_the_keys_of_the_schema() -> None:
-    yaml = yaml_of(cli.config_dir() / "train.yaml")
+    yaml = yaml_of(compose.config_dir() / "train.yaml")
     groups = {key for default in yaml.pop("defaults") if isinstance(default, DictConfig) for key in default}
-    assert groups == cli.groups().keys()
+    assert groups == compose.groups().keys()
     assert set(yaml) | groups == Config.model_fields.keys() | {"experiment"}
     for name in SECTIONS.keys() - groups:  # each kind of the others has an option
         assert set(yaml[name]) == SECTIONS[name].model_fields.keys()
@@ -196,7 +196,7 @@ def test_a_deleted_key_takes_the_schemas_default(key: str) -> None:
 
 @pytest.mark.parametrize(("section", "kind"), [(section, kind) for section in KINDS for kind in KINDS[section]])
 def test_each_kind_has_an_option_of_its_name_and_defaults_for_deleted_keys(section: str, kind: str) -> None:
-    option = yaml_of(cli.config_dir() / section / f"{kind}.yaml")
+    option = yaml_of(compose.config_dir() / section / f"{kind}.yaml")
     assert option["kind"] == kind
     open_keys = [str(k) for k in option if OmegaConf.is_missing(option, k)]
     given = [f"{section}.{k}=x" for k in open_keys]
@@ -237,7 +237,7 @@ def test_the_microbatches_grow_with_the_processes_if_the_user_says_so() -> None:
 
 def test_validate_fills_what_is_missing_and_refuses_what_is_unknown() -> None:
     assert validate({}).train.max_steps == 1000
-    with pytest.raises(Mistake, match=r"^trains is not a key$"):
+    with pytest.raises(UserError, match=r"^trains is not a key$"):
         validate({"trains": {}})
 
 
@@ -269,7 +269,7 @@ def test_what_only_looks_like_a_url_is_no_crash() -> None:
 def test_the_printed_config_is_yaml_without_secrets() -> None:
     config = configured("data.path='https://me:secret@host/x?sig=secret'", "optimizer.lr=1e-3")
     assert value(config, "data.path") == "https://me:secret@host/x?sig=secret"
-    text = cli.as_yaml(config)
+    text = compose.as_yaml(config)
     assert "secret" not in text
     shown = OmegaConf.to_container(OmegaConf.create(text))
     assert shown == config.model_dump() | {"data": config.data.model_dump() | {"path": "https://***@host/x?***"}}
@@ -277,7 +277,7 @@ def test_the_printed_config_is_yaml_without_secrets() -> None:
 
 def test_no_two_experiments_have_one_name() -> None:
     """A run is found by its name: the second would go on where the first ended."""
-    files = sorted((cli.config_dir() / "experiment").glob("*.yaml"))
+    files = sorted((compose.config_dir() / "experiment").glob("*.yaml"))
     names = [configured(stem(f), *OPEN.get(stem(f), (TEXT,))).run.name for f in files]
     assert sorted(set(names)) == sorted(names)
     assert configured().run.name not in names

@@ -10,9 +10,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 import mingpt
-from mingpt import cli
-from mingpt.errors import Mistake
-from mingpt.validation import KINDS, keys, validate
+from mingpt.config import compose
+from mingpt.config.validation import KINDS, keys, validate
+from mingpt.errors import UserError
 
 ROOT = Path(mingpt.__file__).resolve().parent.parent
 
@@ -65,7 +65,7 @@ def test_cfg_job_prints_the_config_and_leaves_nothing_behind(tmp_path: Path) -> 
     printed = OmegaConf.create(done.stdout)
     assert isinstance(printed, DictConfig)
     assert OmegaConf.to_container(printed)["snapshot"]["dir"] == "${run.dir}/snapshots"  # type: ignore[call-overload, index]
-    assert validate(OmegaConf.to_container(printed, resolve=True)) == cli.configure(arguments)  # type: ignore[arg-type]
+    assert validate(OmegaConf.to_container(printed, resolve=True)) == compose.configure(arguments)  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == []
 
 
@@ -73,7 +73,7 @@ def test_help_names_every_group_option_and_key(tmp_path: Path) -> None:
     done = train(tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
-    for group, options in cli.groups().items():
+    for group, options in compose.groups().items():
         assert [f"{group}/"] in lines
         for option, comment in options.items():
             assert [option, *comment.split()] in lines
@@ -102,7 +102,7 @@ def test_help_names_every_group_option_and_key(tmp_path: Path) -> None:
 )
 def test_an_unknown_flag_exits_64(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        cli.configure(arguments)
+        compose.configure(arguments)
     assert exit_.value.code == 64
     out, err = capsys.readouterr()
     assert out == ""
@@ -113,26 +113,26 @@ def test_an_unknown_flag_exits_64(arguments: list[str], message: str, capsys: py
 def test_flags_and_overrides_mix_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
     printed = set()
     for arguments in (["--cfg", "job", "seed=3"], ["seed=3", "--cfg", "job"], ["seed=3", "--cfg=job"]):
-        assert cli.configure(arguments) is None
+        assert compose.configure(arguments) is None
         printed.add(capsys.readouterr().out)
     assert len(printed) == 1
     assert "seed: 3\n" in printed.pop()
 
 
 def test_cfg_job_of_a_bad_command_line_tells_the_problem_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Mistake, match=r"^foo is not a key$"):
-        cli.configure(["--cfg", "job", "foo=1"])
+    with pytest.raises(UserError, match=r"^foo is not a key$"):
+        compose.configure(["--cfg", "job", "foo=1"])
     assert capsys.readouterr().out == ""
 
 
 def test_resolve_fills_in_the_interpolations(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.configure(["--cfg", "job", "--resolve", "run.dir=/r"]) is None
+    assert compose.configure(["--cfg", "job", "--resolve", "run.dir=/r"]) is None
     assert "  dir: /r/snapshots\n" in capsys.readouterr().out
 
 
 def test_what_cannot_be_resolved_is_a_mistake_for_cfg_job_too() -> None:
-    with pytest.raises(Mistake, match=r"^run\.dir: Interpolation key 'nope' not found$"):
-        cli.configure(["--cfg", "job", "--resolve", "run.dir=${nope}"])
+    with pytest.raises(UserError, match=r"^run\.dir: Interpolation key 'nope' not found$"):
+        compose.configure(["--cfg", "job", "--resolve", "run.dir=${nope}"])
 
 
 def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
@@ -144,7 +144,7 @@ def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
 
 
 def test_cfg_job_prints_no_password(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.configure(["--cfg", "job", "data.path='http://me:hunter2@host/a.txt?X-Signature=abc'"]) is None
+    assert compose.configure(["--cfg", "job", "data.path='http://me:hunter2@host/a.txt?X-Signature=abc'"]) is None
     assert "path: http://***@host/a.txt?***\n" in capsys.readouterr().out
 
 

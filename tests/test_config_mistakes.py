@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mingpt import cli
-from mingpt.errors import Mistake
-from mingpt.validation import KINDS, keys
+from mingpt.config import compose
+from mingpt.config.validation import KINDS, keys
+from mingpt.errors import UserError
 
 MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-medium, gpt2-xl, gpt2, own"
 SEED = "seed=-1: must be greater than or equal to 0"
@@ -18,8 +18,8 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
 
 
 def problems(*arguments: str, world_size: int = 1) -> list[str]:
-    with pytest.raises(Mistake) as mistake:
-        cli.configure(arguments, world_size)
+    with pytest.raises(UserError) as mistake:
+        compose.configure(arguments, world_size)
     return list(mistake.value.problems)
 
 
@@ -81,7 +81,7 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
         ("model=gpt3", [f"model=gpt3: there is no model 'gpt3'; there are {MODELS}"]),
         (
             "experiment=x",
-            [f"experiment=x: there is no experiment 'x'; there are {', '.join(cli.groups()['experiment'])}"],
+            [f"experiment=x: there is no experiment 'x'; there are {', '.join(compose.groups()['experiment'])}"],
         ),
         ("world=5", ["world=5 is a section of keys, not a value: set world.<key>=…"]),
         # Kinds of data: each has keys of its own.
@@ -146,7 +146,7 @@ def test_a_bad_command_line_gives_exactly_its_problems(arguments: str, expected:
 
 
 def test_more_processes_than_microbatches_are_refused() -> None:
-    assert cli.configure([], world_size=4) is not None
+    assert compose.configure([], world_size=4) is not None
     assert problems(world_size=8) == [
         "8 processes, but only 4 microbatches (batch.global_size=64 / batch.micro_size=16): start at most 4 processes, "
         "lower batch.micro_size or raise batch.global_size"
@@ -158,9 +158,9 @@ def test_more_processes_than_microbatches_are_refused() -> None:
 
 
 def test_a_size_for_each_process_serves_any_number_of_them() -> None:
-    assert cli.configure(["batch.per_process_size=16"], world_size=100) is not None
+    assert compose.configure(["batch.per_process_size=16"], world_size=100) is not None
     # global_size is out of the game then.
-    assert cli.configure(["batch.per_process_size=16", "batch.global_size=65"], world_size=2) is not None
+    assert compose.configure(["batch.per_process_size=16", "batch.global_size=65"], world_size=2) is not None
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,18 @@ def test_a_refused_override_does_not_show_its_secret() -> None:
 
 
 PIECES = st.sampled_from(
-    [*keys(), *cli.groups(), *"=+~.,:${}[]()'\"\\@/ \nä1", "++", "null", "???", "1e3", "gpt2", "${run.name}", "hydra"]
+    [
+        *keys(),
+        *compose.groups(),
+        *"=+~.,:${}[]()'\"\\@/ \nä1",
+        "++",
+        "null",
+        "???",
+        "1e3",
+        "gpt2",
+        "${run.name}",
+        "hydra",
+    ]
 )
 
 
@@ -222,5 +233,5 @@ PIECES = st.sampled_from(
 @example("+snapshot=-,data")
 @example("=1")
 def test_whatever_is_typed_is_a_config_or_a_mistake(argument: str) -> None:
-    with suppress(Mistake):
-        assert cli.configure([argument]) is not None
+    with suppress(UserError):
+        assert compose.configure([argument]) is not None

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import platforms
-from mingpt.errors import Mistake
-from mingpt.platforms import container, find_placement
+from mingpt.errors import UserError
+from mingpt.world import platforms
+from mingpt.world.platforms import container, find_placement
 from net_kit import Net, hosts, needs_hosts
 from node_kit import Node, wait_until
 from run_kit import TINY, Run
@@ -73,7 +73,7 @@ def test_the_platform_tells_everything_but_the_gpus(names: dict[str, str]) -> No
     ],
 )
 def test_what_does_not_agree_is_told(changed: dict[str, str], message: str, names: dict[str, str]) -> None:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         container({**here(), **changed})
     assert message in str(mistake.value)
 
@@ -82,27 +82,27 @@ def test_what_does_not_agree_is_told(changed: dict[str, str], message: str, name
 def test_a_variable_that_is_missing_is_named(name: str) -> None:
     environment = here()
     del environment[name]
-    with pytest.raises(Mistake, match=f"SING_RANK=1, .* are set in the environment, but not {name}: set all of them"):
+    with pytest.raises(UserError, match=f"SING_RANK=1, .* are set in the environment, but not {name}: set all of them"):
         container(environment)
 
 
 @pytest.mark.parametrize("name", sorted(here()))
 def test_a_variable_that_is_empty_is_missing(name: str) -> None:
-    with pytest.raises(Mistake, match=f"are set in the environment, but not {name}: set all of them"):
+    with pytest.raises(UserError, match=f"are set in the environment, but not {name}: set all of them"):
         container(here() | {name: ""})
     assert find_placement(dict.fromkeys(here(), "")) is None
 
 
 def test_a_container_without_its_number_is_not_alone() -> None:
     where = "the container platform's variables: "
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         find_placement({"SING_WORLD_SIZE": "2"})
     assert str(mistake.value) == (
         f"{where}SING_WORLD_SIZE=2 is set in the environment, but not SING_RANK, SING_JOB_NAME, SING_HOSTNAME_SUFFIX, "
         f"SING_MASTER_ADDR: set all of them, or unset SING_WORLD_SIZE to be on your own"
     )
     rest = {k: v for k, v in here().items() if k != "SING_RANK"}
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         find_placement(rest)
     assert str(mistake.value) == (
         f"{where}{', '.join(f'{k}={rest[k]}' for k in platforms.CONTAINER[1:])} are set in the environment, but not "
@@ -112,7 +112,9 @@ def test_a_container_without_its_number_is_not_alone() -> None:
 
 def test_a_rank_that_is_another_machines_is_told(names: dict[str, str]) -> None:
     names["train-1.localhost"] = "192.0.2.1"
-    with pytest.raises(Mistake, match=r"SING_RANK=1: train-1\.localhost is 192\.0\.2\.1, which is no address of this"):
+    with pytest.raises(
+        UserError, match=r"SING_RANK=1: train-1\.localhost is 192\.0\.2\.1, which is no address of this"
+    ):
         container(here())
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.data.imagefiles import CIFAR, IDX, IMAGES
+from mingpt.data.images.imagefiles import CIFAR, IDX, IMAGES
 
 MIB = 1 << 20
 # In a process of its own: what the code takes beyond its imports.
 MEASURE = """
 import json, resource, sys
-from mingpt.data.documents import Options, blocks, find_files, pieces_of
-from mingpt.data.imagefiles import find_images
-from mingpt.errors import Mistake
+from mingpt.prepare.documents import Options, blocks, find_files, pieces_of
+from mingpt.data.images.imagefiles import find_images
+from mingpt.errors import UserError
 import pyarrow.parquet
 
 def peak():
@@ -32,7 +32,7 @@ try:
     else:
         for block in blocks(find_files([sys.argv[2]], None)[0], Options(), {}):
             read += sum(len(piece.text) for piece in pieces_of(block, Options(), [], 0))
-except Mistake as error:
+except UserError as error:
     mistake = str(error)
 print(json.dumps([read, mistake, peak() - before]))
 """

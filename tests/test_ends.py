@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
-from mingpt.errors import FINISHED, MISTAKE, STOPPED
-from mingpt.lifetime import Lifetime
+from mingpt.errors import FINISHED, STOPPED, USER_ERROR, SnapshotFailed
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
 from run_kit import TINY
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
@@ -54,7 +54,7 @@ class Asked(Lifetime):
 @pytest.fixture(autouse=True)
 def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure a process has some seconds to live. This one has more tests to run."""
-    monkeypatch.setattr("mingpt.distributed._limit_the_rest_of_life", lambda seconds, code: None)
+    monkeypatch.setattr("mingpt.world.joining._limit_the_rest_of_life", lambda seconds, code: None)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_durable_snapshot_that_the_user_must_cure_leaves_the_step_in_memory(
     tmp_path: Path, train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, "snapshot.dir", OSError(errno.ENOSPC, "No space left on device"))
-    assert train(GRACE, HOT, stop_at=3) == MISTAKE
+    assert train(GRACE, HOT, stop_at=3) == USER_ERROR
     monkeypatch.undo()
     [folder] = (tmp_path / "memory").glob("mingpt-*/*")
     assert Store(str(folder)).steps() == [3]
@@ -213,7 +213,7 @@ def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapsho
     code = bad(
         range(108, 999), "train.max_steps=500", "train.log_every=50", "snapshot.every_steps=25", "snapshot.keep=2"
     )
-    assert code == MISTAKE
+    assert code == USER_ERROR
     assert durable.steps() == [100, 75]
     assert (
         "error: nothing was learnt since step 107: the gradients are not finite, so steps are skipped. The run has "
@@ -225,7 +225,7 @@ def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapsho
 def test_a_run_whose_last_loss_is_not_finite_is_not_finished(
     bad: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bad(range(50, 61), "train.max_steps=60", "snapshot.every_steps=20") == MISTAKE
+    assert bad(range(50, 61), "train.max_steps=60", "snapshot.every_steps=20") == USER_ERROR
     assert durable.steps() == [40, 20]
     error = "error: the loss of step 60 is not finite, so it was not stored. The run has diverged: give a lower"
     assert error in capsys.readouterr().err

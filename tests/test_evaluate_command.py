@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mingpt.evaluator import command
-from mingpt.lifetime import Lifetime
+from mingpt.commands.evaluate import command
 from mingpt.observe.jsonl import read_metrics
+from mingpt.world.lifetime import Lifetime
 from run_kit import TIME_LIMIT, Run
 from snapshot_kit import signed
 

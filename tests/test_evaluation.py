@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from bpe_kit import small, write_tokenizer
-from mingpt import evaluator
-from mingpt.cli import reconfigure
+from mingpt.commands import evaluate as evaluator
+from mingpt.compute.reduction import tree_sum_of
+from mingpt.config.compose import reconfigure
 from mingpt.data.bpe import tokenizer_of
 from mingpt.data.vocabulary import Bytes, Characters, Spelling
-from mingpt.distributed import World, share
-from mingpt.errors import Mistake
-from mingpt.lifetime import Lifetime
-from mingpt.model import GPT, IGNORE, GPTConfig
-from mingpt.reduction import tree_sum_of
+from mingpt.errors import UserError
+from mingpt.model.gpt2 import GPT, IGNORE, GPTConfig
 from mingpt.train.evaluation import Figures, answers, evaluate
+from mingpt.world.lifetime import Lifetime
+from mingpt.world.world import World, share
 from snapshot_kit import ALONE
 
 CONFIG = GPTConfig(vocab_size=5, block_size=6, n_layer=1, n_head=2, n_embd=8, vocab_multiple=8)
@@ -198,7 +198,7 @@ def test_no_code_is_imported_because_a_snapshot_names_it(
 ) -> None:
     (tmp_path / "dangerous.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         reconfigure(stored(**sections), overrides, 1)
     assert "dangerous" not in sys.modules
 
@@ -264,7 +264,7 @@ def test_the_bytes_of_what_counts_are_counted(model: GPT) -> None:
 @pytest.mark.parametrize("key", ["path", "tokenizer"])
 def test_a_place_that_a_stranger_wrote_must_be_given_again(key: str, path: str) -> None:
     data = {"kind": "text", "path": "x", "tokens": "bpe", "tokenizer": "y"}
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         reconfigure(stored(data=data | {key: path}), [], 1)
     [problem] = refused.value.problems
     assert problem.startswith(f"data.{key} is ")
@@ -282,7 +282,7 @@ def test_a_plain_place_is_taken_from_a_snapshot(path: str) -> None:
 
 
 def test_a_place_in_a_list_is_a_place() -> None:
-    with pytest.raises(Mistake, match="http://inside/"):
+    with pytest.raises(UserError, match="http://inside/"):
         reconfigure(stored(data={"kind": "text", "path": "x", "urls": ["a", {"b": "http://inside/"}]}), [], 1)
 
 
@@ -291,7 +291,7 @@ def test_what_costs_memory_and_processors_is_not_a_strangers_to_say() -> None:
     kept = reconfigure(stored(data=data), [], 1).data.model_dump()
     assert (kept["cache_bytes"], kept["workers"], kept["cache_dir"]) == (2**35, 0, "~/.cache/mingpt")
     many = stored(batch={"micro_size": 10**7}, train={"threads": 1024})
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         reconfigure(many, [], 1)
     assert [problem.rpartition(": ")[2] for problem in refused.value.problems] == [
         "give batch.micro_size=…",

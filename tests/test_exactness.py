@@ -66,7 +66,7 @@ def test_a_compiled_model_gives_the_same_bits_too(new_run: NewRun, undisturbed: 
     assert run.digest() == undisturbed(*options).digest()
 
 
-@pytest.mark.parametrize(("world", "seed"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("world", "seed"), [pytest.param(2, 1, marks=pytest.mark.example), (3, 2)])
 def test_sigkill_of_a_random_worker_at_random_steps_changes_nothing(
     new_run: NewRun, undisturbed: NewRun, world: int, seed: int
 ) -> None:
@@ -88,7 +88,7 @@ def test_sigkill_of_a_random_worker_at_random_steps_changes_nothing(
     assert figures(run) == figures(undisturbed())
 
 
-@pytest.mark.parametrize("worlds", [(2, 3), (4, 1), (1, 4)])
+@pytest.mark.parametrize("worlds", [pytest.param((2, 3), marks=pytest.mark.example), (4, 1), (1, 4)])
 def test_a_stopped_run_goes_on_with_another_number_of_processes(
     new_run: NewRun, undisturbed: NewRun, worlds: tuple[int, int]
 ) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import bpe_kit
-from mingpt.data.documents import Options
-from mingpt.data.prepare import prepare
+from mingpt.prepare.documents import Options
+from mingpt.prepare.prepare import prepare
 from run_kit import Run
 from web_kit import served
 

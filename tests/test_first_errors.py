@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli
-from mingpt.data.fetch import CORPORA
-from mingpt.errors import MISTAKE, Mistake
-from mingpt.lifetime import Lifetime
+from mingpt.config import compose
+from mingpt.config.validation import no_weights
+from mingpt.errors import USER_ERROR, UserError
+from mingpt.prepare.fetch import CORPORA
 from mingpt.storage import FETCHED
 from mingpt.train.attempt import attempt
-from mingpt.validation import no_weights
+from mingpt.world.lifetime import Lifetime
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert attempt([*arguments, "data.cache_dir=cache"], Lifetime()) == MISTAKE
+    assert attempt([*arguments, "data.cache_dir=cache"], Lifetime()) == USER_ERROR
     return capsys.readouterr().err
 
 
 def problems(*arguments: str) -> list[str]:
-    with pytest.raises(Mistake) as mistake:
-        cli.configure(arguments)
+    with pytest.raises(UserError) as mistake:
+        compose.configure(arguments)
     return list(mistake.value.problems)
 
 
@@ -80,7 +80,7 @@ def test_a_number_from_the_environment_is_decoded(monkeypatch: pytest.MonkeyPatc
         "train.max_steps='7': must be a valid integer; what comes from the environment is a text: write "
         "\"train.max_steps='${oc.decode:${oc.env:NAME}}'\""
     ]
-    config = cli.configure(["train.max_steps='${oc.decode:${oc.env:MAX}}'"])
+    config = compose.configure(["train.max_steps='${oc.decode:${oc.env:MAX}}'"])
     assert config is not None
     assert config.train.max_steps == 7
 
@@ -96,6 +96,6 @@ def test_an_experiment_without_its_first_line(here: Path) -> None:
         "the experiment's file must begin with the line `# @package _global_`: add it"
     ]
     (here / "experiment/mine.yaml").write_text("# @package _global_\nrun:\n  name: mine\n")
-    config = cli.configure([f"hydra.searchpath=[file://{here}]", "experiment=mine"])
+    config = compose.configure([f"hydra.searchpath=[file://{here}]", "experiment=mine"])
     assert config is not None
     assert config.run.name == "mine"

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from examples.classifier import rows
-from mingpt import cli
-from mingpt.config import Config
-from mingpt.errors import Mistake
-from mingpt.models import build, trainable
-from mingpt.optim import Update
-from mingpt.resume import check_fits
+from mingpt.compute.optimizer import Update
+from mingpt.config import compose
+from mingpt.config.schema import Config
+from mingpt.errors import UserError
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import Loaded
+from mingpt.train.factory import build, trainable
+from mingpt.train.resume import check_fits
 from snapshot_kit import PROVENANCE
 
 TARGETS = ("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows")
@@ -23,7 +23,7 @@ Change = Callable[[dict[str, Tensor]], object]
 
 
 def configured(*overrides: str) -> Config:
-    config = cli.configure([*TARGETS, *overrides])
+    config = compose.configure([*TARGETS, *overrides])
     assert config is not None
     return config
 
@@ -92,7 +92,7 @@ def test_an_optimizer_tensor_that_does_not_fit_is_refused_before_it_is_used(chan
     config = configured("precision=fp16")
     loaded = stored(config)
     change(loaded.state["optimizer"])
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         check(loaded, config)
     assert f"does not have this optimizer's state: {message}" in str(mistake.value)
 
@@ -102,7 +102,7 @@ def test_weights_of_another_dtype_are_refused() -> None:
     loaded = stored(config)
     model = {name: tensor.half() for name, tensor in loaded.state["model"].items()}
     with pytest.raises(
-        Mistake, match=r"is one of another model \(layer.bias is float16 \[2\] in place of float32 \[2\]"
+        UserError, match=r"is one of another model \(layer.bias is float16 \[2\] in place of float32 \[2\]"
     ):
         check(replace(loaded, state={"model": model, "optimizer": loaded.state["optimizer"]}), config)
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import bpe_kit
-from mingpt import generate
-from mingpt.config import Model
+from mingpt.commands import generate
+from mingpt.commands.generate import BETWEEN, Text
+from mingpt.config.schema import Model
 from mingpt.data.vocabulary import Bytes
-from mingpt.generate import BETWEEN, Text
-from mingpt.model import GPT, GPTConfig
+from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, save, state_of
 from web_kit import served

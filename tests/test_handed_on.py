@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from fault_kit import at_step, finish, launch, training
-from mingpt import cli, entry
-from mingpt.errors import Mistake
-from mingpt.lifetime import Lifetime
-from mingpt.moment import MOMENT
+from mingpt.config import compose
+from mingpt.config.moment import MOMENT
+from mingpt.errors import UserError
+from mingpt.world import entry
+from mingpt.world.lifetime import Lifetime
 from node_kit import Node
 from run_kit import Run
 
@@ -47,15 +48,15 @@ def test_restarts_find_the_run_of_the_moment_and_no_command_line_shows_an_overri
     "key", ["run.name=r-${now:%f}", "run.dir=/tmp/${now:%Y-%m-%d}", "data.cache_dir=/tmp/${now:%S}"]
 )
 def test_what_follows_the_clock_is_found_whatever_the_pattern(key: str) -> None:
-    cli.refuse_the_time(["seed=3"])
-    assert cli.configure([key])
-    with pytest.raises(Mistake, match=rf"^{key.partition('=')[0]}.*: \$\{{now:…\}} is another time in each process"):
-        cli.refuse_the_time([key])
+    compose.refuse_the_time(["seed=3"])
+    assert compose.configure([key])
+    with pytest.raises(UserError, match=rf"^{key.partition('=')[0]}.*: \$\{{now:…\}} is another time in each process"):
+        compose.refuse_the_time([key])
 
 
 def test_the_launchers_moment_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MOMENT, "951826271.25")
-    names = {config.run.name for _ in range(2) if (config := cli.configure(["run.name=r-${now:%Y-%f}"]))}
+    names = {config.run.name for _ in range(2) if (config := compose.configure(["run.name=r-${now:%Y-%f}"]))}
     assert names == {"r-2000-250000"}
 
 
@@ -77,7 +78,7 @@ def test_a_pod_of_several_does_not_train_alone() -> None:
 
 def test_options_that_are_none_show_no_password(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.configure(["--data.path=https://user:S3CRET@host/x?sig=S3CRET"])
+        compose.configure(["--data.path=https://user:S3CRET@host/x?sig=S3CRET"])
     assert ended.value.code == 64
     error = capsys.readouterr().err
     assert "data.path" in error
@@ -102,13 +103,13 @@ def test_a_broken_environment_is_a_mistake_in_one_line(
 
 LEAVING = """
 import sys, threading, torch.distributed as dist
-from mingpt import distributed
+from mingpt.world import joining
 from mingpt.train import attempt, session
-from mingpt.errors import Mistake
-from mingpt.lifetime import Lifetime
-distributed.LEAVE_SECONDS = 1
+from mingpt.errors import UserError
+from mingpt.world.lifetime import Lifetime
+joining.LEAVE_SECONDS = 1
 dist.destroy_process_group = lambda: threading.Event().wait()  # as nccl's, while the others are in a collective
-def train(*_): raise Mistake("this process alone", everywhere=False)
+def train(*_): raise UserError("this process alone", everywhere=False)
 session.train = train
 sys.exit(attempt.attempt(sys.argv[1:], Lifetime()))
 """
@@ -123,7 +124,7 @@ def test_a_process_that_can_not_leave_its_world_has_told_why_and_keeps_its_code(
 SPEAKING = """
 import os, sys
 import torch.distributed as dist
-from mingpt.distributed import World
+from mingpt.world.world import World
 import torch
 rank = int(sys.argv[1])
 store = dist.FileStore(sys.argv[2], 3)
@@ -131,11 +132,11 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
 whole = World(rank, 3, rank, torch.device("cpu"), "gloo")
 gathered = []
 World.gather = lambda self, value: gathered.append(value)
-assert whole.from_speaker({"text": "x" * 100_000} if rank == 0 else None) == {"text": "x" * 100_000}
+assert whole.broadcast({"text": "x" * 100_000} if rank == 0 else None) == {"text": "x" * 100_000}
 ranks = dist.new_group([1, 2], backend="gloo")
 if rank:
     node = World(rank - 1, 2, rank, torch.device("cpu"), "gloo", ranks)
-    assert node.from_speaker(rank if node.speaks else None) == 1
+    assert node.broadcast(rank if node.is_main else None) == 1
 assert gathered == []
 dist.barrier()
 os._exit(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.snapshot import hot
 from node_kit import Node, free_port, needs_mount
 from run_kit import TINY, Run
@@ -161,7 +161,7 @@ def test_a_damaged_hot_snapshot_is_set_aside_for_the_durable_one(
 
 def test_memory_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, free)
     assert re.fullmatch(
         rf"snapshot\.hot_dir={tmp_path}: two snapshots take \d+ MiB, and \d+ MiB are free: give it more "
@@ -173,7 +173,7 @@ def test_memory_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) ->
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"mingpt-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Mistake, match="belongs to somebody else"):
+    with pytest.raises(UserError, match="belongs to somebody else"):
         hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, 10)
 
 

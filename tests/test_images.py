@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from image_kit import idx, write_cifar, write_cifar_archive, write_idx
-from mingpt import cli
-from mingpt.config import ImagesData
-from mingpt.data.evenly import Evenly
-from mingpt.data.images import Images, shifted
-from mingpt.data.imagetokens import ImageTokens
+from mingpt.config import compose
+from mingpt.config.schema import ImagesData
+from mingpt.data.evenly import PaddedBatches
+from mingpt.data.images.images import Images, shifted
+from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters
-from mingpt.errors import Mistake
-from mingpt.model import IGNORE
+from mingpt.errors import UserError
+from mingpt.model.gpt2 import IGNORE
 
 
 def opened(path: Path, block_size: int = 5, vocabulary: Any = None, **changes: object) -> Source:
@@ -106,7 +106,7 @@ def test_a_sample_that_draws_begins_with_the_label_and_is_not_asked_it(tmp_path:
 def test_validation_asks_each_test_image_once_and_tells_no_label(tmp_path: Path) -> None:
     source = opened(write_idx(tmp_path / "images"), draw=True, shift=1)
     kinds = tokens_of(source)
-    assert isinstance(source.validation, Evenly)
+    assert isinstance(source.validation, PaddedBatches)
     parts = [source.validation[i] for i in range(len(source.validation))]
     tokens, targets, _ = (torch.cat(column) for column in zip(*parts, strict=True))
     assert (tokens[:, 0] == kinds.unknown).all()
@@ -175,9 +175,9 @@ def test_a_snapshots_codebook_is_kept(tmp_path: Path) -> None:
 
 def test_a_snapshots_vocabulary_of_another_kind_or_shape_is_a_mistake(tmp_path: Path) -> None:
     write_idx(tmp_path / "images")
-    with pytest.raises(Mistake, match=r"^data\.path=.*: images cannot be told in the snapshot's vocabulary"):
+    with pytest.raises(UserError, match=r"^data\.path=.*: images cannot be told in the snapshot's vocabulary"):
         opened(tmp_path / "images", vocabulary=Characters("ab"))
-    with pytest.raises(Mistake, match=r"images of 8 x 8 x 1 in 4 classes, the snapshot's .* 4 x 4 x 1 in 4"):
+    with pytest.raises(UserError, match=r"images of 8 x 8 x 1 in 4 classes, the snapshot's .* 4 x 4 x 1 in 4"):
         opened(tmp_path / "images", vocabulary=ImageTokens((4, 4, 1), 2, 4, b"abcd"))
 
 
@@ -211,7 +211,7 @@ Damage = Callable[[bytes], bytes]
 def test_a_damaged_file_is_a_mistake_that_names_it(tmp_path: Path, name: str, damage: Damage, message: str) -> None:
     path = write_idx(tmp_path / "images") / name
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         opened(tmp_path / "images")
     assert str(mistake.value).startswith(f"data.path={tmp_path}/images")
     assert message in str(mistake.value)
@@ -223,29 +223,31 @@ def test_a_damaged_file_is_a_mistake_that_names_it(tmp_path: Path, name: str, da
 def test_a_file_that_is_no_gzip_is_a_mistake(tmp_path: Path, damage: Damage) -> None:
     path = write_idx(tmp_path / "images", packed=True) / "train-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(Mistake, match=r"train-images-idx3-ubyte\.gz: not a gzip file, or damaged \(.*\): get the file"):
+    with pytest.raises(
+        UserError, match=r"train-images-idx3-ubyte\.gz: not a gzip file, or damaged \(.*\): get the file"
+    ):
         opened(tmp_path / "images")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (write_idx(tmp_path / "images") / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(Mistake, match="t10k-labels-idx1-ubyte is missing there"):
+    with pytest.raises(UserError, match="t10k-labels-idx1-ubyte is missing there"):
         opened(tmp_path / "images")
     (write_cifar(tmp_path / "cifar") / "data_batch_4.bin").unlink()
-    with pytest.raises(Mistake, match=r"data_batch_4\.bin is missing there"):
+    with pytest.raises(UserError, match=r"data_batch_4\.bin is missing there"):
         opened(tmp_path / "cifar")
 
 
 def test_a_folder_without_images_is_a_mistake(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(Mistake, match=rf"^data\.path={place}: no images there: name a folder with train-images"):
+        with pytest.raises(UserError, match=rf"^data\.path={place}: no images there: name a folder with train-images"):
             opened(place)
 
 
 def test_records_of_a_wrong_size_are_a_mistake(tmp_path: Path) -> None:
     path = write_cifar(tmp_path / "cifar") / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Mistake, match=r"data_batch_2\.bin has 12291 bytes, not a multiple of 3073"):
+    with pytest.raises(UserError, match=r"data_batch_2\.bin has 12291 bytes, not a multiple of 3073"):
         opened(tmp_path / "cifar")
 
 
@@ -254,24 +256,24 @@ def test_an_archive_that_is_none_or_lacks_files_is_a_mistake(tmp_path: Path) -> 
     whole = path.read_bytes()
     for content in (b"no archive", whole[: len(whole) // 2], gzip.compress(b"no tar")):
         path.write_bytes(content)
-        with pytest.raises(Mistake, match=r"cifar-10-binary\.tar\.gz: not a \.tar\.gz, or damaged"):
+        with pytest.raises(UserError, match=r"cifar-10-binary\.tar\.gz: not a \.tar\.gz, or damaged"):
             opened(path)
     path.write_bytes(gzip.compress(bytes(10240)))  # an archive with nothing in it
-    with pytest.raises(Mistake, match=r"data_batch_1\.bin, .* is not in it: take cifar-10-binary\.tar\.gz"):
+    with pytest.raises(UserError, match=r"data_batch_1\.bin, .* is not in it: take cifar-10-binary\.tar\.gz"):
         opened(path)
 
 
 def test_a_patch_that_does_not_fit_is_a_mistake(tmp_path: Path) -> None:
     write_idx(tmp_path / "images")
-    with pytest.raises(Mistake, match=r"^data\.patch=3 does not divide .* 8 x 8: choose one of 1, 2, 4, 8$"):
+    with pytest.raises(UserError, match=r"^data\.patch=3 does not divide .* 8 x 8: choose one of 1, 2, 4, 8$"):
         opened(tmp_path / "images", patch=3)
-    with pytest.raises(Mistake, match=r"^model\.block_size=4, but .* are 5: set model\.block_size=5, or raise"):
+    with pytest.raises(UserError, match=r"^model\.block_size=4, but .* are 5: set model\.block_size=5, or raise"):
         opened(tmp_path / "images", block_size=4)
 
 
 def test_drawing_without_weight_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match=r"^data\.draw=true, but data\.image_weight=0 teaches no drawing"):
-        cli.configure(["data=mnist", "data.draw=true", "data.image_weight=0"])
+    with pytest.raises(UserError, match=r"^data\.draw=true, but data\.image_weight=0 teaches no drawing"):
+        compose.configure(["data=mnist", "data.draw=true", "data.image_weight=0"])
 
 
 def test_identities_are_hashes(tmp_path: Path) -> None:

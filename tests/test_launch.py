@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from mingpt import agent, cli
-from mingpt.agent import Ending
-from mingpt.errors import Mistake
-from mingpt.failures import explain
-from mingpt.launcher import launch
-from mingpt.lifetime import Lifetime, Phase, leave_reason
-from mingpt.platforms import find_placement
-from mingpt.secret import SECRET
-from mingpt.snapshot.writer import SnapshotFailed
-from mingpt.torchrun import Torchrun, parse
+from mingpt.config import compose
+from mingpt.errors import SnapshotFailed, UserError
+from mingpt.launch import agent
+from mingpt.launch.agent import Ending
+from mingpt.launch.launcher import launch
+from mingpt.launch.torchrun import Torchrun, parse
+from mingpt.world.failures import explain
+from mingpt.world.lifetime import Lifetime, Phase, leave_reason
+from mingpt.world.platforms import find_placement
+from mingpt.world.secret import SECRET
 
 SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 SKYPILOT = {
@@ -39,7 +39,7 @@ def options(*arguments: str) -> argparse.Namespace:
 def torchrun(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
     """The printed command, without what is the same in all of them."""
     node = Torchrun.compose(options(*arguments), environment or {})
-    config = cli.configure(node.overrides, node.fewest_processes)
+    config = compose.configure(node.overrides, node.fewest_processes)
     assert config is not None
     words = str(node.command(config)).split()
     assert words[:3] == ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", f"OMP_NUM_THREADS={config.train.threads}", "torchrun"]
@@ -135,7 +135,7 @@ def test_an_elastic_pytorchjob_is_elastic() -> None:
     ],
 )
 def test_a_pod_that_lacks_a_variable_does_not_train_alone(environment: dict[str, str], expected: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         Torchrun.compose(options(), environment)
     assert expected in str(caught.value)
 
@@ -146,7 +146,7 @@ def test_torchrun_itself_takes_none_of_these_variables_from_the_environment(monk
     taken: list[argparse.Namespace] = []
     monkeypatch.setattr(agent.torchrun, "run", taken.append)
     node = Torchrun.compose(options("--nnodes=1", "--nproc-per-node=3"), {})
-    config = cli.configure(node.overrides)
+    config = compose.configure(node.overrides)
     assert config is not None
     agent.run(node.command(config).arguments, 1, 60, 60, 0, lambda: 0, print, Lifetime())
     (found,) = taken
@@ -232,14 +232,14 @@ def test_no_platform_gives_no_placement() -> None:
     ],
 )
 def test_each_wrong_option_is_told(arguments: list[str], environment: dict[str, str], expected: list[str]) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         Torchrun.compose(options(*arguments), environment)
     assert list(caught.value.problems) == expected
 
 
 def test_the_printed_command_shows_no_password() -> None:
     node = Torchrun.compose(options("run.dir=s3://user:secret@bucket/run"), {})
-    config = cli.configure(node.overrides)
+    config = compose.configure(node.overrides)
     assert config is not None
     command = node.command(config)
     assert "secret" not in str(command)
@@ -269,15 +269,17 @@ def test_a_port_that_is_not_for_users_is_a_mistake_too(monkeypatch: pytest.Monke
 
     node = Torchrun.compose(parse(["--nnodes=2", "--node-rank=0", "--rdzv-endpoint=127.0.0.1:80"]), {})
     monkeypatch.setattr(socket.socket, "bind", refuse)
-    with pytest.raises(Mistake, match=r"^--rdzv-endpoint: port 80 can't be listened on: Permission denied: choose ano"):
+    with pytest.raises(
+        UserError, match=r"^--rdzv-endpoint: port 80 can't be listened on: Permission denied: choose ano"
+    ):
         node.check({})
 
 
 def test_a_c10d_rendezvous_of_several_nodes_needs_a_secret() -> None:
     node = Torchrun.compose(options("--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29500"), {})
-    with pytest.raises(Mistake, match=f"^{SECRET} is not set: who reaches the port .* or give each its number"):
+    with pytest.raises(UserError, match=f"^{SECRET} is not set: who reaches the port .* or give each its number"):
         node.check({})
-    with pytest.raises(Mistake, match=f"^{SECRET} is shorter than 16 characters: "):
+    with pytest.raises(UserError, match=f"^{SECRET} is shorter than 16 characters: "):
         node.check({SECRET: "short"})
     node.check({SECRET: "x" * 16})
 
@@ -351,7 +353,7 @@ MEMORY = "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate 
 @pytest.mark.parametrize(
     ("error", "phase", "code", "reason", "trace"),
     [
-        (Mistake("a", "b"), Phase.STARTING, 64, "2 problems:\n  1. a\n  2. b", False),
+        (UserError("a", "b"), Phase.STARTING, 64, "2 problems:\n  1. a\n  2. b", False),
         (RuntimeError(MEMORY), Phase.JOINED, 64, "out of memory in the first step: lower batch.micro_size, ", False),
         (torch.OutOfMemoryError("CUDA"), Phase.TRAINING, 70, "out of memory: if it happens again, lower batch.", False),
         (

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from mingpt import snapshots
-from mingpt.attempts import REWIND, Attempt, Superseded, records
+from mingpt.commands import snapshots
+from mingpt.errors import Superseded
 from mingpt.snapshot import hot
+from mingpt.snapshot.attempts import REWIND, Attempt, records
 from mingpt.snapshot.lineage import Follows, Newest, overtaken, set_overtaken_aside, strangers
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
@@ -221,7 +222,7 @@ def test_two_starts_at_once_on_one_bucket_are_two_attempts_and_the_older_one_end
 ) -> None:
     """Both look before either writes. moto heeds conditional puts, nanio ignores them."""
     run = f"{serve(kind).url}/run"
-    monkeypatch.setattr("mingpt.attempts.newest_number", lambda run_dir: 0)
+    monkeypatch.setattr("mingpt.snapshot.attempts.newest_number", lambda run_dir: 0)
     first, second = (Attempt.claim(run, 0, None) for _ in range(2))
     assert [first.number, second.number] == numbers
     second.check()

@@ -9,11 +9,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from mingpt.attempts import REWIND, Attempt, newest_number
 from mingpt.observe import jsonl
 from mingpt.observe.console import step_line
 from mingpt.observe.events import StepDone
 from mingpt.observe.jsonl import MetricsLog, read_metrics
+from mingpt.snapshot.attempts import REWIND, Attempt, newest_number
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -3,9 +3,9 @@
 import fsspec
 import pytest
 
-from mingpt import snapshots
-from mingpt.checks.helper import _write
-from mingpt.errors import MISTAKE, Mistake
+from mingpt.commands import snapshots
+from mingpt.errors import USER_ERROR, UserError
+from mingpt.preflight.helper import _write
 from mingpt.snapshot import hot
 from mingpt.snapshot.store import Store
 from snapshot_kit import save
@@ -24,9 +24,9 @@ def url_of(scheme: str, path: str) -> str:
 def test_no_write_creates_a_bucket(kind: str, serve: Stores) -> None:
     server = serve(kind)
     url = url_of(server.scheme, "run")
-    with pytest.raises(Mistake, match=rf"^run\.dir={url}: there is no such file or bucket: check the spelling"):
+    with pytest.raises(UserError, match=rf"^run\.dir={url}: there is no such file or bucket: check the spelling"):
         hot.run_id(url)
-    with pytest.raises(Mistake, match=r"there is no such file or bucket"):
+    with pytest.raises(UserError, match=r"there is no such file or bucket"):
         _ = Store(url).conditional_puts
     (problem,) = _write([["run.dir", url]], "me", f"{url}/snapshots")["problems"]  # preflight's
     assert problem.startswith(f"run.dir={url}: there is no such file or bucket")
@@ -39,12 +39,12 @@ def test_training_and_commands_end_with_64(
 ) -> None:
     bucket, tmp_path = serve("moto").url, tmp_path_factory.mktemp("here")
     done = train(tmp_path, "data=addition", "model=gpt-nano", f"run.dir={url_of('s3', 'run')}", "train.max_steps=2")
-    assert done.returncode == MISTAKE, done.stderr
+    assert done.returncode == USER_ERROR, done.stderr
     error = f"run.dir={url_of('s3', 'run')}: there is no such file or bucket: check the spelling"
     assert done.stderr.startswith(f"error: {error}")
     save(Store(f"{bucket}/run/snapshots"), 1)
     for command in (["list"], ["verify"], ["digest"], ["show"], ["prune"]):
-        assert snapshots.main([*command, url_of("s3", "run")]) == MISTAKE, command
-    assert snapshots.main(["copy", f"{bucket}/run", url_of("s3", "run")]) == MISTAKE
+        assert snapshots.main([*command, url_of("s3", "run")]) == USER_ERROR, command
+    assert snapshots.main(["copy", f"{bucket}/run", url_of("s3", "run")]) == USER_ERROR
     assert "there is no such file or bucket" in capsys.readouterr().err
     assert not fsspec.filesystem("s3").exists(NOWHERE)

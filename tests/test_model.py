@@ -1,4 +1,4 @@
-"""mingpt.model: it is GPT-2, to the parameter, and no position sees a later one."""
+"""mingpt.model.gpt2: it is GPT-2, to the parameter, and no position sees a later one."""
 
 import math
 from dataclasses import replace
@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional as F
 
-from mingpt.config import Model
-from mingpt.model import GPT, MLP, Attention, GPTConfig
-from mingpt.models import gpt_config
+from mingpt.config.schema import Model
+from mingpt.model.gpt2 import GPT, MLP, Attention, GPTConfig
+from mingpt.train.factory import gpt_config
 
 SIZES = Path(__file__).parents[1] / "configs" / "model"
 # (layers, heads, width) as published: Radford et al. 2019; Karpathy's minGPT; Rae et al. 2021 (Gopher), table 1.

@@ -1,10 +1,11 @@
-"""GPT.generate: the seed decides, the padding never appears, and the model is left as it was."""
+"""sampling.generate: the seed decides, the padding never appears, and the model is left as it was."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from mingpt.model import GPT, GPTConfig
+from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.sampling import generate
 
 CONFIG = GPTConfig(vocab_size=17, block_size=8, n_layer=2, n_head=2, n_embd=16, vocab_multiple=64)
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
@@ -29,38 +30,38 @@ def likeliest(model: GPT, tokens: Tensor, count: int) -> Tensor:
 
 
 def test_the_prompt_is_continued_by_as_many_tokens_as_asked(model: GPT) -> None:
-    out = model.generate(PROMPT, 11)
+    out = generate(model, PROMPT, 11)
     assert out.shape == (2, 4 + 11)
     assert torch.equal(out[:, :4], PROMPT)
-    assert torch.equal(model.generate(PROMPT, 0), PROMPT)
+    assert torch.equal(generate(model, PROMPT, 0), PROMPT)
 
 
 def test_the_seed_alone_decides_the_tokens(model: GPT) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = model.generate(PROMPT, 40, seed=7)
+    first = generate(model, PROMPT, 40, seed=7)
     assert torch.equal(torch.get_rng_state(), before)  # sampling in the midst of training would change its dropout
     torch.manual_seed(2)
-    assert torch.equal(model.generate(PROMPT, 40, seed=7), first)
-    assert not torch.equal(model.generate(PROMPT, 40, seed=8), first)
+    assert torch.equal(generate(model, PROMPT, 40, seed=7), first)
+    assert not torch.equal(generate(model, PROMPT, 40, seed=8), first)
 
 
 def test_temperature_0_takes_the_likeliest_token_step_by_step_whatever_the_seed(model: GPT) -> None:
     expected = likeliest(model, PROMPT, 20)
     for seed in range(3):
-        assert torch.equal(model.generate(PROMPT, 20, temperature=0, seed=seed), expected)
-    assert not torch.equal(model.generate(PROMPT, 20, temperature=1), expected)  # there was a choice
+        assert torch.equal(generate(model, PROMPT, 20, temperature=0, seed=seed), expected)
+    assert not torch.equal(generate(model, PROMPT, 20, temperature=1), expected)  # there was a choice
 
 
 def test_top_k_1_equals_temperature_0_at_any_temperature(model: GPT) -> None:
     expected = likeliest(model, PROMPT, 20)
-    assert torch.equal(model.generate(PROMPT, 20, temperature=50, top_k=1), expected)
+    assert torch.equal(generate(model, PROMPT, 20, temperature=50, top_k=1), expected)
 
 
 def test_top_k_leaves_exactly_the_k_likeliest(model: GPT) -> None:
     # At this temperature the three that are left are about equally likely, so each is drawn in 300 tries.
     prompt = PROMPT[:1].expand(300, -1)
-    drawn = model.generate(prompt, 1, temperature=1000, top_k=3, seed=1)[:, -1]
+    drawn = generate(model, prompt, 1, temperature=1000, top_k=3, seed=1)[:, -1]
     with torch.no_grad():
         best = model.logits(PROMPT[:1])[0, -1].topk(3).indices
     assert set(drawn.tolist()) == set(best.tolist())
@@ -69,7 +70,7 @@ def test_top_k_leaves_exactly_the_k_likeliest(model: GPT) -> None:
 @pytest.mark.parametrize("top_k", [None, 17, 64])
 def test_every_token_can_be_drawn_and_the_padding_never(model: GPT, top_k: int | None) -> None:
     # As good as uniform: were the 47 padding rows in the draw, they would be most of it.
-    out = model.generate(PROMPT, 300, temperature=1e6, top_k=top_k, seed=1)
+    out = generate(model, PROMPT, 300, temperature=1e6, top_k=top_k, seed=1)
     assert set(out[:, 4:].flatten().tolist()) == set(range(17))
 
 
@@ -78,7 +79,7 @@ def test_a_low_temperature_sharpens_the_draw(model: GPT) -> None:
     with torch.no_grad():
         logits = model.logits(PROMPT[:1])[0, -1]
     for temperature in (0.5, 1.0, 2.0):
-        drawn = model.generate(prompt, 1, temperature=temperature, seed=3)[:, -1]
+        drawn = generate(model, prompt, 1, temperature=temperature, seed=3)[:, -1]
         share = (drawn == logits.argmax()).float().mean().item()
         chance = (logits / temperature).softmax(-1).max().item()
         assert share == pytest.approx(chance, abs=0.1)  # four standard deviations of 400 draws at most
@@ -86,10 +87,10 @@ def test_a_low_temperature_sharpens_the_draw(model: GPT) -> None:
 
 def test_of_a_context_longer_than_a_block_the_newest_block_is_seen(model: GPT) -> None:
     long = torch.randint(17, (64, 30), generator=torch.Generator().manual_seed(1))
-    out = model.generate(long, 10, seed=5)
+    out = generate(model, long, 10, seed=5)
     assert torch.equal(out[:, :30], long)
-    assert torch.equal(out[:, 30:], model.generate(long[:, -8:], 10, seed=5)[:, 8:])
-    assert not torch.equal(out[:, 30], model.generate(long[:, -7:], 1, seed=5)[:, 7])  # the eighth is seen too
+    assert torch.equal(out[:, 30:], generate(model, long[:, -8:], 10, seed=5)[:, 8:])
+    assert not torch.equal(out[:, 30], generate(model, long[:, -7:], 1, seed=5)[:, 7])  # the eighth is seen too
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -97,7 +98,7 @@ def test_dropout_is_off_while_generating_and_the_mode_is_as_before(model: GPT, t
     dropping = GPT(GPTConfig(17, block_size=8, n_layer=2, n_head=2, n_embd=16, vocab_multiple=64, dropout=0.5))
     dropping.load_state_dict(model.state_dict())
     dropping.train(training)
-    assert torch.equal(dropping.generate(PROMPT, 20, seed=1), model.generate(PROMPT, 20, seed=1))
+    assert torch.equal(generate(dropping, PROMPT, 20, seed=1), generate(model, PROMPT, 20, seed=1))
     assert [m.training for m in dropping.modules()] == [training] * len(list(dropping.modules()))
 
 
@@ -106,6 +107,6 @@ def test_no_gradient_is_recorded(model: GPT) -> None:
     hook = model.transformer.register_forward_hook(
         lambda _module, _inputs, output: recorded.append(output.requires_grad)
     )
-    model.generate(PROMPT, 3)
+    generate(model, PROMPT, 3)
     hook.remove()
     assert recorded == [False] * 3

@@ -1,4 +1,4 @@
-"""mingpt.model as it learns: its loss, masks and padding; it learns what is there, and nothing where nothing is."""
+"""The GPT as it learns: its loss, masks and padding; it learns what is there, and nothing where nothing is."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mingpt.model import GPT, IGNORE, GPTConfig
+from mingpt.model.gpt2 import GPT, IGNORE, GPTConfig
 
 TINY = GPTConfig(vocab_size=16, block_size=16, n_layer=2, n_head=2, n_embd=32)
 

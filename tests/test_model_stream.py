@@ -1,4 +1,4 @@
-"""GPT.stream: what is kept changes no logits, other rows change no row, and top-p keeps what it should."""
+"""generate_stream: what is kept changes no logits, other rows change no row, and top-p keeps what it should."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mingpt.model import GPT, GPTConfig, Past, choose
+from mingpt.model.gpt2 import GPT, GPTConfig, KVCache
+from mingpt.model.sampling import generate_stream, sample
 
 BLOCK = 8
 CONFIG = GPTConfig(vocab_size=17, block_size=BLOCK, n_layer=3, n_head=2, n_embd=16, vocab_multiple=64)
@@ -33,7 +34,7 @@ def random_tokens(batch: int, time: int) -> Tensor:
 
 
 def streamed(model: GPT, tokens: Tensor, count: int, **options: Any) -> Tensor:
-    return torch.stack(list(model.stream(tokens, count, **options)), 1)
+    return torch.stack(list(generate_stream(model, tokens, count, **options)), 1)
 
 
 def logits_of_stream(model: GPT, tokens: Tensor, count: int, **options: Any) -> tuple[Tensor, Tensor]:
@@ -63,7 +64,7 @@ def assert_same(a: Tensor, b: Tensor) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_logits_of_every_position_are_the_same_with_what_is_kept(model: GPT, first: int, batch: int) -> None:
     tokens = random_tokens(batch, BLOCK)
-    past = [Past(BLOCK) for _ in range(CONFIG.n_layer)]
+    past = [KVCache(BLOCK) for _ in range(CONFIG.n_layer)]
     with torch.no_grad():
         whole = model.logits(tokens)
         pieces = [tokens[:, :first], *tokens[:, first:].split(1, 1)]
@@ -132,7 +133,7 @@ def test_a_longer_text_begins_as_a_shorter_one(model: GPT) -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_a_stream_that_is_left_leaves_the_model_as_it_was(training: bool) -> None:
     model = vivid().train(training)
-    stream = model.stream(random_tokens(1, 2), 20)
+    stream = generate_stream(model, random_tokens(1, 2), 20)
     next(stream)
     assert not model.training
     stream.close()  # type: ignore[attr-defined]
@@ -145,7 +146,7 @@ CHANCES = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]).log()
 def chosen(draws: Sequence[float], **options: Any) -> list[int]:
     settings = {"temperature": 1.0, "top_k": None, "top_p": None} | options
     rows = CHANCES.expand(len(draws), -1)
-    return choose(rows, torch.tensor(draws)[:, None], **settings).tolist()
+    return sample(rows, torch.tensor(draws)[:, None], **settings).tolist()
 
 
 def test_each_token_has_its_share_of_the_draws() -> None:

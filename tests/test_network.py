@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mingpt import network
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
+from mingpt.world import network
 from net_kit import Net, hosts, needs_hosts
 from node_kit import Node
 from run_kit import TINY, Run
@@ -72,7 +72,7 @@ def test_nccl_takes_prefixes_and_exclusions(value: str, means_lo: int) -> None:
 
 
 def test_an_interface_that_is_not_there() -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         network.settings("lo", {"NCCL_SOCKET_IFNAME": "=l", "GLOO_SOCKET_IFNAME": "ib9"})
     for problem, setting in zip(
         caught.value.problems, ("NCCL_SOCKET_IFNAME==l", "GLOO_SOCKET_IFNAME=ib9"), strict=True

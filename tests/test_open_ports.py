@@ -16,9 +16,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from fault_kit import training
-from mingpt import network
-from mingpt.rendezvous import REFUSED, Sealed
-from mingpt.secret import SECRET, take_secret
+from mingpt.world import network
+from mingpt.world.rendezvous import REFUSED, Sealed
+from mingpt.world.secret import SECRET, take_secret
 from node_kit import Node, free_port, wait_until
 from run_kit import Run
 from stranger_kit import listeners, other_addresses, poison, reachable

@@ -1,4 +1,4 @@
-"""mingpt.optim: the update is AdamW's on the mean loss; what is not finite changes nothing; all it remembers is in
+"""The update is AdamW's on the mean loss; what is not finite changes nothing; all it remembers is in
 state()."""
 
 import copy
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mingpt import optim
-from mingpt.config import Optimizer, Schedule
-from mingpt.optim import Update, batch_factor, make_optimizer, schedule_factor
+from mingpt.compute import optimizer as optim
+from mingpt.compute.optimizer import Update, batch_factor, make_optimizer, schedule_factor
+from mingpt.config.schema import Optimizer, Schedule
 
 CONSTANT = Schedule(kind="constant", warmup_steps=0)
 COSINE = Schedule(kind="cosine", warmup_steps=3, decay_steps=10, min_ratio=0.1)

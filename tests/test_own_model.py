@@ -11,29 +11,30 @@ import pytest
 import torch
 
 from examples.classifier import Classifier, rows
-from mingpt import cli, own
-from mingpt.config import Config, OwnModel
+from mingpt.config import compose
+from mingpt.config.schema import Config, OwnModel
 from mingpt.data.opening import open_source
 from mingpt.data.own import source_of
-from mingpt.errors import Mistake
-from mingpt.lifetime import Lifetime
-from mingpt.models import build
+from mingpt.errors import UserError
 from mingpt.snapshot.reader import read
+from mingpt.train import own_model
 from mingpt.train.attempt import attempt
+from mingpt.train.factory import build
+from mingpt.world.lifetime import Lifetime
 from own_kit import OwnRun
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
 
 
 def configured(*arguments: str) -> Config:
-    config = cli.configure(arguments)
+    config = compose.configure(arguments)
     assert config is not None
     return config
 
 
 def problems(*arguments: str) -> list[str]:
-    with pytest.raises(Mistake) as mistake:
-        cli.configure(arguments)
+    with pytest.raises(UserError) as mistake:
+        compose.configure(arguments)
     return list(mistake.value.problems)
 
 
@@ -132,7 +133,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
     ],
 )
 def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
-    with pytest.raises(Mistake, match=f"^model._target_={target.split()[0]}:? {message}"):
+    with pytest.raises(UserError, match=f"^model._target_={target.split()[0]}:? {message}"):
         build(configured(*f"model._target_={target}".split()), 0)
 
 
@@ -161,8 +162,8 @@ def test_what_does_not_keep_the_protocol_is_a_mistake(target: str, message: str)
     config = configured(f"model._target_=own_kit.{target}")
     assert isinstance(config.model, OwnModel)
     model = build(config, 0)
-    with pytest.raises(Mistake, match=f"^model._target_=own_kit.{target}{message}"):
-        own.try_out(model, config.model, rows(2).train[[0, 1]])
+    with pytest.raises(UserError, match=f"^model._target_=own_kit.{target}{message}"):
+        own_model.try_out(model, config.model, rows(2).train[[0, 1]])
 
 
 def test_what_keeps_it_is_left_as_it_was() -> None:
@@ -170,7 +171,7 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
     assert isinstance(config.model, OwnModel)
     model = build(config, 0)
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    own.try_out(model, config.model, rows(2).train[[0, 1]])
+    own_model.try_out(model, config.model, rows(2).train[[0, 1]])
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -185,12 +186,12 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
 )
 def test_what_gives_no_source_is_a_mistake(target: str, message: str | None) -> None:
     expected = f"^data._target_=own_kit.{target}{message}" if message else "train must be tensors with the same number"
-    with pytest.raises(Mistake, match=expected):
+    with pytest.raises(UserError, match=expected):
         open_source(configured(f"data._target_=own_kit.{target}").data, 1, 2)
 
 
 def test_a_gpt_needs_tokens() -> None:
-    with pytest.raises(Mistake, match="the data has no tokens, and a GPT needs some"):
+    with pytest.raises(UserError, match="the data has no tokens, and a GPT needs some"):
         build(configured(CLASSIFIER[1]), 0)
 
 
@@ -273,7 +274,7 @@ def test_what_reads_a_snapshot_does_not_import_what_it_names(alone: OwnRun, tmp_
     assert manifest.vocabulary == {"kind": "none"}
     assert len(manifest.fingerprint["code"]) == 64
     script = (
-        "import sys; from mingpt import generate, snapshots; run, out = sys.argv[1:]\n"
+        "import sys; from mingpt.commands import generate, snapshots; run, out = sys.argv[1:]\n"
         "codes = [snapshots.main([c, run]) for c in ('list', 'show', 'verify', 'digest')]\n"
         "codes += [snapshots.main(['copy', run, out + '/copy']), snapshots.main(['export', run, out + '/hf'])]\n"
         "codes += [generate.main([run])]\n"

@@ -17,16 +17,16 @@ import botocore.exceptions
 import numpy as np
 import pytest
 
-from mingpt.config import TextData, WorldConfig
+from mingpt.config.schema import TextData, WorldConfig
 from mingpt.data.text import open_text
-from mingpt.distributed import join
-from mingpt.errors import Mistake, Unavailable
-from mingpt.failures import explain
-from mingpt.lifetime import Lifetime, Phase
+from mingpt.errors import TransientError, UserError
+from mingpt.snapshot.find import find
 from mingpt.snapshot.store import Store
-from mingpt.snapshots import find
 from mingpt.storage import place
 from mingpt.train.attempt import tell
+from mingpt.world.failures import explain
+from mingpt.world.joining import join
+from mingpt.world.lifetime import Lifetime, Phase
 
 
 def test_a_web_server_that_says_no_is_a_mistake_that_names_data_path(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_web_server_that_says_no_is_a_mistake_that_names_data_path(tmp_path: P
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/x.txt"
-        with pytest.raises(Mistake, match=r"^data\.path="):
+        with pytest.raises(UserError, match=r"^data\.path="):
             open_text(TextData(path=url, cache_dir=str(tmp_path)), 4)
     finally:
         server.shutdown()
@@ -61,20 +61,20 @@ def test_tokens_that_a_cache_cleaner_removed_are_built_anew(tmp_path: Path) -> N
 
 def test_a_store_is_shown_without_its_secrets() -> None:
     assert Store("memory://user:password@runs/").url == "memory://***@runs"
-    with pytest.raises(Mistake, match=r"^memory://\*\*\*@nowhere: no snapshot is there"):
+    with pytest.raises(UserError, match=r"^memory://\*\*\*@nowhere: no snapshot is there"):
         find("memory://user:password@nowhere")
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), Mistake),
-        (OSError(errno.ELOOP, "Too many levels of symbolic links"), Mistake),
-        (PermissionError("403"), Mistake),
-        (botocore.exceptions.NoCredentialsError(), Mistake),
-        (botocore.exceptions.EndpointConnectionError(endpoint_url="http://user:password@host/x"), Unavailable),
-        (OSError(errno.EIO, "Input/output error"), Unavailable),
-        (ConnectionResetError("reset"), Unavailable),
+        (OSError(errno.ENOSPC, "No space left on device"), UserError),
+        (OSError(errno.ELOOP, "Too many levels of symbolic links"), UserError),
+        (PermissionError("403"), UserError),
+        (botocore.exceptions.NoCredentialsError(), UserError),
+        (botocore.exceptions.EndpointConnectionError(endpoint_url="http://user:password@host/x"), TransientError),
+        (OSError(errno.EIO, "Input/output error"), TransientError),
+        (ConnectionResetError("reset"), TransientError),
         (ValueError("a fault of ours"), ValueError),  # keeps its stack trace
     ],
 )
@@ -91,15 +91,15 @@ def test_what_a_store_fails_with_names_the_key_and_says_whether_to_try_again(err
 @pytest.mark.parametrize(
     ("behind", "kind"),
     [
-        (TimeoutError(), Unavailable),  # aiohttp's, where the store's own limit is longer
-        (asyncio.TimeoutError(), Unavailable),
-        (aiohttp.ServerDisconnectedError(), Unavailable),
-        (aiohttp.InvalidURL("http://"), Mistake),
-        (None, Mistake),
+        (TimeoutError(), TransientError),  # aiohttp's, where the store's own limit is longer
+        (asyncio.TimeoutError(), TransientError),
+        (aiohttp.ServerDisconnectedError(), TransientError),
+        (aiohttp.InvalidURL("http://"), UserError),
+        (None, UserError),
     ],
 )
 def test_a_file_that_the_web_client_calls_missing_may_be_there(behind: Exception | None, kind: type) -> None:
-    with pytest.raises((Mistake, Unavailable)) as caught, place("SOURCES", "http://host/a?X-Signature=s3cret"):
+    with pytest.raises((UserError, TransientError)) as caught, place("SOURCES", "http://host/a?X-Signature=s3cret"):
         raise FileNotFoundError("http://host/a?X-Signature=s3cret") from behind
     assert type(caught.value) is kind
     assert str(caught.value).startswith("SOURCES=http://host/a?***: ")
@@ -118,7 +118,7 @@ def test_a_traceback_shows_no_secrets(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_an_error_that_may_pass_ends_with_70_and_no_stack_trace() -> None:
-    failure = explain(Unavailable("data.path=x: down: try again"), Phase.STARTING)
+    failure = explain(TransientError("data.path=x: down: try again"), Phase.STARTING)
     assert (failure.code, failure.trace) == (70, False)
 
 
@@ -142,7 +142,7 @@ def test_numbers_that_a_person_set_wrong_are_told_by_name(
         monkeypatch.setenv(name, value)
     [(name, value)] = variables.items()
     with (
-        pytest.raises(Mistake, match=rf"^{name}={value} in the environment: set a number from \d+ to \d+"),
+        pytest.raises(UserError, match=rf"^{name}={value} in the environment: set a number from \d+ to \d+"),
         join(WorldConfig(device="cpu")),
     ):
         pass
@@ -150,7 +150,7 @@ def test_numbers_that_a_person_set_wrong_are_told_by_name(
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_a_password_in_a_buckets_url_is_refused_and_not_shown(scheme: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         Store(f"{scheme}://me:hunter2@bucket/run")
     assert str(caught.value).startswith(f"snapshot.dir={scheme}://***@bucket/run: the URL of a bucket has no user and ")
     assert "hunter2" not in str(caught.value)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import mingpt
-from mingpt import preflight
-from mingpt.checks import compare
-from mingpt.checks.finding import Finding, exit_code, told_by
-from mingpt.checks.machine import source_sha256
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
+from mingpt.preflight import command as preflight
+from mingpt.preflight import compare
+from mingpt.preflight.finding import Finding, exit_code, told_by
+from mingpt.preflight.machine import source_sha256
 from net_kit import Net, hosts, needs_hosts
 from node_kit import free_port
 from store_kit import HIDDEN, Nanio, Stores
@@ -422,6 +422,6 @@ def test_exit_codes() -> None:
     assert exit_code([]) == exit_code([warning]) == 0
     assert exit_code([warning, unreachable]) == 70
     assert exit_code([unreachable, problem]) == 64
-    assert str(told_by(Mistake("run.dir=x: denied: ask"), "a", "run.dir")[0]) == (
+    assert str(told_by(UserError("run.dir=x: denied: ask"), "a", "run.dir")[0]) == (
         "problem on a (run.dir): run.dir=x: denied: ask"
     )

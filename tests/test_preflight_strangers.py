@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from mingpt.checks.meeting import LONGEST, Line, Meeting, Refused, host, visit
+from mingpt.preflight.meeting import LONGEST, Line, Meeting, Refused, host, visit
 from node_kit import free_port, listening, wait_until
 
 NONSENSE = {

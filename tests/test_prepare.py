@@ -21,12 +21,13 @@ import pytest
 
 import bpe_kit
 import web_kit
-from mingpt.data import bpe, documents
+from mingpt.data import bpe
 from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
-from mingpt.data.documents import Options, is_validation
-from mingpt.data.prepare import Progress, main, prepare
-from mingpt.data.shardwriter import ShardWriter
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
+from mingpt.prepare import documents
+from mingpt.prepare.documents import Options, is_validation
+from mingpt.prepare.prepare import Progress, main, prepare
+from mingpt.prepare.shardwriter import ShardWriter
 
 VOCABULARY = bpe_kit.small()
 WORDS = ["the", "king", "is", "dead", "long", "live", "woe", "größer", "漢字", "🙂", "1234", "\n", "  "]
@@ -167,7 +168,7 @@ class Killed(Exception):
 
 
 def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.data.prepare.NOTE_SECONDS", 0)
+    monkeypatch.setattr("mingpt.prepare.prepare.NOTE_SECONDS", 0)
     for i in range(6):
         write_jsonl(tmp_path / f"{i}.jsonl", some_texts(30, seed=i))
     sources = [f"{tmp_path}/*.jsonl"]
@@ -188,7 +189,7 @@ def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.M
 
         return dying
 
-    monkeypatch.setattr("mingpt.data.prepare.blocks", watched)
+    monkeypatch.setattr("mingpt.prepare.prepare.blocks", watched)
     finished = []
     for adds in (5, 1, 4):  # each file is added to both splits
         monkeypatch.setattr(ShardWriter, "add", dying_after(adds))
@@ -246,7 +247,7 @@ def test_a_finished_data_set_is_left_alone_and_another_refused(tmp_path: Path) -
     assert prepared([source], tmp_path / "out") == first
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == before
     with pytest.raises(
-        Mistake, match=r"another data set is there, of other sources or options, or .*: choose another$"
+        UserError, match=r"another data set is there, of other sources or options, or .*: choose another$"
     ):
         prepared([source], tmp_path / "out", val_fraction=0.5)
 
@@ -280,7 +281,9 @@ def test_a_source_that_changed_under_its_name_and_size_is_noticed(
     assert "a data set is there; reading the sources to see" in capsys.readouterr().out
     for other in (write("other", "kine"), write("a", "wing")):
         assert other.stat().st_size == size
-        with pytest.raises(Mistake, match=r"another data set is there, of .* or of these before they changed: choose"):
+        with pytest.raises(
+            UserError, match=r"another data set is there, of .* or of these before they changed: choose"
+        ):
             prepared([other], tmp_path / "out")
 
 
@@ -294,7 +297,7 @@ def test_a_store_that_tells_no_versions_has_its_sources_read_again(
         first = prepared([f"{url}/a.jsonl"], tmp_path / "out")
         assert prepared([f"{url}/a.jsonl"], tmp_path / "out") == first
         write_jsonl(tmp_path / "a.jsonl", ["wing"])
-        with pytest.raises(Mistake, match="another data set is there"):
+        with pytest.raises(UserError, match="another data set is there"):
             prepared([f"{url}/a.jsonl"], tmp_path / "out")
 
 
@@ -327,7 +330,7 @@ def test_a_begun_shard_that_is_a_link_is_not_cut_back(
     victim.write_text("precious" * 10_000)
     (tmp_path / "out" / "train-00000.part").unlink()
     (tmp_path / "out" / name).symlink_to(victim)
-    with pytest.raises(Mistake, match=rf"left is damaged \({name} is no regular file\): delete the folder"):
+    with pytest.raises(UserError, match=rf"left is damaged \({name} is no regular file\): delete the folder"):
         prepared([source], tmp_path / "out", val_fraction=0.0)
     assert victim.read_text() == "precious" * 10_000
 
@@ -382,7 +385,7 @@ def test_an_address_without_a_files_name_is_told_apart_by_its_query(tmp_path: Pa
     (tmp_path / "download").write_text("the king")
     with web_kit.served(tmp_path) as url:  # it gives the same for any query: only the addresses differ
         prepared([f"{url}/download?id=1"], tmp_path / "out", form="text", processes=1)
-        with pytest.raises(Mistake, match="another data set is there, of other sources or options"):
+        with pytest.raises(UserError, match="another data set is there, of other sources or options"):
             prepared([f"{url}/download?id=2"], tmp_path / "out", form="text", processes=1)
 
 
@@ -420,10 +423,10 @@ def test_another_data_set_does_not_go_on_with_a_begun_one(tmp_path: Path, monkey
         patch.setattr(ShardWriter, "close", killed)
         with pytest.raises(Killed):
             prepared([source], tmp_path / "out")
-    with pytest.raises(Mistake, match=r"begun with other sources or options: give those again, or delete"):
+    with pytest.raises(UserError, match=r"begun with other sources or options: give those again, or delete"):
         prepared([source], tmp_path / "out", val_fraction=0.5)
     (next((tmp_path / "out").glob("train*"))).write_bytes(b"")
-    with pytest.raises(Mistake, match=r"left is damaged \(train-00000\.part is too short\): delete the folder"):
+    with pytest.raises(UserError, match=r"left is damaged \(train-00000\.part is too short\): delete the folder"):
         prepared([source], tmp_path / "out")
 
 
@@ -482,22 +485,24 @@ def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: pytest.
     for line, number in zip(told, BAD_LINES, strict=False):
         assert line.startswith(f"prepare: left out: {source} line {number}: ")
     assert told[-1] == "prepare: 5 bad lines left out"
-    with pytest.raises(Mistake, match=r"a\.jsonl line 12: not JSON .*, and 4 before it were left out; --skip-bad N"):
+    with pytest.raises(UserError, match=r"a\.jsonl line 12: not JSON .*, and 4 before it were left out; --skip-bad N"):
         prepared([source], tmp_path / "four", skip_bad=4)
-    with pytest.raises(Mistake, match=r"a\.jsonl line 2: not JSON \(.*\): .*; --skip-bad N leaves out up to N lines$"):
+    with pytest.raises(
+        UserError, match=r"a\.jsonl line 2: not JSON \(.*\): .*; --skip-bad N leaves out up to N lines$"
+    ):
         prepared([source], tmp_path / "none")
 
 
 def test_bad_lines_of_finished_files_count_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.data.prepare.NOTE_SECONDS", 0)
+    monkeypatch.setattr("mingpt.prepare.prepare.NOTE_SECONDS", 0)
     for i in range(3):
         write_with_bad_lines(tmp_path / f"{i}.jsonl", some_texts(20, seed=i))
     sources = [tmp_path / f"{i}.jsonl" for i in range(3)]
     undisturbed = prepared(sources, tmp_path / "undisturbed", skip_bad=15)
-    with pytest.raises(Mistake, match=r"2\.jsonl line 9: .*, and 13 before it were left out"):
+    with pytest.raises(UserError, match=r"2\.jsonl line 9: .*, and 13 before it were left out"):
         prepared(sources, tmp_path / "out", skip_bad=13)
     assert json.loads((tmp_path / "out" / "progress.json").read_text())["files"] == 2
-    with pytest.raises(Mistake, match=r"2\.jsonl line 12: .*, and 14 before it were left out"):
+    with pytest.raises(UserError, match=r"2\.jsonl line 12: .*, and 14 before it were left out"):
         prepared(sources, tmp_path / "out", skip_bad=14)
     assert prepared(sources, tmp_path / "out", skip_bad=15) == undisturbed
     assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
@@ -513,7 +518,7 @@ def test_bad_lines_are_the_same_whatever_the_processes(
     for processes in (1, 2):
         dataset = prepared([source], tmp_path / str(processes), skip_bad=5, processes=processes)
         assert sum(shard.documents for shard in dataset.shards) == 20
-        with pytest.raises(Mistake) as error:
+        with pytest.raises(UserError) as error:
             prepared([source], tmp_path / f"{processes}-3", skip_bad=3, processes=processes)
         told.append((str(error.value), capsys.readouterr().out))
     assert told[0] == told[1]
@@ -565,9 +570,11 @@ def test_parquet_columns_are_named_in_the_mistake(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"body": ["a"], "id": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(Mistake, match=r"a\.parquet: no column 'text'; there are 'body', 'id': name one with --field$"):
+    with pytest.raises(
+        UserError, match=r"a\.parquet: no column 'text'; there are 'body', 'id': name one with --field$"
+    ):
         prepared([tmp_path / "a.parquet"], tmp_path / "out")
-    with pytest.raises(Mistake, match=r"column 'id' is of int64, not of strings"):
+    with pytest.raises(UserError, match=r"column 'id' is of int64, not of strings"):
         prepared([tmp_path / "a.parquet"], tmp_path / "out", field="id")
 
 
@@ -588,7 +595,7 @@ def test_damaged_parquet_is_a_mistake(tmp_path: Path, damage: str) -> None:
     message = (
         "is not UTF-8: convert the file" if damage == "no UTF-8" else r"damaged Parquet \(.*\): get the file again"
     )
-    with pytest.raises(Mistake, match=rf"a\.parquet: .*{message}$"):
+    with pytest.raises(UserError, match=rf"a\.parquet: .*{message}$"):
         prepared([path], tmp_path / "out")
 
 
@@ -609,7 +616,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.Monkey
             return True
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr("mingpt.data.prepare.DRAW_SECONDS", 0)
+    monkeypatch.setattr("mingpt.prepare.prepare.DRAW_SECONDS", 0)
     progress = Progress([documents.File("x.txt", "text", 100)])
     progress.add(50, 1234)
     drawn = terminal.getvalue()

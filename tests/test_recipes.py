@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli
+from mingpt.config import compose
 from recipe_kit import BUCKET, DEFAULT, HEAD, OTHER, ROOT, TEACHING, envs, recipe, sky_variables
 
 SKY = ROOT / ".venv-sky/bin/python"
@@ -89,9 +89,11 @@ def test_skypilot_names_a_misspelt_key(tmp_path: Path) -> None:
 def test_the_default_experiment_runs_unedited_on_four_nodes_of_four_gpus() -> None:
     for name in TEACHING:
         assert envs(name)["EXPERIMENT"] == DEFAULT.removeprefix("experiment=")
-    config = cli.configure([DEFAULT], world_size=16)
+    config = compose.configure([DEFAULT], world_size=16)
     assert config is not None
-    assert config.data == (cli.configure(["data=shakespeare-complete"]) or config).data  # the text that set-up fetches
+    assert (
+        config.data == (compose.configure(["data=shakespeare-complete"]) or config).data
+    )  # the text that set-up fetches
 
 
 # --- what a run section makes of its variables; torchrun and python are stubs that print their arguments ---
@@ -191,8 +193,8 @@ def test_machines_are_looked_at_before_training(name: str, tmp_path: Path) -> No
 
 
 def test_evaluate_and_generate_take_the_snapshots_of_the_recipes_by_default(tmp_path: Path) -> None:
-    for name in cli.groups()["experiment"]:
-        config = cli.configure([f"experiment={name}", *(["data.path=x"] if name == "finetune" else [])])
+    for name in compose.groups()["experiment"]:
+        config = compose.configure([f"experiment={name}", *(["data.path=x"] if name == "finetune" else [])])
         words, _ = arguments("evaluate", tmp_path, 0, EXPERIMENT=name)
         assert config is not None
         assert words[:3] == ["-m", "mingpt.evaluate", config.run.dir]

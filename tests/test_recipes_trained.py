@@ -110,6 +110,7 @@ def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resize
 
 
 @pytest.mark.slow
+@pytest.mark.example
 def test_train_rdzv_yaml_starts_a_killed_process_again(
     launch: Callable[..., list[Node]], undisturbed: Undisturbed, tmp_path: Path, text: Path, cache: Path
 ) -> None:

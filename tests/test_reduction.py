@@ -1,4 +1,4 @@
-"""mingpt.reduction: one order of additions, whoever adds. (With several processes: test_exactness.py.)"""
+"""mingpt.compute.reduction: one order of additions, whoever adds. (With several processes: test_exactness.py.)"""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt.config import WorldConfig
-from mingpt.distributed import World, join, share
-from mingpt.reduction import (
+from mingpt.compute.reduction import (
     ExactReduction,
     FastReduction,
     Reduction,
@@ -22,7 +20,10 @@ from mingpt.reduction import (
     tree_sum_of,
     whole_nodes,
 )
+from mingpt.config.schema import WorldConfig
 from mingpt.train.stats import StatsExchange
+from mingpt.world.joining import join
+from mingpt.world.world import World, share
 
 COUNTS = range(1, 41)
 

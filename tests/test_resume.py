@@ -1,4 +1,4 @@
-"""mingpt.resume: a run is one experiment. What a resume may change, what it says of that, and what it refuses."""
+"""mingpt.train.resume: a run is one experiment. What a resume may change, what it says of that, and what it refuses."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from mingpt import cli, resume
-from mingpt.config import Config
-from mingpt.errors import Mistake
+from mingpt.commands.snapshots import main as snapshots
+from mingpt.config import affecting, compose
+from mingpt.config.schema import Config
+from mingpt.config.validation import keys
+from mingpt.errors import UserError
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import read
-from mingpt.snapshots import main as snapshots
-from mingpt.validation import keys
+from mingpt.train import resume
 from run_kit import Run
 from snapshot_kit import ALONE
 
@@ -28,7 +29,7 @@ FREE = (
 
 
 def configured(*arguments: str) -> Config:
-    config = cli.configure(arguments)
+    config = compose.configure(arguments)
     assert config is not None
     return config
 
@@ -49,7 +50,7 @@ def checked(old: Sequence[str], new: Sequence[str], **more: Any) -> tuple[resume
 
 
 def refused(old: Sequence[str], new: Sequence[str], **more: Any) -> str:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         checked(old, new, **more)
     return str(mistake.value)
 
@@ -66,7 +67,7 @@ def test_each_other_key_affects_the_result() -> None:
     free = {"train.max_steps", "train.log_every", "train.eval_every", "optimizer.reference_batch", "model.init_from"}
     free |= {f"data.{name}" for name in ("workers", "path", "tokenizer", "cache_dir", "cache_timeout_seconds")}
     of_text = {k for k in keys({}) if k.partition(".")[0] not in ("run", "world", "snapshot", "launch", "resume")}
-    assert resume.settings(configured().model_dump())[1] == of_text - free
+    assert affecting.settings(configured().model_dump())[1] == of_text - free
 
 
 def test_another_learning_rate_is_another_experiment() -> None:

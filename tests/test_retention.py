@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingpt.attempts import Superseded
+from mingpt.errors import Superseded
 from mingpt.snapshot.reader import read
-from mingpt.snapshot.retention import Retention, beyond, leftovers
+from mingpt.snapshot.retention import Retention, leftovers, steps_to_delete
 from mingpt.snapshot.store import Store
 from mingpt.storage import modified
 from snapshot_kit import files, read_newest, save, signed
@@ -40,7 +40,7 @@ DAY = 86400
     ],
 )
 def test_what_goes(retention: Retention, snapshots: dict[int, float | None], go: list[int]) -> None:
-    assert beyond(retention, snapshots) == go
+    assert steps_to_delete(retention, snapshots) == go
 
 
 @given(
@@ -48,7 +48,7 @@ def test_what_goes(retention: Retention, snapshots: dict[int, float | None], go:
     st.dictionaries(st.integers(0, 60), st.none() | st.floats()),
 )
 def test_what_stays_in_any_case(retention: Retention, snapshots: dict[int, float | None]) -> None:
-    go = beyond(retention, snapshots)
+    go = steps_to_delete(retention, snapshots)
     stay = snapshots.keys() - set(go)
     assert set(go) <= snapshots.keys()
     if snapshots:
@@ -59,7 +59,7 @@ def test_what_stays_in_any_case(retention: Retention, snapshots: dict[int, float
     if losses and retention.keep_best:
         assert min(losses) in [snapshots[step] for step in stay]
     # What was decided is settled: looking again, with what went gone, nothing more goes.
-    assert beyond(retention, {step: snapshots[step] for step in stay}) == []
+    assert steps_to_delete(retention, {step: snapshots[step] for step in stay}) == []
 
 
 @pytest.fixture(params=["local", "memory"])

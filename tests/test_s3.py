@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import snapshots
+from mingpt.commands import snapshots
 from mingpt.observe.jsonl import read_metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers
@@ -27,6 +27,7 @@ def bucket(serve: Stores) -> str:
     return serve("moto").url
 
 
+@pytest.mark.example
 def test_a_run_in_a_bucket_is_killed_resized_and_ends_with_the_same_bits(
     bucket: str, text: Path, cache: Path, undisturbed: Callable[..., Run]
 ) -> None:

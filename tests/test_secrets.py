@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli, generate, snapshots
-from mingpt.checks.helper import _write
+from mingpt.commands import generate, snapshots
+from mingpt.config import compose
 from mingpt.console import complain, say
-from mingpt.data import prepare
-from mingpt.errors import MISTAKE
-from mingpt.lifetime import Lifetime
+from mingpt.errors import USER_ERROR
+from mingpt.preflight.helper import _write
+from mingpt.prepare import prepare
 from mingpt.redact import is_secret, printable, without_secrets
 from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
 from test_config_command import ROOT, train
 
 CANARY = "cAnArY7f3a9c55"
@@ -77,7 +78,7 @@ def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     places = (f"run.dir={tmp_path}/run", f"snapshot.hot_dir={tmp_path}/hot", "train.max_steps=4")
     small = ("snapshot.every_steps=2", "snapshot.hot_every_steps=2", "train.log_every=1")
     arguments = [*OWN, *places, *small, *everywhere()]
-    config = cli.configure(arguments)
+    config = compose.configure(arguments)
     assert config is not None
     assert CANARY in str(config.model_dump())  # the code that they are for gets them
     for more in ([], ["--resolve"]):
@@ -93,9 +94,9 @@ def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert trained() == 0, written
     # A second start: refused for other settings, then allowed, so that both values are told and kept.
     changed = (f"+data.another=['{URLS[0]}']", f"+data.third_token={CANARY}", "seed=2")
-    assert trained(*changed) == MISTAKE
+    assert trained(*changed) == USER_ERROR
     assert trained(*changed, "resume.changed=true", "train.max_steps=6") == 0, written
-    assert trained("run.dir='" + URLS[1] + "'") == MISTAKE
+    assert trained("run.dir='" + URLS[1] + "'") == USER_ERROR
     for command in (["show"], ["show", "--json"], ["list"], ["verify"]):
         assert snapshots.main([*command, f"{tmp_path}/run"]) == 0
     text = output.read() + written
@@ -136,7 +137,7 @@ def test_no_slip_is_told_with_its_secret(
 @pytest.mark.parametrize("form", ["{}={}", "+data.{}={}", "--{}={}"])
 def test_no_slip_tells_what_its_name_says_is_secret(name: str, form: str, output: Output) -> None:
     with pytest.raises((SystemExit, Exception)) as error:
-        cli.configure([form.format(name, CANARY)])
+        compose.configure([form.format(name, CANARY)])
     nowhere(str(error.value) + output.read())
 
 

@@ -12,16 +12,16 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "paste", "rm", "sha256sum", "sleep", "sort")
 
 # `python` stands for the environment's: it knows how to be recipes/locked.py (which takes a while, or fails), the
-# fetch, mingpt.extras (which finds in the overrides what the real one finds in the config), and torch on a
+# fetch, mingpt.prepare.extras (which finds in the overrides what the real one finds in the config), and torch on a
 # node without a usable GPU.
 PYTHON = """#!/bin/sh
 case "$*" in *base_prefix*) [ ! -e .venv/half ]; exit $? ;; esac
 echo "python $*" >>log
 case "$*" in *locked.py*) sleep 0.3; [ ! -e broken ]; exit $? ;; esac
 case "$*" in *import\\ torch*) exit 1 ;; esac
-case "$*" in *mingpt.extras*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
-case "$*" in *mingpt.extras*gpt2*) echo bpe ;; esac
-case "$*" in *mingpt.extras*s3:*) echo s3 ;; esac
+case "$*" in *mingpt.prepare.extras*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
+case "$*" in *mingpt.prepare.extras*gpt2*) echo bpe ;; esac
+case "$*" in *mingpt.prepare.extras*s3:*) echo s3 ;; esac
 """
 
 # `uv venv` and `python3 -m venv` make an environment with that python.
@@ -75,7 +75,7 @@ class Machine:
 
 MAKE = "uv venv --quiet --python >=3.11,<3.14 .venv"
 INSTALL = "python recipes/locked.py --uv UV constraints.txt -e ."
-LOOK = ["python -m mingpt.extras", "python -m mingpt.data.fetch --for"]
+LOOK = ["python -m mingpt.prepare.extras", "python -m mingpt.data.fetch --for"]
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import bpe_kit
-from mingpt.batches import BatchPlan, Share
-from mingpt.config import ShardsData
+from mingpt.compute.batches import BatchPlan, RankSampler
+from mingpt.config.schema import ShardsData
 from mingpt.data import shardcache
 from mingpt.data.dataset import DataSet, Look, Shard, to_bytes
 from mingpt.data.loader import load
@@ -29,8 +29,8 @@ from mingpt.data.opening import open_source
 from mingpt.data.shards import ShardRow, open_shards
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters, Numbers
-from mingpt.data.windows import Windows
-from mingpt.errors import Mistake
+from mingpt.data.windows import WindowDataset
+from mingpt.errors import UserError
 from web_kit import served
 
 VOCABULARY = bpe_kit.small()
@@ -69,7 +69,7 @@ def config(path: Path | str, tmp_path: Path, **changes: object) -> ShardsData:
 
 
 def problem(path: Path | str, tmp_path: Path, **changes: object) -> str:
-    with pytest.raises(Mistake) as error:
+    with pytest.raises(UserError) as error:
         open_shards(config(path, tmp_path, **changes), 8, 2)
     return str(error.value)
 
@@ -104,7 +104,7 @@ def test_the_samples_are_the_same_however_the_shards_are_cut(tmp_path: Path, siz
 
 def test_local_shards_are_mapped_where_they_are_and_travel_as_a_path(tmp_path: Path) -> None:
     source = open_source(config(write(tmp_path / "set"), tmp_path), 16, 2)
-    assert isinstance(source.train, Windows)
+    assert isinstance(source.train, WindowDataset)
     assert isinstance(source.train.tokens, ShardRow)
     expected = samples(source)
     assert all(isinstance(m, np.memmap) for m in source.train.tokens._mapped.values())
@@ -140,7 +140,7 @@ def test_nanogpts_files_are_read_as_they_are(tmp_path: Path) -> None:
     assert source.vocabulary == Numbers(int(max(TRAIN.max(), VALIDATION.max())) + 1)
     tokenizer = bpe_kit.write_gpt2(tmp_path / "gpt2")
     assert open_source(config(folder, tmp_path, tokenizer=str(tokenizer)), 16, 2).vocabulary == VOCABULARY
-    with pytest.raises(Mistake, match=r"token 269 is there, but the vocabulary has only 3: take the right one$"):
+    with pytest.raises(UserError, match=r"token 269 is there, but the vocabulary has only 3: take the right one$"):
         open_source(config(folder, tmp_path), 16, 2, Characters("abc"))
     (folder / "val.bin").write_bytes(b"abc")
     assert "val.bin has 3 bytes, which are no 16-bit tokens" in problem(folder, tmp_path)
@@ -216,8 +216,8 @@ DAMAGES = {
 def test_a_damaged_remote_shard_is_a_mistake_and_not_kept(tmp_path: Path, remote: str, kind: str, workers: int) -> None:
     damage(write(tmp_path / "remote" / "set"), kind)
     source = open_source(config(f"{remote}/set", tmp_path, stride=100), 16, 2)
-    work = Share(BatchPlan(len(source.train), 1, 8, 8), range(1), 0, 3)
-    with pytest.raises(Mistake) as error:
+    work = RankSampler(BatchPlan(len(source.train), 1, 8, 8), range(1), 0, 3)
+    with pytest.raises(UserError) as error:
         list(load(source.train, work, workers, 60, torch.device("cpu")))
     assert str(error.value).startswith(f"data.path={remote}/set")
     assert str(error.value).endswith(DAMAGES[kind])
@@ -287,7 +287,7 @@ def test_a_cached_shard_is_hashed_once_a_process_and_its_size_looked_at_each_tim
     open_source(settings, 16, 2).train[[0]]
     monkeypatch.setattr(shardcache, "look_at", watched)
     source = open_source(settings, 16, 2)
-    assert isinstance(source.train, Windows)
+    assert isinstance(source.train, WindowDataset)
     assert isinstance(source.train.tokens, ShardRow)
     for _ in range(3):
         source.train.tokens._mapped.clear()
@@ -331,7 +331,7 @@ def test_a_token_beyond_the_vocabulary_is_a_mistake_in_a_remote_shard_too(
         open_source(settings, 16, 2).train[[0]]
     small = write(tmp_path / "small", vocabulary=Numbers(largest))
     (folder / "manifest.json").write_bytes((small / "manifest.json").read_bytes())
-    with pytest.raises(Mistake) as error:
+    with pytest.raises(UserError) as error:
         open_source(settings, 16, 2).train[[0]]
     assert str(error.value) == (
         f"data.path={remote}/set: train-00000.bin has token {largest}, but the vocabulary only {largest}: {CURE}"
@@ -343,7 +343,7 @@ def test_a_server_that_sends_more_than_a_shard_is_not_read_to_its_end(tmp_path: 
     with open(folder / "train-00000.bin", "ab") as f:
         f.truncate(1 << 30)
     source = open_source(config(f"{remote}/set", tmp_path), 16, 2)
-    with pytest.raises(Mistake, match=r"train-00000\.bin has more than 600 bytes"):
+    with pytest.raises(UserError, match=r"train-00000\.bin has more than 600 bytes"):
         source.train[[0]]
     assert cached(tmp_path) == 0
 
@@ -351,7 +351,9 @@ def test_a_server_that_sends_more_than_a_shard_is_not_read_to_its_end(tmp_path: 
 def test_a_shard_larger_than_the_cache_is_a_mistake(tmp_path: Path, remote: str) -> None:
     write(tmp_path / "remote" / "set")
     source = open_source(config(f"{remote}/set", tmp_path, cache_bytes=599), 16, 2)
-    with pytest.raises(Mistake, match=r"^data\.cache_bytes=599 is less than a shard .* takes: raise it to 600 or more"):
+    with pytest.raises(
+        UserError, match=r"^data\.cache_bytes=599 is less than a shard .* takes: raise it to 600 or more"
+    ):
         source.train[[0]]
 
 
@@ -414,7 +416,7 @@ def test_a_strangers_manifest_leads_nowhere(
 
 def test_a_vocabulary_that_does_not_match_is_a_mistake(tmp_path: Path) -> None:
     folder = write(tmp_path / "set")
-    with pytest.raises(Mistake, match=r"its vocabulary is not the snapshot's: prepare the text with that one$"):
+    with pytest.raises(UserError, match=r"its vocabulary is not the snapshot's: prepare the text with that one$"):
         open_source(config(folder, tmp_path), 16, 2, Characters("abc"))
     other = bpe_kit.write_tokenizer(tmp_path / "hf")
     assert "its vocabulary is another than data.tokenizer's: leave that out" in problem(
@@ -425,5 +427,7 @@ def test_a_vocabulary_that_does_not_match_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_a_data_set_too_short_for_a_block_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"^model\.block_size=1000 is longer than the data: .* has 1000 training tokens"):
+    with pytest.raises(
+        UserError, match=r"^model\.block_size=1000 is longer than the data: .* has 1000 training tokens"
+    ):
         open_source(config(write(tmp_path / "set"), tmp_path), 1000, 2)

@@ -29,7 +29,7 @@ STORE = (
 SERVER = f"{STORE.format(True)}; print('ready'); import time; time.sleep(3600)"
 CLIENT = f"""{STORE.format(False)}
 import os, sys, time
-from mingpt.network import limit_silence
+from mingpt.world.network import limit_silence
 limit_silence(29500, 3)
 print("ready")
 while not os.path.exists(sys.argv[1]):

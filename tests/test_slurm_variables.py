@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli, slurm
-from mingpt.errors import Mistake
-from mingpt.platforms import find_placement
-from mingpt.torchrun import Torchrun, parse
+from mingpt.config import compose
+from mingpt.errors import UserError
+from mingpt.launch.torchrun import Torchrun, parse
+from mingpt.world import slurm
+from mingpt.world.platforms import find_placement
 from node_kit import Node, free_port, wait_until
 from run_kit import Run
 
@@ -72,7 +73,7 @@ def test_host_lists(text: str, names: list[str]) -> None:
     "text", ["n[1-3", "n[1-2,4", "a,n[1-3", "n1-3]", "n[]", "n[1-]", "n[a-b]", "n[1[2]]", "a,,b", "a,", "n[3-1],m"]
 )
 def test_what_is_no_host_list_is_a_mistake(text: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         slurm.hostnames(text)
     assert list(caught.value.problems) == [
         f"{text}: Slurm's list of nodes (SLURM_STEP_NODELIST, SLURM_JOB_NODELIST) can't be read: expected names such "
@@ -82,14 +83,14 @@ def test_what_is_no_host_list_is_a_mistake(text: str) -> None:
 
 def test_a_list_that_is_cut_off_is_told_at_once() -> None:
     began = time.monotonic()
-    with pytest.raises(Mistake, match="can't be read"):
+    with pytest.raises(UserError, match="can't be read"):
         slurm.hostnames(",".join(f"ip-10-0-0-{n}" for n in range(100)) + ",ip-10-0-1-[0")
     assert time.monotonic() - began < 5
 
 
 def torchrun(environment: dict[str, str], *arguments: str) -> list[str]:
     node = Torchrun.compose(parse(arguments), environment)
-    config = cli.configure(node.overrides, node.fewest_processes)
+    config = compose.configure(node.overrides, node.fewest_processes)
     assert config is not None
     return node.command(config).arguments
 
@@ -179,7 +180,7 @@ NODES = "Slurm's job 7, on one machine, and the job's nodes are"
     ],
 )
 def test_what_contradicts_itself_is_a_mistake(environment: dict[str, str], problem: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         find_placement(environment)
     assert list(caught.value.problems) == [problem]
 
@@ -239,7 +240,7 @@ LISTS = ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")
 def test_a_task_of_several_that_is_not_told_the_nodes_is_not_alone(
     environment: dict[str, str], there: str, names: str
 ) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         find_placement(environment)
     assert list(caught.value.problems) == [
         f"Slurm's job 7: {there} are set in the environment, but not SLURM_JOB_NODELIST: set all of them, or unset "
@@ -270,7 +271,7 @@ def test_tasks_that_are_not_told_where_to_meet_end_with_64(program: str) -> None
 @pytest.mark.parametrize("lost", [{}, {"SLURM_NNODES"}])
 def test_a_task_that_is_not_told_how_many_there_are_is_not_alone(lost: set[str]) -> None:
     environment = {k: v for k, v in TASK.items() if k not in {"SLURM_NTASKS", *lost}}
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         announced(environment)
     assert list(caught.value.problems) == [
         f"srun has started this task, number 3 of a step of {'?' if lost else 2} nodes, but SLURM_NTASKS is not set: "
@@ -304,7 +305,7 @@ def test_a_task_ends_with_the_slurmstepd_that_slurm_knows_it_by(tmp_path: Path) 
     program = tmp_path / "slurmstepd"  # a process of that name, which starts a task and is killed
     program.symlink_to("/bin/bash")
     task = (
-        "import time; from mingpt.lifetime import Lifetime; Lifetime().begin(); print('begun', flush=True); "
+        "import time; from mingpt.world.lifetime import Lifetime; Lifetime().begin(); print('begun', flush=True); "
         "time.sleep(3600)"
     )
     step = Node([str(program), "-c", '"$0" -c "$1" & wait', sys.executable, task])

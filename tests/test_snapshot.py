@@ -15,13 +15,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, SnapshotFailed, UserError
 from mingpt.snapshot import format as snapshot_format
 from mingpt.snapshot import writer
-from mingpt.snapshot.format import DTYPES, Damaged, Kind, Manifest, Part, PartInfo, State, lay_out
+from mingpt.snapshot.format import DTYPES, Kind, Manifest, Part, PartInfo, State, lay_out
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotFailed
 from snapshot_kit import PROVENANCE, canonical, equal, files, raw, read_newest, save, state_of
 
 
@@ -252,7 +251,7 @@ def test_a_full_disk_is_a_mistake_and_what_was_there_stays(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         save(store, 2, keep=1)
     assert str(mistake.value) == (
         f"the snapshot of step 2 could not be written: snapshot.dir={tmp_path}: the disk is full: free some space or "
@@ -264,7 +263,7 @@ def test_a_full_disk_is_a_mistake_and_what_was_there_stays(tmp_path: Path, monke
 
 def test_a_file_in_place_of_the_folder_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Mistake, match=r"snapshot\.dir=.*/file/snapshots: Not a directory: choose another place$"):
+    with pytest.raises(UserError, match=r"snapshot\.dir=.*/file/snapshots: Not a directory: choose another place$"):
         save(Store(f"{tmp_path}/file/snapshots"), 1)
 
 

@@ -13,9 +13,9 @@ from uuid import uuid4
 import pytest
 import torch
 
-from mingpt import snapshots
-from mingpt.errors import Mistake, Unavailable
-from mingpt.snapshot.format import Damaged, decode_manifest
+from mingpt.commands import snapshots
+from mingpt.errors import Damaged, TransientError, UserError
+from mingpt.snapshot.format import decode_manifest
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from snapshot_kit import equal, files, read_newest, save, signed, state_of
@@ -191,7 +191,7 @@ def test_a_snapshot_of_another_format_is_a_mistake_and_stays(store: Store, versi
     path = folder / "manifest.json"
     path.write_bytes(signed(json.loads(path.read_bytes()) | {"format": version, "what else it has": [1]}))
     before = files(folder)
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         read_newest(store, print)
     assert str(mistake.value) == (
         f"snapshot.dir={store.url}: the snapshot of step 3 has format {version}; this version of mingpt reads 2 and 3: "
@@ -241,7 +241,7 @@ def test_an_error_of_the_store_is_no_damage(store: Store, monkeypatch: pytest.Mo
         raise ConnectionError("down")
 
     monkeypatch.setattr(Store, "read_part", down)
-    with pytest.raises(Unavailable, match="down"):
+    with pytest.raises(TransientError, match="down"):
         read_newest(store, print)
     assert store.steps() == [3, 2, 1]
 
@@ -356,6 +356,6 @@ def test_a_disk_on_which_nothing_can_be_read_is_no_new_run(tmp_path: Path, monke
     store = Store(str(tmp_path / "snapshots"))
     save(store, 1)
     Disk(part(newest(store), "model"), -1, monkeypatch)
-    with pytest.raises(Unavailable, match="no snapshot can be read: look at the disk, and try again"):
+    with pytest.raises(TransientError, match="no snapshot can be read: look at the disk, and try again"):
         read_newest(store, print)
     assert store.steps() == [1]

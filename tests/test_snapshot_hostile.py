@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from mingpt.errors import Damaged
 from mingpt.plainfile import open_file
-from mingpt.snapshot.format import Damaged, decode_manifest
+from mingpt.snapshot.format import decode_manifest
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from snapshot_kit import digest_of, read_newest, save, signed

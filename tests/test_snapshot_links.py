@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import snapshots
-from mingpt.attempts import newest_number
-from mingpt.errors import Mistake
+from mingpt.commands import snapshots
+from mingpt.errors import Damaged, UserError
 from mingpt.observe.jsonl import MetricsLog, read_metrics
 from mingpt.snapshot import hot, retention
+from mingpt.snapshot.attempts import newest_number
 from mingpt.snapshot.files import File
-from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import look, read, verify
 from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store
@@ -72,7 +71,7 @@ OPERATIONS: dict[str, Callable[[Store], object]] = {
     "delete": lambda store: store.delete(10),
     "remove": lambda store: store.remove([File(10, ".notes.tmp", 4, 0.0)]),
     "leftovers": lambda store: leftovers(store, 1, 10**9),
-    "plan": lambda store: retention.plan(store, Retention(1, orphan_age=1), 40, {}).carry_out(store),
+    "plan": lambda store: retention.plan(store, Retention(1, orphan_age=1), 40, {}).apply(store),
     "restore": lambda store: read_newest(store, print),
     "save": lambda store: save(store, 10),
 }
@@ -87,7 +86,7 @@ def test_no_operation_goes_through_a_steps_folder_that_is_a_link(
         (victim / "manifest.json").rename(victim / "settings.json")
     (run / "snapshots/step-000000010").symlink_to(victim)
     before, ours = contents(victim), files(run)
-    with pytest.raises(Mistake, match=f"step-000000010 {IS_LINK}"):
+    with pytest.raises(UserError, match=f"step-000000010 {IS_LINK}"):
         operation(of(run))
     assert contents(victim) == before
     assert files(run) == ours
@@ -119,9 +118,9 @@ def test_a_dangling_link_a_fifo_and_a_file_are_no_folders_either(run: Path) -> N
         (lambda: path.write_text("x"), "is no folder"),
     ):
         make()
-        with pytest.raises(Mistake, match=f"step-000000999 {what}, and"):
+        with pytest.raises(UserError, match=f"step-000000999 {what}, and"):
             of(run).steps()
-        with pytest.raises(Mistake, match=f"step-000000999 {what}, and"):
+        with pytest.raises(UserError, match=f"step-000000999 {what}, and"):
             save(of(run), 999)
         path.unlink()
     assert not (run.parent / "new").exists()
@@ -133,7 +132,7 @@ def test_the_snapshots_folder_of_a_run_is_no_link_and_one_that_the_user_names_ma
     link.symlink_to(victim.parent)
     before = contents(victim.parent)
     for operation in (Store.steps, lambda store: save(store, 11), lambda store: store.delete(10)):
-        with pytest.raises(Mistake, match=f"stranger/snapshots {IS_LINK}"):
+        with pytest.raises(UserError, match=f"stranger/snapshots {IS_LINK}"):
             operation(Store(str(link)))
     assert contents(victim.parent) == before
     (run.parent / "large-disk").symlink_to(run / "snapshots")
@@ -237,7 +236,7 @@ def test_a_run_id_that_is_no_file_is_neither_read_nor_replaced(
     run.mkdir()
     put(run / "run-id", keys)
     for act in (hot.find_run_id, hot.run_id):
-        with pytest.raises(Mistake, match=f"^run.dir={run}/run-id is {what}, and a run's directory must hold"):
+        with pytest.raises(UserError, match=f"^run.dir={run}/run-id is {what}, and a run's directory must hold"):
             act(str(run))
     assert keys.read_text() == "ssh-ed25519 mine"
 
@@ -245,7 +244,7 @@ def test_a_run_id_that_is_no_file_is_neither_read_nor_replaced(
 def test_a_run_id_that_is_a_dangling_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/run-id").symlink_to(tmp_path / "made")
-    with pytest.raises(Mistake, match="run-id is a link"):
+    with pytest.raises(UserError, match="run-id is a link"):
         hot.run_id(str(tmp_path / "run"))
     assert not (tmp_path / "made").exists()
 
@@ -270,7 +269,7 @@ def test_metrics_that_are_no_plain_files_are_refused(
     path.parent.mkdir(parents=True)
     put(path, outside)
     for act in (newest_number, read_metrics):
-        with pytest.raises(Mistake, match=f"^run.dir={path} is "):
+        with pytest.raises(UserError, match=f"^run.dir={path} is "):
             act(str(tmp_path / "run"))
     assert list(outside.iterdir()) == []
 

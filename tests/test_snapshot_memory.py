@@ -15,17 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from mingpt.config import Model
-from mingpt.errors import Mistake
-from mingpt.snapshot.format import (
-    MANIFEST_LIMIT,
-    MOST_VALUES,
-    Damaged,
-    TensorInfo,
-    decode_manifest,
-    encode_manifest,
-    header_of,
-)
+from mingpt.config.schema import Model
+from mingpt.errors import Damaged, UserError
+from mingpt.snapshot.format import MANIFEST_LIMIT, MOST_VALUES, TensorInfo, decode_manifest, encode_manifest, header_of
 from mingpt.snapshot.reader import look, read, verify
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, digest_of, equal, save, signed, state_of
@@ -205,7 +197,7 @@ def test_a_manifest_that_no_reader_would_take_is_not_written(run: Path) -> None:
     """Else a run would write snapshots for days that are set aside when they are needed."""
     manifest = look(Store(f"{run}/snapshots"), 3)
     for vocabulary in ({"text": "a" * MANIFEST_LIMIT}, {"list": [0] * (MOST_VALUES + 1)}):
-        with pytest.raises(Mistake, match="take a smaller vocabulary"):
+        with pytest.raises(UserError, match="take a smaller vocabulary"):
             encode_manifest(manifest.model_copy(update={"vocabulary": vocabulary}))
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mingpt import generate, snapshots
-from mingpt.config import Model
-from mingpt.model import GPT, GPTConfig
+from mingpt.commands import generate, snapshots
+from mingpt.config.schema import Model
+from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.sampling import generate as continue_tokens
 from mingpt.redact import escaped
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -193,7 +194,7 @@ def test_generate_continues_the_prompt_with_the_newest_model(tmp_path: Path, cap
     ids = torch.tensor([[VOCABULARY.index(c) for c in "ab a"]])
     texts = []
     for model, step in ((newer, []), (older, ["--step", "9"])):
-        expected = model.generate(ids, 40, temperature=30, top_k=2, seed=7)[0].tolist()
+        expected = continue_tokens(model, ids, 40, temperature=30, top_k=2, seed=7)[0].tolist()
         texts.append("".join(VOCABULARY[i] for i in expected))
         arguments = "--prompt", "ab a", "--tokens", "40", "--temperature", "30", "--top-k", "2", "--seed", "7"
         assert generate.main([str(tmp_path), *arguments, *step]) == 0
@@ -203,7 +204,7 @@ def test_generate_continues_the_prompt_with_the_newest_model(tmp_path: Path, cap
         # Each option counts: without it the text is another one.
         others = {"temperature": 0.1, "top_k": 2}, {"temperature": 30, "top_k": None}
         for other in others:
-            assert model.generate(ids, 40, seed=7, **other)[0].tolist() != expected
+            assert continue_tokens(model, ids, 40, seed=7, **other)[0].tolist() != expected
     assert texts[0] != texts[1]
 
 
@@ -220,7 +221,7 @@ def test_the_same_seed_gives_the_same_text(tmp_path: Path, capsys: Captured) -> 
 
 def test_bytes_are_decoded_and_what_is_no_utf_8_replaced(tmp_path: Path, capsys: Captured) -> None:
     model = train(tmp_path, 1, kind="byte")
-    ids = model.generate(torch.tensor([list("é".encode())]), 20, temperature=0)[0].tolist()
+    ids = continue_tokens(model, torch.tensor([list("é".encode())]), 20, temperature=0)[0].tolist()
     assert generate.main([str(tmp_path), "--prompt", "é", "--tokens", "20", "--temperature", "0"]) == 0
     assert capsys.readouterr().out == escaped(bytes(ids).decode(errors="replace")) + "\n"  # no code moves the cursor
 

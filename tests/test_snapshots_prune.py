@@ -13,9 +13,9 @@ from uuid import uuid4
 import fsspec
 import pytest
 
-from mingpt import snapshots
-from mingpt.attempts import newest_number
+from mingpt.commands import snapshots
 from mingpt.observe.jsonl import MetricsLog, read_metrics
+from mingpt.snapshot.attempts import newest_number
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Buffer, Store
 from snapshot_kit import PROVENANCE, equal, files, save, state_of

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from mingpt.config import TextData
+from mingpt.config.schema import TextData
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 
 
 def opened(tmp_path: Path, content: str, vocabulary: Characters | Bytes | None = None, **changes: object) -> Source:
@@ -40,7 +40,7 @@ def test_a_snapshots_vocabulary_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_text_that_a_snapshots_vocabulary_cannot_spell_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"^data\.path=.*: the text has characters that the model never saw: 'xz'"):
+    with pytest.raises(UserError, match=r"^data\.path=.*: the text has characters that the model never saw: 'xz'"):
         opened(tmp_path, "abxz" * 10, Characters("abc"))
 
 

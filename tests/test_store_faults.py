@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from fault_proxy import BlackHole, Busy, Cut, FaultProxy, Late, Reset, Rule
-from mingpt import snapshots
-from mingpt.config import TextData
+from mingpt.commands import snapshots
+from mingpt.config.schema import TextData
 from mingpt.data.text import open_text
-from mingpt.errors import Unavailable
+from mingpt.errors import SnapshotFailed, TransientError
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, equal, read_newest, save, state_of
 from store_kit import Server, Stores
 
@@ -109,7 +109,7 @@ def test_a_fault_that_lasts_ends_in_time_and_says_where(
                 place.save(2, retry_seconds=1)
             start = f"the snapshot of step 2 could not be written: snapshot.dir={place.url}: "
             assert str(failed.value).startswith(start), name
-            with pytest.raises(Unavailable) as unavailable:
+            with pytest.raises(TransientError) as unavailable:
                 read(place.store(), 1)
             assert str(unavailable.value).startswith(f"snapshot.dir={place.url}: "), name
             assert snapshots.main(["list", place.url]) == 70, name
@@ -132,7 +132,7 @@ def test_a_download_that_is_cut_off_is_no_damage(place: Place, files: str, monke
     with monkeypatch.context() as patch:
         patch.setenv(LIMIT, SHORT)
         place.proxy.set(rule := Cut(f"GET .*step-000000002/{files}", after=50))
-        with pytest.raises(Unavailable, match=rf"^snapshot\.dir={place.url}: "):
+        with pytest.raises(TransientError, match=rf"^snapshot\.dir={place.url}: "):
             read_newest(place.store(), pytest.fail)
         assert rule.done > 0
     place.proxy.set(Cut(f"GET .*step-000000002/{files}", times=1, after=50))
@@ -155,7 +155,7 @@ def test_a_text_is_read_whole_or_not_at_all(place: Place, tmp_path: Path, monkey
         with monkeypatch.context() as patch:
             patch.setenv(LIMIT, SHORT)
             place.proxy.set(rule)
-            with pytest.raises(Unavailable, match=rf"^data\.path={url}: "):
+            with pytest.raises(TransientError, match=rf"^data\.path={url}: "):
                 look()
             assert rule.done > 0
     place.proxy.set(Cut("GET .*text", times=1, after=900))

@@ -8,15 +8,14 @@ from uuid import uuid4
 import pytest
 import torch
 
-from mingpt import snapshots
-from mingpt.errors import Mistake, Unavailable
+from mingpt.commands import snapshots
+from mingpt.errors import Damaged, SnapshotFailed, TransientError, UserError
 from mingpt.snapshot import store as store_module
-from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.uploads import half_uploads
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, equal, save, state_of
 from store_kit import Stores
 
@@ -38,7 +37,7 @@ def test_a_server_that_accepts_and_never_answers_is_left_in_time(monkeypatch: py
     monkeypatch.setenv("MINGPT_STORE_SECONDS", "0.5")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/run"
-        with pytest.raises(Unavailable) as unavailable:
+        with pytest.raises(TransientError) as unavailable:
             Store(url).steps()
     assert str(unavailable.value) == (
         f"snapshot.dir={url}: no answer within 0.5 s: look at the network and the address; MINGPT_STORE_SECONDS in the "
@@ -49,7 +48,7 @@ def test_a_server_that_accepts_and_never_answers_is_left_in_time(monkeypatch: py
 @pytest.mark.parametrize("given", ["0", "-1", "inf", "nan", "soon"])
 def test_a_limit_that_is_none_is_a_mistake(monkeypatch: pytest.MonkeyPatch, given: str, tmp_path: Path) -> None:
     monkeypatch.setenv("MINGPT_STORE_SECONDS", given)
-    with pytest.raises(Mistake, match=rf"^MINGPT_STORE_SECONDS={given} in the environment: give a number of seconds"):
+    with pytest.raises(UserError, match=rf"^MINGPT_STORE_SECONDS={given} in the environment: give a number of seconds"):
         Store(str(tmp_path))
 
 
@@ -94,7 +93,7 @@ def test_a_download_that_was_cut_off_is_no_damage(monkeypatch: pytest.MonkeyPatc
         return content if path.endswith(".json") else content[:-1]
 
     monkeypatch.setattr(store.fs, "cat_file", cut)
-    with pytest.raises(Unavailable, match=r"snapshot\.dir=memory://.*: \d+ bytes came in place of \d+: try again"):
+    with pytest.raises(TransientError, match=r"snapshot\.dir=memory://.*: \d+ bytes came in place of \d+: try again"):
         read(store, 1)
 
 

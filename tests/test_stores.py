@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import snapshots
-from mingpt.attempts import Superseded
+from mingpt.commands import snapshots
+from mingpt.errors import Damaged, Superseded
 from mingpt.observe.jsonl import read_metrics
-from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingpt import cli
-from mingpt.config import AdditionData, Data, RandomData, SortData
-from mingpt.data.evenly import Evenly
+from mingpt.config import compose
+from mingpt.config.schema import AdditionData, Data, RandomData, SortData
+from mingpt.data.evenly import PaddedBatches
 from mingpt.data.opening import open_source
 from mingpt.data.source import Samples, Source
 from mingpt.data.synthetic import RandomTokens, addition, sorting
 from mingpt.data.vocabulary import Characters, Numbers
-from mingpt.errors import Mistake
-from mingpt.model import IGNORE
+from mingpt.errors import UserError
+from mingpt.model.gpt2 import IGNORE
 
 
 def opened(data: Data, block_size: int = 32, micro_size: int = 4) -> Source:
@@ -53,7 +53,7 @@ def test_only_the_answer_is_a_target() -> None:
 
 def test_every_sum_is_asked_once_and_the_splits_do_not_meet() -> None:
     source = opened(AdditionData(val_samples=1000))
-    assert isinstance(source.validation, Evenly)
+    assert isinstance(source.validation, PaddedBatches)
     train, held = lines(source, source.train), lines(source, source.validation.samples)
     assert (len(train), len(held)) == (9000, 1000)
     assert len(set(train) | set(held)) == 10_000
@@ -103,7 +103,7 @@ def test_random_tokens_fill_any_block_with_any_vocabulary() -> None:
 
 
 def test_evenly_asks_each_once_and_ignores_the_filling() -> None:
-    split = Evenly(RandomTokens(5, 7, 2), 3)
+    split = PaddedBatches(RandomTokens(5, 7, 2), 3)
     assert len(split) == 3
     targets = torch.cat([split[i][1] for i in range(3)])
     assert targets.shape == (9, 2)
@@ -112,7 +112,7 @@ def test_evenly_asks_each_once_and_ignores_the_filling() -> None:
 
 
 def test_a_snapshot_with_another_vocabulary_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match=r"^data\.kind=sort has another vocabulary than the snapshot"):
+    with pytest.raises(UserError, match=r"^data\.kind=sort has another vocabulary than the snapshot"):
         open_source(SortData(), 16, 4, Characters("ab"))
     assert open_source(SortData(), 16, 4, Characters("0123456789=")).vocabulary == Characters("0123456789=")
 
@@ -129,13 +129,13 @@ def test_a_snapshot_with_another_vocabulary_is_a_mistake() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_a_mistake(overrides: str, problem: str) -> None:
-    with pytest.raises(Mistake) as mistake:
-        cli.configure(["experiment=synthetic", *overrides.split()])
+    with pytest.raises(UserError) as mistake:
+        compose.configure(["experiment=synthetic", *overrides.split()])
     assert mistake.value.problems == (problem,)
 
 
 def test_the_experiment_fits_its_data() -> None:
     for more in ([], ["data=sort", "model.block_size=16"], ["data=random"]):
-        config = cli.configure(["experiment=synthetic", *more])
+        config = compose.configure(["experiment=synthetic", *more])
         assert config is not None
         opened(config.data, config.model.block_size)

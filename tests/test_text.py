@@ -12,13 +12,13 @@ import pytest
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from mingpt.config import TextData
+from mingpt.config.schema import TextData
 from mingpt.data import text as text_module
 from mingpt.data.source import Source
 from mingpt.data.text import open_text
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary
-from mingpt.data.windows import TokenFile, Windows
-from mingpt.errors import Mistake
+from mingpt.data.windows import TokenFile, WindowDataset
+from mingpt.errors import UserError
 
 SENTENCE = "der Bär, größer – 漢字 🙂\n"
 
@@ -40,7 +40,7 @@ def opened(content: bytes | str, tmp_path: Path, block_size: int = 1, **changes:
 
 
 def file_of(text: Source) -> TokenFile:
-    assert isinstance(text.train, Windows)
+    assert isinstance(text.train, WindowDataset)
     assert isinstance(text.train.tokens, TokenFile)
     return text.train.tokens
 
@@ -102,7 +102,7 @@ def test_byte_vocabulary_goes_through_utf8_and_survives_a_torn_character() -> No
 
 def test_a_byte_prompt_from_a_command_line_that_is_not_utf8_keeps_its_bytes() -> None:
     assert Bytes().encode(os.fsdecode(b"a\xff")) == [97, 0xFF]
-    with pytest.raises(Mistake, match=r"^the text is no Unicode: "):
+    with pytest.raises(UserError, match=r"^the text is no Unicode: "):
         Bytes().encode("\ud800")
 
 
@@ -119,7 +119,7 @@ def test_tokens_are_stored_in_the_smallest_type_that_holds_them(
 
 
 def test_a_prompt_with_unknown_characters_is_a_mistake_that_shows_them() -> None:
-    with pytest.raises(Mistake, match=r"^the text has characters that the model never saw: '!z'$"):
+    with pytest.raises(UserError, match=r"^the text has characters that the model never saw: '!z'$"):
         Characters("abc").encode("zab!z")
 
 
@@ -206,7 +206,7 @@ def test_a_failure_while_building_leaves_no_file_and_no_lock(tmp_path: Path, mon
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "replace", full)
-        with pytest.raises(Mistake) as error:
+        with pytest.raises(UserError) as error:
             opened("to be or not", tmp_path)
     assert str(error.value).startswith(f"data.cache_dir={tmp_path / 'cache'}: the disk is full")
     assert cached(tmp_path) == []
@@ -260,7 +260,7 @@ def test_a_text_can_lie_at_any_url_that_fsspec_knows(tmp_path: Path) -> None:
 
 
 def problem(config: TextData, block_size: int = 1) -> str:
-    with pytest.raises(Mistake) as error:
+    with pytest.raises(UserError) as error:
         open_text(config, block_size)
     return str(error.value)
 

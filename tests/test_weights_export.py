@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 import bpe_kit
-from mingpt import generate, snapshots
-from mingpt.config import Model
+from mingpt.commands import generate, snapshots
+from mingpt.config.schema import Model
 from mingpt.data.bpe import GPT2Tokens
 from mingpt.data.vocabulary import Bytes, Characters, NoTokens, Numbers, TextVocabulary, Vocabulary
-from mingpt.model import GPT
+from mingpt.model.gpt2 import GPT
 from mingpt.snapshot.store import Store
 from mingpt.weights.reading import start_from
 from snapshot_kit import PROVENANCE, save, state_of

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mingpt.data.vocabulary import Bytes, Characters, Numbers
-from mingpt.errors import Mistake
-from mingpt.model import GPT, GPTConfig
+from mingpt.errors import UserError
+from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.weights.reading import read_weights, start_from
 from mingpt.weights.tokenizer import tokenizer_files
 from weights_kit import ALONE, change_config, change_weights, logits, ours, saved, shape, tokens
@@ -196,14 +196,14 @@ OTHER = "weights of another architecture"
 def test_what_is_no_such_folder_is_a_mistake(folder: Path, spoil: Callable[[Path], None], message: str) -> None:
     saved(folder)
     spoil(folder)
-    with pytest.raises(Mistake, match=f"^model.init_from={folder}: {message}") as mistake:
+    with pytest.raises(UserError, match=f"^model.init_from={folder}: {message}") as mistake:
         loaded(folder)
     assert len(mistake.value.problems) == 1
 
 
 def test_all_differences_are_listed_with_what_to_set(folder: Path) -> None:
     saved(folder)
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         loaded(folder, shape(n_layer=3, n_embd=48, block_size=20, vocab_size=9), Numbers(9))
     assert [p.removeprefix(f"model.init_from={folder}: ") for p in mistake.value.problems] == [
         "the weights have n_layer 2, n_embd 24, the model has n_layer 3, n_embd 48: "
@@ -219,12 +219,12 @@ def test_a_vocabulary_of_the_same_size_with_other_numbers_is_a_mistake(folder: P
     for name, content in tokenizer_files(Characters("abc").to_json()).items():
         (folder / name).write_text(content)
     loaded(folder, shape(vocab_size=3), Characters("abc"))
-    with pytest.raises(Mistake, match=r"2 tokens have other numbers .*: 'c' \(2, None\), 'd' \(None, 2\): take data"):
+    with pytest.raises(UserError, match=r"2 tokens have other numbers .*: 'c' \(2, None\), 'd' \(None, 2\): take data"):
         loaded(folder, shape(vocab_size=3), Characters("abd"))
 
 
 def test_a_missing_folder_and_a_file_are_mistakes(tmp_path: Path) -> None:
     for place in (tmp_path / "none", tmp_path / "file"):
         (tmp_path / "file").write_text("")
-        with pytest.raises(Mistake, match=f"model.init_from={place}: there is no config.json"):
+        with pytest.raises(UserError, match=f"model.init_from={place}: there is no config.json"):
             loaded(place, vocabulary=Bytes())

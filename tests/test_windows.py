@@ -1,4 +1,4 @@
-"""Windows and Pieces of mingpt.data.windows: what is trained on, what is validated on, and that they never meet."""
+"""mingpt.data.windows: what is trained on, what is validated on, and that they never meet."""
 
 import pickle
 from pathlib import Path
@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingpt.config import TextData
+from mingpt.config.schema import TextData
 from mingpt.data.source import Samples, Source
 from mingpt.data.text import open_text
-from mingpt.data.windows import Pieces, TokenFile, Windows
-from mingpt.model import IGNORE
+from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset
+from mingpt.model.gpt2 import IGNORE
 
 
 def numbered(length: int) -> TokenFile:
@@ -23,12 +23,14 @@ def numbered(length: int) -> TokenFile:
     return tokens
 
 
-def counting(length: int, start: int = 0, stop: int | None = None, block_size: int = 4, stride: int = 1) -> Windows:
-    return Windows(numbered(length), start, length if stop is None else stop, block_size, stride)
+def counting(
+    length: int, start: int = 0, stop: int | None = None, block_size: int = 4, stride: int = 1
+) -> WindowDataset:
+    return WindowDataset(numbered(length), start, length if stop is None else stop, block_size, stride)
 
 
-def pieces_of(length: int, start: int, stop: int, block_size: int, micro_size: int) -> Pieces:
-    return Pieces(numbered(length), start, stop, block_size, micro_size)
+def pieces_of(length: int, start: int, stop: int, block_size: int, micro_size: int) -> EvalChunks:
+    return EvalChunks(numbered(length), start, stop, block_size, micro_size)
 
 
 def split_text(tmp_path: Path, length: int, val_fraction: float, block_size: int, stride: int = 1) -> Source:
@@ -56,7 +58,7 @@ def validated(text: Source) -> list[int]:
     return [t for i in range(len(split)) for t in split[i][1].flatten().tolist() if t != IGNORE]
 
 
-# --- Windows ---
+# --- windows ---
 
 
 def test_a_window_is_a_block_and_its_targets_are_one_later() -> None:
@@ -86,7 +88,7 @@ def test_windows_are_all_that_fit_and_no_more(length: int, start: int, block_siz
 
 def test_only_the_path_of_a_window_travels_to_another_process(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.arange(100_000, dtype=np.uint32))
-    windows = Windows(TokenFile(tmp_path / "tokens.npy"), 0, 100_000, 8, 1)
+    windows = WindowDataset(TokenFile(tmp_path / "tokens.npy"), 0, 100_000, 8, 1)
     expected = windows[[7, 99_000]]
     pickled = pickle.dumps(windows)
     assert len(pickled) < 1000
@@ -96,7 +98,7 @@ def test_only_the_path_of_a_window_travels_to_another_process(tmp_path: Path) ->
     assert isinstance(windows.tokens.mapped, np.memmap)  # one copy in memory for all processes of the node
 
 
-# --- Pieces ---
+# --- EvalChunks ---
 
 
 def test_pieces_are_consecutive_and_the_last_is_filled_with_ignored_targets() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from image_kit import write_cifar, write_cifar_archive, write_idx
-from mingpt.data.imagetokens import ImageTokens
-from mingpt.loading import open_model
+from mingpt.commands.loading import open_model
+from mingpt.data.images.imagetokens import ImageTokens
 from run_kit import Run
 
 pytestmark = pytest.mark.slow

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from mingpt.atomic import Buffer
-from mingpt.distributed import World
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.world.world import World
 from snapshot_kit import PROVENANCE, state_of
 
 GROUP_SECONDS = 2.0
@@ -44,7 +44,7 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=ti
 world = World(rank, 2, rank, torch.device("cpu"), "gloo")
 said: list[str] = []
 writer = SnapshotWriter(
-    Hanging(str(folder / "snapshots")), world.beside(GROUP_SECONDS), Retention(9), PROVENANCE, said.append
+    Hanging(str(folder / "snapshots")), world.side_group(GROUP_SECONDS), Retention(9), PROVENANCE, said.append
 )
 writer.start(1, state_of(1))
 first = outcome(writer)

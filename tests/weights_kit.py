@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mingpt.distributed import World
-from mingpt.model import GPT, GPTConfig
+from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.world.world import World
 
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), backend="gloo")
 SIZES = {"vocab_size": 37, "n_positions": 16, "n_layer": 2, "n_head": 2, "n_embd": 24}

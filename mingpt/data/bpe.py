@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
 from mingpt.storage import open_fs, place
 
@@ -27,8 +27,8 @@ PIECE = 1 << 20  # characters that are encoded at once
 FILE_LIMIT = 64 << 20  # bytes of a vocabulary's file
 
 
-def _needs(package: str) -> Mistake:
-    return Mistake(f"BPE tokens need the package {package}: pip install -e '.[bpe]' in the checkout")
+def _needs(package: str) -> UserError:
+    return UserError(f"BPE tokens need the package {package}: pip install -e '.[bpe]' in the checkout")
 
 
 def _gpt2_bytes() -> dict[str, int]:
@@ -116,7 +116,7 @@ class HuggingFaceTokens:
         except BaseException as error:  # plain Exception, or Rust's PanicException, which is none
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise Mistake(f"no tokenizer.json of Hugging Face: {printable(str(error))}") from error
+            raise UserError(f"no tokenizer.json of Hugging Face: {printable(str(error))}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True  # a text that spells a special token gets its letters
@@ -130,7 +130,7 @@ class HuggingFaceTokens:
     def end_of_text(self) -> int:
         found = [i for end in ENDS if (i := self._tokenizer.token_to_id(end)) is not None]
         if not found:
-            raise Mistake(f"the tokenizer has no token for the end of a text (none of {', '.join(ENDS)}): add one")
+            raise UserError(f"the tokenizer has no token for the end of a text (none of {', '.join(ENDS)}): add one")
         return found[0]
 
     def encode(self, text: str) -> list[int]:
@@ -138,7 +138,7 @@ class HuggingFaceTokens:
         try:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         except Exception as error:  # plain Exception: a text with something that none of its tokens is for
-            raise Mistake(
+            raise UserError(
                 f"the tokenizer cannot tell this text ({printable(str(error))}): take one with a token for what it "
                 "does not know, or of bytes"
             ) from error
@@ -173,7 +173,7 @@ def gpt2_of(merges: str) -> GPT2Tokens:
 
 
 def tokenizer_of(text: str) -> HuggingFaceTokens:
-    """Raises Mistake or ValueError if this is no tokenizer, now and not at the first use."""
+    """Raises UserError or ValueError if this is no tokenizer, now and not at the first use."""
     vocabulary = HuggingFaceTokens(text)
     assert vocabulary.size
     return vocabulary
@@ -184,7 +184,7 @@ def _unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Mistake(f"the text is not UTF-8 at character {error.start}: convert it") from error
+        raise UserError(f"the text is not UTF-8 at character {error.start}: convert it") from error
     return text
 
 
@@ -215,7 +215,7 @@ def cut(text: str, start: int) -> int:
 def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
     """The vocabulary at a URL: a tokenizer.json, GPT-2's vocab.bpe, or a folder with either.
 
-    key: what names the URL. Raises Mistake if there is none.
+    key: what names the URL. Raises UserError if there is none.
     """
     fs, path = open_fs(url, key)
     shown = f"{key}={without_secrets(url)}"
@@ -225,11 +225,11 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
         with place(key, url):
             raw = fs.cat_file(file, start=0, end=FILE_LIMIT + 1)
         if len(raw) > FILE_LIMIT:
-            raise Mistake(f"{shown}: {file.rpartition('/')[2]} is larger than {FILE_LIMIT} bytes: name a vocabulary")
+            raise UserError(f"{shown}: {file.rpartition('/')[2]} is larger than {FILE_LIMIT} bytes: name a vocabulary")
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise Mistake(f"{shown}: {file.rpartition('/')[2]} is not UTF-8: name a vocabulary") from error
+            raise UserError(f"{shown}: {file.rpartition('/')[2]} is not UTF-8: name a vocabulary") from error
 
     with place(key, url):
         if fs.isdir(path):
@@ -243,7 +243,7 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
             return _checked_tokenizer(content(there[merges]), shown)
         if merges in there:
             return _checked_merges(content(there[merges]), content(there[numbers]) if numbers in there else None, shown)
-    raise Mistake(
+    raise UserError(
         f"{shown}: no vocabulary is there: give a folder with vocab.bpe and encoder.json, or a tokenizer.json"
     )
 
@@ -251,8 +251,8 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
 def _checked_tokenizer(text: str, shown: str) -> HuggingFaceTokens:
     try:
         return tokenizer_of(text)
-    except (Mistake, ValueError) as error:
-        raise Mistake(f"{shown}: {error}") from error
+    except (UserError, ValueError) as error:
+        raise UserError(f"{shown}: {error}") from error
 
 
 def _checked_merges(merges: str, numbers: str | None, shown: str) -> GPT2Tokens:
@@ -260,7 +260,7 @@ def _checked_merges(merges: str, numbers: str | None, shown: str) -> GPT2Tokens:
     try:
         vocabulary = gpt2_of(merges)
     except (KeyError, ValueError) as error:
-        raise Mistake(
+        raise UserError(
             f"{shown}: no list of GPT-2's merges ({type(error).__name__}: {error}): name a vocab.bpe"
         ) from error
     if numbers is not None:
@@ -271,5 +271,7 @@ def _checked_merges(merges: str, numbers: str | None, shown: str) -> GPT2Tokens:
         except (AttributeError, KeyError, TypeError, ValueError):
             same = False
         if not same:
-            raise Mistake(f"{shown}: the two files of the vocabulary do not belong together: take both from one place")
+            raise UserError(
+                f"{shown}: the two files of the vocabulary do not belong together: take both from one place"
+            )
     return vocabulary

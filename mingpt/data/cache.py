@@ -14,9 +14,9 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from mingpt.atomic import sync_folder
-from mingpt.config import CachedData
+from mingpt.config.schema import CachedData
 from mingpt.console import say
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.storage import place
 
 Made = tuple[NDArray[Any], dict[str, Any]]
@@ -40,12 +40,12 @@ def _commit(path: Path, content: bytes | NDArray[Any]) -> None:
 
 @contextmanager
 def one_at_a_time(config: CachedData, lock: Path) -> Iterator[None]:
-    """Of the processes of this node, one is inside at a time. Raises Mistake for who waits too long."""
+    """Of the processes of this node, one is inside at a time. Raises UserError for who waits too long."""
     try:
         with FileLock(lock, timeout=config.cache_timeout_seconds):
             yield
     except Timeout:
-        raise Mistake(
+        raise UserError(
             f"another process of this node has been reading data.path for {config.cache_timeout_seconds:.0f} s "
             f"(lock {lock}): if it is alive, raise data.cache_timeout_seconds"
         ) from None

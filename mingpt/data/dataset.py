@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import printable
 
 MANIFEST = "manifest.json"
@@ -95,13 +95,13 @@ def to_bytes(dataset: DataSet) -> bytes:
 
 
 def from_bytes(raw: bytes, shown: str) -> DataSet:
-    """Raises Mistake, naming the place as `shown`, if this is no manifest of a data set."""
+    """Raises UserError, naming the place as `shown`, if this is no manifest of a data set."""
     try:
         return DataSet.model_validate_json(raw, strict=True)
     except ValidationError as errors:
         first = errors.errors()[0]
         where = printable(".".join(map(str, first["loc"]))) or "the file"
-        raise Mistake(
+        raise UserError(
             f"{shown}: {MANIFEST} is not that of a prepared data set ({where}: {first['msg']}): make the data set "
             "again with python -m mingpt.data.prepare"
         ) from errors

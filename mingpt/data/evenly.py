@@ -3,17 +3,17 @@
 import torch
 
 from mingpt.data.source import Microbatch, Samples
-from mingpt.model import IGNORE
+from mingpt.model.gpt2 import IGNORE
 
 
-class Evenly:
+class PaddedBatches:
     """Each sample once, in order; the last microbatch is filled up with samples whose targets are IGNORE."""
 
     def __init__(self, samples: Samples, micro_size: int) -> None:
         self.samples, self.micro_size = samples, micro_size
 
     def __len__(self) -> int:
-        """Microbatches."""
+        """Microbatches of a split."""
         return -(-len(self.samples) // self.micro_size)
 
     def __getitem__(self, index: int, /) -> Microbatch:

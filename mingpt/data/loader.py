@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mingpt.batches import Share
+from mingpt.compute.batches import RankSampler
 from mingpt.data.source import Samples
-from mingpt.errors import Mistake, Unavailable
-from mingpt.lifetime import children_ignore_signals, end_with_parent
+from mingpt.errors import TransientError, UserError
+from mingpt.world.lifetime import children_ignore_signals, end_with_parent
 
 
 def _begin(_worker: int) -> None:
@@ -35,7 +35,7 @@ class _Told(Samples):
     def __getitem__(self, ids: Sequence[int]) -> Any:
         try:
             return self.samples[ids]
-        except (Mistake, Unavailable) as error:
+        except (UserError, TransientError) as error:
             return error
 
 
@@ -47,7 +47,7 @@ def _raised(loader: Iterator[Any]) -> Iterator[Sequence[Tensor]]:
 
 
 def load(
-    samples: Samples, work: Share, workers: int, limit_seconds: float, device: torch.device
+    samples: Samples, work: RankSampler, workers: int, limit_seconds: float, device: torch.device
 ) -> Iterator[Sequence[Tensor]]:
     """The microbatches of `work`, one after the other from the first step to the last."""
     loader = DataLoader(

@@ -1,6 +1,6 @@
 """From the data section of a config to a Source: the one place that tells the kinds of data apart."""
 
-from mingpt.config import Data, ImagesData, OwnData, QuestionData, RandomData, ShardsData, TextData
+from mingpt.config.schema import Data, ImagesData, OwnData, QuestionData, RandomData, ShardsData, TextData
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Vocabulary
 
@@ -9,7 +9,7 @@ def open_source(data: Data, block_size: int, micro_size: int, vocabulary: Vocabu
     """What `data.kind` names, in samples of block_size tokens; validation in microbatches of micro_size samples.
 
     vocabulary: that of a snapshot, to be used in place of one made from the data.
-    Raises Mistake, naming the key, if the data can't be read, or does not fit.
+    Raises UserError, naming the key, if the data can't be read, or does not fit.
     """
     # Imported where they are needed: a kind may bring packages that the others do without.
     match data:
@@ -22,7 +22,7 @@ def open_source(data: Data, block_size: int, micro_size: int, vocabulary: Vocabu
 
             return open_shards(data, block_size, micro_size, vocabulary)
         case ImagesData():
-            from mingpt.data.images import open_images
+            from mingpt.data.images.images import open_images
 
             return open_images(data, block_size, micro_size, vocabulary)
         case QuestionData():

@@ -9,11 +9,11 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from mingpt import own
-from mingpt.config import OwnData
+from mingpt.config import plugin
+from mingpt.config.schema import OwnData
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 
 NOTHING = NoTokens()
@@ -54,7 +54,7 @@ def source_of(
     """
     for name, tensors in (("train", train), ("validation", validation)):
         if len(tensors) != len(train) or not tensors or len({len(t) for t in tensors}) != 1:
-            raise Mistake(f"{name} must be tensors with the same number of rows each, as many tensors in both splits")
+            raise UserError(f"{name} must be tensors with the same number of rows each, as many tensors in both splits")
     content = sha256()
     for t in (*train, *validation):
         content.update(f"{t.dtype} {list(t.shape)}\n".encode())
@@ -63,18 +63,18 @@ def source_of(
 
 
 def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:
-    """Raises Mistake if what the target gives is no Source that the trainer can read."""
+    """Raises UserError if what the target gives is no Source that the trainer can read."""
     shown = f"data._target_={config.target}"
-    source = own.call("data", config, block_size=block_size, micro_size=micro_size)
+    source = plugin.call("data", config, block_size=block_size, micro_size=micro_size)
     if not isinstance(source, Source):
-        raise Mistake(f"{shown} gives a {type(source).__name__}, and no mingpt.data.source.Source: see source_of")
+        raise UserError(f"{shown} gives a {type(source).__name__}, and no mingpt.data.source.Source: see source_of")
     if len(source.train) == 0:
-        raise Mistake(f"{shown}: the training set has no samples")
+        raise UserError(f"{shown}: the training set has no samples")
     try:
         one = source.train[[0]]
     except (Exception, SystemExit) as error:
         what = without_secrets(str(error))
-        raise Mistake(f"{shown}: train[[0]] failed: {type(error).__name__}: {what}") from error
+        raise UserError(f"{shown}: train[[0]] failed: {type(error).__name__}: {what}") from error
     if not isinstance(one, tuple) or not all(isinstance(x, Tensor) and x.shape[:1] == (1,) for x in one):
-        raise Mistake(f"{shown}: train[[0]] must be a tuple of tensors with one row each")
+        raise UserError(f"{shown}: train[[0]] must be a tuple of tensors with one row each")
     return source

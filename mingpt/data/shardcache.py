@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mingpt.atomic import sync_folder
 from mingpt.console import say
 from mingpt.data.dataset import AGAIN, Look, Shard, look_at
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
@@ -58,7 +58,7 @@ class ShardCache:
         """The shard's tokens, memory-mapped; fetched if need be."""
         size = shard.tokens * dtype.itemsize
         if size > self.limit:
-            raise Mistake(
+            raise UserError(
                 f"data.cache_bytes={self.limit} is less than a shard of data.path={without_secrets(self.url)} takes: "
                 f"raise it to {size} or more"
             )
@@ -88,7 +88,7 @@ class ShardCache:
 
     def _admit(self, shard: Shard, look: Look) -> None:
         if why := look.stranger(self.vocabulary):
-            raise Mistake(f"data.path={without_secrets(self.url)}: {shard.name} {why}: {AGAIN}")
+            raise UserError(f"data.path={without_secrets(self.url)}: {shard.name} {why}: {AGAIN}")
         self._looked[shard.sha256] = look
 
     @contextmanager
@@ -97,7 +97,7 @@ class ShardCache:
             with FileLock(self.folder / f"{name}.lock", timeout=self.timeout):
                 yield
         except Timeout:
-            raise Mistake(
+            raise UserError(
                 f"another process of this node has been fetching a shard of data.path for {self.timeout:.0f} s (lock "
                 f"{self.folder}/{name}.lock): if it is alive, raise data.cache_timeout_seconds"
             ) from None
@@ -108,7 +108,7 @@ class ShardCache:
         deadline = time.monotonic() + self.timeout
         while not self._make_room(part, size):
             if time.monotonic() > deadline:
-                raise Mistake(f"data.cache_bytes={self.limit} is too little for as many processes: raise it")
+                raise UserError(f"data.cache_bytes={self.limit} is too little for as many processes: raise it")
             time.sleep(WAIT_SECONDS)
         try:
             fs, folder = open_fs(self.url, "data.path")
@@ -118,7 +118,7 @@ class ShardCache:
                 look = look_at(file, dtype)
                 os.fsync(file.fileno())
             if why := look.damage(shard, dtype):
-                raise Mistake(f"{shown} {why}: {AGAIN}")
+                raise UserError(f"{shown} {why}: {AGAIN}")
             self._admit(shard, look)
             with self._lock("room"):  # who counts must not miss it between its two names
                 os.replace(part, self.path(shard))
@@ -171,4 +171,4 @@ class _AtMost(Callback):
     def absolute_update(self, value: int) -> None:
         self.value = value
         if value > self.most:
-            raise Mistake(f"{self.shown} has more than {self.most} bytes: {AGAIN}")
+            raise UserError(f"{self.shown} has more than {self.most} bytes: {AGAIN}")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.atomic import write_whole
-from mingpt.config import ShardsData
+from mingpt.config.schema import ShardsData
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.cache import one_at_a_time
@@ -34,8 +34,8 @@ from mingpt.data.dataset import (
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
-from mingpt.data.windows import Pieces, Windows
-from mingpt.errors import Mistake
+from mingpt.data.windows import EvalChunks, WindowDataset
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
@@ -81,7 +81,7 @@ class ShardRow:
 
 
 def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-    """Raises Mistake if there is no data set, if it is damaged, too short, or not in the given vocabulary."""
+    """Raises UserError if there is no data set, if it is damaged, too short, or not in the given vocabulary."""
     fs, path = open_fs(config.path, "data.path")
     path = path.rstrip("/")
     shown = f"data.path={without_secrets(config.path)}"
@@ -96,29 +96,29 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
             dataset, own = _nanogpt(config, fs, path, vocabulary)
         else:
             cure = "give the folder that mingpt.data.prepare has written, or one with nanoGPT's train.bin and val.bin"
-            raise Mistake(f"{shown}: no data set is there (no {MANIFEST}): {cure}")
+            raise UserError(f"{shown}: no data set is there (no {MANIFEST}): {cure}")
     _check_vocabulary(config, own, vocabulary)
     home = Path(path) if is_local(fs) else ShardCache(
         config.path, _folder(config) / "shards", config.cache_bytes, config.cache_timeout_seconds, own.size
     )  # fmt: skip
     train, validation = (ShardRow(dataset.of(split), dataset.dtype, home) for split in SPLITS)
-    windows = Windows(train, 0, len(train), block_size, config.stride)
+    windows = WindowDataset(train, 0, len(train), block_size, config.stride)
     if len(windows) == 0:
-        raise Mistake(
+        raise UserError(
             f"model.block_size={block_size} is longer than the data: {shown} has {len(train)} training tokens, and a "
             f"sample takes {block_size + 1}: lower model.block_size or take more text"
         )
     content = [own.to_json(), [[shard.split, shard.tokens, shard.sha256] for shard in dataset.shards]]
     identity = sha256(json.dumps(content).encode()).hexdigest()
-    return Source(windows, Pieces(validation, 0, len(validation), block_size, micro_size), own, identity)
+    return Source(windows, EvalChunks(validation, 0, len(validation), block_size, micro_size), own, identity)
 
 
 def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | None) -> None:
     shown = f"data.path={without_secrets(config.path)}"
     if config.tokenizer is not None and own.to_json() != read_tokenizer(config.tokenizer, "data.tokenizer").to_json():
-        raise Mistake(f"{shown}: its vocabulary is another than data.tokenizer's: leave that out")
+        raise UserError(f"{shown}: its vocabulary is another than data.tokenizer's: leave that out")
     if wanted is not None and own.to_json() != wanted.to_json():
-        raise Mistake(f"{shown}: its vocabulary is not the snapshot's: prepare the text with that one")
+        raise UserError(f"{shown}: its vocabulary is not the snapshot's: prepare the text with that one")
 
 
 def _check_files(config: ShardsData, fs: Any, path: str, dataset: DataSet, vocabulary: int) -> None:
@@ -126,11 +126,11 @@ def _check_files(config: ShardsData, fs: Any, path: str, dataset: DataSet, vocab
     shown = f"data.path={without_secrets(config.path)}"
     names = [shard.name for shard in dataset.shards]
     if problems := [f"{shown}: {name} is missing: {AGAIN}" for name in names if not fs.isfile(f"{path}/{name}")]:
-        raise Mistake(*problems)
+        raise UserError(*problems)
     looks = zip(dataset.shards, _looked_at(config, fs, path, names, dataset.dtype), strict=True)
     found = [(shard.name, look.damage(shard, dataset.dtype) or look.stranger(vocabulary)) for shard, look in looks]
     if problems := [f"{shown}: {name} {why}: {AGAIN}" for name, why in found if why]:
-        raise Mistake(*problems)
+        raise UserError(*problems)
 
 
 def _nanogpt(config: ShardsData, fs: Any, path: str, wanted: Vocabulary | None) -> tuple[DataSet, Vocabulary]:
@@ -140,12 +140,14 @@ def _nanogpt(config: ShardsData, fs: Any, path: str, wanted: Vocabulary | None) 
     files = _looked_at(config, fs, path, NANOGPT, "uint16")
     for name, split, look in zip(NANOGPT, SPLITS, files, strict=True):
         if not look.size or look.size % 2:
-            raise Mistake(f"{shown}: {name} has {look.size} bytes, which are no 16-bit tokens: make it again")
+            raise UserError(f"{shown}: {name} has {look.size} bytes, which are no 16-bit tokens: make it again")
         shards.append(Shard(name=name, split=split, tokens=look.size // 2, documents=0, sha256=look.sha256))
         largest = max(largest, look.largest)
     own = wanted or (read_tokenizer(config.tokenizer, "data.tokenizer") if config.tokenizer else Numbers(largest + 1))
     if largest >= own.size:
-        raise Mistake(f"{shown}: token {largest} is there, but the vocabulary has only {own.size}: take the right one")
+        raise UserError(
+            f"{shown}: token {largest} is there, but the vocabulary has only {own.size}: take the right one"
+        )
     return DataSet(dtype="uint16", tokenizer=own.to_json(), made_from="0" * 64, shards=tuple(shards)), own
 
 

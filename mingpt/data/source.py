@@ -29,7 +29,7 @@ class Samples(Dataset[Microbatch]):
         """The samples of these numbers: a function of them alone, the same in every process."""
 
 
-class Microbatches(Protocol):
+class EvalSplit(Protocol):
     """A whole split for evaluation: each target once, the last microbatch filled up with targets of IGNORE."""
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Source:
     """
 
     train: Samples
-    validation: Microbatches
+    validation: EvalSplit
     vocabulary: Vocabulary
     sha256: str
     answer_length: int = 0

@@ -13,13 +13,13 @@ from string import ascii_letters, digits
 import numpy as np
 import torch
 
-from mingpt.batches import derive, mix, permute
-from mingpt.config import AdditionData, Data, QuestionData, RandomData, SortData
-from mingpt.data.evenly import Evenly
+from mingpt.compute.batches import derive, mix, permute
+from mingpt.config.schema import AdditionData, Data, QuestionData, RandomData, SortData
+from mingpt.data.evenly import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
-from mingpt.errors import Mistake
-from mingpt.model import IGNORE
+from mingpt.errors import UserError
+from mingpt.model.gpt2 import IGNORE
 
 ALPHABET = "".join(sorted(digits + ascii_letters))  # 0 to 9, A to Z, a to z
 Ask = Callable[[int], tuple[str, str]]  # from a number to the question of that number and its answer
@@ -84,10 +84,10 @@ def open_questions(
     own = Characters("".join(sorted(used)))
     _same(config, own, vocabulary)
     if config.length > block_size:
-        raise Mistake(f"data.kind={config.kind}: a question takes {config.length} tokens, but the model {block_size}")
+        raise UserError(f"data.kind={config.kind}: a question takes {config.length} tokens, but the model {block_size}")
     held = config.val_samples
     train = Questions(ask, own, config.questions, held, config.questions - held)
-    validation = Evenly(Questions(ask, own, config.questions, 0, held), micro_size)
+    validation = PaddedBatches(Questions(ask, own, config.questions, 0, held), micro_size)
     return Source(train, validation, own, _identity(config), answer_length=len(ask(0)[1]))
 
 
@@ -96,12 +96,12 @@ def open_random(config: RandomData, block_size: int, vocabulary: Vocabulary | No
     own = Numbers(config.vocabulary)
     _same(config, own, vocabulary)
     train = RandomTokens(config.vocabulary, config.samples, block_size)
-    return Source(train, Evenly(RandomTokens(config.vocabulary, 0, block_size), 1), own, _identity(config))
+    return Source(train, PaddedBatches(RandomTokens(config.vocabulary, 0, block_size), 1), own, _identity(config))
 
 
 def _same(config: Data, own: Vocabulary, given: Vocabulary | None) -> None:
     if given is not None and given.to_json() != own.to_json():
-        raise Mistake(f"data.kind={config.kind} has another vocabulary than the snapshot: set the keys of data back")
+        raise UserError(f"data.kind={config.kind} has another vocabulary than the snapshot: set the keys of data back")
 
 
 def _identity(config: Data) -> str:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.config import TextData
+from mingpt.config.schema import TextData
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.cache import Made, made_once
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
-from mingpt.data.windows import Pieces, TokenFile, Windows
-from mingpt.errors import Mistake
+from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
@@ -24,25 +24,27 @@ def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[N
     """The tokens of a text and what they stand for: the given vocabulary, or the one that data.tokens asks for."""
     shown = f"data.path={without_secrets(config.path)}"
     if not raw:
-        raise Mistake(f"{shown}: the file is empty: name another")
+        raise UserError(f"{shown}: the file is empty: name another")
     if isinstance(given, Bytes) or (given is None and config.tokens == "byte"):
         return np.frombuffer(raw, dtype=np.uint8), Bytes()
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise Mistake(f"{shown}: not UTF-8 at byte {error.start}: convert the file, or use data.tokens=byte") from error
+        raise UserError(
+            f"{shown}: not UTF-8 at byte {error.start}: convert the file, or use data.tokens=byte"
+        ) from error
     if isinstance(given, (GPT2Tokens, HuggingFaceTokens)):
         try:
             arrays = [given.encode_array(piece) for piece in pieces(text)]
-        except Mistake as mistake:
+        except UserError as mistake:
             which = f"data.tokenizer={without_secrets(config.tokenizer)}: " if config.tokenizer else ""
-            raise Mistake(f"{shown}: {which}{mistake}") from mistake
+            raise UserError(f"{shown}: {which}{mistake}") from mistake
         return np.concatenate(arrays).astype(smallest_type(given.size)), given
     points, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
     characters = "".join(map(chr, points))
     if given is None:
         if len(points) < 2:
-            raise Mistake(
+            raise UserError(
                 f"{shown}: only one character, {characters!r}, over and over: nothing to learn; name another text"
             )
         vocabulary = Characters(characters)
@@ -50,10 +52,10 @@ def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[N
         vocabulary = given
         try:
             ids = np.array(given.encode(characters))[ids]
-        except Mistake as mistake:
-            raise Mistake(f"{shown}: {mistake}: name another text") from mistake
+        except UserError as mistake:
+            raise UserError(f"{shown}: {mistake}: name another text") from mistake
     else:
-        raise Mistake(
+        raise UserError(
             f"{shown}: a text cannot be told in the snapshot's vocabulary of kind {given.to_json()['kind']!r}"
         )
     return ids.reshape(-1).astype(smallest_type(vocabulary.size)), vocabulary
@@ -70,9 +72,9 @@ def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str,
     with place("data.path", config.path):
         info = fs.info(remote)  # size, modification time, ETag: a changed file gets another name in the cache
         if info["type"] == "directory":
-            raise Mistake(f"data.path={without_secrets(config.path)}: a folder; name one text file")
+            raise UserError(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         if info["type"] == "other":  # a pipe or a device may never end
-            raise Mistake(f"data.path={without_secrets(config.path)}: no regular file; name one text file")
+            raise UserError(f"data.path={without_secrets(config.path)}: no regular file; name one text file")
     source = ["text", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
 
     def make() -> Made:
@@ -87,23 +89,23 @@ def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str,
 def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary: Vocabulary | None = None) -> Source:
     """Tokenize (once per node) and split: the first part trains, the rest validates; no sample crosses the border.
 
-    Raises Mistake if the text can't be read, isn't text, or is too short for block_size.
+    Raises UserError if the text can't be read, isn't text, or is too short for block_size.
     """
     if vocabulary is None and config.tokenizer is not None:
         vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
     path, about = _cached(config, vocabulary)
     tokens, length = TokenFile(path), int(about["tokens"])
     border = round(length * (1 - config.val_fraction))
-    train = Windows(tokens, 0, border, block_size, config.stride)
+    train = WindowDataset(tokens, 0, border, block_size, config.stride)
     if len(train) == 0:
-        raise Mistake(
+        raise UserError(
             f"model.block_size={block_size} is longer than the data: data.path={without_secrets(config.path)} has "
             f"{border} training tokens, and a sample takes {block_size + 1}: lower model.block_size or take more text"
         )
     if config.val_fraction and length - border < 2:
-        raise Mistake(
+        raise UserError(
             f"data.val_fraction={config.val_fraction:g} of the {length} tokens of "
             f"data.path={without_secrets(config.path)} leaves nothing to validate on: raise it, or set it to 0"
         )
-    validation = Pieces(tokens, border, length, block_size, micro_size)
+    validation = EvalChunks(tokens, border, length, block_size, micro_size)
     return Source(train, validation, vocabulary_of(about["vocabulary"]), about["sha256"])

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from mingpt.data.bpe import gpt2_of, tokenizer_of
-from mingpt.data.imagetokens import ImageTokens
-from mingpt.errors import Mistake
+from mingpt.data.images.imagetokens import ImageTokens
+from mingpt.errors import UserError
 
 
 class Vocabulary(Protocol):
@@ -25,7 +25,7 @@ class TextVocabulary(Vocabulary, Protocol):
     """One whose tokens spell text."""
 
     def encode(self, text: str) -> list[int]:
-        """Raises Mistake if the text has something that no token spells."""
+        """Raises UserError if the text has something that no token spells."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -51,7 +51,7 @@ class Characters:
     def encode(self, text: str) -> list[int]:
         ids = {c: i for i, c in enumerate(self.characters)}
         if unknown := sorted(set(text) - set(ids)):
-            raise Mistake(f"the text has characters that the model never saw: {''.join(unknown)!r}")
+            raise UserError(f"the text has characters that the model never saw: {''.join(unknown)!r}")
         return [ids[c] for c in text]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -74,7 +74,7 @@ class Bytes:
         try:
             return list(text.encode(errors="surrogateescape"))  # how Python hands over bytes that aren't UTF-8
         except UnicodeEncodeError as error:
-            raise Mistake(f"the text is no Unicode: {error}") from error
+            raise UserError(f"the text is no Unicode: {error}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
@@ -105,7 +105,7 @@ class Numbers:
     def encode(self, text: str) -> list[int]:
         words = text.split()
         if not words or any(not w.isdecimal() or int(w) >= self.size for w in words):
-            raise Mistake(f"the tokens are numbers from 0 to {self.size - 1} with spaces between, not {text!r}")
+            raise UserError(f"the tokens are numbers from 0 to {self.size - 1} with spaces between, not {text!r}")
         return [int(w) for w in words]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -140,14 +140,14 @@ KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
 
 
 def vocabulary_of(json: dict[str, Any]) -> Vocabulary:
-    """The vocabulary whose `to_json()` this is. Raises Mistake if it is none, or of a kind that is not known here."""
+    """The vocabulary whose `to_json()` this is. Raises UserError if it is none, or of a kind that is not known here."""
     kind = json.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise Mistake(
+        raise UserError(
             f"a vocabulary of the kind {kind!r}; this version knows {', '.join(KINDS)}: take the version of mingpt "
             "that wrote it"
         )
     try:
         return KINDS[kind](json)
     except (KeyError, TypeError, ValueError) as error:
-        raise Mistake(f"a damaged vocabulary of the kind {kind!r}: {type(error).__name__}: {error}") from error
+        raise UserError(f"a damaged vocabulary of the kind {kind!r}: {type(error).__name__}: {error}") from error

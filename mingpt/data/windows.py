@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from mingpt.data.source import Microbatch, Samples
-from mingpt.model import IGNORE
+from mingpt.model.gpt2 import IGNORE
 
 
 class Tokens(Protocol):
@@ -44,7 +44,7 @@ class TokenFile:
         return self.mapped[start:stop]
 
 
-class Windows(Samples):
+class WindowDataset(Samples):
     """Samples of a fixed length from a split [start, stop) of a row; sample i starts at start + i * stride."""
 
     def __init__(self, tokens: Tokens, start: int, stop: int, block_size: int, stride: int) -> None:
@@ -64,7 +64,7 @@ class Windows(Samples):
         return both[:, :-1], both[:, 1:]
 
 
-class Pieces:
+class EvalChunks:
     """A whole split as consecutive pieces of block_size, each target once; the last ones filled up with IGNORE."""
 
     def __init__(self, tokens: Tokens, start: int, stop: int, block_size: int, micro_size: int) -> None:
@@ -74,7 +74,7 @@ class Pieces:
         self.microbatches = -(-self.targets // (block_size * micro_size))
 
     def __len__(self) -> int:
-        """Microbatches."""
+        """Microbatches of a split."""
         return self.microbatches
 
     def __getitem__(self, index: int, /) -> Microbatch:

@@ -63,7 +63,7 @@ Event = StepDone | Evaluated | SnapshotCommitted | AttemptEnded
 
 class Observer(Protocol):
     def wants(self, step: int) -> bool:
-        """Whether this observer needs StepDone of this step. Reading it waits for the device."""
+        """Whether this observer needs StepDone of this step. For its figures the host waits for the device."""
 
     def on(self, event: Event) -> None:
         """Called in rank 0 only; SnapshotCommitted comes in the writer's thread, all others in the main thread."""
@@ -87,7 +87,8 @@ class Observers:
     def publish(self, event: Event) -> None:
         for observer in self._observers:
             try:
-                observer.on(event)
+                if not isinstance(event, StepDone) or observer.wants(event.step):
+                    observer.on(event)
             except Exception as error:
                 self._switch_off(observer, error)
 
@@ -95,4 +96,4 @@ class Observers:
         # A new list: the other thread may be going through the old one.
         self._observers = [other for other in self._observers if other is not observer]
         what = str(error) or type(error).__name__
-        self._say(f"OBSERVER {type(observer).__name__} failed and is switched off: {what}. The run goes on.")
+        self._say(f"OBSERVER {type(observer).__name__} failed and is switched off: {what}")

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from mingpt.attempts import records, segments
 from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommitted, StepDone
+from mingpt.snapshot.attempts import records, segments
 from mingpt.storage import is_local, open_fs, place
 
 UPLOAD_SECONDS = 15  # between two looks for lines that a bucket does not have yet
@@ -156,4 +156,5 @@ class MetricsLog:
         self._closed.set()
         self.flush()
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # each line was flushed before
+                self._file.close()

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.files import SNAPSHOTS, File
-from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, OtherFormat, Unreadable
+from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import Store
 from mingpt.storage import open_fs, place

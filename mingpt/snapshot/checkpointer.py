@@ -6,20 +6,20 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from mingpt import attempts, network
-from mingpt.attempts import RunRecord
-from mingpt.config import Config
-from mingpt.distributed import World
-from mingpt.errors import Mistake
-from mingpt.snapshot import hot
-from mingpt.snapshot.format import Damaged, Metrics, State, Unreadable
+from mingpt.config.schema import Config
+from mingpt.errors import Damaged, SnapshotFailed, Unreadable, UserError
+from mingpt.snapshot import attempts, hot
+from mingpt.snapshot.attempts import RunRecord
+from mingpt.snapshot.format import Metrics, State
 from mingpt.snapshot.lineage import Follows, Newest, set_overtaken_aside, strangers
 from mingpt.snapshot.reader import Loaded, verify
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotFailed, SnapshotWriter
+from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.storage import limit_seconds
+from mingpt.world import network
+from mingpt.world.world import World
 
 Content = tuple[State, Metrics]
 FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # what the processes tell each other with every step
@@ -42,17 +42,17 @@ class Checkpointer:
     """Both tiers of a run. Every decision is made alike in all processes, from what travels with the step."""
 
     def __init__(self, config: Config, world: World, state_bytes: int, say: Callable[[str], None]) -> None:
-        """Raises Mistake if snapshot.dir can't be used. Without room for the hot tier, it says so and does without."""
+        """Raises UserError if snapshot.dir can't be used. Without room for it, it does without the hot tier."""
         self.settings, self.world, self.say = config.snapshot, world, say
         self.run_dir, self.timeout = config.run.dir, config.world.timeout_seconds
         self.store = Store(config.snapshot.dir)
         self.hot_store: Store | None = None
         self.hot: SnapshotWriter | None = None
         if config.snapshot.hot_every_steps:
-            identity = world.ask_speaker(lambda: hot.run_id(config.run.dir))
+            identity = world.run_on_main(lambda: hot.run_id(config.run.dir))
             try:
                 self.hot_store = hot.open_hot(config.snapshot.hot_dir, config.run.dir, identity, state_bytes)
-            except Mistake as mistake:
+            except UserError as mistake:
                 if world.local_rank == 0:
                     say(f"no hot snapshots on this node: {mistake}")
         self._last = time.monotonic()
@@ -64,7 +64,7 @@ class Checkpointer:
             set_overtaken_aside(self.store, records, self.say)
             return asdict(Newest.of(self.store, records))
 
-        self.base = Newest(**self.world.ask_speaker(look))
+        self.base = Newest(**self.world.run_on_main(look))
         return restore(self.store, self.hot_store, self.world, self.say, self.base)
 
     def begin(self, record: RunRecord, committed: Callable[[int, str, float], None]) -> None:
@@ -76,8 +76,8 @@ class Checkpointer:
         # A process that has nothing to write waits for one that may be waiting for the store: the limits must not tie,
         # or the group breaks in the moment in which the other one reports.
         limit = self.timeout + limit_seconds() + SPARE_SECONDS
-        beside = self.world.beside(limit)
-        on_node = self.world.on_node(hot.node_identity(self.settings.hot_dir), limit)
+        beside = self.world.side_group(limit)
+        on_node = self.world.node_group(hot.node_identity(self.settings.hot_dir), limit)
         # That may take long where the others live; a machine that is gone answers nothing, and is known by that.
         network.limit_silence(None, self.timeout)
         s = self.settings
@@ -85,7 +85,7 @@ class Checkpointer:
 
         def durable_committed(step: int, digest: str, seconds: float) -> None:
             self._note(step, digest)
-            if self.world.speaks:
+            if self.world.is_main:
                 committed(step, digest, seconds)
 
         self.durable = SnapshotWriter(
@@ -116,7 +116,7 @@ class Checkpointer:
         if self.hot_store is not None and self.world.local_rank == 0:
             try:
                 Follows(self.attempt, step, digest).write(self.hot_store)
-            except (Mistake, OSError) as error:
+            except (UserError, OSError) as error:
                 self.say(f"step {step}: not noted beside the hot snapshots: {error}")
 
     def flags(self) -> Sequence[bool]:
@@ -145,14 +145,13 @@ class Checkpointer:
         every, hot_every = self.settings.every_steps, self.settings.hot_every_steps
         return (every > 0 and step % every == 0) or flags[DUE] > 0 or (hot_every > 0 and step % hot_every == 0)
 
-    def after_step(
-        self, step: int, content: Callable[[], Content], flags: Sequence[float], late: bool, best: bool
-    ) -> None:
+    def after_step(self, step: int, content: Callable[[], Content], flags: Sequence[float], best: bool) -> None:
         """Start what is due after this step; waits for nothing but the snapshot before one that is to be kept.
 
-        flags: for each, how many processes have raised it. late: they are those of the step before, which can't know of
-        a snapshot started after that. best: the step's evaluation is the best so far.
+        flags: for each, how many processes have raised it. best: the step's evaluation is the best so far.
         """
+        # On CUDA the flags are those of the step before, which can't know of a snapshot started after that.
+        late = self.world.device.type == "cuda"
         by_steps = self.settings.every_steps > 0 and step % self.settings.every_steps == 0
         best = best and self.settings.keep_best
         if by_steps or best or flags[DUE] > 0:
@@ -163,7 +162,7 @@ class Checkpointer:
                 self.durable.start(step, *content())
                 if not self.settings.asynchronous:
                     self.durable.settle()
-            elif by_steps and self.world.speaks:
+            elif by_steps and self.world.is_main:
                 self.say(f"step {step}: no snapshot, that of step {self.durable.step} is still being written")
             if self.durable.step == step:
                 self._last = time.monotonic()
@@ -197,7 +196,7 @@ class Checkpointer:
         digest = next((known for known in self.world.gather(digest) if known), None)
         if digest is None:
             self._too_late = True
-            if self.world.speaks:
+            if self.world.is_main:
                 elsewhere = f"the newest step in {self.store.url}"
                 there = f"step {step} on these nodes (in their memory), and from {elsewhere} elsewhere"
                 self.say(f"step {step}: {why}: the next attempt starts from {there if in_memory else elsewhere}")
@@ -246,7 +245,7 @@ class Checkpointer:
                 return False
             return True
 
-        return bool(self.world.ask_speaker(look))
+        return bool(self.world.run_on_main(look))
 
     def keep(self) -> int:
         """Before an end without a snapshot: let the one that is in flight arrive, and leave what is in memory.
@@ -256,7 +255,7 @@ class Checkpointer:
         with suppress(TimeoutError):
             self.durable.settle(self.timeout)
         self._too_late = True
-        return int(self.world.ask_speaker(lambda: max(self.store.steps(), default=0)))
+        return int(self.world.run_on_main(lambda: max(self.store.steps(), default=0)))
 
     def forget_hot(self) -> None:
         """When the run's last step is durable: remove what an attempt left that was killed after it."""
@@ -269,5 +268,5 @@ class Checkpointer:
             with suppress(TimeoutError):
                 self.hot.settle(SPARE_SECONDS)
         self.world.barrier()
-        if self.hot and not self._too_late and self.hot.world.speaks:
+        if self.hot and not self._too_late and self.hot.world.is_main:
             hot.remove(self.hot.store)

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, UserError
 from mingpt.snapshot.files import METRICS, SNAPSHOTS
-from mingpt.snapshot.format import Damaged, Manifest, encode_manifest
+from mingpt.snapshot.format import Manifest, encode_manifest
 from mingpt.snapshot.reader import read_manifest, verified_pieces, verify
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
 
 def refuse_others(source: Store, target: Store, steps: list[int]) -> None:
-    """Raise Mistake, before anything is written, if the target has one of the steps with another content."""
+    """Raise UserError, before anything is written, if the target has one of the steps with another content."""
     there = set(target.steps())
     problems = []
     for step in steps:
@@ -32,7 +32,7 @@ def refuse_others(source: Store, target: Store, steps: list[int]) -> None:
                 f"it stays; copy to another place, or delete it first"
             )
     if problems:
-        raise Mistake(*problems)
+        raise UserError(*problems)
 
 
 def copy_step(source: Store, target: Store, step: int, say: Callable[[str], None]) -> None:
@@ -46,11 +46,13 @@ def copy_step(source: Store, target: Store, step: int, say: Callable[[str], None
             pieces = verified_pieces(source, manifest, name)  # each is good until the next
             target.write(step, name, pieces if target.local else [bytes(piece) for piece in pieces])
             if (size := target.size(step, name)) != part.size:
-                raise Mistake(f"{target.url}: {name} has {size} bytes in place of {part.size} after it was written")
+                raise UserError(f"{target.url}: {name} has {size} bytes in place of {part.size} after it was written")
     with place(target.key, target.url):
         committed = target.commit(step, encode_manifest(manifest))
     if not committed and read_manifest(target, step).digest != manifest.digest:
-        raise Mistake(f"{target.url}: another process has written another snapshot of step {step} meanwhile: it stays")
+        raise UserError(
+            f"{target.url}: another process has written another snapshot of step {step} meanwhile: it stays"
+        )
     say(f"step {step}: copied to {target.folder_url(step)}, digest {manifest.digest}")
 
 
@@ -79,7 +81,7 @@ def copy_metrics(source: Store, target: Store, say: Callable[[str], None]) -> No
                 size = ours.size(None, file.name)
                 pieces = [bytes(piece) for piece in ours.read_pieces(None, file.name, size)]
             except Damaged as damage:
-                raise Mistake(f"{ours.url}: {damage}: remove it") from damage
+                raise UserError(f"{ours.url}: {damage}: remove it") from damage
         with place(theirs.key, theirs.url):
             theirs.write(None, file.name, pieces)
         say(f"metrics/{file.name}: copied")

@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from torch import Tensor
 
-from mingpt.errors import Mistake, Unavailable
+from mingpt.errors import Damaged, OtherFormat, UserError
 
 FORMAT = 3
 READABLE = (2, FORMAT)  # format 2 had one tensor more, UNSTATED, which is no state
@@ -43,18 +43,6 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 Kind = Literal["model", "optimizer"]
 State = Mapping[Kind, Mapping[str, Tensor]]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Damaged(Exception):
-    """A snapshot that is not what its writer wrote, or not one at all; the message names the file."""
-
-
-class Unreadable(Unavailable):
-    """A disk that can't give a file back, however often it is asked. Nothing is known of the snapshot."""
-
-
-class OtherFormat(Exception):
-    """A whole manifest that another version of this program wrote. To set it aside would throw that work away."""
 
 
 class Strict(BaseModel):
@@ -92,7 +80,7 @@ class Metrics(Strict):
 
 
 class Manifest(Strict):
-    """What manifest.json says. The last five fields are provenance: the digest does not cover them."""
+    """What manifest.json says. The digest covers `tensors` alone."""
 
     format: int
     run: str
@@ -269,12 +257,12 @@ def _canonical(fields: Mapping[str, Any]) -> bytes:
 def encode_manifest(manifest: Manifest) -> bytes:
     """JSON with a checksum over all the rest, so that damage to any field is seen.
 
-    Raises Mistake if no reader would take it.
+    Raises UserError if no reader would take it.
     """
     fields = manifest.model_dump()
     raw = _canonical(fields | {"checksum": sha256(_canonical(fields)).hexdigest()})
     if len(raw) > MANIFEST_LIMIT or _values_in(raw) > MOST_VALUES:
-        raise Mistake(
+        raise UserError(
             f"the snapshot's {MANIFEST} would have {len(raw)} bytes and {_values_in(raw)} values; readers take "
             f"{MANIFEST_LIMIT} and {MOST_VALUES}: take a smaller vocabulary (data.tokenizer), or fewer tensors"
         )

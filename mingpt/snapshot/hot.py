@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mingpt.errors import Mistake
+from mingpt.errors import UserError
 from mingpt.plainfile import NotPlain, link_problem, open_file
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.store import Store
@@ -27,7 +27,7 @@ SPARE_BYTES = 2**20  # manifests, headers, scalars
 
 
 def find_run_id(run_dir: str) -> str | None:
-    """The run's own random name, if it has one yet. Raises Mistake if a link, a FIFO or a device stands there."""
+    """The run's own random name, if it has one yet. Raises UserError if a link, a FIFO or a device stands there."""
     fs, path = _run_id_path(run_dir)
     with place("run.dir", run_dir):
         try:
@@ -35,7 +35,7 @@ def find_run_id(run_dir: str) -> str | None:
         except FileNotFoundError:
             return None
         except NotPlain as problem:
-            raise Mistake(f"run.dir={link_problem(path, str(problem))}") from problem
+            raise UserError(f"run.dir={link_problem(path, str(problem))}") from problem
     found = raw.decode(errors="replace").strip()
     return found if re.fullmatch("[0-9a-f]{32}", found) else None
 
@@ -88,7 +88,7 @@ def _is_ours(base: Path) -> bool:
 
 
 def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int) -> Store:
-    """This node's folder for a run, made where it is missing. Raises Mistake if there is no place for it.
+    """This node's folder for a run, made where it is missing. Raises UserError if there is no place for it.
 
     Two snapshots must fit: the older one goes when the newer one is complete.
     """
@@ -97,14 +97,16 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int) -> Sto
     with place("snapshot.hot_dir", hot_dir):
         base.mkdir(mode=0o700, exist_ok=True)
         if not _is_ours(base):
-            raise Mistake(f"snapshot.hot_dir={hot_dir}: {base} belongs to somebody else: remove it, or choose another")
+            raise UserError(
+                f"snapshot.hot_dir={hot_dir}: {base} belongs to somebody else: remove it, or choose another"
+            )
         own.mkdir(exist_ok=True)
         _remove_stale(base, own)
         # What is replaced by the next two; what was set aside stays.
         taken = sum(_size(file) for file in own.rglob("*") if (file.parent / MANIFEST).exists())
         free, needed = shutil.disk_usage(hot_dir).free + taken, 2 * state_bytes + SPARE_BYTES
     if free < needed:
-        raise Mistake(
+        raise UserError(
             f"snapshot.hot_dir={hot_dir}: two snapshots take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are "
             f"free: give it more (docker: --shm-size), or set snapshot.hot_every_steps=0"
         )

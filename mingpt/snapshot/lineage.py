@@ -13,10 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 from mingpt.atomic import write_whole
-from mingpt.attempts import REWIND, Record
-from mingpt.resume import settings
+from mingpt.config.affecting import settings
+from mingpt.errors import Damaged, OtherFormat, Unreadable
+from mingpt.snapshot.attempts import REWIND, Record
 from mingpt.snapshot.files import OVERTAKEN
-from mingpt.snapshot.format import MANIFEST, Damaged, Manifest, OtherFormat, Unreadable
+from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import Store
 from mingpt.storage import place

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mingpt.errors import Mistake
-from mingpt.snapshot.format import Damaged, Kind, Manifest, OtherFormat, checked, decode_manifest, decode_part
+from mingpt.errors import Damaged, OtherFormat, UserError
+from mingpt.snapshot.format import Kind, Manifest, checked, decode_manifest, decode_part
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
@@ -36,11 +36,11 @@ def look(store: Store, step: int) -> Manifest:
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
-    """Raises Damaged, or Mistake if another version of this program wrote it."""
+    """Raises Damaged, or UserError if another version of this program wrote it."""
     try:
         return look(store, step)
     except OtherFormat as error:
-        raise Mistake(
+        raise UserError(
             f"{store.key}={store.url}: the snapshot of step {step} has {error}: use the version "
             f"that wrote it, or another {'run.dir' if store.key == 'snapshot.dir' else store.key}"
         ) from error
@@ -49,7 +49,7 @@ def read_manifest(store: Store, step: int) -> Manifest:
 def read(
     store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer"), manifest: Manifest | None = None
 ) -> Loaded:
-    """Read and verify one snapshot. Raises Damaged, naming the file, or Mistake if the store says no.
+    """Read and verify one snapshot. Raises Damaged, naming the file, or UserError if the store says no.
 
     manifest: its manifest, if that has been read before.
     """

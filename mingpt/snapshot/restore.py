@@ -10,21 +10,13 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from mingpt.distributed import World
-from mingpt.errors import Mistake, Unavailable
-from mingpt.snapshot.format import (
-    Damaged,
-    Kind,
-    Manifest,
-    Unreadable,
-    decode_manifest,
-    decode_part,
-    encode_manifest,
-)
+from mingpt.errors import Damaged, TransientError, Unreadable, UserError
+from mingpt.snapshot.format import Kind, Manifest, decode_manifest, decode_part, encode_manifest
 from mingpt.snapshot.lineage import Newest, strangers
 from mingpt.snapshot.reader import Loaded, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
+from mingpt.world.world import World
 
 
 def restore(
@@ -33,9 +25,9 @@ def restore(
     """The newest good snapshot, in every process. A damaged one is set aside, loudly, and the next older one tried.
 
     newest: of the durable ones. What a node has in memory and does not continue it is removed. Called by all processes.
-    Raises Mistake in all of them if a store says no.
+    Raises UserError in all of them if a store says no.
     """
-    durable_steps: list[int] = world.ask_speaker(durable.steps)
+    durable_steps: list[int] = world.run_on_main(durable.steps)
     if hot and world.local_rank == 0:
         for old in strangers(hot, newest):
             say(
@@ -50,7 +42,9 @@ def restore(
         hot_steps = [set(steps) for steps in world.gather(own)]
         step = max([*durable_steps, *(s for steps in hot_steps for s in steps)], default=None)
         if step is None and unreadable:
-            raise Unavailable(f"{durable.key}={durable.url}: no snapshot can be read: look at the disk, and try again")
+            raise TransientError(
+                f"{durable.key}={durable.url}: no snapshot can be read: look at the disk, and try again"
+            )
         if step is None:
             return None
         # The hot tier first: it costs no traffic of the durable store.
@@ -62,7 +56,7 @@ def restore(
         if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
             unreadable.add(step)
             durable_steps = [s for s in durable_steps if s != step]
-            if world.speaks:
+            if world.is_main:
                 say(f"UNREADABLE SNAPSHOT of step {step}: {problem}. It stays as it is; trying the next older one.")
             continue
         finders = [rank for rank, finding in enumerate(found) if finding.damage]
@@ -90,7 +84,7 @@ class _Finding:
     digest: str | None = None
     damage: str | None = None
     unreadable: str | None = None
-    problems: tuple[str, ...] = ()  # of a Mistake
+    problems: tuple[str, ...] = ()  # of a UserError
 
     @classmethod
     def of(cls, look: Callable[[], str | None]) -> "_Finding":
@@ -100,15 +94,15 @@ class _Finding:
             return cls(damage=str(damage))
         except Unreadable as broken:
             return cls(unreadable=str(broken))
-        except Mistake as mistake:
+        except UserError as mistake:
             return cls(problems=mistake.problems)
 
     def gathered(self, world: World) -> list["_Finding"]:
-        """Everybody's. Raises Mistake in all processes if one of them has met one."""
+        """Everybody's. Raises UserError in all processes if one of them has met one."""
         findings = [_Finding(**other) for other in world.gather(asdict(self))]
         for finding in findings:
             if finding.problems:
-                raise Mistake(*finding.problems)
+                raise UserError(*finding.problems)
         return findings
 
 
@@ -140,7 +134,7 @@ class _Together:
         state: dict[Kind, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name in names:
             raw, tensors = self.parts.pop(name, (None, None))
-            handed_on = self.world.hand_on(raw, reader_of[name], manifest.parts[name].size)
+            handed_on = self.world.broadcast_bytes(raw, reader_of[name], manifest.parts[name].size)
             state[kind_of(name)] |= decode_part(manifest, name, handed_on) if tensors is None else tensors
         return Loaded(manifest, state, self.world.gather(self.store.url if self.store else None)[readers[0]])
 

@@ -1,6 +1,6 @@
 """Which snapshots stay, and what else may go: parts and temporary files that killed writers left.
 
-`beyond` is the policy, a pure function; `plan` looks at a store, and `Plan.carry_out` deletes.
+`steps_to_delete` is the policy, a pure function; `plan` looks at a store, and `Plan.apply` deletes.
 """
 
 import math
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.files import File
-from mingpt.snapshot.format import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.reader import look
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.uploads import HalfUpload, abort, half_uploads
@@ -31,7 +31,7 @@ class Retention:
     orphan_age: float = DAY
 
 
-def beyond(retention: Retention, snapshots: Mapping[int, float | None]) -> list[int]:
+def steps_to_delete(retention: Retention, snapshots: Mapping[int, float | None]) -> list[int]:
     """The steps that need not stay, oldest first, of snapshots given as {step: validation loss, if measured there}."""
     steps = sorted(snapshots)
     stay = set(steps[-max(1, retention.keep) :])
@@ -52,7 +52,7 @@ class Plan:
     leftovers: list[File] = field(default_factory=list)
     uploads: list[HalfUpload] = field(default_factory=list)
 
-    def carry_out(self, store: Store) -> None:
+    def apply(self, store: Store) -> None:
         with place(store.key, store.url):
             for step in self.snapshots:
                 store.delete(step)
@@ -76,7 +76,7 @@ def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | 
         except (Damaged, OtherFormat, Unreadable):
             continue
     seen.update(known)
-    old = beyond(retention, known) if steps and steps[0] == good else []
+    old = steps_to_delete(retention, known) if steps and steps[0] == good else []
     newest = sorted(known)[-retention.keep :]
     oldest_new = newest[0] if len(newest) == retention.keep else 0
     if retention.orphan_age <= 0:

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from mingpt.attempts import REWIND, Attempt
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, UserError
 from mingpt.snapshot import hot
+from mingpt.snapshot.attempts import REWIND, Attempt
 from mingpt.snapshot.files import REWOUND
-from mingpt.snapshot.format import Damaged
 from mingpt.snapshot.lineage import peek
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
@@ -17,16 +16,18 @@ def rewind(run_dir: str, store: Store, step: int, hot_dir: str, say: Callable[[s
     """Have the next attempt start from `step`: set all newer snapshots aside, here and in this node's memory.
 
     The rewind is an attempt of its own. So one that is still training may commit nothing more, and what other nodes
-    have in memory is known to be from before. Raises Mistake, before anything is changed, unless the step is there.
+    have in memory is known to be from before. Raises UserError, before anything is changed, unless the step is there.
     """
     there = store.steps()
     if step not in there:
         shown = ", ".join(map(str, there)) or "none"
-        raise Mistake(f"{store.url}: there is no snapshot of step {step}: choose one of those that there are ({shown})")
+        raise UserError(
+            f"{store.url}: there is no snapshot of step {step}: choose one of those that there are ({shown})"
+        )
     try:
         manifest = read_manifest(store, step)
     except Damaged as damage:
-        raise Mistake(f"{store.folder_url(step)}: {damage}: choose another step") from damage
+        raise UserError(f"{store.folder_url(step)}: {damage}: choose another step") from damage
     newest = max([manifest.attempt, *(found.attempt for s in there if (found := peek(store, s)))])
     Attempt.claim(run_dir, step, manifest.digest, manifest.attempt, by=REWIND, above=newest)
     memory = hot.find_hot(hot_dir, run_dir)

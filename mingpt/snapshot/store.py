@@ -16,7 +16,7 @@ from uuid import uuid4
 import torch
 
 from mingpt.atomic import Buffer, sync_folder, write_whole
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, Unreadable, UserError
 from mingpt.plainfile import (
     BROKEN,
     PAUSES,
@@ -28,7 +28,7 @@ from mingpt.plainfile import (
 )
 from mingpt.redact import without_secrets
 from mingpt.snapshot.files import METRICS, PROBE, SET_ASIDE, SNAPSHOTS, STEP_FOLDER, File, step_name
-from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT, Damaged, Unreadable
+from mingpt.snapshot.format import MANIFEST, MANIFEST_LIMIT
 from mingpt.storage import is_local, modified, open_fs, place
 from mingpt.webfile import is_web, read_stream
 
@@ -64,7 +64,7 @@ class Store:
         return f"{self.root}/{step_name(step)}"
 
     def _folder(self, step: int | None) -> str:
-        """As `folder` (None: that above them), for use. Raises Mistake if a link stands there: it would lead outside.
+        """As `folder` (None: that above them), for use. Raises UserError if a link stands there: it would lead outside.
 
         A link that the user names is the user's; not one under the name that a run's directory has for it.
         """
@@ -75,7 +75,7 @@ class Store:
                 try:
                     check_folder(path)
                 except NotPlain as problem:
-                    raise Mistake(f"{self.key}={link_problem(path, str(problem))}") from problem
+                    raise UserError(f"{self.key}={link_problem(path, str(problem))}") from problem
         return folder
 
     def folder_url(self, step: int) -> str:

@@ -19,13 +19,11 @@ import torch
 from torch import Tensor
 
 from mingpt.atomic import Buffer
-from mingpt.attempts import Attempt, Superseded
-from mingpt.distributed import World
-from mingpt.errors import Mistake
+from mingpt.errors import Damaged, SnapshotFailed, Superseded, UserError
+from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import (
     FORMAT,
-    Damaged,
     EncodedPart,
     Manifest,
     Metrics,
@@ -42,14 +40,11 @@ from mingpt.snapshot.reader import AT_A_TIME, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
+from mingpt.world.world import World
 
 T = TypeVar("T")
 UNMEASURED = Metrics()
 FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
-
-
-class SnapshotFailed(Exception):
-    """The store failed in a way that may pass."""
 
 
 Copy = tuple[Part, dict[str, Tensor]]  # a part and its tensors, in CPU memory
@@ -111,7 +106,7 @@ class SnapshotWriter:
     def save(self, step: int, state: State, metrics: Metrics = UNMEASURED) -> str:
         """Save the state as step `step` and wait for it; returns the digest. Called by all processes.
 
-        If one process can't write, all raise: Mistake if the user must act (no space, no permission), else
+        If one process can't write, all raise: UserError if the user must act (no space, no permission), else
         SnapshotFailed.
         """
         self.settle()
@@ -183,8 +178,8 @@ class SnapshotWriter:
         """The writer's thread. Every process comes to the same result; any exception is said here, and counts."""
         try:
             return self._write_together(step, copies, metrics, began)
-        except (Mistake, SnapshotFailed) as error:
-            self._count(error, shout and self.world.speaks)
+        except (UserError, SnapshotFailed) as error:
+            self._count(error, shout and self.world.is_main)
             raise
         except Exception as error:
             # Agreement itself has failed, and gloo closes a group's connections then: it can't be used again, and who
@@ -211,10 +206,10 @@ class SnapshotWriter:
             self._copied.synchronize()
         reports = self.world.gather(self._write_my_parts(step, copies))
         self._raise_first(reports)
-        answer = self.world.from_speaker(self._committed(step, reports, metrics) if self.world.speaks else None)
+        answer = self.world.broadcast(self._committed(step, reports, metrics) if self.world.is_main else None)
         self._raise_first([answer])
         self.failures = 0
-        if self.world.speaks:  # after the answer: the others wait for that, and deleting may take long
+        if self.world.is_main:  # after the answer: the others wait for that, and deleting may take long
             self._tidy(step)
         self._tell(step, answer["digest"], time.monotonic() - began)
         return str(answer["digest"])
@@ -295,7 +290,7 @@ class SnapshotWriter:
     def _tidy(self, step: int) -> None:
         """Whatever goes wrong here costs room and not the snapshot; it is tried again after the next one."""
         try:
-            plan(self.store, self.retention, step, self._val_losses).carry_out(self.store)
+            plan(self.store, self.retention, step, self._val_losses).apply(self.store)
         except Exception as error:
             self.say(f"what need not stay could not be deleted: {error}")
 
@@ -341,7 +336,7 @@ class SnapshotWriter:
             try:
                 with place(self.store.key, self.store.url):
                     return act()
-            except Mistake:
+            except UserError:
                 raise
             except Exception as error:
                 if time.monotonic() + pause > own:
@@ -358,7 +353,7 @@ class SnapshotWriter:
 
     @staticmethod
     def _failure(what: str, error: Exception) -> dict[str, Any]:
-        return {"error": f"{what}: {error}", "mistake": isinstance(error, Mistake)}
+        return {"error": f"{what}: {error}", "mistake": isinstance(error, UserError)}
 
     @staticmethod
     def _raise_first(reports: list[dict[str, Any]]) -> None:
@@ -366,4 +361,4 @@ class SnapshotWriter:
             if report.get("superseded"):
                 raise Superseded(report["error"])
             if "error" in report:
-                raise (Mistake if report["mistake"] else SnapshotFailed)(report["error"])
+                raise (UserError if report["mistake"] else SnapshotFailed)(report["error"])

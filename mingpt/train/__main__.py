@@ -3,8 +3,8 @@
 Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snapshot; 70 a crash, try again.
 """
 
-from mingpt import entry
-from mingpt.lifetime import Lifetime
+from mingpt.world import entry
+from mingpt.world.lifetime import Lifetime
 
 
 def load() -> entry.Program:

@@ -4,23 +4,24 @@ import json
 import os
 import traceback
 
-from mingpt import cli
-from mingpt.config import Config
+from mingpt.compute.numerics import differences
+from mingpt.config import compose
+from mingpt.config.affecting import settings
+from mingpt.config.moment import MOMENT
+from mingpt.config.schema import Config
+from mingpt.config.validation import missing_places
 from mingpt.console import complain, say
 from mingpt.data.opening import open_source
 from mingpt.data.source import Source
-from mingpt.distributed import Left, World, join, speaks_for_node, world_size
-from mingpt.errors import FINISHED, Mistake
-from mingpt.failures import explain
-from mingpt.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
-from mingpt.models import build
-from mingpt.moment import MOMENT
-from mingpt.numerics import differences
-from mingpt.platforms import refuse_to_be_alone
+from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
-from mingpt.resume import settings
 from mingpt.train import session
-from mingpt.validation import missing_places
+from mingpt.train.factory import build
+from mingpt.world.failures import explain
+from mingpt.world.joining import Left, join, speaks_for_node, world_size
+from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, leave_reason
+from mingpt.world.platforms import refuse_to_be_alone
+from mingpt.world.world import World
 
 SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
 
@@ -32,21 +33,21 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     try:
         refuse_to_be_alone(os.environ)
         arguments = [*_handed_on(), *arguments]
-        config = cli.configure(arguments, world_size())
+        config = compose.configure(arguments, world_size())
         if config is None:  # --help or --cfg has been answered
             return FINISHED
         if "RANK" in os.environ and MOMENT not in os.environ:
-            cli.refuse_the_time(arguments)
+            compose.refuse_the_time(arguments)
         source = _opened(config)
         model = build(config, source.vocabulary.size)
         lifetime.clock.enter("rendezvous")
         with join(config.world) as world:
             lifetime.clock.enter("load")
-            lifetime.phase = Phase.JOINED
+            lifetime.join_world()
             try:
                 agree_on_inputs(world, config, source)
-                if world.speaks:
-                    say(cli.as_yaml(config))
+                if world.is_main:
+                    say(compose.as_yaml(config))
                 return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 raise Left(tell(error, lifetime)) from error  # first: who leaves a world may have to wait for others
@@ -61,11 +62,11 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
 
 
 def _opened(config: Config) -> Source:
-    """The data. Raises Mistake, with the other places that are not there: one start finds all."""
+    """The data. Raises UserError, with the other places that are not there: one start finds all."""
     try:
         return open_source(config.data, config.model.block_size, config.batch.micro_size)
-    except Mistake as mistake:
-        raise Mistake(*mistake.problems, *missing_places(config, mistake.problems)) from mistake
+    except UserError as mistake:
+        raise UserError(*mistake.problems, *missing_places(config, mistake.problems)) from mistake
 
 
 def _handed_on() -> list[str]:
@@ -78,7 +79,7 @@ def tell(error: BaseException, lifetime: Lifetime) -> int:
     """Say in one line what has ended this process, once for all the processes that it has ended; returns the code."""
     failure = explain(error, lifetime.phase)
     leave_reason(failure.reason)
-    told_by_another = isinstance(error, Mistake) and error.everywhere and not speaks_for_node()
+    told_by_another = isinstance(error, UserError) and error.everywhere and not speaks_for_node()
     # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first would
     # have torchrun end that one before it has printed.
     if told_by_another and lifetime.linger(SPEAK_SECONDS):
@@ -91,7 +92,7 @@ def tell(error: BaseException, lifetime: Lifetime) -> int:
 
 
 def agree_on_inputs(world: World, config: Config, source: Source) -> None:
-    """Raise Mistake in every process unless all have the same config and the same data.
+    """Raise UserError in every process unless all have the same config and the same data.
 
     Where a node finds and caches the data, and how it loads them, is its own affair; that it is the same data is not.
     """
@@ -105,4 +106,4 @@ def agree_on_inputs(world: World, config: Config, source: Source) -> None:
             shown = ", ".join(
                 differences(without_secrets(first), without_secrets(inputs)) or (c.split(":")[0] for c in changed)
             )
-            raise Mistake(f"process {rank} has other settings or data than process 0: {shown}")
+            raise UserError(f"process {rank} has other settings or data than process 0: {shown}")

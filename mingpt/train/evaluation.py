@@ -11,11 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mingpt.batches import derive
-from mingpt.data.source import Microbatches
-from mingpt.distributed import World
-from mingpt.model import IGNORE
-from mingpt.reduction import tree_sum_of
+from mingpt.compute.batches import derive
+from mingpt.compute.reduction import tree_sum_of
+from mingpt.data.source import EvalSplit
+from mingpt.model.gpt2 import IGNORE
+from mingpt.world.world import World
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class Figures:
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    split: Microbatches,
+    split: EvalSplit,
     world: World,
     autocast: Any,
     answer_length: int = 0,
@@ -64,7 +64,7 @@ def evaluate(
 ) -> Figures:
     """The model's figures on a split of at least one microbatch. All processes of the world call it, and get the same.
 
-    answer_length: see Source. A model that does not predict is asked no questions. byte_lengths: see Spelling.
+    answer_length: see Source. Without `loss_and_logits`, accuracy is not measured. byte_lengths: see Spelling.
     seed, step: the run's; a model that draws random numbers draws the same ones for a microbatch, whoever computes it.
     """
     model.eval()

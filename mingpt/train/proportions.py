@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from mingpt.batches import BatchPlan
-from mingpt.config import Config
+from mingpt.compute.batches import BatchPlan
+from mingpt.config.schema import Config
 from mingpt.data.source import Source
-from mingpt.data.windows import Windows
+from mingpt.data.windows import WindowDataset
 
 MANY_EPOCHS = 50  # beyond which a model learns the data by heart
 
@@ -13,7 +13,7 @@ MANY_EPOCHS = 50  # beyond which a model learns the data by heart
 def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str]:
     """One line of proportions, and one for each that looks like a slip."""
     what, size, block = "samples", len(source.train), 1
-    if isinstance(source.train, Windows):  # overlapping samples: what counts are the tokens of the text
+    if isinstance(source.train, WindowDataset):  # overlapping samples: what counts are the tokens of the text
         what, block = "tokens", config.model.block_size
         size = source.train.stop - source.train.start
     taken = plan.global_size * block

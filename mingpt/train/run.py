@@ -1,39 +1,45 @@
-"""What the loop needs, built once for an attempt (session.py). All of it is alike in all processes but `mine`."""
+"""What the loop needs, built once for an attempt (session.py).
 
+`mine`, `batches`, `reduction` and `observers` (none but in rank 0) differ between processes; the rest is equal in all.
+"""
+
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt.attempts import RunRecord
-from mingpt.batches import BatchPlan
-from mingpt.config import Config
+from mingpt.compute.batches import BatchPlan
+from mingpt.compute.optimizer import Update
+from mingpt.compute.reduction import Reduction
+from mingpt.config.schema import Config, OwnModel
 from mingpt.data.source import Source
-from mingpt.distributed import World
-from mingpt.lifetime import Lifetime
-from mingpt.observe.events import Observers
-from mingpt.optim import Update
-from mingpt.reduction import Reduction
-from mingpt.snapshot.checkpointer import Checkpointer
-from mingpt.snapshot.format import State
-from mingpt.train.stats import DelayedRead, StatsExchange
+from mingpt.observe.events import Evaluated, Observers
+from mingpt.snapshot.attempts import RunRecord
+from mingpt.snapshot.checkpointer import Checkpointer, Content
+from mingpt.snapshot.format import Metrics, State
+from mingpt.train import own_model
+from mingpt.train.divergence import Divergence
+from mingpt.train.evaluation import evaluate
+from mingpt.train.reporter import Reporter
+from mingpt.train.stats import DelayedRead, StatsExchange, StepStats
+from mingpt.world.clock import Clock
+from mingpt.world.lifetime import Lifetime
+from mingpt.world.world import World
 
 
 @dataclass
 class Compute:
-    """What a step is made of.
-
-    autocast: the context in which the model computes in its precision. buffers: what an own model's buffers held
-    before the first step.
-    """
+    """What a step is made of. autocast: the context in which the model computes in its precision."""
 
     model: nn.Module
     update: Update
     plan: BatchPlan
     autocast: Any
-    buffers: dict[str, Tensor]
+    device: torch.device
 
     def state(self) -> State:
         """All that is state; the tensors themselves, not copies."""
@@ -41,10 +47,45 @@ class Compute:
 
 
 @dataclass
+class Evaluation:
+    """When the run's model is evaluated, and what came of it. val_loss: after the last step; None: it was not due."""
+
+    compute: Compute
+    config: Config
+    source: Source
+    world: World
+    clock: Clock
+    observers: Observers
+    best_val_loss: float
+    val_loss: float | None = None
+
+    def after_step(self, done: int, last: bool) -> bool:
+        """Evaluate if that is due; whether the model is the best so far."""
+        every, self.val_loss = self.config.train.eval_every, None
+        if not len(self.source.validation) or not (last or (every and done % every == 0)):
+            return False
+        with self.clock.within("evaluation"):
+            figures = evaluate(
+                self.compute.model,
+                self.source.validation,
+                self.world,
+                self.compute.autocast,
+                self.source.answer_length,
+                seed=self.config.seed,
+                step=done,
+            )
+            self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
+            self.best_val_loss = figures.loss if best else self.best_val_loss
+            event = Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions)
+            self.observers.publish(event)
+        return best
+
+
+@dataclass
 class Run:
     """One attempt. start: steps that were done before it. mine: this process's microbatches of each step.
 
-    batches: their tensors, in order. best_val_loss: the lowest so far, in this run; infinite: none was measured.
+    batches: their tensors, in order. buffers: what the model's buffers held before the first step.
     """
 
     config: Config
@@ -58,12 +99,38 @@ class Run:
     read_flags: DelayedRead
     mine: range
     batches: Iterator[Sequence[Tensor]]
+    buffers: dict[str, Tensor]
     checkpointer: Checkpointer
+    evaluation: Evaluation
+    divergence: Divergence
     observers: Observers
+    reporter: Reporter
     record: RunRecord
     start: int
-    best_val_loss: float
 
     @property
     def last_step(self) -> int:
         return self.config.train.max_steps
+
+    @property
+    def clock(self) -> Clock:
+        return self.lifetime.clock
+
+    @property
+    def update(self) -> Update:
+        return self.compute.update
+
+    def content(self, stats: StepStats) -> Content:
+        """What a snapshot of the step that has just been done holds."""
+        best = self.evaluation.best_val_loss
+        metrics = Metrics.of(
+            loss=stats.mean_loss(),
+            val_loss=self.evaluation.val_loss,
+            best_val_loss=best if math.isfinite(best) else None,
+        )
+        return self.compute.state(), metrics
+
+    def check_buffers(self) -> None:
+        """Raise UserError if an own model's buffers have changed: they would depend on who computed what."""
+        if isinstance(self.config.model, OwnModel):
+            own_model.check_buffers(self.compute.model, self.buffers, self.config.model, self.world)

@@ -8,39 +8,40 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt import own, resume
-from mingpt.attempts import Attempt, RunRecord, is_visible
-from mingpt.batches import BatchPlan, Share
-from mingpt.config import Config, OwnModel
+from mingpt.compute.batches import BatchPlan, RankSampler
+from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
+from mingpt.compute.optimizer import Update
+from mingpt.compute.reduction import ExactReduction, FastReduction
+from mingpt.config.schema import Config, OwnModel
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
-from mingpt.distributed import World
-from mingpt.errors import FINISHED, Mistake
-from mingpt.lifetime import Lifetime, Phase
-from mingpt.model import GPT
-from mingpt.models import trainable
-from mingpt.numerics import autocast_for, differences, fingerprint, pin
+from mingpt.errors import FINISHED, UserError
+from mingpt.model.gpt2 import GPT
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import Observers, SnapshotCommitted
 from mingpt.observe.jsonl import MetricsLog
-from mingpt.optim import Update
 from mingpt.redact import without_secrets
-from mingpt.reduction import ExactReduction, FastReduction
-from mingpt.resume import check_fits
+from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import Loaded
-from mingpt.train import loop
+from mingpt.train import loop, own_model, resume
+from mingpt.train.divergence import Divergence
+from mingpt.train.factory import trainable
 from mingpt.train.proportions import proportions
-from mingpt.train.run import Compute, Run
+from mingpt.train.reporter import Reporter
+from mingpt.train.resume import check_fits
+from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange
 from mingpt.weights.reading import start_from
+from mingpt.world.lifetime import Lifetime
+from mingpt.world.world import World
 
 
 def train(config: Config, source: Source, model: nn.Module, world: World, lifetime: Lifetime) -> int:
     """Train to train.max_steps, or until somebody asks one of the processes to stop; returns the exit code.
 
-    model: as `models.build` gives it, with the same first weights in every process.
+    model: as `factory.build` gives it, with the same first weights in every process.
     """
     compute = build_compute(config, source, model, world)
     # All of that is equal in all processes by construction; what follows starts from the same snapshot.
@@ -50,13 +51,13 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     complete = origin.loaded if origin.step >= config.train.max_steps else None
     if complete and checkpointer.is_durable(complete):
         checkpointer.forget_hot()
-        if world.speaks:
+        if world.is_main:
             say(f"nothing to do: the run has reached step {origin.step}, and train.max_steps={config.train.max_steps}")
         return FINISHED
-    compute.buffers = own.copy_buffers(model)
     record = claim_attempt(config, source, origin, checkpointer, world)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
-    checkpointer.begin(record, lambda *committed: run.observers.publish(SnapshotCommitted(*committed)))
+    observers = run.observers  # not the run: the writer's thread must not hold DDP at the end
+    checkpointer.begin(record, lambda *committed: observers.publish(SnapshotCommitted(*committed)))
     if complete:
         return store_the_end(run, complete)
     announce(run)
@@ -77,7 +78,7 @@ class Origin:
 
 
 def build_compute(config: Config, source: Source, model: nn.Module, world: World) -> Compute:
-    """Model, optimizer and plan on this process's device. Raises Mistake if an own model does not run."""
+    """Model, optimizer and plan on this process's device. Raises UserError if an own model does not run."""
     pin(config, world.device)
     model.to(world.device)
     plan = BatchPlan(len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size)
@@ -94,25 +95,25 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
     if isinstance(config.model, OwnModel):
         first = source.train[list(range(min(plan.micro_size, len(source.train))))]
         with autocast:
-            own.try_out(model, config.model, [x.to(world.device) for x in first])
-    return Compute(model, update, plan, autocast, {})
+            own_model.try_out(model, config.model, [x.to(world.device) for x in first])
+    return Compute(model, update, plan, autocast, world.device)
 
 
 def restore(config: Config, source: Source, compute: Compute, checkpointer: Checkpointer, world: World) -> Origin:
     """Load the newest good snapshot, or the weights of model.init_from, or nothing.
 
-    Raises Mistake if that is one of another experiment.
+    Raises UserError if that is one of another experiment.
     """
     numerics = fingerprint(config, world.device, source.sha256)
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
-    if mixed and world.speaks:
+    if mixed and world.is_main:
         say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
     origin = Origin(checkpointer.restore(), 0, numerics, [], resume.Changes(), math.inf)
     if origin.loaded:
         _go_on(origin, origin.loaded, config, source, compute, world)
     elif isinstance(compute.model, GPT) and (url := getattr(config.model, "init_from", None)):
         numerics["init_from"] = start_from(compute.model, url, source.vocabulary, world)
-        if world.speaks:
+        if world.is_main:
             say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
     return origin
 
@@ -127,14 +128,14 @@ def _go_on(origin: Origin, loaded: Loaded, config: Config, source: Source, compu
         origin.best_val_loss = manifest.metrics.best_val_loss
     origin.numerics["init_from"] = manifest.fingerprint.get("init_from")  # where the run began, not model.init_from
     origin.changes = resume.check(manifest, config, origin.numerics, world, say)
-    if world.speaks:
+    if world.is_main:
         say(f"resumed from step {manifest.step} of {loaded.url} (digest {manifest.digest})")
 
 
 def claim_attempt(
     config: Config, source: Source, origin: Origin, checkpointer: Checkpointer, world: World
 ) -> RunRecord:
-    """Take this attempt's number. Raises Mistake unless all processes see what rank 0 has written in run.dir."""
+    """Take this attempt's number. Raises UserError unless all processes see what rank 0 has written in run.dir."""
     claims = list[Attempt]()  # rank 0's
 
     def claim() -> int:
@@ -142,10 +143,10 @@ def claim_attempt(
         claims.append(Attempt.claim(config.run.dir, origin.step, *grew_from))
         return claims[0].number
 
-    attempt = world.ask_speaker(claim)
+    attempt = world.run_on_main(claim)
     blind = [rank for rank, sees in enumerate(world.gather(is_visible(config.run.dir, attempt))) if not sees]
     if blind:  # at once, and not at the first snapshot, hours later
-        raise Mistake(
+        raise UserError(
             f"run.dir={without_secrets(config.run.dir)} is not one place for all: process {blind[0]} does not see what "
             f"process 0 has written there; nodes with a disk each need a folder that all share, or a bucket"
         )
@@ -155,7 +156,7 @@ def claim_attempt(
         "world_size": world.size,
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "numerics": origin.numerics,
-        "conditional_puts": world.ask_speaker(lambda: checkpointer.store.conditional_puts),
+        "conditional_puts": world.run_on_main(lambda: checkpointer.store.conditional_puts),
     }
     if origin.changes:
         this_attempt["changes"] = origin.changes
@@ -181,12 +182,15 @@ def build_run(
 ) -> Run:
     """Wrap the model for the exchange, and open what the loop reads from and reports to."""
     plan = compute.plan
+    buffers = own_model.copy_buffers(compute.model)  # before DDP, which overwrites them by rank 0's
     if config.train.compile:
         compute.model.compile()  # before DDP wraps it: see numerics.pin
     ddp = DistributedDataParallel(compute.model, gradient_as_bucket_view=True)
     exact = config.reduce == "exact"
     mine = world.share(plan.microbatches)
-    work = Share(plan, mine, origin.step, config.train.max_steps)
+    work = RankSampler(plan, mine, origin.step, config.train.max_steps)
+    observers = open_observers(config, record, world)
+    tokens_per_step = plan.global_size * config.model.block_size
     return Run(
         config=config,
         source=source,
@@ -199,17 +203,20 @@ def build_run(
         read_flags=DelayedRead(),
         mine=mine,
         batches=load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device),
+        buffers=buffers,
         checkpointer=checkpointer,
-        observers=open_observers(config, record, world),
+        evaluation=Evaluation(compute, config, source, world, lifetime.clock, observers, origin.best_val_loss),
+        divergence=Divergence(compute.update, checkpointer, world, config.run.dir),
+        observers=observers,
+        reporter=Reporter(observers, world, lifetime, compute.update, origin.step, tokens_per_step),
         record=record,
         start=origin.step,
-        best_val_loss=origin.best_val_loss,
     )
 
 
 def open_observers(config: Config, record: RunRecord, world: World) -> Observers:
     """Rank 0 alone watches."""
-    if not world.speaks:
+    if not world.is_main:
         return Observers([], say)
     last, every = config.train.max_steps, config.train.log_every
 
@@ -225,16 +232,16 @@ def open_observers(config: Config, record: RunRecord, world: World) -> Observers
 def store_the_end(run: Run, loaded: Loaded) -> int:
     """The run's last step, which only the memory of a node has: now it is made durable."""
     stored = run.checkpointer.make_durable(loaded)
-    if run.world.speaks:
+    if run.world.is_main:
         say(f"finished: step {run.start}, digest {stored}: only the memory of a node had it; now it is stored")
-    run.lifetime.phase = Phase.OVER
+    run.lifetime.settle()
     run.world.barrier()
     return FINISHED
 
 
 def announce(run: Run) -> None:
     """Say at the start what will be computed, and by whom."""
-    if not run.world.speaks:
+    if not run.world.is_main:
         return
     plan, world = run.compute.plan, run.world
     say(

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mingpt.distributed import World, all_gather, share
-from mingpt.reduction import tree_sum_of
+from mingpt.compute.reduction import tree_sum_of
+from mingpt.world.world import World, all_gather, share
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StatsExchange:
         row[longest : longest + n] = torch.stack(list(tokens))
         if any(flags):
             row[2 * longest :] = torch.tensor(flags, dtype=torch.float64)
-        self._sent = row.to(self.world.wire)
+        self._sent = row.to(self.world.comm_device)
         self._received = self._sent.new_empty(self.world.size * len(row))
         self._work = all_gather(self._received, self._sent, async_op=True)
 
@@ -65,7 +65,7 @@ class StatsExchange:
         self._work.wait()
         rows, longest = self._received.view(self.world.size, -1), self.longest
         losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
-        # Weights are no whole numbers, and their sum depends on the order: one row of M, whatever the world.
+        # Weights are fractions, so their sum depends on the order: all M in the order of the microbatches first.
         tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
         return StepStats(losses, tokens, rows[:, 2 * longest :].sum(0))
 

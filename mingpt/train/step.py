@@ -2,17 +2,20 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mingpt.train.run import Run
 from mingpt.train.stats import StepStats
 
+if TYPE_CHECKING:
+    from mingpt.train.run import Run
 
-def train_step(run: Run, step: int) -> StepStats:
-    """Do step number `step` (0 is the first). What it returns stays on the device."""
-    model, update, plan, device = run.compute.model, run.compute.update, run.compute.plan, run.world.device
+
+def train_step(run: "Run", step: int) -> StepStats:
+    """Do step number `step` (0 is the first). Reading what it returns may wait for the device."""
+    model, update, plan, device = run.compute.model, run.compute.update, run.compute.plan, run.compute.device
     model.train()
     update.optimizer.zero_grad(set_to_none=True)
     losses, tokens = list[Tensor](), list[Tensor]()

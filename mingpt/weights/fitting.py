@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mingpt.data.vocabulary import Vocabulary
-from mingpt.model import GPT, GPTConfig
+from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.weights.tokenizer import numbers_in, tokenizer_files
 
 # What a config.json that doesn't say means: the defaults of transformers' GPT2Config.

@@ -12,14 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
+from mingpt.config.validation import no_weights
 from mingpt.data.vocabulary import Vocabulary
-from mingpt.distributed import World
-from mingpt.errors import Mistake
-from mingpt.model import GPT, GPTConfig
+from mingpt.errors import UserError
+from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
-from mingpt.validation import no_weights
 from mingpt.weights.fitting import HEAD, config_problems, tensor_problems, vocabulary_problems
+from mingpt.world.world import World
 
 KEY = "model.init_from"
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -29,7 +29,7 @@ MASK = re.compile(r"\.attn\.(masked_)?bias$")
 
 
 class Folder:
-    """The files of one URL; whatever is wrong with them is a Mistake that names the key, the URL and the file."""
+    """The files of one URL; whatever is wrong with them is a UserError that names the key, the URL and the file."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -37,8 +37,8 @@ class Folder:
         self.path = path.rstrip("/")
         self.hashes: dict[str, str] = {}  # of the files that were read
 
-    def mistake(self, *problems: str) -> Mistake:
-        return Mistake(*(f"{KEY}={without_secrets(self.url)}: {problem}" for problem in problems))
+    def mistake(self, *problems: str) -> UserError:
+        return UserError(*(f"{KEY}={without_secrets(self.url)}: {problem}" for problem in problems))
 
     def read(self, name: str, limit: int | None = None) -> bytes | None:
         """A file's content, None if there is no such file."""
@@ -87,7 +87,7 @@ def start_from(model: GPT, url: str, vocabulary: Vocabulary, world: World) -> st
     """Give the model the weights at a URL, read once for the whole job; returns their identity.
 
     Called by all processes; one whose node does not have the folder gets the weights from the one that reads. Raises
-    Mistake in all of them if the weights don't fit the model or the vocabulary.
+    UserError in all of them if the weights don't fit the model or the vocabulary.
     """
     read: list[Weights] = []
 
@@ -95,12 +95,12 @@ def start_from(model: GPT, url: str, vocabulary: Vocabulary, world: World) -> st
         read.append(read_weights(url, model.config, vocabulary))
         return read[0].sha256
 
-    identity: str = world.ask_speaker(ask)
+    identity: str = world.run_on_main(ask)
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
             mine = parameter.cpu().contiguous() if not read else _padded(read[0].tensors[name], parameter)
             raw = mine.flatten().view(torch.uint8).numpy().data
-            handed = world.hand_on(raw if read else None, 0, len(raw))
+            handed = world.broadcast_bytes(raw if read else None, 0, len(raw))
             parameter.copy_(torch.frombuffer(handed, dtype=mine.dtype).view(mine.shape))
     return identity
 
@@ -114,11 +114,11 @@ def _padded(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def read_weights(url: str, shape: GPTConfig, vocabulary: Vocabulary) -> Weights:
-    """Read and check everything. Raises Mistake with all that does not fit."""
+    """Read and check everything. Raises UserError with all that does not fit."""
     folder = Folder(url)
     config = folder.json(CONFIG)
     if config is None:
-        raise Mistake(no_weights(url))
+        raise UserError(no_weights(url))
     if (kind := config.get("model_type")) != "gpt2":
         raise folder.mistake(f"weights of another architecture ({CONFIG}: model_type={kind!r}): take those of a GPT-2")
     if problems := config_problems(config, shape):

@@ -10,8 +10,8 @@ from uuid import uuid4
 from safetensors.torch import save as encode_safetensors
 
 from mingpt.data.vocabulary import Vocabulary
-from mingpt.errors import Mistake
-from mingpt.model import GPT
+from mingpt.errors import UserError
+from mingpt.model.gpt2 import GPT
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 from mingpt.weights.fitting import EMBEDDING
@@ -52,7 +52,7 @@ def config_json(gpt: GPT, end_of_text: int | None) -> dict[str, Any]:
 def folder_of(gpt: GPT, vocabulary: Vocabulary) -> dict[str, bytes]:
     """The files by name, the weights last. The embedding's padding stays behind: no token uses it."""
     end_of_text: int | None = None
-    with suppress(Mistake):  # a tokenizer.json that has no such token
+    with suppress(UserError):  # a tokenizer.json that has no such token
         end_of_text = getattr(vocabulary, "end_of_text", None)
     tensors = {name: tensor.contiguous() for name, tensor in gpt.state_dict().items()}
     tensors[EMBEDDING] = tensors[EMBEDDING][: gpt.config.vocab_size].contiguous()
@@ -69,14 +69,14 @@ def _json(fields: dict[str, Any]) -> bytes:
 
 
 def write_folder(url: str, files: dict[str, bytes], overwrite: bool) -> None:
-    """Each file whole or not at all. Raises Mistake if one is there already, unless it may be overwritten."""
+    """Each file whole or not at all. Raises UserError if one is there already, unless it may be overwritten."""
     fs, path = open_fs(url, KEY)
     shown, path = without_secrets(url), path.rstrip("/")
     with place(KEY, url):
         if is_local(fs) and os.path.exists(path) and not os.path.isdir(path):
-            raise Mistake(f"{KEY}={shown} is a file: name a folder")
+            raise UserError(f"{KEY}={shown} is a file: name a folder")
         if there := [name for name in files if not overwrite and fs.exists(f"{path}/{name}")]:
-            raise Mistake(f"{KEY}={shown} has {', '.join(there)} already: choose another folder, or say --overwrite")
+            raise UserError(f"{KEY}={shown} has {', '.join(there)} already: choose another folder, or say --overwrite")
         if is_local(fs):
             Path(path).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -1,6 +1,6 @@
 """What a container platform starts in each container of a job: `python dist.py`, without arguments.
 
-The platform says in SING_* who this container is among the others (mingpt.platforms), the user in these, if at all:
+The platform says in SING_* who this container is among the others (world/platforms.py), the user in these, if at all:
 EXPERIMENT (mnist), RUN_DIR (a bucket's URL, or a folder that all containers share), OVERRIDES (Hydra's, between
 spaces), PREFLIGHT=0 (no look at the machines and the network first).
 """

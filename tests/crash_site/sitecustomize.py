@@ -68,8 +68,8 @@ def make_parts_small(module: Any) -> None:
 
 def limit_the_group(module: Any) -> None:
     if seconds := os.environ.get("CRASH_GROUP_SECONDS"):
-        plain = module.World.beside
-        module.World.beside = lambda self, limit_seconds: plain(self, float(seconds))
+        plain = module.World.side_group
+        module.World.side_group = lambda self, limit_seconds: plain(self, float(seconds))
 
 
 class AfterImport(MetaPathFinder):
@@ -79,7 +79,7 @@ class AfterImport(MetaPathFinder):
         self.changes = {
             "mingpt.snapshot.store": instrument_store,
             "mingpt.snapshot.format": make_parts_small,
-            "mingpt.distributed": limit_the_group,
+            "mingpt.world.world": limit_the_group,
         }
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

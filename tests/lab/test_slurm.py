@@ -14,9 +14,9 @@ import pytest
 
 from image_kit import write_cifar
 from lab_kit import ROOT, SMALL, USER, USER_ID, cut, digest, mend, needs_lab, on, shared, undisturbed, wait_until
-from mingpt.slurm import hostnames
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
+from mingpt.world.slurm import hostnames
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900), needs_lab]
 

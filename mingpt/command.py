@@ -1,0 +1,59 @@
+"""How a command for people ends: each error in one line, with its exit code.
+
+Programs that live under signals and launchers (train, evaluate, launch) have world/entry.py in place of this.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from typing import NoReturn
+
+from mingpt.console import complain
+from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
+
+INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
+UNFIT = 1
+
+Main = Callable[[list[str]], int]
+
+
+class Unfit(Exception):
+    """What the command has looked at is not what it should be; exit 1."""
+
+
+def command(interrupted: str = "") -> Callable[[Main], Main]:
+    """For a `main(arguments)`: it returns the exit code of whatever it raises. interrupted: what Ctrl-C is told."""
+
+    def decorate(main: Main) -> Main:
+        @wraps(main)
+        def guarded(arguments: list[str]) -> int:
+            try:
+                return main(arguments)
+            except (UserError, TransientError, Unfit) as error:
+                complain(f"error: {error}")
+                return next(c for kind, c in CODES.items() if isinstance(error, kind))
+            except BrokenPipeError:  # nobody reads any more (`| head`)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush complains
+                return 0
+            except KeyboardInterrupt:
+                if interrupted:
+                    complain(interrupted)
+                return INTERRUPTED
+
+        return guarded
+
+    return decorate
+
+
+CODES: dict[type[Exception], int] = {UserError: USER_ERROR, TransientError: CRASHED, Unfit: UNFIT}
+
+
+def run(module: str) -> NoReturn:
+    """`python -m` of a module whose `main` is a command. It is imported here, since torch takes seconds to import."""
+    try:
+        main: Main = import_module(module).main
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""What mingpt.evaluate does: a model and its vocabulary from a snapshot, data, the figures, for people or as JSON."""
+
+import json
+import math
+from typing import Any
+
+from mingpt.commands.loading import open_model
+from mingpt.compute.numerics import autocast_for, pin
+from mingpt.config.compose import Parser, reconfigure
+from mingpt.console import say
+from mingpt.data.opening import open_source
+from mingpt.data.vocabulary import Spelling, vocabulary_of
+from mingpt.errors import FINISHED, Damaged, UserError
+from mingpt.redact import without_secrets
+from mingpt.snapshot.find import find
+from mingpt.snapshot.reader import read_manifest
+from mingpt.train.attempt import agree_on_inputs, tell
+from mingpt.train.evaluation import Figures, evaluate
+from mingpt.world.joining import join, world_size
+from mingpt.world.lifetime import Lifetime
+
+DESCRIPTION = (
+    "How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions."
+)
+
+
+def command(arguments: list[str], lifetime: Lifetime) -> int:
+    """Print the figures; returns the exit code."""
+    parser = Parser(prog="python -m mingpt.evaluate", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
+    parser.add_argument(
+        "overrides", metavar="OVERRIDE", nargs="*", help="data=…, data.path=…, world.device=…: as train"
+    )
+    parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        found = find(options.url, options.step)
+        try:
+            manifest = read_manifest(found.store, found.steps[0])
+        except Damaged as damage:
+            where = found.store.folder_url(found.steps[0])
+            raise UserError(f"{where}: {damage}: choose another with --step") from damage
+        config = reconfigure(manifest.config, options.overrides, world_size())
+        vocabulary = vocabulary_of(manifest.vocabulary)
+        source = open_source(config.data, config.model.block_size, config.batch.micro_size, vocabulary)
+        if source.vocabulary.to_json() != vocabulary.to_json():
+            raise UserError(
+                f"data.kind={config.data.kind} has another vocabulary than {found.store.url}: choose other data"
+            )
+        if not len(source.validation):
+            what = {"text": "raise data.val_fraction", "shards": "prepare them with a larger --val-fraction"}
+            cure = what.get(config.data.kind, "give it a validation split")
+            raise UserError(f"data.kind={config.data.kind} has nothing to evaluate on: {cure}")
+        with join(config.world) as world:
+            agree_on_inputs(world, config, source)
+            pin(config, world.device)
+            # A run that is going on may have written a newer one since.
+            opened = open_model(options.url, options.step, agree=world.broadcast)
+            lengths = source.vocabulary.byte_lengths() if isinstance(source.vocabulary, Spelling) else []
+            figures = evaluate(
+                opened.model.to(world.device),
+                source.validation,
+                world,
+                autocast_for(config, world.device),
+                source.answer_length,
+                lengths,
+                seed=config.seed,
+                step=opened.manifest.step,
+            )
+            if not figures.targets:
+                raise UserError(
+                    f"data.kind={config.data.kind}: no target of its validation split counts: choose other data"
+                )
+            if world.is_main:
+                shown = told(figures) | {"step": opened.manifest.step, "digest": opened.manifest.digest}
+                if options.json:
+                    say(json.dumps(shown))
+                else:
+                    say(f"{opened.where} on {described(config.data.model_dump())}")
+                    say(as_lines(figures))
+            lifetime.settle()
+            world.barrier()
+        return FINISHED
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # as attempt.py
+        return tell(error, lifetime)
+
+
+def told(figures: Figures) -> dict[str, Any]:
+    """For programs: what there is to tell, in finite numbers."""
+    everything = {
+        "loss": figures.loss,
+        "perplexity": perplexity(figures),
+        "targets": figures.targets,
+        "bits_per_byte": figures.bits_per_byte,
+        "bytes": figures.spelled or None,
+        "accuracy": figures.accuracy,
+        "right": figures.right if figures.questions else None,
+        "questions": figures.questions or None,
+    }
+    return {k: v if math.isfinite(v) else None for k, v in everything.items() if v is not None}
+
+
+def perplexity(figures: Figures) -> float:
+    return math.exp(figures.loss) if figures.loss < 700 else math.inf
+
+
+def as_lines(figures: Figures) -> str:
+    lines = [
+        f"loss           {figures.loss:.4f} nats a token ({figures.targets:,.0f} tokens)",
+        f"perplexity     {perplexity(figures):.4f}",
+    ]
+    if figures.bits_per_byte is not None:
+        lines.append(f"bits per byte  {figures.bits_per_byte:.4f} ({figures.spelled:,} bytes)")
+    if figures.accuracy is not None:
+        lines.append(f"accuracy       {figures.accuracy:.2%} ({figures.right:,} of {figures.questions:,})")
+    return "\n".join(lines)
+
+
+def described(data: dict[str, Any]) -> str:
+    """What was evaluated on, in one phrase."""
+    path = f" data.path={without_secrets(data['path'])}" if "path" in data else ""
+    return f"data.kind={data['kind']}{path}"

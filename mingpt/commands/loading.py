@@ -1,0 +1,55 @@
+"""The model and the vocabulary of a snapshot, which may be a stranger's: nothing in it is imported or run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from mingpt.data.vocabulary import Vocabulary, vocabulary_of
+from mingpt.errors import Damaged, UserError
+from mingpt.model.gpt2 import GPT
+from mingpt.snapshot.find import find
+from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.reader import kind_of, read, read_manifest
+from mingpt.snapshot.store import Store
+from mingpt.train.factory import gpt_of
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A snapshot's model, on the CPU and in evaluation mode. where: its folder, without secrets."""
+
+    model: GPT
+    vocabulary: Vocabulary
+    manifest: Manifest
+    where: str
+
+
+def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = lambda step: step) -> Opened:
+    """The newest snapshot's model, or that of `step`, built from the manifest's config alone.
+
+    agree: has several processes take the same step. Raises UserError if the snapshot is damaged or not one of ours.
+    """
+    found = find(url, step)
+    step = agree(found.steps[0])
+    where = found.store.folder_url(step)
+    try:
+        return load(found.store, step, where)
+    except Damaged as damage:
+        raise UserError(f"{where}: {damage}: choose another with --step") from damage
+
+
+def load(store: Store, step: int, where: str) -> Opened:
+    """One snapshot's model. Memory is taken for it when its manifest fits the model that its config describes.
+
+    Raises Damaged, or UserError if it is not one of ours.
+    """
+    manifest = read_manifest(store, step)
+    vocabulary = vocabulary_of(manifest.vocabulary)
+    shapes = {n: (t.dtype, t.shape) for n, t in manifest.tensors.items() if kind_of(t.part) == "model"}
+    model = gpt_of(manifest.config, shapes, vocabulary.size, where)
+    weights = read(store, step, kinds=("model",), manifest=manifest).state["model"]
+    model.to_empty(device="cpu").load_state_dict(weights)
+    if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+        raise UserError(f"{where}: its weights are not all finite numbers: choose another with --step")
+    return Opened(model.eval(), vocabulary, manifest, where)

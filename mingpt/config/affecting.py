@@ -1,0 +1,41 @@
+"""Which settings of a config affect the result: the schema says it at each field (AffectsResult)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from mingpt.config.schema import AffectsResult, Config, Own
+from mingpt.config.validation import named, schemas
+
+
+def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Every key's value, the default for a key that a config of an earlier version lacks; and which ones matter."""
+    values, affecting, of = dict[str, Any](), set[str](), schemas(raw)
+
+    def add(key: str, field: FieldInfo, value: Any, section: Mapping[str, Any]) -> None:
+        values[key] = value
+        if affects_result(field, section):
+            affecting.add(key)
+
+    for name, field in Config.model_fields.items():
+        if name not in of:
+            add(name, field, raw.get(name, field.get_default()), raw)
+        elif affects_result(field, raw):
+            schema, section = of[name], section_of(raw, name)
+            fields = named(schema)
+            for key, inner in fields.items():
+                add(f"{name}.{key}", inner, section.get(key, inner.get_default()), section)
+            if issubclass(schema, Own):  # what else is there are arguments
+                values |= {f"{name}.{k}": v for k, v in section.items() if k not in fields}
+                affecting |= {f"{name}.{k}" for k in section if k not in fields}
+    return values, affecting
+
+
+def affects_result(field: FieldInfo, section: Mapping[str, Any]) -> bool:
+    return all(mark.when(section) for mark in field.metadata if isinstance(mark, AffectsResult))
+
+
+def section_of(raw: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    found = raw.get(section)
+    return found if isinstance(found, Mapping) else {}

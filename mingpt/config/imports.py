@@ -1,0 +1,74 @@
+"""What the code of somebody's own is made of: the files that a module imports, read and never run.
+
+Only files below the folder that the module's top-level package lies in count: the user's own. Packages that are
+installed have versions, and this package has `numerics.NUMERICS`.
+"""
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import mingpt
+
+HERE = Path(mingpt.__file__).resolve().parent
+INSTALLED = {"site-packages", "dist-packages"}
+
+
+def imported_sha256(target: str) -> str | None:
+    """Of all of the user's files that the module of a dotted path needs, besides its own; None if there are none."""
+    module_name = target.rpartition(".")[0]
+    top = module_name.partition(".")[0]
+    for entry in sys.path:
+        root = Path(entry or ".").resolve()
+        if (root / top).is_dir() or (root / f"{top}.py").is_file():
+            break
+    else:
+        return None
+    if not _is_own(root / top):
+        return None
+    files = _files_of(root, module_name)
+    files.pop(module_name, None)
+    lines = [f"{name} {sha256(path.read_bytes()).hexdigest()}\n" for name, path in sorted(files.items())]
+    return sha256("".join(lines).encode()).hexdigest() if lines else None
+
+
+def _is_own(path: Path) -> bool:
+    standard = Path(sysconfig.get_path("stdlib")).resolve()
+    return not (INSTALLED & set(path.parts) or path.is_relative_to(standard) or path.is_relative_to(HERE))
+
+
+def _files_of(root: Path, module_name: str) -> dict[str, Path]:
+    """The module's own file and those of all modules that it needs, whose names lead to files below root."""
+    found: dict[str, Path] = {}
+    pending = [module_name]
+    while pending:
+        name = pending.pop()
+        parts = name.split(".")
+        pending += [".".join(parts[:i]) for i in range(1, len(parts)) if ".".join(parts[:i]) not in found]
+        folder = root.joinpath(*parts)
+        path = next((p for p in (folder / "__init__.py", folder.parent / f"{parts[-1]}.py") if p.is_file()), None)
+        if name in found or path is None or not _is_own(path):
+            continue
+        found[name] = path
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        pending += [other for other in _names_in(path, package) if other not in found]
+    return found
+
+
+def _names_in(path: Path, package: str) -> Iterator[str]:
+    """Every module that a file may import: `from a import b` may mean a module a.b."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if node.level and package else []
+            base = ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
+            yield from ([base] if base else [])
+            yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names if alias.name != "*")

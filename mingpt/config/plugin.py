@@ -1,0 +1,143 @@
+"""Code of the user's own: what `model._target_` and `data._target_` name.
+
+They are read from the command line alone. A snapshot's config names them too, and no reader of a snapshot comes here.
+"""
+
+import importlib
+import inspect
+import json
+import traceback
+from collections.abc import Callable
+from difflib import get_close_matches
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mingpt.config.schema import Own
+from mingpt.errors import UserError
+from mingpt.redact import without_secrets
+
+# What code of a section is given besides its keys, if it has a parameter of this name.
+SUPPLIED = {"model": ("vocab_size", "block_size"), "data": ("block_size", "micro_size")}
+BOUND = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+
+
+def problem(section: str, settings: Own) -> str | None:
+    """What is wrong with a section's `_target_` and its arguments, before any of it is called; None: nothing."""
+    try:
+        target = find(section, settings.target)
+        _check_arguments(section, settings, target)
+    except UserError as mistake:
+        return str(mistake)
+    return None
+
+
+def find(section: str, path: str) -> Callable[..., Any]:
+    """The class or function of a dotted path. Raises UserError."""
+    shown = f"{section}._target_={without_secrets(path)}"
+    module_name, _, name = path.rpartition(".")
+    if not module_name or not all(part.isidentifier() for part in path.split(".")):
+        raise UserError(f"{shown}: name a class or function: package.module.Name")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name + ".").startswith(error.name + "."):
+            raise UserError(
+                f"{shown}: there is no module {error.name!r}: check the spelling, and start in the folder that it lies "
+                f"in, or put that on PYTHONPATH"
+            ) from error
+        raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
+    target = getattr(module, name, None)
+    if target is None:
+        close = get_close_matches(name, dir(module), n=1)
+        hint = f" (did you mean {module_name}.{close[0]}?)" if close else ""
+        raise UserError(f"{shown}: the module {module_name} has no {name}{hint}")
+    if not callable(target):
+        raise UserError(f"{shown} is a {type(target).__name__}, neither a class nor a function")
+    if section == "model" and isinstance(target, type):
+        if not issubclass(target, nn.Module):
+            raise UserError(f"{shown} is no torch.nn.Module: derive the class from it")
+        if target.forward is nn.Module.forward:
+            raise UserError(f"{shown} has no forward: give it forward(tokens, targets) -> (loss_sum, count)")
+    return target
+
+
+def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) -> None:
+    """Raise UserError unless the section's keys are arguments that the target takes."""
+    shown = f"{section}._target_={settings.target}"
+    given = settings.arguments
+    for key, value in given.items():
+        try:
+            json.dumps(value, allow_nan=False)  # what manifests are written in
+        except (TypeError, ValueError) as error:
+            given_value = without_secrets({key: value})[key]
+            raise UserError(f"{section}.{key}={given_value!r}: must be a plain, finite value") from error
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # written in C: it will say so itself
+        return
+    supplied = SUPPLIED[section]
+    named = {name: p for name, p in parameters.items() if p.kind not in (*BOUND, inspect.Parameter.VAR_KEYWORD)}
+    problems = [
+        f"{section}.{name} is missing"
+        for name, p in named.items()
+        if p.default is p.empty and name not in given and name not in supplied
+    ]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for name in sorted(given.keys() - named.keys()):
+            close = get_close_matches(name, named, n=1)
+            hint = f" (did you mean {section}.{close[0]}?)" if close else ""
+            problems.append(f"{section}.{name} is no argument of it{hint}")
+    if problems:
+        raise UserError(f"{shown} takes ({', '.join(named)}): {'; '.join(problems)}")
+
+
+def call(section: str, settings: Own, **supplied: Any) -> Any:
+    """What the target gives for its arguments. Raises UserError if it fails."""
+    target = find(section, settings.target)
+    try:
+        wanted = inspect.signature(target).parameters.keys()
+    except (TypeError, ValueError):
+        wanted = {}.keys()
+    arguments = {name: value for name, value in supplied.items() if name in wanted} | settings.arguments
+    try:
+        return target(**arguments)
+    except UserError:
+        raise
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        shown = ", ".join(f"{k}={v!r}" for k, v in without_secrets(arguments).items())
+        raise UserError(
+            f"{section}._target_={settings.target} failed with ({shown}): {describe(error, target)}"
+        ) from error
+
+
+def source_sha256(settings: Own) -> str | None:
+    """Of the file that the target is written in: other code computes other bits."""
+    try:
+        file = inspect.getsourcefile(find("model", settings.target))
+        return sha256(Path(file).read_bytes()).hexdigest() if file else None
+    except (TypeError, OSError):
+        return None
+
+
+def describe(error: BaseException, target: object) -> str:
+    """An error in a line, with the place in the user's file, or else the innermost one."""
+    lines = str(error).strip().splitlines() or [""]
+    frames = traceback.extract_tb(error.__traceback__)
+    try:
+        file = inspect.getsourcefile(target) if target is not None else None  # type: ignore[arg-type]
+    except TypeError:
+        file = None
+    frame = next((f for f in reversed(frames) if f.filename == file), frames[-1] if frames else None)
+    if isinstance(error, SyntaxError):
+        place = f" ({error.filename}, line {error.lineno})"
+        lines = [error.msg]
+    else:
+        place = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+    return f"{type(error).__name__}: {without_secrets(lines[0])}{place}"

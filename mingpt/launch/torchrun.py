@@ -1,0 +1,277 @@
+"""The torchrun command of a node: from options and the platform's variables to arguments, each with its reason."""
+
+import argparse
+import errno
+import re
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mingpt.config.compose import Parser
+from mingpt.config.schema import Config
+from mingpt.errors import UserError
+from mingpt.redact import without_secrets
+from mingpt.world import network
+from mingpt.world.lifetime import STOP_SIGNALS
+from mingpt.world.platforms import PORT, Placement, find_placement, options_of, resolved
+from mingpt.world.secret import C10D, SECRET, STATIC, check_secret
+
+LAST_PORT = 65535
+LOOPBACK = "127.0.0.1"
+OF_SEVERAL = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank")
+
+
+DESCRIPTION = "Train on this node; start the same command on each other node."
+EPILOG = (
+    "Exit codes: 0 finished; 64 a mistake to fix; 70 crashed: try again; 75 stopped on request: start again to go on"
+)
+
+
+def options_parser(program: str, description: str, epilog: str) -> Parser:
+    """What says where a node stands, for each program that is started once a node."""
+    parser = Parser(prog=f"python -m {program}", description=description, epilog=epilog)
+    texts = {
+        "nnodes": ("N|MIN:MAX", "nodes of the run; MIN:MAX lets it go on with fewer (default: the platform's, else 1)"),
+        "nproc-per-node": ("N", "processes on this node; nodes may differ (default: its GPUs, else 1)"),
+        "node-rank": ("N", "this node's number, from 0 (default: the platform's)"),
+        "master-addr": ("HOST", "the address of node 0, the same on all nodes (default: the platform's)"),
+        "master-port": ("PORT", f"a free port there (default: the platform's, else {PORT})"),
+        "rdzv-endpoint": ("HOST:PORT", "c10d rendezvous: the address of one node, the same on all nodes"),
+        "rdzv-id": ("NAME", "c10d rendezvous: the job's name (default: the platform's, else run.name)"),
+        "rdzv-conf": ("KEY=VALUE,…", "more settings of the rendezvous, as torchrun takes them"),
+        "local-addr": ("HOST", "the address under which other nodes reach this one (default: found by routing)"),
+    }
+    for name, (metavar, text) in texts.items():
+        parser.add_argument(f"--{name}", metavar=metavar, help=text)
+    parser.add_argument("--max-restarts", help=argparse.SUPPRESS)  # torchrun's, to be refused with a reason
+    parser.add_argument(
+        "--rdzv-backend",
+        choices=["c10d", "static"],
+        help=f"c10d: for MIN:MAX nodes, or nodes without numbers, needs {SECRET} (default: static where it can be)",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="override", help="of the config: see python -m mingpt.train --help"
+    )
+    return parser
+
+
+def parse(arguments: Sequence[str], parser: Parser | None = None) -> argparse.Namespace:
+    """The options and overrides of a command line; options may be spelt with underscores, as torchrun's."""
+    if parser is None:
+        parser = options_parser("mingpt.launch", DESCRIPTION, EPILOG)
+        parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
+    dashed = [re.sub(r"^--[a-z_]+", lambda m: m[0].replace("_", "-"), argument) for argument in arguments]
+    return parser.parse_intermixed_args(dashed)
+
+
+@dataclass(frozen=True)
+class Command:
+    """torchrun's arguments, and the environment that it needs.
+
+    The workers get the overrides by their environment, which others can't read; `ps` shows command lines to everybody.
+    """
+
+    arguments: list[str]
+    overrides: tuple[str, ...]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        """What a user can paste into a shell; URLs without their secrets."""
+        variables = [f"{k}={v}" for k, v in self.environment.items()]
+        return shlex.join([*variables, "torchrun", *map(str, map(without_secrets, (*self.arguments, *self.overrides)))])
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """What is known of this node and the others, all of it checked."""
+
+    least: int  # nodes
+    most: int
+    processes: int  # of this node
+    backend: str  # c10d or static
+    host: str  # of the store
+    port: int  # 0, with one node: one that is free
+    rank: int | None  # of this node, where it is known
+    own: str  # this node's address
+    option: str  # the one that gives host and port
+    job: str | None
+    settings: str  # of the rendezvous, added to ours
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def compose(cls, options: argparse.Namespace, environment: Mapping[str, str]) -> "Torchrun":
+        """Raises UserError with every option that is missing or wrong."""
+        place = find_placement(environment)
+        problems: list[str] = []
+        if options.max_restarts is not None:
+            problems.append(
+                "--max-restarts: restarts go on as long as attempts leave new snapshots: leave it out, or set how many "
+                "may leave none: launch.max_attempts_without_progress"
+            )
+        of_several = [name for name in OF_SEVERAL if getattr(options, name) is not None]
+        announced: dict[str, str] = {}
+        if place is None and options.nnodes is None:
+            announced = options_of(environment)
+            for name, value in announced.items():
+                if getattr(options, name) is None:
+                    setattr(options, name, value)
+        least, most = _nodes(options.nnodes or str(len(place.addresses) if place else 1), problems)
+        rank = _number("--node-rank", options.node_rank, 0, problems, most - 1)
+        rank = place.rank if rank is None and place else rank
+        if options.rdzv_backend not in (None, "c10d", "static"):
+            problems.append(f"--rdzv-backend={options.rdzv_backend}: c10d or static")
+        ranked = options.node_rank is not None or rank is not None
+        backend = options.rdzv_backend or ("static" if options.master_addr or (ranked and least == most) else "c10d")
+        host, port, option = _head(options, place, backend, most, problems)
+        if most == 1:
+            backend, rank = "static", 0
+            if not place:
+                several = "is for several nodes: say how many with --nnodes"
+                problems += [f"--{name.replace('_', '-')} {several}" for name in of_several]
+        elif backend == "static":
+            if not ranked:
+                problems.append(f"--nnodes={most} --rdzv-backend=static needs --node-rank, from 0 to {most - 1}")
+            if least != most:
+                problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")
+        own = options.local_addr or (LOOPBACK if most == 1 else place.own if place else "")
+        if host and not own and not problems:
+            if {"master_addr", "rdzv_endpoint"} & announced.keys():
+                resolved(host)  # a platform may tell a pod's name to its DNS some time after its start
+            own = _own_address(host, option, problems)
+        elif place and most > 1 and not options.local_addr:
+            own = _address_for(place, host) or own
+        each = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
+        processes = _number("--nproc-per-node", each, 1, problems)
+        if problems:
+            raise UserError(*problems)
+        if processes is None:
+            processes = max(1, _gpus() if place is None or place.gpus is None else place.gpus)
+        job = options.rdzv_id or (place.job if place else None)
+        settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
+        return cls(
+            least, most, processes, backend, host, port, rank, own, option, job, settings, tuple(options.overrides)
+        )
+
+    @property
+    def fewest_processes(self) -> int:
+        """As many as there will be at least: other nodes may have another number than this one."""
+        return self.processes + self.least - 1
+
+    def check(self, environment: Mapping[str, str]) -> None:
+        """Raise UserError if what the rendezvous needs on this node is not there: a secret, a port that is free."""
+        if self.backend == "c10d":
+            check_secret(environment)
+        if self.port == 0 or self.rank != 0:
+            return
+        try:
+            # Bound, and not listened on: another node that connected would think that the store is there.
+            network.bind(self.own, self.port, several=True).close()
+        except OSError as error:
+            option = "--master-port" if self.option == "--master-addr" else self.option
+            what = "is in use on this node: stop what listens there, or choose another"
+            if error.errno != errno.EADDRINUSE:  # below 1024, for example
+                what = f"can't be listened on: {error.strerror}: choose another"
+            raise UserError(f"{option}: port {self.port} {what}") from error
+
+    def command(self, config: Config) -> Command:
+        wait = int(config.world.init_timeout_seconds)
+        nodes = str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+        arguments = [f"--nnodes={nodes}", f"--nproc-per-node={self.processes}"]
+        if self.backend == "static":
+            conf = f"rank={self.rank},timeout={wait}"
+            arguments += [f"--rdzv-backend={STATIC}"]
+        else:
+            # Who hosts the store is said where it is known: it would be guessed by addresses, wrongly behind NAT.
+            hosting = "" if self.rank is None else f",is_host={'true' if self.rank == 0 else 'false'}"
+            conf = f"join_timeout={wait},read_timeout={wait}{hosting}"
+            arguments += [f"--rdzv-backend={C10D}"]
+        arguments += [f"--rdzv-endpoint={self.host}:{self.port}", f"--rdzv-id={self.job or config.run.name}"]
+        arguments += [f"--rdzv-conf={conf}{self.settings}"]
+        signals = [s.name for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+        arguments += [
+            f"--local-addr={self.own}",
+            f"--max-restarts={config.launch.max_attempts_without_progress - 1}",
+            f"--signals-to-handle={','.join(signals)}",
+            f"--shutdown-timeout={config.launch.shutdown_timeout_seconds}",
+            "-m",
+            "mingpt.train",
+        ]
+        # A store of each attempt's own: with the shared one, survivors of a lost node wait for its address.
+        environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": str(config.train.threads)}
+        return Command(arguments, self.overrides, environment)
+
+
+def _head(
+    options: argparse.Namespace, place: Placement | None, backend: str, most: int, problems: list[str]
+) -> tuple[str, int, str]:
+    """The rendezvous' host and port, and the option that gives them; with one node, a port that is free."""
+    if most == 1:
+        return LOOPBACK, 0, "--master-addr"
+    endpoint, port = options.rdzv_endpoint or (place.head if place else ""), place.port if place else PORT
+    if backend == "static" and (options.master_addr or not options.rdzv_endpoint):
+        host, option = options.master_addr or endpoint, "--master-addr"
+        port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or port
+    else:
+        option = "--rdzv-endpoint"
+        host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(port))
+        port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or port
+    if not host and backend == "static":
+        problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
+    elif not host:
+        problems.append(f"--nnodes={most} needs --rdzv-endpoint=HOST:PORT, the address of one node for all")
+    return host, port, option
+
+
+def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        problems.append(f"--nnodes={text}: give a number of nodes, or MIN:MAX")
+        return 1, 1
+    return least, most
+
+
+def _number(
+    option: str, text: str | None, least: int, problems: list[str], most: int | None = None, sign: str = "="
+) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        problems.append(f"{option}{sign}{text}: give a number from {least}" + ("" if most is None else f" to {most}"))
+        return None
+    return int(text)
+
+
+def _own_address(host: str, option: str, problems: list[str]) -> str:
+    """What other nodes call this one: its address on the way to a host that all nodes know."""
+    try:
+        own = network.address_towards(host)
+    except OSError as error:
+        problems.append(f"{option}={host}: {error.strerror or error}: give an address that this node can reach")
+        return ""
+    # The host is this machine then. Its own name may mean loopback here (Debian: 127.0.1.1); others know what it means.
+    return host if network.is_loopback(own) else own
+
+
+def _address_for(place: Placement, host: str) -> str | None:
+    """This node's address on the way to another one, where its own name means loopback to itself (as above).
+
+    host: the rendezvous'; a step of Slurm's that has one node of several knows of no other.
+    """
+    other = next((address for address in (*place.addresses, host) if address != place.own), None)
+    if other is None:
+        return None
+    try:
+        if place.own == (mine := network.address_towards(place.own)) or not network.is_loopback(mine):
+            return None
+        towards = network.address_towards(other)
+    except OSError:  # a name that the DNS does not know yet
+        return None
+    return None if network.is_loopback(towards) else towards
+
+
+def _gpus() -> int:
+    import torch  # seconds, and only where nobody has said how many
+
+    return torch.cuda.device_count()

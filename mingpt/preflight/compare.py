@@ -1,0 +1,145 @@
+"""What is wrong between nodes: those that are missing, differ, or don't hear each other well."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mingpt.preflight.finding import Finding, Level
+
+SLOW_SECONDS = 0.02  # of a round trip: nodes of one place are well below a millisecond apart
+LOST_SHARE = 0.005
+CLOCK_SECONDS = 5.0
+
+# What all nodes should have alike: the fact, how bad it is if they don't, its name, and what to do.
+INSTALL = "install the versions of constraints.txt on every node (bash recipes/setup.sh)"
+ALIKE: tuple[tuple[str, Level, str, str], ...] = (
+    ("torch", "problem", "torch", INSTALL),
+    ("nccl", "problem", "NCCL", INSTALL),
+    ("project", "problem", "mingpt", "bring the same commit of this project to every node"),
+    ("python", "warning", "Python", "install the same on every node"),
+    ("driver", "warning", "driver", "install the same on every node: kernels, and so bits, may differ"),
+    ("gpus", "warning", "GPUs", "equal weights bit for bit need GPUs of one kind; each node may have its own number"),
+    (
+        "capability",
+        "warning",
+        "CPU instructions",
+        "for equal bits whatever node computes what, set ATEN_CPU_CAPABILITY to the least of them on every node",
+    ),
+)
+
+
+def alike(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """nodes: their facts, the head's first; on a tie it has the word."""
+    findings: list[Finding] = []
+    for key, level, name, advice in ALIKE:
+        values = [_shown(key, node.get(key)) for node in nodes]
+        most = Counter(values).most_common(1)[0][0]
+        if key == "capability" and any(node["gpus"] for node in nodes):
+            continue
+        for node, value in zip(nodes, values, strict=True):
+            if value != most:
+                others = ", ".join(n["host"] for n, v in zip(nodes, values, strict=True) if v == most)
+                findings.append(
+                    Finding(level, node["host"], "versions", f"{name} {value}, and {most} on {others}", advice)
+                )
+    return findings
+
+
+def _shown(key: str, value: Any) -> str:
+    if key == "gpus":
+        return ", ".join(f"{count} x {name}" for name, count in Counter(value).items()) or "none"
+    return "none" if value is None else str(value)
+
+
+def absent(
+    size: int, least: int, hosts: Mapping[int, str], addresses: Sequence[str], port: int, seconds: float
+) -> list[Finding]:
+    """Of nodes that have not come. addresses: of all, where the platform tells them. hosts: those that are there."""
+    level: Level = "unreachable" if len(hosts) < least else "warning"
+    return [
+        Finding(
+            level,
+            f"node {rank}" + (f" ({addresses[rank]})" if addresses else ""),
+            "nodes",
+            f"has not come within {seconds:g} s",
+            f"see whether it is up, what its log says, and whether it reaches port {port} of {hosts[0]}",
+        )
+        for rank in range(size)
+        if rank not in hosts
+    ]
+
+
+def ways(nodes: Sequence[Mapping[str, Any]], hosts: Mapping[int, str]) -> list[Finding]:
+    """nodes: reports, with what each met on its ways to the others."""
+    reached_by = {(node["rank"], address): label for node in nodes for address, label in node["addresses"]}
+    findings: list[Finding] = []
+    for node in nodes:
+        for way in node["ways"]:
+            if label := reached_by.get((way["rank"], way["address"]), ""):
+                findings += _chosen_way(way, label, hosts[node["rank"]], hosts[way["rank"]])
+            else:
+                findings += _way(way, hosts[node["rank"]], f"{hosts[way['rank']]} ({way['address']})")
+    return findings
+
+
+def _chosen_way(way: Mapping[str, Any], label: str, node: str, peer: str) -> list[Finding]:
+    """To an address that is only used because the environment of the peer says so."""
+    if not way["error"]:
+        return []
+    text = f"{label} leads to {way['address']}, where {node} does not reach it ({way['error']})"
+    advice = "unset it, then the interface that leads to the other nodes is found"
+    return [Finding("problem", peer, "interface", text, advice)]
+
+
+def _way(way: Mapping[str, Any], node: str, where: str) -> list[Finding]:
+    if way["error"]:
+        text = f"no way to {where} at a free port ({way['error']}), though they have met at the head's"
+        advice = "open all TCP ports between the nodes (security group, ufw, iptables)"
+        return [Finding("problem", node, "ports", text, advice)]
+    if not way["large"]:
+        text = f"large packets to or from {where} are lost, small ones pass"
+        advice = (
+            "lower the interface's MTU until they pass (ip link set dev NAME mtu 1400), or let ICMP's "
+            "'fragmentation needed' through"
+        )
+        return [Finding("problem", node, "mtu", text, advice)]
+    findings: list[Finding] = []
+    if way["rtt"] > SLOW_SECONDS:
+        text = f"a round trip to {where} takes {way['rtt'] * 1000:.0f} ms"
+        advice = "take nodes of one place: each step has several round trips"
+        findings.append(Finding("warning", node, "delay", text, advice))
+    if (way["loss"] or 0) >= LOST_SHARE:
+        text = f"{way['loss'] * 100:.1f} % of the packets to {where} and back are lost"
+        advice = "look for a bad cable, port or tunnel: TCP is slow where packets are lost"
+        findings.append(Finding("warning", node, "loss", text, advice))
+    return findings
+
+
+def clocks(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    head = nodes[0]["facts"]["host"]
+    return [
+        Finding(
+            "warning",
+            node["facts"]["host"],
+            "clock",
+            f"its clock is {abs(node['clock']):.0f} s {'behind' if node['clock'] > 0 else 'ahead of'} that of {head}",
+            "let chrony or ntpd set it: object stores refuse requests that are minutes off",
+        )
+        for node in nodes
+        if abs(node["clock"]) > CLOCK_SECONDS
+    ]
+
+
+def places(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Whether each node sees what the others have written into the run's directory."""
+    findings = []
+    writers = [node for node in nodes if node["written"]]
+    for node in nodes:
+        if node["seen"] is None:
+            continue
+        unseen = [n["facts"]["host"] for n in writers if n["identity"] not in node["seen"]]
+        if unseen:
+            text = f"what {', '.join(unseen)} wrote into run.dir is not seen here"
+            advice = "give a run.dir that all nodes share: a bucket, or a folder on a shared file system"
+            findings.append(Finding("problem", node["facts"]["host"], "run.dir", text, advice))
+    return findings

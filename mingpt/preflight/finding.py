@@ -1,0 +1,40 @@
+"""What is wrong, on which node, and what to do about it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
+
+Level = Literal["warning", "problem", "unreachable"]
+ORDER: tuple[Level, ...] = ("problem", "unreachable", "warning")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """warning: training works, slower or not as meant. problem: it can't until the user acts. unreachable: a node."""
+
+    level: Level
+    node: str
+    check: str
+    text: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.level} on {self.node} ({self.check}): {self.text}: {self.advice}"
+
+
+def told_by(error: UserError | TransientError, node: str, check: str) -> list[Finding]:
+    """What the trainer would have said: each problem ends with what to do."""
+    problems = error.problems if isinstance(error, UserError) else (str(error),)
+    return [Finding("problem", node, check, *_parted(problem)) for problem in problems]
+
+
+def _parted(problem: str) -> tuple[str, str]:
+    text, _, advice = problem.rpartition(": ")
+    return (text, advice) if text else (advice, "correct it")
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    levels = {finding.level for finding in findings}
+    return USER_ERROR if "problem" in levels else CRASHED if "unreachable" in levels else FINISHED

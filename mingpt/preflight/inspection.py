@@ -1,0 +1,311 @@
+"""All checks of a node, in order: itself, the way to the head, the others, the run directory, an all-reduce."""
+
+import os
+import socket
+import time
+from functools import cached_property
+from typing import Any
+from uuid import uuid4
+
+from mingpt.config.schema import Config
+from mingpt.errors import FINISHED, UserError
+from mingpt.launch.torchrun import Torchrun
+from mingpt.preflight import compare, machine
+from mingpt.preflight.finding import Finding, Level, exit_code, told_by
+from mingpt.preflight.helper import Helper
+from mingpt.preflight.meeting import Meeting, Refused, Unreached, host, plain, visit, what_stops
+from mingpt.preflight.report import Report
+from mingpt.preflight.ways import Echo, probe_all
+from mingpt.redact import without_secrets
+from mingpt.world import network
+from mingpt.world.platforms import find_placement
+
+# The limits of what follows once all have come; on good nodes each takes a fraction of it.
+TELL_SECONDS, WAYS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS = 10, 20, 60, 20, 15
+NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
+LARGE, SMALL = 2**23, 2**15  # bytes of an all-reduce
+PEERS = 8  # that each node tries the ways to: all of a small job, the next ones of a large
+
+
+def inspect(node: Torchrun, config: Config, processes: int | None, seconds: float) -> Report:
+    """This node's part; what it returns is the same on all nodes that have met."""
+    helper = Helper()
+    try:
+        return _Inspection(node, config, processes, seconds, helper).run()
+    finally:
+        helper.end()
+
+
+class _Inspection:
+    def __init__(self, node: Torchrun, config: Config, processes: int | None, seconds: float, helper: Helper) -> None:
+        self.node, self.config, self.processes = node, config, processes
+        self.seconds, self.helper, self.begun = seconds, helper, time.monotonic()
+        self.placement = find_placement(os.environ)
+        self.name = socket.gethostname()
+        self.mine: list[Finding] = []
+        self.identity = f"{self.name}-{uuid4().hex[:12]}"
+        self.places = [["run.dir", config.run.dir]]
+        if not config.snapshot.dir.startswith(config.run.dir.rstrip("/") + "/"):
+            self.places.append(["snapshot.dir", config.snapshot.dir])
+
+    def _add(self, level: Level, check: str, text: str, advice: str, node: str = "") -> None:
+        self.mine.append(Finding(level, node or self.name, check, text, advice))
+
+    def run(self) -> Report:
+        self.helper.send(do="write", places=self.places, name=self.identity, snapshot_dir=self.config.snapshot.dir)
+        meeting = Meeting(0, 1)
+        try:
+            meeting = self._meet()
+            return self._joined(meeting)
+        except Unreached as error:
+            if error.args:
+                self._add("unreachable", "nodes", str(error), "see what its log says")
+            # The others can't be asked: what this node has found alone.
+            report = self._about_me((0, 0), Meeting(self.node.rank or 0, 1))
+            self._check_place()
+            return Report([report | {"ways": []}], self.mine, [], time.monotonic() - self.begun)
+        finally:
+            self.helper.send(do="clean", places=self.places, name=self.identity)
+            self.helper.receive(PLACE_SECONDS)
+            meeting.close()
+
+    # --- where the head is, and whether it can be reached ---
+
+    def _meet(self) -> Meeting:
+        node = self.node
+        if node.most == 1:
+            return Meeting(0, 1)
+        try:
+            addresses = [plain(str(a[4][0])) for a in socket.getaddrinfo(node.host, None)]
+        except OSError as error:
+            self._add("problem", "names", f"{node.host}: {error.strerror or error}", NAME_ADVICE)
+            raise Unreached from error
+        loopback = next((a for a in addresses if network.is_loopback(a)), None)
+        head = node.rank == 0 if node.rank is not None else self._is_head(addresses, loopback)
+        literal = node.host in (loopback, "localhost")  # several launchers on one machine, if no platform is there
+        if loopback and not head and not literal:
+            text = f"{node.host}, the head's name, means {loopback} here, which is this node itself"
+            self._add("problem", "names", text, NAME_ADVICE)
+            raise Unreached
+        if literal and (self.placement or "SLURM_JOB_ID" in os.environ):
+            self._add("problem", "names", f"{loopback} as the head's address means each node itself", NAME_ADVICE)
+            raise Unreached
+        return self._host() if head else self._visit()
+
+    def _is_head(self, addresses: list[str], loopback: str | None) -> bool:
+        """Where no rank says who is: a name that means loopback must be this node's own."""
+        if loopback:
+            return self.node.host in (loopback, self.name, socket.getfqdn(), "localhost")
+        return any(network.interface_of(address) for address in addresses)
+
+    def _host(self) -> Meeting:
+        try:
+            return host(self.node.own, self.node.port, self.node.most, self.seconds)
+        except OSError as error:
+            text = f"port {self.node.port} can't be opened here ({error.strerror or error})"
+            self._add("problem", "ports", text, "stop what listens there, or choose another port")
+            raise Unreached from error
+
+    def _visit(self) -> Meeting:
+        node = self.node
+        try:
+            return visit(node.host, node.port, node.rank, node.most, self.seconds)
+        except Refused as error:
+            self._add("problem", "nodes", str(error), "give the same --nnodes to all nodes")
+            raise Unreached from error
+        except Unreached as error:
+            to_fix, text, advice = what_stops(node.host, node.port)
+            self._add("problem" if to_fix else "unreachable", "ports", text, advice)
+            raise Unreached from error
+
+    # --- this node ---
+
+    def _own_address(self, meeting: Meeting) -> str:
+        """Where the others have met this node, or what the routing table says."""
+        if own := meeting.own_address():
+            return own
+        try:
+            return network.address_towards(self.node.host)
+        except OSError:
+            return "127.0.0.1"
+
+    def _about_me(self, ports: tuple[int, int], meeting: Meeting) -> dict[str, Any]:
+        """What this node tells the others, and notes what is wrong with it alone."""
+        own = self._own_address(meeting)
+        about = self._import_torch
+        facts = machine.facts(self.config, own)
+        facts |= {"capability": about.get("capability"), "visible": about.get("devices", [])}
+        facts["nccl"] = about.get("nccl_in_torch") or facts["nccl"]
+        announced = (self.placement.gpus or 0) if self.placement and self.processes is None else 0
+        processes = self.processes or announced or max(1, len(facts["visible"]))
+        addresses, told = [[own, ""]], None
+        if self.node.most > 1 and not network.is_loopback(own):
+            try:
+                told = network.settings(facts["interface"], os.environ)
+                addresses += _by_the_user(own)
+            except UserError as mistake:
+                self.mine += told_by(mistake, self.name, "interface")
+        self.mine += machine.findings(self.config, facts, processes)
+        seen, there = len(facts["visible"]), len(facts["gpus"])
+        if "error" in about:
+            self._add("problem", "torch", f"torch can't be imported ({about['error']})", compare.INSTALL)
+        elif seen < there and not os.environ.get("CUDA_VISIBLE_DEVICES"):
+            text = f"torch sees {seen} of {there} GPUs (driver {facts['driver']}, torch {facts['torch']})"
+            self._add("problem", "gpus", text, "install a driver that is new enough for this torch")
+        elif announced > seen:
+            text = f"{self.placement.platform if self.placement else ''} announces {announced} GPUs, torch sees {seen}"
+            self._add("warning", "gpus", text, "training goes on CPUs then; see what nvidia-smi says")
+        return {
+            "rank": meeting.rank,
+            "identity": self.identity,
+            "facts": facts,
+            "processes": processes,
+            "addresses": addresses,
+            "ports": ports,
+            "told": told,
+            "clock": meeting.clock,
+        }
+
+    @cached_property
+    def _import_torch(self) -> dict[str, Any]:
+        return self.helper.receive(IMPORT_SECONDS)
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
+        return self.helper.receive(PLACE_SECONDS)
+
+    def _check_place(self) -> bool:
+        """Whether this node can write the run directory and read it back."""
+        place = self._written
+        if "error" in place:
+            text = f"run.dir={without_secrets(self.config.run.dir)}: {place['error']}"
+            self._add("problem", "run.dir", text, "look at the network and the address")
+        elif place["problems"]:
+            self.mine += told_by(UserError(*place["problems"]), self.name, "run.dir")
+        elif place["conditional"] is False:
+            text = (
+                f"snapshot.dir={without_secrets(self.config.snapshot.dir)}: this store overwrites what a put must not"
+            )
+            self._add("warning", "run.dir", text, "never start two runs in one run.dir, or choose another store")
+        return not place.get("problems", True)
+
+    def _look(self) -> list[str] | None:
+        """Whose files this node sees there."""
+        self.helper.send(do="look", key="run.dir", url=self.config.run.dir)
+        look = self.helper.receive(PLACE_SECONDS)
+        if problems := look.get("problems", [look.get("error")]):
+            self.mine += told_by(UserError(*map(str, problems)), self.name, "run.dir")
+            return None
+        return list(look["seen"])
+
+    # --- all nodes ---
+
+    def _joined(self, meeting: Meeting) -> Report:
+        try:
+            return self._together(meeting)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            if not meeting.lines:
+                raise
+            what = (
+                "a node tells what this version's preflight does not: it has other code, or is a stranger at the port"
+            )
+            raise Unreached(f"{what} ({type(error).__name__}: {error})") from error
+
+    def _together(self, meeting: Meeting) -> Report:
+        """What it returns is the same on every node: all know what each has told."""
+        echo = Echo(self.identity)
+        me = self._about_me(echo.ports, meeting)
+        nodes = {n["rank"]: n for n in meeting.gather(me, IMPORT_SECONDS + TELL_SECONDS) if n}
+        ways = self._probe(meeting, nodes)
+        written = self._check_place()
+        for rank, told in enumerate(meeting.gather([ways, written], WAYS_SECONDS + PLACE_SECONDS)):
+            if told:
+                nodes[rank] |= {"ways": told[0], "written": told[1]}
+        seen = self._look() if written else None
+        findings: list[Finding] = []
+        for rank, told in enumerate(meeting.gather([seen, [vars(f) for f in self.mine]], PLACE_SECONDS)):
+            if told:
+                nodes[rank]["seen"] = told[0]
+                findings += [Finding(**f) for f in told[1]]
+        hosts = {rank: n["facts"]["host"] for rank, n in nodes.items()}
+        whole = [n for n in nodes.values() if "seen" in n]
+        for rank in nodes.keys() - {n["rank"] for n in whole}:
+            text = "it has ended, or answers no more, in the middle of preflight"
+            findings.append(Finding("unreachable", hosts[rank], "nodes", text, "see what its log says"))
+        addresses = self.placement.addresses if self.placement else ()
+        findings += compare.absent(meeting.size, self.node.least, hosts, addresses, self.node.port, self.seconds)
+        findings += compare.alike([n["facts"] for n in whole]) + compare.ways(whole, hosts)
+        findings += compare.clocks(whole) + compare.places(whole)
+        notes: list[str] = []
+        if meeting.size > 1:
+            told_each = (
+                (n["facts"]["host"], " ".join(f"{k}={v}" for k, v in n["told"].items()))
+                for n in whole
+                if n["told"] is not None
+            )
+            notes = [f"{name} sets {told or 'nothing: all is set'}" for name, told in told_each]
+            if len(whole) == meeting.size and exit_code(findings) == FINISHED:
+                notes += self._reduce(meeting, whole, findings)
+        return Report(whole, findings, notes, time.monotonic() - self.begun, meeting.rank)
+
+    def _probe(self, meeting: Meeting, nodes: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+        """Try the ways to other nodes; each tries the next few, so that a large job is not flooded."""
+        others = sorted(nodes.keys() - {meeting.rank}, key=lambda rank: (rank - meeting.rank) % meeting.size)[:PEERS]
+        wanted = [
+            (rank, address, tuple(nodes[rank]["ports"]), nodes[rank]["identity"])
+            for rank in others
+            for address, _ in nodes[rank]["addresses"]
+        ]
+        return probe_all(wanted)
+
+    def _reduce(self, meeting: Meeting, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
+        port = None
+        if meeting.rank == 0:
+            self.helper.send(do="host")
+            port = self.helper.receive(REDUCE_SECONDS).get("port")
+        port = meeting.gather(port, REDUCE_SECONDS)[0]
+        where = {"host": nodes[0]["facts"]["address"], "port": port, "rank": meeting.rank, "size": meeting.size}
+        told = nodes[meeting.rank]["told"] or {}
+        # Where packets are late or lost, TCP may take minutes for what takes milliseconds elsewhere.
+        count = SMALL if {"delay", "loss"} & {f.check for f in findings} else LARGE
+        self.helper.send(do="reduce", **where, count=count, seconds=REDUCE_SECONDS / 2, environment=told)
+        results = meeting.gather(self.helper.receive(REDUCE_SECONDS), REDUCE_SECONDS + TELL_SECONDS)
+        for node, result in zip(nodes, results, strict=True):
+            if not result or "error" in result:
+                text = f"an all-reduce over gloo failed ({result['error'] if result else 'no answer'})"
+                advice = "open all TCP ports between the nodes, and look at the interfaces above"
+                findings.append(Finding("problem", node["facts"]["host"], "all-reduce", text, advice))
+        if exit_code(findings) != FINISHED:
+            return []
+        slowest = min(result["bandwidth"] for result in results)
+        meaning = self._means([n["processes"] for n in nodes], slowest)
+        meaning = meeting.gather(meaning, TELL_SECONDS)[0]
+        return [f"all-reduce over TCP: {slowest / 1e6:.0f} MB/s from each node{meaning}"]
+
+    def _means(self, processes: list[int], bandwidth: float) -> str:
+        count = machine.parameters(self.config)
+        microbatches = self.config.global_size(sum(processes)) // self.config.batch.micro_size
+        self.helper.send(do="bytes", parameters=count, microbatches=microbatches, processes=processes)
+        sent = self.helper.receive(TELL_SECONDS).get("value")
+        if not sent:  # a model whose size only its own code knows
+            return ""
+        return (
+            f"; the exact sum of about {count / 1e6:.1f} M gradients sends {sent / 1e6:.0f} MB: "
+            f"{sent / bandwidth:.2f} s of each step, part of it beside computing"
+        )
+
+
+def _by_the_user(own: str) -> list[list[str]]:
+    """The addresses that NCCL and gloo would take because the environment says so, with who says it."""
+    import psutil
+
+    out: list[list[str]] = []
+    for variable in (network.GLOO, network.NCCL):
+        value = os.environ.get(variable)
+        names = network.chosen(variable, value) if value else []
+        of_interface = [a.address for a in psutil.net_if_addrs()[names[0]]] if names else []
+        kind = ":" in own
+        taken = [a for a in of_interface if (":" in a) == kind and a.count(":") != 5]  # no hardware address
+        if value and own not in taken:
+            out.append([taken[0] if taken else "no address", f"{variable}={value}"])
+    return out

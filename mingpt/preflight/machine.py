@@ -1,0 +1,140 @@
+"""What this node is: numbers and versions that all nodes should agree in, and what is wrong with it alone."""
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mingpt
+from mingpt.config.schema import Config, Model, RandomData, TextData
+from mingpt.preflight.finding import Finding
+from mingpt.world import network
+
+SMI_SECONDS = 5
+MIB = 2**20
+
+
+def facts(config: Config, own: str) -> dict[str, Any]:
+    """Takes milliseconds, since torch is not imported. own: this node's address on the way to the others."""
+    interface = network.interface_of(own)
+    gpus, driver = _gpus()
+    disk, memory = _free(config.snapshot.dir), _free(config.snapshot.hot_dir)
+    return {
+        "host": socket.gethostname(),
+        "address": own,
+        "interface": interface,
+        "mtu": _mtu(interface),
+        "infiniband": network.infiniband_devices(),
+        "gpus": gpus,
+        "driver": driver,
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "nccl": next((v for d in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if (v := _version(d))), None),
+        "project": f"{mingpt.__version__} {source_sha256()[:8]}",
+        "disk_free": disk,
+        "memory_free": memory,
+    }
+
+
+def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[Finding]:
+    """What is wrong with this node, whatever the others are."""
+    out: list[Finding] = []
+
+    def warn(check: str, text: str, advice: str) -> None:
+        out.append(Finding("warning", found["host"], check, text, advice))
+
+    threads = processes * (config.train.threads + config.data.workers)
+    if threads > found["cpus"]:
+        warn(
+            "cpu",
+            f"processes={processes}, train.threads={config.train.threads} and data.workers={config.data.workers} want "
+            f"{threads} CPUs, and {found['cpus']} are there",
+            "give the job more CPUs, or start fewer processes",
+        )
+    size = state_bytes(config)
+    if found["disk_free"] is not None and found["disk_free"] < (needed := (config.snapshot.keep + 1) * size):
+        warn(
+            "disk",
+            f"snapshot.dir={config.snapshot.dir} has {found['disk_free'] / MIB:.0f} MiB free, and "
+            f"snapshot.keep={config.snapshot.keep} takes about {needed / MIB:.0f} MiB",
+            "free some space, choose another place, or keep fewer",
+        )
+    hot = config.snapshot.hot_every_steps > 0
+    if hot and found["memory_free"] is not None and found["memory_free"] < (needed := 2 * size + MIB):
+        warn(
+            "memory",
+            f"snapshot.hot_dir={config.snapshot.hot_dir} has {found['memory_free'] / MIB:.0f} MiB free, and two "
+            f"snapshots take about {needed / MIB:.0f} MiB",
+            "give it more (docker: --shm-size), or set snapshot.hot_every_steps=0; training goes on without",
+        )
+    return out
+
+
+def parameters(config: Config) -> int:
+    """About as many as the model has; 0 where only its own code knows. Of characters there are few."""
+    m = config.model
+    if not isinstance(m, Model):
+        return 0
+    vocabulary = 50257
+    if isinstance(config.data, TextData):
+        vocabulary = {"char": 100, "byte": 256, "bpe": 50257}[config.data.tokens]
+    elif isinstance(config.data, RandomData):
+        vocabulary = config.data.vocabulary
+    elif config.data.kind in ("addition", "sort", "images"):
+        vocabulary = 300
+    blocks = m.n_layer * (12 * m.n_embd**2 + 13 * m.n_embd)
+    return (vocabulary + m.block_size + 2) * m.n_embd + blocks
+
+
+def state_bytes(config: Config) -> int:
+    """Of one snapshot: fp32 weights and two moments."""
+    return 12 * parameters(config)
+
+
+def source_sha256() -> str:
+    """Of this package's code: two checkouts of one version may differ."""
+    folder = Path(mingpt.__file__).parent
+    files = sorted(folder.rglob("*.py"))
+    return sha256(b"".join(f.relative_to(folder).as_posix().encode() + f.read_bytes() for f in files)).hexdigest()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus() -> tuple[list[str], str | None]:
+    """Names and driver, as the driver's own tool tells them; it needs no torch."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return [], None
+    rows = [line.rsplit(", ", 1) for line in told.stdout.splitlines() if ", " in line] if told.returncode == 0 else []
+    return [name for name, _ in rows], rows[0][1] if rows else None
+
+
+def _mtu(interface: str | None) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(Path(f"/sys/class/net/{interface}/mtu").read_text())
+    return None
+
+
+def _free(place: str) -> int | None:
+    """Free bytes of a local place that may not exist yet; None of a bucket."""
+    if "://" in place:
+        return None
+    path = Path(place).expanduser().absolute()
+    with suppress(OSError):
+        return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+    return None

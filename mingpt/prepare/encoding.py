@@ -1,0 +1,95 @@
+"""Blocks of documents to tokens, in several processes at once. They import this file, so it needs no torch."""
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens
+from mingpt.data.dataset import SPLITS, Split, dtype_for
+from mingpt.data.vocabulary import vocabulary_of
+from mingpt.errors import UserError
+from mingpt.prepare.documents import Block, Options, pieces_of
+from mingpt.world.lifetime import children_ignore_signals, end_with_parent
+
+AHEAD = 3  # blocks for each process that are read before they are needed
+
+Tokenizer = GPT2Tokens | HuggingFaceTokens
+
+
+class Encoded(NamedTuple):
+    """A block's tokens, and what is wrong with each line that was left out."""
+
+    rows: dict[Split, bytes]
+    bad: list[str]
+
+
+class Encoder:
+    """A process's tokenizer. most_bad: after one more bad line than this a block ends; all of them together count."""
+
+    def __init__(self, tokenizer: Tokenizer, options: Options, most_bad: int) -> None:
+        self.tokenizer, self.options, self.most_bad = tokenizer, options, most_bad
+        self.dtype = np.dtype(dtype_for(tokenizer.size)).newbyteorder("<")
+        self.end = np.array([tokenizer.end_of_text], dtype=np.uint32)
+
+    def __call__(self, block: Block) -> Encoded:
+        rows: dict[Split, list[Any]] = {split: [] for split in SPLITS}
+        bad = list[str]()
+        for piece in pieces_of(block, self.options, bad, self.most_bad):
+            row = rows["validation" if piece.validation else "train"]
+            try:
+                row.append(self.tokenizer.encode_array(piece.text))
+            except UserError as mistake:
+                raise UserError(f"{block.file.shown}: --tokenizer: {mistake}") from mistake
+            if piece.ends:
+                row.append(self.end)
+        joined = {split: np.concatenate(row).astype(self.dtype).tobytes() for split, row in rows.items() if row}
+        return Encoded(joined, bad)
+
+
+_encoder: Encoder | None = None  # of a process of the pool
+
+
+def _begin(parent: int, vocabulary: dict[str, Any], options: Options, most_bad: int) -> None:
+    global _encoder
+    end_with_parent(parent)
+    tokenizer = vocabulary_of(vocabulary)
+    assert isinstance(tokenizer, Tokenizer)
+    _encoder = Encoder(tokenizer, options, most_bad)
+
+
+def _encode(block: Block) -> Encoded:
+    assert _encoder
+    return _encoder(block)
+
+
+def encoded(
+    work: Iterable[Block], tokenizer: Tokenizer, options: Options, processes: int, most_bad: int
+) -> Iterator[tuple[Block, Encoded]]:
+    """Each block with its tokens, in the order of the blocks, whoever encodes them."""
+    if processes == 1:
+        encoder = Encoder(tokenizer, options, most_bad)
+        yield from ((block, encoder(block)) for block in work)
+        return
+    begin = (os.getpid(), tokenizer.to_json(), options, most_bad)
+    spawn = multiprocessing.get_context("spawn")  # fsspec's threads do not survive a fork
+    with ProcessPoolExecutor(processes, spawn, _begin, begin) as pool:
+        going: deque[tuple[Block, Future[Encoded]]] = deque()
+        blocks_left = iter(work)
+        try:
+            while True:
+                for block in islice(blocks_left, max(0, AHEAD * processes - len(going))):
+                    with children_ignore_signals():  # a process may be started here
+                        future = pool.submit(_encode, block)
+                    going.append((Block(block.file, block.size), future))
+                if not going:
+                    return
+                block, future = going.popleft()
+                yield block, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,47 @@
+"""`python -m mingpt.prepare.extras [overrides]`: the extras of this package that such a run needs, one a line.
+
+recipes/setup.sh installs them: what a run needs follows from its composed config, and is listed nowhere a second time.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from mingpt.command import command
+from mingpt.config import compose
+from mingpt.config.schema import Config
+from mingpt.console import say
+from mingpt.errors import FINISHED
+from mingpt.prepare.fetch import missing
+from mingpt.storage import EXTRAS
+
+
+def extras(config: Config) -> set[str]:
+    # Of each URL in the config, the client of its store.
+    found = {EXTRAS[scheme] for text in _strings(config.model_dump()) if (scheme := text.partition("://")[0]) in EXTRAS}
+    if getattr(config.data, "tokens", None) == "bpe" or getattr(config.data, "tokenizer", None):
+        found.add("bpe")
+    if any(corpus.manager == "npm" for corpus in missing(config)) and not shutil.which("npm"):
+        found.add("npm")
+    return found
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str) and "://" in value:
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+
+
+@command()
+def main(arguments: list[str]) -> int:
+    config = compose.configure(arguments)
+    for extra in sorted(extras(config)) if config is not None else ():
+        say(extra)
+    return FINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

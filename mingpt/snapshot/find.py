@@ -1,0 +1,50 @@
+"""From a URL that a person names to the snapshots that lie there."""
+
+from dataclasses import dataclass
+
+from mingpt.errors import UserError
+from mingpt.redact import without_secrets
+from mingpt.snapshot.files import STEP_FOLDER
+from mingpt.snapshot.store import Store
+
+
+@dataclass(frozen=True)
+class Found:
+    """A store and its steps of interest, newest first. below: what was added to the URL to get to the store's."""
+
+    store: Store
+    steps: list[int]
+    below: str = ""
+
+
+def split_url(url: str) -> tuple[str, int | None]:
+    """A step's folder as the folder above it and the step; any other URL as it is."""
+    parent, _, last = url.rstrip("/").rpartition("/")
+    named = STEP_FOLDER.fullmatch(last)
+    return (parent or ("/" if url.startswith("/") else "."), int(named[1])) if named else (url, None)
+
+
+def find(url: str, step: int | None = None, committed: bool = True) -> Found:
+    """The snapshots under a URL; with committed=False also folders that have no manifest.
+
+    Raises UserError if there are none, or not the wanted one.
+    """
+    above, named = split_url(url)
+    if named is not None:
+        if step not in (None, named):
+            raise UserError(
+                f"{without_secrets(url)} is the folder of step {named}, not of --step {step}: leave out one"
+            )
+        url, step = above, named
+    for below in ("", "/snapshots"):
+        store = Store(url.rstrip("/") + below if below else url, "URL")
+        if steps := store.steps() if committed else store.folders():
+            break
+    else:
+        cure = "check the spelling; give a run's directory, its snapshots folder, or a step's folder"
+        raise UserError(f"{without_secrets(url)}: no snapshot is there: {cure}")
+    if step is not None:
+        if step not in steps:
+            raise UserError(f"{store.url}: no snapshot of step {step}; there are {', '.join(map(str, sorted(steps)))}")
+        steps = [step]
+    return Found(store, steps, below)

@@ -1,0 +1,109 @@
+"""The module that a config's `model` names, and the GPT that a snapshot holds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from mingpt.compute.batches import derive
+from mingpt.config.schema import Config, Model
+from mingpt.errors import UserError
+from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.train import own_model
+
+SHOWN = 40  # names in one message
+LAYER = "transformer.h.0."
+
+
+def gpt_config(model: Model, vocab_size: int) -> GPTConfig:
+    return GPTConfig(vocab_size, **model.model_dump(include={f.name for f in fields(GPTConfig)}))
+
+
+def build(config: Config, vocab_size: int) -> nn.Module:
+    """The model with its first weights, on the CPU: the same in every process.
+
+    vocab_size: 0 if the data has no tokens. Raises UserError if it can't be built, or is none.
+    """
+    torch.set_num_threads(config.train.threads)  # an initialisation may be a matter of bits, too
+    torch.manual_seed(derive("weights", config.seed))
+    if not isinstance(config.model, Model):
+        model = own_model.module(config.model, vocab_size)
+    elif vocab_size:
+        model = GPT(gpt_config(config.model, vocab_size))
+    else:
+        raise UserError("the data has no tokens, and a GPT needs some: choose other data, or name a model._target_")
+    freeze(model, config.train.freeze)
+    return model
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are not frozen: those that the optimizer, its state and the reduction know."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Keep what matches a pattern as it is. Raises UserError if one matches nothing, or all together everything."""
+    parameters = dict(model.named_parameters())
+    problems = []
+    for pattern in patterns:
+        matching = [p for name, p in parameters.items() if fnmatchcase(name, pattern)]
+        for p in matching:
+            p.requires_grad_(False)
+        if not matching:
+            problems.append(f"train.freeze: {pattern!r} matches no parameter; there are {some(list(parameters))}")
+    if problems:
+        raise UserError(*problems)
+    if patterns and not trainable(model):
+        raise UserError("train.freeze matches every parameter: nothing is left to train; take a pattern out")
+
+
+def some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def gpt_of(
+    config: Mapping[str, Any], shapes: Mapping[str, tuple[str, Sequence[int]]], vocab_size: int, where: str
+) -> GPT:
+    """The GPT of a snapshot, from its manifest alone: on the meta device, for what it needs in memory is not taken yet.
+
+    shapes: dtype and shape of each of the snapshot's weights. where: names the snapshot. Raises UserError if it is not
+    one of a GPT of this package; what a snapshot of another module names is never imported.
+    """
+    section = config.get("model")
+    if isinstance(section, dict) and section.get("kind") == "own":
+        raise UserError(
+            f"{where}: a snapshot of {section.get('_target_')!r}, not of mingpt's GPT: load its model-*.safetensors "
+            f"in a program of your own"
+        )
+    other = f"{where}: not a snapshot of a GPT of this version: "
+    try:
+        model = Model.model_validate(section)
+        if model.n_embd % model.n_head:
+            raise ValueError(f"n_head={model.n_head} does not divide n_embd={model.n_embd}")
+        if differences := _differences(gpt_config(model, vocab_size), shapes):
+            raise ValueError(differences)
+        with torch.device("meta"):
+            return GPT(gpt_config(model, vocab_size))
+    except (ValidationError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # of torch: a vast shape
+        raise UserError(f"{other}{str(error).splitlines()[0]}") from error
+
+
+def _differences(shape: GPTConfig, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+    """What a snapshot has otherwise than the GPT that its config describes, which may have millions of layers."""
+    with torch.device("meta"):
+        one = GPT(replace(shape, n_layer=1)).state_dict()
+    layer = {name: tensor for name, tensor in one.items() if name.startswith(LAYER)}
+    if len(shapes) != len(one) + (shape.n_layer - 1) * len(layer):
+        return f"n_layer={shape.n_layer}, and {len(shapes)} tensors"
+    expected = {name: tensor.shape for name, tensor in one.items()}
+    for i in range(1, shape.n_layer):
+        expected |= {name.replace(LAYER, f"transformer.h.{i}.", 1): tensor.shape for name, tensor in layer.items()}
+    for name, wanted in expected.items():
+        dtype, found = shapes.get(name, ("none", []))
+        if (dtype, list(found)) != ("F32", list(wanted)):
+            return f"{name} should be F32 {list(wanted)}, and is {dtype} {list(found)}"
+    return ""

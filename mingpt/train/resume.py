@@ -1,0 +1,154 @@
+"""A run is one experiment: a resume may change a setting that affects the result only if the user says so.
+
+Which settings these are, the schema says (config/affecting.py). Where data lie is none of them; what they hold is.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+
+from mingpt.compute import numerics as fingerprints
+from mingpt.compute.numerics import differences
+from mingpt.compute.optimizer import batch_factor, misfits, schedule_factor, state_layout
+from mingpt.config.affecting import section_of, settings
+from mingpt.config.schema import Batch, Config, Optimizer, Schedule
+from mingpt.errors import UserError
+from mingpt.redact import printable, without_secrets
+from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.reader import Loaded
+from mingpt.train.factory import some
+from mingpt.world.world import World
+
+Changes = dict[str, list[Any]]  # of each key, the value before and the one that holds now
+INIT_FROM = "model.init_from"
+LONGEST = 100  # characters of a value that are shown
+
+
+def check(
+    manifest: Manifest, config: Config, numerics: Mapping[str, Any], world: World, say: Callable[[str], None]
+) -> Changes:
+    """What has changed since the snapshot that an attempt starts from, for the history; told by one process.
+
+    Raises UserError, in all processes alike, if that affects the result and resume.changed does not allow it.
+    """
+    step, before, after = manifest.step, manifest.config, without_secrets(config.model_dump())
+
+    def find() -> Changes:
+        changes = changed(before, after)
+        if manifest.fingerprint.get("data") != numerics["data"]:
+            changes["data.sha256"] = [manifest.fingerprint.get("data"), numerics["data"]]
+        if changes and not config.resume.changed:
+            raise UserError(
+                _refusal(manifest, config, _lines(changes) + consequences(manifest, config, changes, world))
+            )
+        return changes
+
+    changes: Changes = world.run_on_main(find)  # what counts as a secret depends on a process's environment
+    if not world.is_main:
+        return changes
+    # Another machine's numbers are nobody's decision, and no reason to stop.
+    different, unrecorded = fingerprints.changes(manifest.fingerprint, dict(numerics))
+    if found := [d for d in different if not d.startswith("data: ")]:
+        say(f"the numerics changed ({', '.join(found)}): after step {step}, equality with an undisturbed run ends")
+    if unrecorded:
+        say(f"an older mingpt wrote step {step} and did not record {', '.join(unrecorded)}: they may have changed")
+    if changes:
+        told = ", ".join(_lines(changes) + consequences(manifest, config, changes, world))
+        say(f"the config changed ({told}): after step {step}, equality with an undisturbed run ends")
+    for moved in differences(
+        section_of(before, "model").get("init_from"), section_of(after, "model").get("init_from"), INIT_FROM
+    ):
+        say(f"{moved}: not read, since the weights are those of step {step}")
+    return changes
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
+    """The keys that affect the result and whose values differ in two plain configs."""
+    (old, affecting_old), (new, affecting_new) = settings(before), settings(after)
+    return {
+        key: [old.get(key), new.get(key)]
+        for key in sorted(affecting_old | affecting_new)
+        if old.get(key) != new.get(key)
+    }
+
+
+def _lines(changes: Changes) -> list[str]:
+    return [f"{printable(key)}: {_shown(old)} -> {_shown(new)}" for key, (old, new) in changes.items()]
+
+
+def _shown(value: Any) -> str:
+    text = printable(str(value))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def consequences(manifest: Manifest, config: Config, changes: Changes, world: World) -> list[str]:
+    """What some changes do to the next step, which their values don't tell."""
+    step, before, notes = manifest.step, manifest.config, list[str]()
+    with suppress(ValidationError):  # a manifest of another version, or a strange one
+        optimizer, schedule = Optimizer(**section_of(before, "optimizer")), Schedule(**section_of(before, "schedule"))
+        batch = Batch(**section_of(before, "batch"))
+        if batch.per_process_size is None and config.batch.per_process_size is None:
+            old_size, new_size = batch.global_size, config.batch.global_size
+            first, last = sorted((step * old_size, step * new_size))
+            if first != last:
+                what = "skips" if new_size > old_size else "repeats"
+                notes.append(f"step {step + 1} begins at sample {step * new_size}, which {what} {first} to {last - 1}")
+        else:
+            old_size = new_size = config.global_size(world.size)
+        old = optimizer.lr * batch_factor(optimizer, old_size) * schedule_factor(schedule, step)
+        new = config.optimizer.lr * batch_factor(config.optimizer, new_size) * schedule_factor(config.schedule, step)
+        if old != new:
+            keep = f"; schedule.decay_steps={schedule.decay_steps} keeps the old schedule"
+            note = f"the learning rate of step {step + 1} becomes {new:.2e}, and was to be {old:.2e}"
+            notes.append(note + (keep if "schedule.decay_steps" in changes else ""))
+    return notes
+
+
+def _refusal(manifest: Manifest, config: Config, lines: list[str]) -> str:
+    here, step = without_secrets(config.run.dir), manifest.step
+    return "\n".join(
+        [
+            f"run.dir={here} has step {step} of another experiment: the settings differ that affect the result:",
+            *(f"  {line}" for line in lines),
+            "Set them back, or choose:",
+            "  another run.name (or run.dir) starts a run of its own;",
+            f"  resume.changed=true goes on from step {step} with what is set now, and the history tells both;",
+            f"  `python -m mingpt.snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",
+        ]
+    )
+
+
+def check_fits(loaded: Loaded, config: Config, vocabulary: Mapping[str, Any], model: nn.Module) -> None:
+    """Raise UserError unless the snapshot is one of this model over this vocabulary."""
+    where = f"the snapshot of step {loaded.manifest.step} in {without_secrets(config.snapshot.dir)}"
+    cure = "set the keys back, or take another run.dir"
+    if loaded.manifest.vocabulary != vocabulary:
+        changed = differences(loaded.manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
+        raise UserError(
+            f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}"
+        )
+    model_problems = misfits({k: (v.shape, v.dtype) for k, v in model.state_dict().items()}, loaded.state["model"])
+    if model_problems:
+        changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
+        raise UserError(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
+    # What it holds follows from its own config: parameters may have been frozen, or the precision changed, since.
+    frozen, fp16 = _as_stored(loaded.manifest.config)
+    named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
+    remembered = loaded.state["optimizer"]
+    if problems := misfits(state_layout(named, fp16), remembered):
+        raise UserError(
+            f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
+            f"(set this one's folder aside), or take another run.dir"
+        )
+
+
+def _as_stored(config: dict[str, Any]) -> tuple[list[str], bool]:
+    """(train.freeze, whether the precision is fp16) of a manifest's config, which may hold anything."""
+    train = config.get("train")
+    patterns = train.get("freeze") if isinstance(train, dict) else None
+    frozen = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
+    return frozen, config.get("precision") == "fp16"

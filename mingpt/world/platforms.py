@@ -1,0 +1,211 @@
+"""Where this node stands among the nodes of its job, as the platform's environment variables tell it."""
+
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mingpt.errors import UserError
+from mingpt.world import slurm as slurm_job
+
+PORT = 29500  # torchrun's own default
+CONTAINER = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX", "SING_MASTER_ADDR")
+NAMES_SECONDS = 60  # a platform may tell a container's name to its DNS some time after its start
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One node's place: all that a torchrun command needs to know of the others."""
+
+    platform: str
+    addresses: tuple[str, ...]  # one a node, the head's first
+    rank: int  # this node's place in `addresses`
+    gpus: int | None  # of this node; None: the platform does not say
+    job: str  # the same on all nodes and after a recovery, different for every job
+    port: int = PORT  # of the head, unless the user says another
+
+    @property
+    def head(self) -> str:
+        return self.addresses[0]
+
+    @property
+    def own(self) -> str:
+        return self.addresses[self.rank]
+
+
+def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], others: Sequence[str] = ()) -> None:
+    """Raise UserError if some of the `needed` variables are missing. `others`: those that are set and name nodes.
+
+    A node that has lost one of them must not take itself for the only one: several would train into one run.dir.
+    """
+    if missing := [name for name in needed if not environment.get(name)]:  # a template may set all, some to nothing
+        there = [f"{name}={environment[name]}" for name in (*needed, *others) if environment.get(name)]
+        raise UserError(
+            f"{where}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} set in the environment, but not "
+            f"{', '.join(missing)}: set all of them, or unset {', '.join(word.split('=')[0] for word in there)} to be "
+            f"on your own"
+        )
+
+
+def _several(environment: Mapping[str, str], *names: str) -> list[str]:
+    """Those of the variables that are set and count more than one."""
+    return [name for name in names if environment.get(name, "1").strip() not in ("", "0", "1")]
+
+
+def skypilot(environment: Mapping[str, str]) -> Placement | None:
+    """SkyPilot's distributed-job variables; None outside of it. Raises UserError if they contradict each other."""
+    needed = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
+    several = _several(environment, "SKYPILOT_NUM_NODES")
+    if not several and not any(map(environment.get, needed)):
+        return None
+    _require("SkyPilot's variables", needed, environment, several)
+    addresses = tuple(environment["SKYPILOT_NODE_IPS"].split())
+    try:
+        rank = int(environment["SKYPILOT_NODE_RANK"])
+        nodes = int(environment.get("SKYPILOT_NUM_NODES", len(addresses)))
+        gpus = int(environment.get("SKYPILOT_NUM_GPUS_PER_NODE") or 0)
+    except ValueError as error:
+        raise UserError(
+            f"SkyPilot's variables SKYPILOT_NODE_RANK, SKYPILOT_NUM_NODES, SKYPILOT_NUM_GPUS_PER_NODE: {error}: set "
+            f"numbers, or unset them and SKYPILOT_NODE_IPS"
+        ) from error
+    if nodes != len(addresses) or not 0 <= rank < nodes:
+        raise UserError(
+            f"SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES={nodes}, SKYPILOT_NODE_RANK={rank}, and "
+            f"{len(addresses)} addresses in SKYPILOT_NODE_IPS: correct them, or unset all three"
+        )
+    return Placement("SkyPilot", addresses, rank, gpus, environment.get("SKYPILOT_TASK_ID", "sky"))
+
+
+def slurm(environment: Mapping[str, str]) -> Placement | None:
+    """The variables that Slurm sets in a step with one task a node; None outside of Slurm."""
+    job = f"Slurm's job {environment.get('SLURM_JOB_ID', '')}".rstrip()
+    started_by_srun = slurm_job.is_task(environment)
+    if "SLURM_JOB_NODELIST" not in environment:
+        if started_by_srun and (several := _several(environment, "SLURM_NNODES", "SLURM_NTASKS")):
+            _require(job, ["SLURM_STEP_ID", "SLURM_JOB_NODELIST"], environment, several)
+        return None
+    addresses = tuple(slurm_job.nodes(environment))
+    otherwise = f"or unset SLURM_JOB_NODELIST{' and SLURM_STEP_ID' if started_by_srun else ''} to be on your own"
+    # A batch script runs on one of the job's nodes; salloc's shell on a machine that need not be one of them.
+    if not started_by_srun and addresses != (environment.get("SLURMD_NODENAME"),):
+        raise UserError(
+            f"this is the shell of {job}, on one machine, and the job's nodes are {', '.join(addresses)}: start it on "
+            f"each with `srun --ntasks-per-node=1 python -m mingpt.launch …`, {otherwise}"
+        )
+    try:
+        rank, nodes = int(environment["SLURM_NODEID"]), int(environment.get("SLURM_NNODES", len(addresses)))
+        tasks = int(environment.get("SLURM_NTASKS", nodes)) if started_by_srun else nodes
+        gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"{job}: SLURM_NTASKS, SLURM_NODEID, SLURM_NNODES, SLURM_GPUS_ON_NODE: {error}: start with srun, "
+            f"{otherwise}"
+        ) from error
+    if nodes != len(addresses) or not 0 <= rank < nodes:
+        raise UserError(
+            f"{job}: its variables contradict each other: SLURM_NNODES={nodes}, SLURM_NODEID={rank}, and the nodes "
+            f"{', '.join(addresses)}: start with srun, {otherwise}"
+        )
+    if tasks != nodes:  # fewer: some nodes have none, and would be waited for
+        raise UserError(
+            f"{job}: SLURM_NTASKS={tasks}, SLURM_NNODES={nodes}, and mingpt.launch is for one task a node: give srun "
+            f"--ntasks={nodes} --ntasks-per-node=1"
+            + ("; or start mingpt.train in place of it, once for each GPU" if tasks > nodes else "")
+        )
+    return Placement(
+        "Slurm", addresses, rank, gpus, f"slurm-{environment.get('SLURM_JOB_ID')}", slurm_job.port(environment)
+    )
+
+
+def container(environment: Mapping[str, str]) -> Placement | None:
+    """The variables of a platform that starts one container a node; None outside of one.
+
+    Node R of job J has the name J-R.SUFFIX. Raises UserError if variables, names and this machine don't agree.
+    """
+    if not any(map(environment.get, CONTAINER)):
+        return None
+    where, cure = "the container platform's variables", "correct them, or unset all of them"
+    _require(where, CONTAINER, environment)
+    job, suffix, master = (environment[name] for name in CONTAINER[2:])
+    try:
+        rank, nodes = int(environment["SING_RANK"]), int(environment["SING_WORLD_SIZE"])
+    except ValueError as error:
+        raise UserError(f"{where}: SING_RANK, SING_WORLD_SIZE: {error}: {cure}") from error
+    if not 0 <= rank < nodes:
+        raise UserError(f"{where} contradict each other: SING_RANK={rank}, SING_WORLD_SIZE={nodes}: {cure}")
+    addresses = tuple(f"{job}-{r}.{suffix}" for r in range(nodes))
+    own = environment.get("SING_HOST_ADDR", addresses[rank])
+    if own != addresses[rank]:
+        raise UserError(
+            f"{where} contradict each other: SING_HOST_ADDR={own}, but node {rank} is {addresses[rank]}: {cure}"
+        )
+    from mingpt.world.network import is_of_this_machine  # beyond the standard library, and only here
+
+    if not any(map(is_of_this_machine, ips := resolved(own))):
+        raise UserError(
+            f"SING_RANK={rank}: {own} is {', '.join(ips)}, which is no address of this machine: another container has "
+            f"this rank, or its name is out of date"
+        )
+    if master != addresses[0] and not set(resolved(master)) & set(resolved(addresses[0])):
+        raise UserError(
+            f"{where} contradict each other: SING_MASTER_ADDR={master} is another machine than node 0, {addresses[0]}: "
+            f"{cure}"
+        )
+    return Placement("the container platform", addresses, rank, None, job)
+
+
+def resolved(name: str) -> list[str]:
+    """Its addresses, in order. Raises UserError if the DNS does not tell them for a minute."""
+    deadline = time.monotonic() + NAMES_SECONDS
+    while True:
+        try:
+            return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, PORT, type=socket.SOCK_STREAM)})
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{name}: {error.strerror}, for {NAMES_SECONDS} s: no name server of this machine knows it: look "
+                    f"at the variables that make up this name, and at the platform's DNS"
+                ) from error
+            time.sleep(1)
+
+
+# What torchrun takes from PET_… in place of an option. Kubeflow's TrainJob and its elastic PyTorchJob set them.
+OPTIONS = (
+    *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
+)
+JOB = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
+
+
+def options_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's options as the environment gives them: PET_…, or a PyTorchJob's four variables of a pod.
+
+    Raises UserError if some of them speak of other nodes, but not all are there: no pod takes itself for the only one.
+    """
+    found = {name: value for name in OPTIONS if (value := environment.get(f"PET_{name.upper()}", "").strip())}
+    of_others = [f"PET_{name.upper()}" for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in found]
+    if of_others and "nnodes" not in found:
+        _require("torchrun's variables", ["PET_NNODES"], environment, of_others)
+    if not found and (_several(environment, "WORLD_SIZE") or environment.get("RANK", "0").strip() not in ("", "0")):
+        _require("a PyTorchJob's variables", list(JOB.values()), environment)
+        found = {option: environment[name].strip() for option, name in JOB.items()}
+    return found
+
+
+def refuse_to_be_alone(environment: Mapping[str, str]) -> None:
+    """Raise UserError for a process without a rank where torchrun's variables announce several nodes."""
+    if "RANK" not in environment and re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
+        raise UserError(
+            f"PET_NNODES={nodes} in the environment announces several nodes, and this process would train alone: start "
+            f"it with mingpt.launch or torchrun, or unset PET_NNODES"
+        )
+
+
+PLATFORMS = (skypilot, slurm, container)
+
+
+def find_placement(environment: Mapping[str, str]) -> Placement | None:
+    """This node's place as the first platform tells it that is there; None on a machine of one's own."""
+    return next((p for platform in PLATFORMS if (p := platform(environment))), None)

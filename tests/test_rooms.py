@@ -1,0 +1,104 @@
+"""The house: arrows between rooms point down, no function is long, and who reads the core has to read little."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import mingpt
+
+PACKAGE = Path(mingpt.__file__).parent
+# From the ground up: a room imports from itself and from those before it.
+ROOMS = (
+    "",  # errors, redact, storage, …: the files beside the rooms
+    "config",
+    "world",
+    "model",
+    "compute",
+    "data",
+    "weights",
+    "snapshot",
+    "observe",
+    "train",
+    "launch",
+    "preflight",
+    "prepare",
+    "commands",
+)
+# `python -m` names of commands; what they start lies in a room above them.
+ENTRIES = {"evaluate", "generate", "snapshots", "plugins", "metrics", "data/fetch", "data/prepare"}
+READING_PATH = (
+    "train/loop",
+    "train/step",
+    "train/stats",
+    "model/gpt2",
+    "compute/batches",
+    "compute/reduction",
+    "compute/optimizer",
+    "world/world",
+    "snapshot/format",
+)
+BEYOND = {"errors", "config/schema"}  # what these may import besides each other
+LONGEST_PATH = 1500  # lines
+LONGEST_FUNCTION = 60
+
+
+def modules() -> dict[str, ast.Module]:
+    """Each file of the package by its path without `.py`."""
+    return {p.relative_to(PACKAGE).with_suffix("").as_posix(): ast.parse(p.read_text()) for p in PACKAGE.rglob("*.py")}
+
+
+def imports(tree: ast.AST, known: set[str]) -> Iterator[str]:
+    """The package's own modules that are imported, at the top or later; not what only a type checker imports."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "mingpt":
+            module = "/".join(node.module.split(".")[1:])
+            for name in node.names:
+                inner = f"{module}/{name.name}" if module else name.name
+                if inner in known or module:
+                    yield inner if inner in known else module
+        elif isinstance(node, ast.Import):
+            yield from ("/".join(n.name.split(".")[1:]) for n in node.names if n.name.startswith("mingpt."))
+        yield from imports(node, known)
+
+
+def room(module: str) -> str:
+    return module.split("/")[0] if "/" in module or (PACKAGE / module).is_dir() else ""
+
+
+def test_arrows_between_rooms_point_down() -> None:
+    files = modules()
+    rank = {name: i for i, name in enumerate(ROOMS)}
+    up = [
+        f"{module} imports {other}"
+        for module, tree in files.items()
+        if module not in ENTRIES
+        for other in imports(tree, set(files))
+        if rank[room(other)] > rank[room(module)]
+    ]
+    assert up == []
+
+
+def test_the_reading_path_is_short_and_needs_nothing_beside_it() -> None:
+    files = modules()
+    lines = {name: len((PACKAGE / f"{name}.py").read_text().splitlines()) for name in READING_PATH}
+    assert sum(lines.values()) <= LONGEST_PATH, lines
+    beyond = {
+        f"{module} imports {other}"
+        for module in READING_PATH
+        for other in imports(files[module], set(files))
+        if other not in {*READING_PATH, *BEYOND}
+    }
+    assert beyond == set()
+
+
+def test_no_function_is_long() -> None:
+    long = {
+        f"{module}.{node.name}": lines
+        for module, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > LONGEST_FUNCTION
+    }
+    assert long == {}
