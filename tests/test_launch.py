@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from mingpt.config import compose
@@ -149,6 +150,7 @@ def test_torchrun_itself_takes_none_of_these_variables_from_the_environment(monk
     config = compose.configure(node.overrides)
     assert config is not None
     agent.run(node.command(config).arguments, 1, 60, 60, 0, lambda: 0, print, Lifetime())
+    assert agent.api.LocalElasticAgent is LocalElasticAgent  # whoever launches next in this process has torch's own
     (found,) = taken
     assert (found.nnodes, found.nproc_per_node, found.rdzv_backend) == ("1", "3", "mingpt-static")
     assert (found.rdzv_endpoint, found.rdzv_id) == ("127.0.0.1:0", config.run.name)

@@ -275,6 +275,7 @@ def run(
         failed = error
     finally:
         contact.forget()
+        vars(api)["LocalElasticAgent"] = LocalElasticAgent
     try:
         return _verdict(agents[0] if agents else None, failed, limit)
     finally:
