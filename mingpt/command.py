@@ -31,9 +31,12 @@ def command(interrupted: str = "") -> Callable[[Main], Main]:
         def guarded(arguments: list[str]) -> int:
             try:
                 return main(arguments)
-            except (UserError, TransientError, Unfit) as error:
-                complain(f"error: {error}")
-                return next(c for kind, c in CODES.items() if isinstance(error, kind))
+            except UserError as error:
+                return _end(error, USER_ERROR)
+            except TransientError as error:
+                return _end(error, CRASHED)
+            except Unfit as error:
+                return _end(error, UNFIT)
             except BrokenPipeError:  # nobody reads any more (`| head`)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush complains
                 return 0
@@ -47,7 +50,9 @@ def command(interrupted: str = "") -> Callable[[Main], Main]:
     return decorate
 
 
-CODES: dict[type[Exception], int] = {UserError: USER_ERROR, TransientError: CRASHED, Unfit: UNFIT}
+def _end(error: Exception, code: int) -> int:
+    complain(f"error: {error}")
+    return code
 
 
 def run(module: str) -> NoReturn:

@@ -13,7 +13,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from mingpt.atomic import sync_folder
+from mingpt.atomic import write_whole
 from mingpt.config.schema import CachedData
 from mingpt.console import say
 from mingpt.errors import UserError
@@ -22,14 +22,11 @@ from mingpt.storage import place
 Made = tuple[NDArray[Any], dict[str, Any]]
 
 
-def _commit(path: Path, content: bytes | NDArray[Any]) -> None:
-    """Write a file of the cache so that it is there whole or not at all."""
+def _save(path: Path, content: NDArray[Any]) -> None:
+    """Write an array so that it is there whole or not at all, without a copy of it in memory."""
     with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as f:
         try:
-            if isinstance(content, bytes):
-                f.write(content)
-            else:
-                np.save(f, content)
+            np.save(f, content)
             f.flush()
             os.fsync(f.fileno())
             os.replace(f.name, path)
@@ -66,10 +63,9 @@ def made_once(config: CachedData, identity: list[Any], make: Callable[[], Made])
             known = _known(array, about)
             if known is None:
                 content, known = make()
-                _commit(array, content)
+                _save(array, content)
                 # Last: its presence says that the array is whole.
-                _commit(about, json.dumps({"array": _hash_of(array), "known": known}).encode())
-                sync_folder(folder)
+                write_whole(about, [json.dumps({"array": _hash_of(array), "known": known}).encode()])
         return array, known
 
 

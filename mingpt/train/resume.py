@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
-from mingpt.compute import numerics as fingerprints
+from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import batch_factor, misfits, schedule_factor, state_layout
 from mingpt.config.affecting import section_of, settings
@@ -51,7 +51,7 @@ def check(
     if not world.is_main:
         return changes
     # Another machine's numbers are nobody's decision, and no reason to stop.
-    different, unrecorded = fingerprints.changes(manifest.fingerprint, dict(numerics))
+    different, unrecorded = numerics_changes(manifest.fingerprint, dict(numerics))
     if found := [d for d in different if not d.startswith("data: ")]:
         say(f"the numerics changed ({', '.join(found)}): after step {step}, equality with an undisturbed run ends")
     if unrecorded:

@@ -30,7 +30,6 @@ from mingpt.train.divergence import Divergence
 from mingpt.train.factory import trainable
 from mingpt.train.proportions import proportions
 from mingpt.train.reporter import Reporter
-from mingpt.train.resume import check_fits
 from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange
 from mingpt.weights.reading import start_from
@@ -120,7 +119,7 @@ def restore(config: Config, source: Source, compute: Compute, checkpointer: Chec
 
 def _go_on(origin: Origin, loaded: Loaded, config: Config, source: Source, compute: Compute, world: World) -> None:
     manifest = loaded.manifest
-    check_fits(loaded, config, source.vocabulary.to_json(), compute.model)
+    resume.check_fits(loaded, config, source.vocabulary.to_json(), compute.model)
     compute.model.load_state_dict(loaded.state["model"])
     compute.update.load(loaded.state["optimizer"])
     origin.step, origin.history = manifest.step, manifest.history
