@@ -39,6 +39,10 @@ class OtherFormat(Exception):
     """A whole manifest that another version of this program wrote. To set it aside would throw that work away."""
 
 
+class RolledBack(TransientError):
+    """The run has gone back to an older snapshot: the next attempt starts from there."""
+
+
 class SnapshotFailed(Exception):
     """The store failed in a way that may pass."""
 

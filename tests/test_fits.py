@@ -40,10 +40,11 @@ def stored(config: Config) -> Loaded:
         tokens_per_microbatch=1,
         fp16=fp16,
         device=torch.device("cpu"),
+        health=config.health,
     )
     loss, count = model(*rows(4).train[[0, 1, 2, 3]])
     update.scaled(loss).backward()
-    update(0, count)
+    update(0, torch.zeros(1), count)
     manifest = Manifest(
         format=3,
         step=1,

@@ -18,7 +18,7 @@ from mingpt.compute.optimizer import Update, schedule_factor
 from mingpt.compute.reduction import tree_sum_of
 from mingpt.config import compose
 from mingpt.config.imports import imported_sha256
-from mingpt.config.schema import Config, Optimizer, Schedule
+from mingpt.config.schema import Config, Health, Optimizer, Schedule
 from mingpt.snapshot.reader import read
 from mingpt.train.factory import build
 from run_kit import Run
@@ -84,8 +84,9 @@ def clip() -> str:
         tokens_per_microbatch=3,
         fp16=False,
         device=CPU,
+        health=Health(),
     )
-    norm = update(0, torch.tensor(7.0))
+    norm = update(0, torch.zeros(1), torch.tensor(7.0))
     return hash_of(norm, *(p.grad for p in parameters.values() if p.grad is not None))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mingpt.compute import optimizer as optim
 from mingpt.compute.optimizer import Update, batch_factor, make_optimizer, schedule_factor
-from mingpt.config.schema import Optimizer, Schedule
+from mingpt.config.schema import Health, Optimizer, Schedule
 
 CONSTANT = Schedule(kind="constant", warmup_steps=0)
 COSINE = Schedule(kind="cosine", warmup_steps=3, decay_steps=10, min_ratio=0.1)
@@ -51,6 +51,7 @@ def update_for(
         tokens_per_microbatch=7,  # no power of two, and not the real count: it must cancel out
         fp16=fp16,
         device=torch.device("cpu"),
+        health=Health(),
     )
 
 
@@ -67,7 +68,7 @@ def take(model: Net, update: Update, step: int, scale: float = 1.0, spoil: Spoil
         tokens += count
     if spoil:
         spoil(model)
-    return update(step, tokens)
+    return update(step, torch.zeros(1), tokens)
 
 
 def spoil_with(value: float) -> Spoil:
@@ -125,6 +126,7 @@ def test_the_learning_rate_grows_with_the_batch_as_configured(scaling: str, glob
         tokens_per_microbatch=1,
         fp16=False,
         device=torch.device("cpu"),
+        health=Health(),
     )
     assert update.lr(5) == pytest.approx(0.01 * expected, rel=1e-12)
 
@@ -195,6 +197,7 @@ def test_the_order_in_which_parameters_are_given_changes_no_bit() -> None:
         tokens_per_microbatch=7,
         fp16=False,
         device=torch.device("cpu"),
+        health=Health(),
     )
     for step in range(3):
         take(ours, update, step)
@@ -336,7 +339,7 @@ def test_the_norm_does_not_depend_on_where_in_memory_a_gradient_lies(monkeypatch
                 room = torch.empty(p.numel() + offset)
                 p.grad = room[offset:].view_as(p).copy_(torch.randn(p.shape, generator=generator))
                 assert p.grad.data_ptr() % 16 == 4 * offset
-            found.append(update(step, torch.tensor(1.0)).item())
+            found.append(update(step, torch.zeros(1), torch.tensor(1.0)).item())
         return tuple(found)
 
     assert len({norms_at(offset) for offset in range(4)}) == 1

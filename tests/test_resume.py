@@ -65,6 +65,7 @@ def test_what_does_not_affect_the_result_gives_no_alarm(setting: str) -> None:
 def test_each_other_key_affects_the_result() -> None:
     """The schema's marks, as a list that a new key has to be put into here, too."""
     free = {"train.max_steps", "train.log_every", "train.eval_every", "optimizer.reference_batch", "model.init_from"}
+    free |= {"health.spike_window", "health.max_skips"}  # where there is no window, or no rollback
     free |= {f"data.{name}" for name in ("workers", "path", "tokenizer", "cache_dir", "cache_timeout_seconds")}
     of_text = {k for k in keys({}) if k.partition(".")[0] not in ("run", "world", "snapshot", "launch", "resume")}
     assert affecting.settings(configured().model_dump())[1] == of_text - free

@@ -59,20 +59,30 @@ class BatchPlan:
     """What each step computes. Depends on the data's size, the seed and two batch sizes; never on a world.
 
     samples: number of samples in the training set. global_size: samples in a step; a multiple of micro_size.
+    dropped: batches that no step shows any more, as sorted ranges (first, end) that do not touch.
     """
 
     samples: int
     seed: int
     global_size: int
     micro_size: int
+    dropped: tuple[tuple[int, int], ...] = ()
 
     @property
     def microbatches(self) -> int:
         return self.global_size // self.micro_size
 
+    def batch(self, step: int) -> int:
+        """The number of the batch that `step` shows: its own, but for those that were dropped before it."""
+        number = step
+        for first, end in self.dropped:
+            if number >= first:
+                number += end - first
+        return number
+
     def sample_ids(self, step: int) -> NDArray[np.int64]:
         """The samples of `step` in order, shape (global_size,)."""
-        position = step * self.global_size + np.arange(self.global_size, dtype=np.int64)
+        position = self.batch(step) * self.global_size + np.arange(self.global_size, dtype=np.int64)
         epoch, offset = position // self.samples, position % self.samples
         ids = np.empty_like(offset)
         for e in np.unique(epoch):  # one value, or two where a step crosses into the next epoch, or more for tiny data

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from mingpt.config.schema import Optimizer, Schedule
+from mingpt.compute.guard import Guard
+from mingpt.config.schema import Health, Optimizer, Schedule
 
 Layout = tuple[torch.Size, torch.dtype]
 ALIGNMENT = 16  # bytes
@@ -90,7 +91,7 @@ def schedule_factor(config: Schedule, step: int) -> float:
 
 
 class Update:
-    """One optimizer step from the gradient sum in every .grad: unscale, clip, skip if not finite, step.
+    """One optimizer step from the gradient sum in every .grad: unscale, clip, skip if the guard refuses it, step.
 
     Before backward, losses (sums over tokens) are divided by `tokens_per_microbatch`, so that fp16 gradients stay in
     range. `__call__` multiplies by it again.
@@ -106,6 +107,7 @@ class Update:
         tokens_per_microbatch: int,
         fp16: bool,
         device: torch.device,
+        health: Health,
     ) -> None:
         self.named = sorted(named_parameters)
         self.optimizer = make_optimizer(self.named, config)
@@ -115,8 +117,7 @@ class Update:
         # The scale starts at 2^16 and moves by powers of two; 1 where the precision needs none.
         self.loss_scale = torch.tensor(2.0**16 if fp16 else 1.0, device=device)
         self.finite_steps = torch.zeros((), device=device) if fp16 else None
-        # Not in snapshots: an attempt that goes on from one counts from 0 again.
-        self._skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self.guard = Guard(health, device)
 
     def lr(self, step: int) -> float:
         return self.peak_lr * schedule_factor(self.schedule, step)
@@ -125,10 +126,10 @@ class Update:
         """What to call backward on."""
         return loss_sum * (self.loss_scale / self.tokens_per_microbatch)
 
-    def __call__(self, step: int, tokens: Tensor) -> Tensor:
-        """Update the weights; returns the gradient's norm before clipping (not finite: the step was skipped).
+    def __call__(self, step: int, losses: Tensor, tokens: Tensor) -> Tensor:
+        """Update the weights unless the guard refuses the step; returns the gradient's norm before clipping.
 
-        tokens: how many targets the step's losses were summed over, a scalar on the device.
+        Both on the device: losses, (M,) float64, the microbatches' sums; tokens, how many targets they are summed over.
         """
         gradients = [p.grad for _, p in self.named if p.grad is not None]
         unscale = self.tokens_per_microbatch / (self.loss_scale * tokens.float().clamp(min=1))
@@ -136,21 +137,20 @@ class Update:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(aligned(gradients)))) * unscale
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0) if self.config.clip_norm else 1.0
         torch._foreach_mul_(gradients, unscale * clip)
-        not_finite = (~torch.isfinite(norm)).float()
+        refused = self.guard.refuses(losses.sum() / tokens.clamp(min=1), norm).float()
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(step)
         # The fused kernel leaves weights, moments and step count alone if found_inf is 1: the way in which
         # torch.amp.GradScaler skips a step without waiting for the device.
-        self.optimizer.found_inf = not_finite  # type: ignore[attr-defined]
+        self.optimizer.found_inf = refused  # type: ignore[attr-defined]
         self.optimizer.step()
-        self._skipped.add_(1).mul_(not_finite.long())
         if self.finite_steps is not None:
-            self._adapt_loss_scale(self.finite_steps, not_finite)
+            self._adapt_loss_scale(self.finite_steps, (~torch.isfinite(norm)).float())
         return norm
 
     def skipped_in_a_row(self) -> int:
-        """How many steps up to the last one were skipped: their gradients were not finite. Waits for the device."""
-        return int(self._skipped)
+        """How many steps up to the last one were skipped. Waits for the device."""
+        return int(self.guard.skips)
 
     def _adapt_loss_scale(self, finite_steps: Tensor, not_finite: Tensor) -> None:
         finite_steps.add_(1).mul_(1 - not_finite)
@@ -166,7 +166,7 @@ class Update:
             out |= {f"{name}.{slot}": value for slot, value in self.optimizer.state.get(p, {}).items()}
         if self.finite_steps is not None:
             out |= {"loss_scale": self.loss_scale, "loss_scale.finite_steps": self.finite_steps}
-        return out
+        return out | self.guard.state()
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over a state that `state()` gave, on whatever device it lies; `misfits` has checked it."""
@@ -180,3 +180,4 @@ class Update:
         if self.finite_steps is not None and "loss_scale" in state:
             self.loss_scale.copy_(state["loss_scale"])
             self.finite_steps.copy_(state["loss_scale.finite_steps"])
+        self.guard.load(state)

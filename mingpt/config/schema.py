@@ -304,6 +304,19 @@ class Schedule(Section):
     """The learning rate after the decay, as a share of the peak."""
 
 
+class Health(Section):
+    spike_sigma: float = Field(default=0, ge=0)
+    """Skip a step whose loss is this many standard deviations above the mean of the last ones. 0: none for that."""
+    spike_window: Annotated[int, AffectsResult(lambda health: health.get("spike_sigma") != 0)] = Field(
+        default=128, ge=8, le=1024
+    )
+    """How many of the last losses that mean is taken over. Until there are so many, no loss is a spike."""
+    max_skips: Annotated[int, AffectsResult(lambda health: health.get("max_rollbacks") != 0)] = Field(default=100, ge=1)
+    """Steps skipped in a row, for a spike or a number that is not finite, after which the run has diverged."""
+    max_rollbacks: int = Field(default=0, ge=0, le=64)
+    """How often a run that has diverged goes back to a snapshot and leaves out the skipped batches; then exit 64."""
+
+
 class Snapshot(Section):
     dir: str = Field(default="runs/run/snapshots", min_length=1)
     """Where the snapshots are, any fsspec URL."""
@@ -366,6 +379,7 @@ class Config(Section):
     """What the tokens come from; each kind of data has keys of its own."""
     optimizer: Optimizer
     schedule: Schedule
+    health: Health
     snapshot: Annotated[Snapshot, NO_RESULT]
     resume: Annotated[Resume, NO_RESULT]
     launch: Annotated[Launch, NO_RESULT]

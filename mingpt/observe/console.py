@@ -3,7 +3,10 @@
 import math
 from collections.abc import Callable
 
-from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommitted, StepDone
+from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommitted, StepDone, StepSkipped
+
+FIRST_SKIPS = 10  # in a row, which are all printed; then one in so many
+MOST_SAMPLES = 16
 
 
 class ConsoleLines:
@@ -14,6 +17,9 @@ class ConsoleLines:
         match event:
             case StepDone():
                 self.say(step_line(event, self.last_step))
+            case StepSkipped():
+                if event.in_a_row <= FIRST_SKIPS or event.in_a_row % FIRST_SKIPS == 0:
+                    self.say(skipped_line(event))
             case Evaluated():
                 self.say(evaluation_line(event))
             case SnapshotCommitted():
@@ -30,6 +36,18 @@ def step_line(event: StepDone, last_step: int) -> str:
         f"norm {event.grad_norm:.2f}  {event.tokens_per_second:,.0f} tokens/s  {event.step_seconds * 1e3:.0f} ms/step"
         + ("" if math.isfinite(event.grad_norm) else "  SKIPPED")
     )
+
+
+def skipped_line(event: StepSkipped) -> str:
+    line = f"step {event.step}: SKIPPED ({event.in_a_row} in a row): loss {event.loss:.4f}, norm {event.grad_norm:.2f}"
+    if not event.microbatches:
+        return f"{line}: the gradient is not finite, though all losses are"
+    shown = ", ".join(map(str, event.samples[:MOST_SAMPLES]))
+    samples = f"samples {shown}{', …' if len(event.samples) > MOST_SAMPLES else ''}"
+    numbers = ", ".join(map(str, event.microbatches))
+    if event.spike:
+        return f"{line}: the loss is a spike, highest in microbatch {numbers} ({samples})"
+    return f"{line}: the loss of microbatch {numbers} is not finite ({samples})"
 
 
 def evaluation_line(event: Evaluated) -> str:

@@ -26,6 +26,23 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class StepSkipped:
+    """A step that left the state as it was; on CUDA this comes one step late. in_a_row: skipped steps up to this one.
+
+    spike: the loss is too high, and finite. microbatches: those that are not finite, or that of the highest loss; none:
+    the gradient is not finite though all losses are. samples: of these microbatches.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    in_a_row: int
+    spike: bool
+    microbatches: tuple[int, ...]
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """val_loss: nats a token. best: the lowest so far, this one included. right: answers, of so many questions."""
 
@@ -58,7 +75,7 @@ class AttemptEnded:
     digest: str | None
 
 
-Event = StepDone | Evaluated | SnapshotCommitted | AttemptEnded
+Event = StepDone | StepSkipped | Evaluated | SnapshotCommitted | AttemptEnded
 
 
 class Observer(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommitted, StepDone
+from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommitted, StepDone, StepSkipped
 from mingpt.snapshot.attempts import records, segments
 from mingpt.storage import is_local, open_fs, place
 
@@ -90,6 +90,9 @@ class MetricsLog:
         match event:
             case StepDone():
                 self.write(asdict(event))
+            case StepSkipped():
+                bad = {"microbatches": event.microbatches, "samples": event.samples, "spike": event.spike}
+                self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})
             case Evaluated():
                 accuracy = {} if event.accuracy is None else {"val_accuracy": event.accuracy}
                 self.write({"step": event.step, "val_loss": event.val_loss} | accuracy)

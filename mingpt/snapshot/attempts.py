@@ -29,7 +29,8 @@ TRAIN, REWIND = "train", "rewind"
 @dataclass(frozen=True)
 class Record:
     """What a claim says. from_step, from_digest, parent: the snapshot that it goes on from, and the number of the
-    attempt that wrote that (0, None, 0: there is none). by: TRAIN or REWIND.
+    attempt that wrote that (0, None, 0: there is none). by: TRAIN or REWIND. dropped: batches (first, end) that no step
+    shows after this rewind.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Record:
     from_digest: str | None = None
     parent: int = 0
     by: str = TRAIN
+    dropped: tuple[int, int] | None = None
 
 
 def _names(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> dict[int, str]:
@@ -85,7 +87,16 @@ def _read(run_dir: str, number: int, path: str) -> Record | None:
     good = isinstance(identity, str) and isinstance(digest, str | None) and by in (TRAIN, REWIND)
     if not good or type(step) is not int or type(parent) is not int:
         return None
-    return Record(number, identity, step, digest, parent, by)
+    dropped = said.get("dropped")
+    if dropped is not None:
+        if (
+            not isinstance(dropped, list)
+            or [type(n) for n in dropped] != [int, int]
+            or not 0 <= dropped[0] < dropped[1]
+        ):
+            return None
+        dropped = (dropped[0], dropped[1])
+    return Record(number, identity, step, digest, parent, by, dropped)
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,14 @@ class Attempt:
 
     @classmethod
     def claim(
-        cls, run_dir: str, from_step: int, from_digest: str | None, parent: int = 0, by: str = TRAIN, above: int = 0
+        cls,
+        run_dir: str,
+        from_step: int,
+        from_digest: str | None,
+        parent: int = 0,
+        by: str = TRAIN,
+        above: int = 0,
+        dropped: tuple[int, int] | None = None,
     ) -> "Attempt":
         """Take the next free number, above that of every attempt that is known. Called by one process.
 
@@ -111,7 +129,7 @@ class Attempt:
         number = max(newest_number(run_dir), parent, above)  # run.dir may be a new one, and the snapshots elsewhere
         while True:
             number += 1
-            record = Record(number, uuid4().hex, from_step, from_digest, parent, by)
+            record = Record(number, uuid4().hex, from_step, from_digest, parent, by, dropped)
             if _create(run_dir, record):
                 return cls(run_dir, record)
 
@@ -161,7 +179,7 @@ def _create(run_dir: str, record: Record) -> bool:
         "id": record.id, "by": record.by, "at": now, "from_step": record.from_step, "from_digest": record.from_digest,
         "parent": record.parent,
     }  # fmt: skip
-    raw = json.dumps(said).encode()
+    raw = json.dumps(said if record.dropped is None else {**said, "dropped": record.dropped}).encode()
     with place("run.dir", run_dir):
         try:
             if is_local(fs):

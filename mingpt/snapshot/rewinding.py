@@ -12,11 +12,19 @@ from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
 
-def rewind(run_dir: str, store: Store, step: int, hot_dir: str, say: Callable[[str], None]) -> None:
+def rewind(
+    run_dir: str,
+    store: Store,
+    step: int,
+    hot_dir: str,
+    say: Callable[[str], None],
+    dropped: tuple[int, int] | None = None,
+) -> None:
     """Have the next attempt start from `step`: set all newer snapshots aside, here and in this node's memory.
 
     The rewind is an attempt of its own. So one that is still training may commit nothing more, and what other nodes
-    have in memory is known to be from before. Raises UserError, before anything is changed, unless the step is there.
+    have in memory is known to be from before. dropped: batches (first, end) that no step shows any more.
+    Raises UserError, before anything is changed, unless the step is there.
     """
     there = store.steps()
     if step not in there:
@@ -29,7 +37,7 @@ def rewind(run_dir: str, store: Store, step: int, hot_dir: str, say: Callable[[s
     except Damaged as damage:
         raise UserError(f"{store.folder_url(step)}: {damage}: choose another step") from damage
     newest = max([manifest.attempt, *(found.attempt for s in there if (found := peek(store, s)))])
-    Attempt.claim(run_dir, step, manifest.digest, manifest.attempt, by=REWIND, above=newest)
+    Attempt.claim(run_dir, step, manifest.digest, manifest.attempt, by=REWIND, above=newest, dropped=dropped)
     memory = hot.find_hot(hot_dir, run_dir)
     for tier in (store, *([memory] if memory else [])):
         with place(tier.key, tier.url):

@@ -25,7 +25,7 @@ def train(run: "Run") -> int:
         done, last = step + 1, step + 1 == run.last_step
         stop, *flags = run.read_flags(stats.flags)
         run.reporter.step(done, stats)
-        run.divergence.check(done)
+        run.bad_steps.check(done, stats)
         best = run.evaluation.after_step(done, last)
         with run.clock.within("snapshot"):
             due = last or stop > 0 or run.checkpointer.is_due(done, flags) or best
@@ -43,7 +43,7 @@ def _end(run: "Run", done: int, content: "Content", last: bool, stopping: bool) 
     """The attempt's last snapshot. FINISHED only if the run's last step is durable."""
     digest = None
     if content[1].loss is None:
-        run.divergence.leave_without_a_loss(done, last)
+        run.bad_steps.leave_without_a_loss(done, last)
     else:
         digest = run.checkpointer.last(done, content, stopping)
     finished = bool(run.world.broadcast(last and digest is not None))

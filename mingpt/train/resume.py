@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
+from mingpt.compute.guard import guard_layout
 from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import batch_factor, misfits, schedule_factor, state_layout
@@ -139,7 +140,7 @@ def check_fits(loaded: Loaded, config: Config, vocabulary: Mapping[str, Any], mo
     frozen, fp16 = _as_stored(loaded.manifest.config)
     named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
     remembered = loaded.state["optimizer"]
-    if problems := misfits(state_layout(named, fp16), remembered):
+    if problems := misfits(state_layout(named, fp16) | guard_layout(list(remembered)), remembered):
         raise UserError(
             f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
             f"(set this one's folder aside), or take another run.dir"

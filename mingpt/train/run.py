@@ -6,7 +6,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,15 @@ from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer, Content
 from mingpt.snapshot.format import Metrics, State
 from mingpt.train import own_model
-from mingpt.train.divergence import Divergence
 from mingpt.train.evaluation import evaluate
 from mingpt.train.reporter import Reporter
 from mingpt.train.stats import DelayedRead, StatsExchange, StepStats
 from mingpt.world.clock import Clock
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
+
+if TYPE_CHECKING:
+    from mingpt.train.bad_steps import BadSteps
 
 
 @dataclass
@@ -102,7 +104,7 @@ class Run:
     buffers: dict[str, Tensor]
     checkpointer: Checkpointer
     evaluation: Evaluation
-    divergence: Divergence
+    bad_steps: "BadSteps"
     observers: Observers
     reporter: Reporter
     record: RunRecord

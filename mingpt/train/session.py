@@ -26,7 +26,7 @@ from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import Loaded
 from mingpt.train import loop, own_model, resume
-from mingpt.train.divergence import Divergence
+from mingpt.train.bad_steps import BadSteps, leave_out
 from mingpt.train.factory import trainable
 from mingpt.train.proportions import proportions
 from mingpt.train.reporter import Reporter
@@ -89,6 +89,7 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
         tokens_per_microbatch=plan.micro_size * config.model.block_size,
         fp16=config.precision == "fp16",
         device=world.device,
+        health=config.health,
     )
     autocast = autocast_for(config, world.device)
     if isinstance(config.model, OwnModel):
@@ -110,6 +111,9 @@ def restore(config: Config, source: Source, compute: Compute, checkpointer: Chec
     origin = Origin(checkpointer.restore(), 0, numerics, [], resume.Changes(), math.inf)
     if origin.loaded:
         _go_on(origin, origin.loaded, config, source, compute, world)
+        since = origin.loaded.manifest.attempt
+        compute.plan = leave_out(compute.plan, compute.update.guard.dropped, config, since, world)
+        compute.update.guard.dropped = compute.plan.dropped
     elif isinstance(compute.model, GPT) and (url := getattr(config.model, "init_from", None)):
         numerics["init_from"] = start_from(compute.model, url, source.vocabulary, world)
         if world.is_main:
@@ -205,7 +209,7 @@ def build_run(
         buffers=buffers,
         checkpointer=checkpointer,
         evaluation=Evaluation(compute, config, source, world, lifetime.clock, observers, origin.best_val_loss),
-        divergence=Divergence(compute.update, checkpointer, world, config.run.dir),
+        bad_steps=BadSteps(config, compute, checkpointer, observers, world),
         observers=observers,
         reporter=Reporter(observers, world, lifetime, compute.update, origin.step, tokens_per_step),
         record=record,

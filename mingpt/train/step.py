@@ -37,4 +37,4 @@ def train_step(run: "Run", step: int) -> StepStats:
     run.reduction.finish()
     stats = run.stats.finish()
     run.checkpointer.before_update()
-    return replace(stats, grad_norm=update(step, stats.tokens.to(device)))
+    return replace(stats, grad_norm=update(step, stats.losses.to(device), stats.tokens.to(device)))

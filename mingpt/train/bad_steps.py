@@ -1,0 +1,116 @@
+"""Steps that were skipped: what is said of them, and when a run goes back or ends for them. Alike in all processes."""
+
+import math
+import shlex
+from dataclasses import replace
+from typing import NoReturn
+
+from mingpt.compute.batches import BatchPlan
+from mingpt.compute.guard import Range, merged
+from mingpt.config.schema import Config
+from mingpt.console import say
+from mingpt.errors import RolledBack, UserError
+from mingpt.observe.events import Observers, StepSkipped
+from mingpt.redact import without_secrets
+from mingpt.snapshot.attempts import records
+from mingpt.snapshot.checkpointer import Checkpointer
+from mingpt.snapshot.rewinding import rewind
+from mingpt.train.run import Compute
+from mingpt.train.stats import DelayedRead, StepStats
+from mingpt.world.world import World
+
+
+def leave_out(plan: BatchPlan, dropped: tuple[Range, ...], config: Config, since: int, world: World) -> BatchPlan:
+    """The plan without the batches that a snapshot's state names, or a rollback after attempt `since`.
+
+    Called by all processes; rank 0 reads the rollbacks.
+    """
+
+    def find() -> list[Range]:
+        return [r.dropped for n, r in sorted(records(config.run.dir).items()) if n > since and r.dropped]
+
+    return replace(plan, dropped=merged([*dropped, *world.run_on_main(find)]))
+
+
+class BadSteps:
+    def __init__(
+        self, config: Config, compute: Compute, checkpointer: Checkpointer, observers: Observers, world: World
+    ) -> None:
+        self.config, self.compute, self.checkpointer = config, compute, checkpointer
+        self.observers, self.world = observers, world
+        self._read = DelayedRead()
+        self._last: tuple[int, StepStats] | None = None
+
+    def check(self, done: int, stats: StepStats) -> None:
+        """Called after each step; on CUDA it learns of a skipped step one step late, and waits for nothing.
+
+        Raises RolledBack or UserError in all processes after health.max_skips skipped steps in a row.
+        """
+        before, self._last = self._last, (done, stats)
+        skips = int(self._read(self.compute.update.guard.skips.view(1))[0])
+        if not skips:
+            return
+        if self.world.device.type == "cuda":
+            assert before is not None
+            done, stats = before
+        if self.world.is_main:
+            self.observers.publish(self._skipped(done, stats, skips))
+        if skips >= self.config.health.max_skips:
+            self._go_back(done - skips)
+
+    def _skipped(self, done: int, stats: StepStats, skips: int) -> StepSkipped:
+        losses, norm, plan = stats.losses.tolist(), stats.norm(), self.compute.plan
+        bad = [m for m, loss in enumerate(losses) if not math.isfinite(loss)]
+        spike = not bad and math.isfinite(norm)
+        if spike:
+            bad = [max(range(len(losses)), key=losses.__getitem__)]
+        samples = tuple(int(i) for m in bad for i in plan.microbatch_ids(done - 1, m))
+        return StepSkipped(done, stats.mean_loss(), norm, skips, spike, tuple(bad), samples)
+
+    def _go_back(self, good: int) -> NoReturn:
+        """good: the last step that was not skipped; its state is still that of the weights."""
+        there, health = self.checkpointer.keep(), self.config.health
+        first, last = (self.compute.plan.batch(step) for step in (good, good + health.max_skips - 1))
+        step = 0
+        if health.max_rollbacks:
+            older = self.world.run_on_main(lambda: [s for s in self.checkpointer.store.steps() if s <= good])
+            step = max(older, default=0)
+        claims = self.world.run_on_main(lambda: [r.dropped for r in records(self.config.run.dir).values()])
+        used = max(sum(claim is not None for claim in claims), len(self.compute.plan.dropped))
+        if not step or used >= health.max_rollbacks:
+            tried = f" The run went back {used} time{'s' * (used > 1)}, and it was no help." if used else ""
+            raise UserError(
+                f"nothing was learnt since step {good}: {health.max_skips} steps in a row were skipped.{tried} "
+                f"{self._way_back(there)}"
+            )
+
+        def back() -> None:
+            run_dir, store = self.config.run.dir, self.checkpointer.store
+            rewind(run_dir, store, step, self.config.snapshot.hot_dir, say, dropped=(first, last + 1))
+
+        self.world.run_on_main(back)
+        raise RolledBack(
+            f"{health.max_skips} steps in a row were skipped after step {good}: the run goes back to step {step}, and "
+            f"batches {first} to {last} are shown no more (rollback {used + 1} of {health.max_rollbacks}): start again"
+        )
+
+    def leave_without_a_loss(self, done: int, last: bool) -> None:
+        """A loss that is no number is not stored. Raises UserError at the run's end; after a stop it may go on."""
+        there = self.checkpointer.keep()
+        what = f"the loss of step {done} is not finite, so it was not stored"
+        if last:
+            raise UserError(f"{what}. {self._way_back(there)}")
+        if self.world.is_main:
+            say(f"{what}; the newest snapshot is that of step {there}")
+
+    def _way_back(self, newest: int) -> str:
+        """newest: the step of the newest durable snapshot; 0: there is none."""
+        if not newest:
+            return (
+                "The run has diverged, and nothing was stored: the same command with a lower optimizer.lr starts afresh"
+            )
+        place = shlex.quote(str(without_secrets(self.config.run.dir)))
+        return (
+            f"The run has diverged: give a lower optimizer.lr, and go back to a step before the trouble, {newest} at "
+            f"the latest (`python -m mingpt.snapshots rewind {place} --step N`), or start in another run.dir"
+        )
