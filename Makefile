@@ -61,7 +61,7 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/mypy
 
 crash-campaign: $(INSTALLED) ## kill training and its store N times (N=200 SEED=1, REPORT=file.md), compare the digests
-	$(BIN)/python tests/crash_campaign.py --kills $(N) --seed $(SEED) $(if $(REPORT),--report $(REPORT))
+	$(BIN)/python tests/kits/crash_campaign.py --kills $(N) --seed $(SEED) $(if $(REPORT),--report $(REPORT))
 
 bench: $(INSTALLED) ## run every benchmark; each prints JSON
 	$(BIN)/python -m mingpt.data.fetch shakespeare

@@ -17,7 +17,8 @@ from mingpt.config.schema import Config, OwnModel, TextData
 from mingpt.redact import printable
 
 # Raise it with each change of this package after which the same config gives other bits: the order of samples, the
-# tree, the clip, the update, the first weights, dropout. tests/test_numerics.py fails at such a change without it.
+# tree, the clip, the update, the first weights, dropout. tests/compute/test_numerics.py fails at such a change
+# without it.
 NUMERICS = 1
 PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # a x b and b x c, small: some milliseconds
 

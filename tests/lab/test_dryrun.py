@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from paths_kit import ROOT
+
 SKY = ROOT / ".venv-sky"
 LAUNCH = "launch --dryrun -y recipes/"
 SPOT = f"{LAUNCH}train-spot.yaml --env BUCKET=s3://bucket/runs"

@@ -3,16 +3,15 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import root_kit
 from net_kit import hosts, needs_hosts
 from node_kit import Node
+from paths_kit import ROOT
 from root_kit import Stage
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SUFFIX = "pods.cluster.local"
 LIMIT = 600
 

@@ -1,0 +1,266 @@
+"""Endings on one node, under mingpt.launch: what is tried again, what is not, and what outlives nothing."""
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fault_kit import LONG, STEPS, at_step, finish, launch, training
+from node_kit import Node, free_port, listening, needs_mount, wait_until
+from paths_kit import ROOT
+from run_kit import Run
+
+pytestmark = pytest.mark.slow
+
+
+def catches_sigterm(pid: int) -> bool:
+    """Whether a worker has come so far that it watches its parent."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("launcher", ["mingpt.launch", "torchrun"])
+def test_workers_whose_agent_dies_while_they_import_torch_end_too(launcher: str, new_run: Callable[..., Run]) -> None:
+    run = new_run()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    node = Node(launch(run) if launcher == "mingpt.launch" else [*torchrun, "mingpt.train", *training(run)])
+    wait_until(lambda: len(node.workers()) == 2, "two workers")
+    if launcher == "torchrun":  # it gives no name of its own to compare with the parent's; mingpt.launch does
+        wait_until(lambda: all(map(catches_sigterm, node.workers())), "the first lines of both")
+    os.kill(node.process.pid, signal.SIGKILL)
+    node.assert_nothing_left()
+    assert not re.search(r"^step ", node.output, re.M)
+
+
+def test_a_signal_before_the_first_step_ends_at_once_with_75(new_run: Callable[..., Run]) -> None:
+    run = new_run()
+    node = Node(launch(run))
+    wait_until(lambda: len(node.workers()) == 2, "two workers")
+    time.sleep(0.5)
+    os.kill(node.process.pid, signal.SIGTERM)
+    output = finish(node, 75)
+    assert output.splitlines()[-1] == "launch: exit code 75: stopped on request: start the same command again to go on"
+    assert run.store.steps() == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_any_one_process_stops_all(rank: int, new_run: Callable[..., Run]) -> None:
+    run = new_run("snapshot.every_steps=0")
+    node = Node(launch(run))
+    node.on_line = at_step(20, lambda: os.kill(node.workers()[rank], signal.SIGUSR1))
+    finish(node, 75)
+    (stopped_at,) = run.store.steps()
+    assert 20 <= stopped_at < STEPS
+
+
+def test_a_run_that_has_diverged_does_not_go_on_for_the_weekend(new_run: Callable[..., Run]) -> None:
+    run = new_run("train.max_steps=300", "train.log_every=10", "optimizer.lr=1e9", "train.eval_every=0")
+    started = run.start(2)
+    assert started.wait() != 0
+    # The first step's gradient is finite, the next 99 are not; what is looked at every 100 steps is seen at the second.
+    assert re.search(r"^step 200/300 .*  SKIPPED$", started.output, re.M)
+    assert not re.search(r"^step 210/300", started.output, re.M)
+    assert re.search(
+        r"^error: nothing was learnt since step 1: the gradients are not finite, so steps are skipped\. The "
+        r"run has diverged, and nothing was stored: the same command with a lower optimizer\.lr starts afresh",
+        started.output,
+        re.M,
+    )
+    assert run.start(1).wait() == 64
+
+
+def test_a_closed_terminal_does_not_stop_a_run_under_nohup(
+    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run = new_run()
+    node = Node(["nohup", *launch(run)])
+    node.on_line = at_step(20, lambda: os.kill(node.process.pid, signal.SIGHUP))
+    finish(node, 0)
+    assert run.digest() == undisturbed(*LONG).digest()
+
+
+def test_a_run_that_makes_no_progress_is_given_up(new_run: Callable[..., Run]) -> None:
+    run = new_run()
+    node = Node(launch(run, "snapshot.every_steps=0", "launch.max_attempts_without_progress=3"))
+    killed: list[int] = []
+
+    def kill(line: str) -> None:
+        if re.match(r"step +2/", line):
+            killed.append(node.workers()[-1])
+            os.kill(killed[-1], signal.SIGKILL)
+
+    node.on_line = kill
+    output = finish(node, 70)
+    assert len(killed) == 3
+    assert output.count("launch: starting again") == 2
+    assert "launch: starting again (2 of 3 attempts in a row without a new snapshot) after process " in output
+    assert re.search(
+        r"^launch: exit code 70: gave up after 3 attempts in a row without a new snapshot "
+        r"\(launch\.max_attempts_without_progress\): process \d: killed \(SIGKILL\)\.",
+        output.splitlines()[-1],
+    )
+
+
+def test_a_run_that_makes_progress_is_never_given_up(
+    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run = new_run()
+    node = Node(launch(run, "launch.max_attempts_without_progress=2"))
+    killed: list[int] = []
+
+    def kill(line: str) -> None:
+        # After a new snapshot each time: four attempts fail, and two in a row would end the run.
+        if (match := re.match(r"step +(\d+)/", line)) and int(match[1]) >= 25 + 30 * len(killed) and len(killed) < 4:
+            killed.append(int(match[1]))
+            os.kill(node.workers()[0], signal.SIGKILL)
+
+    node.on_line = kill
+    output = finish(node, 0)
+    assert len(killed) == 4
+    assert output.count("resumed from step ") == 4
+    assert run.digest() == undisturbed(*LONG).digest()
+
+
+def test_a_process_that_hangs_costs_the_time_limit_and_a_restart(
+    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run = new_run()
+    node = Node(launch(run, "world.timeout_seconds=3"))
+    stopped: list[int] = []
+
+    def stop_and_go_on(line: str) -> None:
+        if re.match(r"step +50/", line) and not stopped:
+            stopped.append(node.workers()[1])
+            os.kill(stopped[0], signal.SIGSTOP)
+        elif "has not answered for world.timeout_seconds" in line and "error: " in line and len(stopped) == 1:
+            # It would be killed in the end, but torchrun takes 30 s for that.
+            os.kill(stopped[0], signal.SIGCONT)
+            stopped.append(0)
+
+    node.on_line = stop_and_go_on
+    output = finish(node, 0)
+    assert len(stopped) == 2, output[-4000:]
+    assert "resumed from step 40 of " in output
+    assert run.digest() == undisturbed(*LONG).digest()
+
+
+def test_a_loader_process_that_dies_costs_a_restart(
+    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run = new_run()
+    node = Node(launch(run, "data.workers=1"))
+    node.on_line = at_step(50, lambda: os.kill(node.loaders()[0], signal.SIGKILL))
+    output = finish(node, 0)
+    assert re.search(r"launch: starting again .*process \d: a data loader process died: ", output), output[-4000:]
+    assert len(re.findall(r"resumed from step \d+ of ", output)) == 1
+    assert run.digest() == undisturbed(*LONG).digest()
+
+
+def test_loader_processes_survive_the_signal_that_stops_their_trainer(new_run: Callable[..., Run]) -> None:
+    run = new_run()
+    node = Node(launch(run, "data.workers=2"))
+
+    def signal_everything() -> None:  # as Slurm and SkyPilot do
+        for pid in node.processes():
+            os.kill(pid, signal.SIGUSR1)
+
+    node.on_line = at_step(50, signal_everything)
+    finish(node, 75)
+    assert 50 <= run.store.steps()[0] < STEPS
+
+
+def test_nodes_that_do_not_share_the_run_directory_are_told_at_the_start(
+    tmp_path: Path, new_run: Callable[..., Run]
+) -> None:
+    run, port = new_run(), free_port()
+    nodes = []
+    for rank in (0, 1):
+        folder = tmp_path / f"disk{rank}"
+        folder.mkdir()
+        env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [sys.executable, "-m", "mingpt.train", *training(run, "run.dir=run")]
+        nodes.append(Node(command, {**env, "PYTHONPATH": str(ROOT)}, folder))
+    for node in nodes:
+        output = finish(node, 64)
+        assert not re.search(r"^step ", output, re.M)
+    told = "error: run.dir=run is not one place for all: process 1 does not see what process 0 has written there; "
+    assert any(line.startswith(told) for line in nodes[0].lines), nodes[0].output
+
+
+@needs_mount
+def test_a_disk_that_fills_up_in_mid_snapshot_loses_nothing(
+    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = new_run(name="disk/run")
+    aside = tmp_path / "aside"
+    # A snapshot takes about 0.2 MiB: the third one does not fit. Then the disk is made larger, and the run goes on.
+    script = f"""
+        mount -t tmpfs -o size=600k tmpfs {disk}
+        "$@"; echo "first: $?"
+        ls {disk}/run/snapshots/*/manifest.json
+        mount -o remount,size=100m {disk}
+        "$@"; echo "second: $?"
+        cp -r {disk}/run {aside}
+    """
+    node = Node(["unshare", "-m", "bash", "-c", script, "bash", *launch(run)])
+    output = finish(node, 0)
+    assert "first: 64\n" in output, output[-5000:]
+    before, after = output.split("first: 64\n")
+    assert re.search(r"^launch: exit code 64: process \d: the snapshot of step \d+ could not be ", before, re.M)
+    assert f"snapshot.dir={disk}/run/snapshots: the disk is full: free some space or choose another place" in before
+    good = re.findall(r"step-0*(\d+)/manifest\.json", after.split("launch:")[0])
+    assert f"resumed from step {good[-1]} of " in after
+    assert "second: 0\n" in after
+    assert Run(str(aside), run.text, run.cache).digest() == undisturbed(*LONG).digest()
+
+
+def test_a_world_shrinks_when_a_node_is_lost_and_grows_when_one_comes(new_run: Callable[..., Run]) -> None:
+    # No validation: it would enter the state at the last step, which differs between the two runs.
+    endless = (
+        "train.max_steps=1000000",
+        "schedule.decay_steps=2000",
+        "snapshot.every_steps=100",
+        "data.val_fraction=0",
+    )
+    run = new_run()
+    port = free_port()
+
+    def start(rank: int) -> Node:
+        hosting = f"is_host={'true' if rank == 0 else 'false'}"
+        # Shorter waits than torch's: for the signs of life of a lost node (a node that is only slow for longer would be
+        # taken for lost, too, and two worlds would train), and for others that may still join.
+        waits = "keep_alive_interval=1,keep_alive_max_attempt=8,last_call_timeout=2"
+        place = (f"--rdzv-endpoint=127.0.0.1:{port}", f"--local-addr=127.0.0.{rank + 1}")
+        options = ("--nnodes=1:2", "--nproc-per-node=1", *place, f"--rdzv-conf={hosting},{waits}")
+        return Node(launch(run, *endless, "train.log_every=10", options=options))
+
+    def worlds(*nodes: Node) -> list[int]:
+        """The sizes of the attempts, in order."""
+        lines = re.findall(r"^attempt (\d+): .* (\d) processes on ", "".join(node.output for node in nodes), re.M)
+        return [int(size) for _, size in sorted(lines, key=lambda line: int(line[0]))]
+
+    head = start(0)
+    wait_until(lambda: listening(port), "the store listens")
+    lost = start(1)
+    wait_until(lambda: 2 in worlds(head, lost) and run.store.steps(), "two nodes train")
+    lost.kill()
+    wait_until(lambda: worlds(head, lost)[-1] == 1, "one node goes on")
+    new = start(1)
+    wait_until(lambda: worlds(head, lost, new)[-1] == 2, "two nodes train again")
+    before = run.store.steps()[0]
+    wait_until(lambda: run.store.steps()[0] > before, "a snapshot of the new world")
+    for node in (head, new):
+        os.kill(node.process.pid, signal.SIGTERM)
+    finish(head, 75)
+    finish(new, 75)
+    undisturbed = new_run(name="undisturbed")
+    overrides = (*LONG, *endless, f"train.max_steps={run.store.steps()[0]}", "snapshot.every_steps=0")
+    undisturbed.finish(1, *overrides, "train.log_every=1000")
+    assert run.digest() == undisturbed.digest()

@@ -1,0 +1,133 @@
+"""Helpers for tests that run the trainer as users do: real processes, real torchrun, real signals."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+from paths_kit import ROOT
+
+TIME_LIMIT = 240  # seconds for one run; a hang fails the test instead of the whole suite
+
+# Small enough for a step of milliseconds, with everything in it that could break bits: dropout, several layers, several
+# microbatches a process, an evaluation whose last piece is not full.
+TINY = (
+    "model=gpt-nano",
+    "model.n_layer=2",
+    "model.n_embd=24",
+    "model.block_size=16",
+    "model.dropout=0.1",
+    "batch.global_size=16",
+    "batch.micro_size=2",
+    "train.max_steps=24",
+    "train.log_every=1",
+    "train.eval_every=8",
+    "schedule.warmup_steps=4",
+    "schedule.decay_steps=24",  # a run that tests extend keeps its schedule
+    "optimizer.lr=0.01",
+    "snapshot.every_steps=4",
+    "snapshot.every_seconds=0",
+    "snapshot.keep=10",
+    "snapshot.asynchronous=false",  # tests count on each of these snapshots
+    "snapshot.hot_every_steps=0",
+)
+
+
+@dataclass
+class Run:
+    """A training run in a folder of its own, to be started (again) in one or several processes."""
+
+    dir: str
+    text: Path
+    cache: Path
+    overrides: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, world: int, *overrides: str, restarts: int = 0) -> list[str]:
+        # -m torch.distributed.run is torchrun; one process alone needs no launcher.
+        launcher = [
+            "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", f"--max-restarts={restarts}",
+        ] if world > 1 else []  # fmt: skip
+        places = (f"run.dir={self.dir}", f"data.path={self.text}", f"data.cache_dir={self.cache}")
+        return [sys.executable, *launcher, "-m", "mingpt.train", *TINY, *places, *self.overrides, *overrides]
+
+    def start(self, world: int, *overrides: str, restarts: int = 0) -> "Started":
+        process = subprocess.Popen(
+            self.command(world, *overrides, restarts=restarts),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.env},
+            start_new_session=True,
+        )
+        return Started(process)
+
+    def finish(self, world: int, *overrides: str, restarts: int = 0) -> str:
+        """Run to the end; returns the output. Fails the test unless it exits with 0."""
+        started = self.start(world, *overrides, restarts=restarts)
+        assert started.wait() == 0, started.output
+        return started.output
+
+    @property
+    def store(self) -> Store:
+        return Store(f"{self.dir}/snapshots")
+
+    def digest(self) -> str:
+        """The digest of the newest snapshot, every byte of which has been verified."""
+        store = self.store
+        return read(store, store.steps()[0]).manifest.digest
+
+
+class Started:
+    """A run that is going on. Its output is read by a thread, which calls `on_step` at each step's line."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self.on_step: Callable[[int], None] = lambda step: None
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if match := re.match(r"step +(\d+)/", line):
+                self.on_step(int(match[1]))
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def workers(self) -> list[int]:
+        """The training processes: torchrun's children."""
+        tasks = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in tasks if b"mingpt.train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def wait(self) -> int:
+        try:
+            code = self.process.wait(TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise AssertionError(f"still running after {TIME_LIMIT} s:\n{self.output}") from None
+        self._reader.join(30)
+        return code
+
+
+def train(folder: Path, *arguments: str, path: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """`python -m mingpt.train` in a folder, to its end, whatever that is."""
+    return subprocess.run(
+        [sys.executable, "-m", "mingpt.train", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(path), **variables},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )

@@ -1,0 +1,220 @@
+"""Real object stores on loopback, each a process that can be killed and started again with the same data and port.
+
+The address and the credentials travel as users give them, in the environment: to this process's clients and to every
+process that a test starts. All secrets hold `nobody-may-see`, for tests that search what was written for them.
+"""
+
+import base64
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from node_kit import free_port, listening, wait_until
+from paths_kit import ROOT
+
+HIDDEN = "nobody-may-see"  # a part of each secret
+ACCESS_KEY, SECRET_KEY = f"key-that-{HIDDEN}", f"secret-that-{HIDDEN}"
+ACCOUNT, ACCOUNT_KEY = "testaccount", base64.b64encode(SECRET_KEY.encode()).decode()  # Azure's keys are base64
+BUCKET = "runs"
+START_LIMIT = 60  # seconds
+AZURITE = ROOT / ".azurite/node_modules/.bin/azurite-blob"
+
+
+@dataclass
+class Server:
+    """One store. The subclasses say how it is started and how clients find it."""
+
+    folder: Path  # where those that have a disk keep their data
+    port: int = field(default_factory=free_port)
+    process: "subprocess.Popen[bytes] | None" = None
+
+    scheme = ""  # of its URLs
+    program = ""  # that must be there
+    cure = "pip install -e '.[dev]'"
+
+    @property
+    def url(self) -> str:
+        """Of a bucket."""
+        return f"{self.scheme}://{BUCKET}"
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def own_environment(self) -> dict[str, str]:
+        """For the server itself."""
+        return {}
+
+    def environment(self, port: int) -> dict[str, str]:
+        """For clients that shall reach it at this port, which is its own or a proxy's."""
+        raise NotImplementedError
+
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be in any output."""
+        return (HIDDEN,)
+
+    def start(self) -> None:
+        if shutil.which(self.program) is None:
+            pytest.skip(f"{type(self).__name__} is not installed: {self.cure}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | self.own_environment(),
+            )
+        process = self.process
+        what = f"{type(self).__name__} listens at {self.port}; {self.folder}/log"
+        wait_until(lambda: listening(self.port) or process.poll() is not None, what, START_LIMIT)
+        assert process.poll() is None, (self.folder / "log").read_text()
+
+    def kill(self) -> None:
+        """kill -9. Its data, if it has a disk, is as the kill left it."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """An end in order, with everything on disk."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, sig: signal.Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(sig)
+            self.process.wait(START_LIMIT)
+            self.process = None
+
+    def make_bucket(self) -> None:
+        fsspec.filesystem(self.scheme).mkdir(BUCKET)
+
+
+class Moto(Server):
+    """S3 in memory: what is stored is gone with the process. Has conditional puts."""
+
+    scheme = "s3"
+    program = sys.executable
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def environment(self, port: int) -> dict[str, str]:
+        return {
+            "FSSPEC_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+
+class Nanio(Moto):
+    """S3 on disk: what it has acknowledged survives a kill. Takes the condition of a put, and ignores it."""
+
+    program = str(Path(sys.executable).with_name("nanio"))
+    cure = "pip install -e '.[dev]' with Python 3.11 or newer"
+
+    def command(self) -> list[str]:
+        data = ["--data-dir", str(self.folder / "data"), "--host", "127.0.0.1", "--port", str(self.port)]
+        return [self.program, "serve", *data]
+
+    def own_environment(self) -> dict[str, str]:
+        return {"NANIO_ACCESS_KEY": ACCESS_KEY, "NANIO_SECRET_KEY": SECRET_KEY}
+
+    def start(self) -> None:
+        # It writes an object's description under a temporary name that is the same each time, and must not exist yet:
+        # after a kill in that instant (nanio 0.1.7) it would answer every later put of that object with an error.
+        for left in self.folder.glob("data/*/.nanio-meta/**/*.json.tmp"):
+            left.unlink()
+        super().start()
+
+
+class Azurite(Server):
+    """Azure blobs on disk. Has conditional puts. Its index is written every few seconds: a kill loses the last."""
+
+    scheme = "az"
+    program = str(AZURITE)
+    cure = "install npm, then: make azurite"
+
+    def command(self) -> list[str]:
+        place = ["--location", str(self.folder / "data"), "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+        return [self.program, "--silent", "--disableTelemetry", "--skipApiVersionCheck", *place]
+
+    def own_environment(self) -> dict[str, str]:
+        return {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"}
+
+    def environment(self, port: int) -> dict[str, str]:
+        parts = {
+            "DefaultEndpointsProtocol": "http",
+            "AccountName": ACCOUNT,
+            "AccountKey": ACCOUNT_KEY,
+            "BlobEndpoint": f"http://127.0.0.1:{port}/{ACCOUNT}",
+        }
+        return {"AZURE_STORAGE_CONNECTION_STRING": ";".join(f"{k}={v}" for k, v in parts.items())}
+
+    def secrets(self) -> tuple[str, ...]:
+        return (HIDDEN, ACCOUNT_KEY)
+
+
+class GoogleEmulator(Server):
+    """Google storage on disk, loosely: conditions are ignored, so it serves for smoke tests only."""
+
+    scheme = "gs"
+    program = str(Path(sys.executable).with_name("gcp-storage-emulator"))
+
+    def command(self) -> list[str]:
+        address = ["--host=127.0.0.1", f"--port={self.port}", f"--default-bucket={BUCKET}"]
+        return [self.program, f"--data-dir={self.folder / 'data'}", "start", *address]
+
+    def environment(self, port: int) -> dict[str, str]:
+        return {
+            "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
+            "FSSPEC_GCS_TOKEN": "anon",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # it asks what the emulator doesn't know
+        }
+
+    def make_bucket(self) -> None:
+        """It starts with one."""
+
+
+KINDS: Mapping[str, type[Server]] = {"moto": Moto, "nanio": Nanio, "azurite": Azurite, "google": GoogleEmulator}
+
+
+class Stores:
+    """The servers of one test."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.servers: list[Server] = []
+
+    def __call__(self, kind: str) -> Server:
+        """Start one, with an empty bucket, to which all clients go from now on. Skips the test if it isn't there."""
+        server = KINDS[kind](self.folder / f"{kind}-{len(self.servers)}")
+        self.servers.append(server)
+        server.start()
+        self.direct_clients(server, server.port)
+        server.make_bucket()
+        return server
+
+    def direct_clients(self, server: Server, port: int) -> None:
+        for name, value in server.environment(port).items():
+            self.monkeypatch.setenv(name, value)
+        forget_clients()
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+
+def forget_clients() -> None:
+    """Have this process's next clients made from the environment as it is now, as those of a new process are."""
+    for scheme in {server.scheme for server in KINDS.values()} & fsspec.registry.keys():
+        fsspec.get_filesystem_class(scheme).clear_instance_cache()
+    for conf in [name for name in fsspec.config.conf if name in ("s3", "gcs")]:
+        del fsspec.config.conf[conf]
+    fsspec.config.set_conf_env(fsspec.config.conf)

@@ -1,0 +1,194 @@
+"""Nobody let in: what listens while a run trains, and what a stranger who reaches it can do.
+
+`poison` is the attack: anyone may set the key that torch's c10d rendezvous unpickles. It works against torchrun's own.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousStateError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
+
+from fault_kit import training
+from mingpt.world import network
+from mingpt.world.rendezvous import REFUSED, Sealed
+from mingpt.world.secret import SECRET, take_secret
+from node_kit import Node, free_port, wait_until
+from paths_kit import ROOT
+from run_kit import Run
+from stranger_kit import listeners, other_addresses, poison, reachable
+
+PYPROJECT = ROOT / "pyproject.toml"
+ENDLESS = ("train.max_steps=1000000", "schedule.decay_steps=150", "snapshot.every_steps=100000", "train.log_every=10")
+
+
+def train(node: Node) -> None:
+    wait_until(lambda: "step " in node.output or node.process.poll() is not None, "it trains")
+    assert node.process.poll() is None, node.output[-3000:]
+
+
+def stop(*nodes: Node) -> None:
+    for node in nodes:
+        os.kill(node.process.pid, signal.SIGTERM)
+    for node in nodes:
+        assert node.wait() == 75, node.output[-3000:]
+
+
+@pytest.mark.slow
+def test_one_node_listens_on_loopback_alone(new_run: Callable[..., Run]) -> None:
+    node = Node([sys.executable, "-m", "mingpt.launch", "--nproc-per-node=2", *training(new_run(), *ENDLESS)])
+    try:
+        train(node)
+        at = listeners(node)
+        assert at, "the store, and gloo's pairs"
+        assert {address for address, _ in at} == {"127.0.0.1"}
+        for address in other_addresses("127.0.0.1"):
+            assert [port for _, port in at if reachable(address, port)] == []
+        stop(node)
+    finally:
+        node.kill()
+
+
+@pytest.mark.slow
+def test_the_attack_works_where_torchrun_itself_is_the_launcher(new_run: Callable[..., Run], tmp_path: Path) -> None:
+    """Or the others would prove nothing."""
+    own = ("--standalone", "--nproc-per-node=1", "-m", "mingpt.train")
+    node = Node([sys.executable, "-m", "torch.distributed.run", *own, *training(new_run(), *ENDLESS)])
+    try:
+        train(node)
+        (address, *_), proof = other_addresses("127.0.0.1"), tmp_path / "proof"
+        for _, port in [at for at in listeners(node) if at[0] in ("::", "0.0.0.0")]:
+            poison(address, port, proof)
+        wait_until(proof.exists, "a stranger's code has run in the agent")
+    finally:
+        node.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_several_nodes_run_no_strangers_code(backend: str, new_run: Callable[..., Run], tmp_path: Path) -> None:
+    run, port, proof = new_run(), free_port(), tmp_path / "proof"
+    nodes: list[Node] = []
+    try:
+        for rank in (0, 1):
+            place = [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{port}", f"--node-rank={rank}"]
+            options = ["--nnodes=2", "--nproc-per-node=1", f"--local-addr=127.0.0.{rank + 1}", *place]
+            command = [sys.executable, "-m", "mingpt.launch", *options, *training(run, *ENDLESS)]
+            nodes.append(Node(command, {"GLOO_SOCKET_IFNAME": "lo"}))
+        wait_until(lambda: any("step " in n.output for n in nodes), "they train", 120)
+        at = listeners(nodes[0]) | listeners(nodes[1])
+        assert ("127.0.0.1", port) in at
+        assert {address for address, _ in at} <= {"127.0.0.1", "127.0.0.2"}
+        assert [a for a in other_addresses("127.0.0.1", "127.0.0.2") for _, p in at if reachable(a, p)] == []
+        # From one of the nodes, which nothing keeps out:
+        poisoned = poison("127.0.0.1", port, proof)
+        assert bool(poisoned) == (backend == "c10d")
+        if backend == "static":
+            stop(*nodes)
+        else:
+            # Who has seen it asks its processes to stop, and with them the other node's.
+            codes = {node.wait(): node.lines[-1] for node in nodes}
+            assert codes.keys() in ({70}, {70, 75}), nodes[0].output + nodes[1].output
+            assert codes[70] == f"launch: exit code 70: {REFUSED}\n"
+        assert not proof.exists()
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+# --- what stands before the pickle ---
+
+
+class Place(RendezvousBackend):
+    """A c10d store's key, as everybody can read and write it."""
+
+    name = "c10d"
+
+    def __init__(self) -> None:
+        self.found: bytes | None = None
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        return None if self.found is None else (self.found, b"token")
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool]:
+        self.found = state
+        return state, b"token", True
+
+
+def test_nodes_with_one_secret_read_each_others_state() -> None:
+    place = Place()
+    mine, others = (Sealed(place, "one secret", "job 7") for _ in range(2))
+    assert mine.get_state() is None
+    assert mine.set_state(b"state") == (b"state", b"token", True)
+    assert others.get_state() == (b"state", b"token")
+
+
+@pytest.mark.parametrize(
+    ("secret", "job", "change"),
+    [
+        ("another secret", "job 7", lambda sealed: sealed),
+        ("one secret", "job 8", lambda sealed: sealed),  # replayed out of another job
+        ("one secret", "job 7", lambda sealed: sealed[:-1] + b"x"),
+        ("one secret", "job 7", lambda sealed: sealed[32:]),
+        ("one secret", "job 7", lambda sealed: sealed[:32]),
+        ("one secret", "job 7", lambda sealed: b""),
+    ],
+    ids=["other secret", "other job", "changed", "no seal", "no state", "nothing"],
+)
+def test_a_state_without_the_jobs_seal_is_refused(secret: str, job: str, change: Callable[[bytes], bytes]) -> None:
+    place = Place()
+    Sealed(place, "one secret", "job 7").set_state(b"state")
+    assert place.found
+    place.found = change(place.found)
+    reader = Sealed(place, secret, job)
+    with pytest.raises(RendezvousStateError, match=r"^the rendezvous' state was not written with this job's secret"):
+        reader.get_state()
+    found, place.found = place.found, None
+    place.set_state = lambda state, token=None: (found, b"token", False)  # type: ignore[method-assign]
+    with pytest.raises(RendezvousStateError):  # the answer to a write that came too late is read, too
+        reader.set_state(b"mine", b"token")
+
+
+def test_plain_torchrun_knows_our_rendezvous_by_their_entry_points(tmp_path: Path) -> None:
+    """As they are in pyproject.toml, whatever is installed."""
+    table = re.search(r'^\[project\.entry-points\."torchrun\.handlers"\]\n((?:.+\n)+)', PYPROJECT.read_text(), re.M)
+    assert table
+    info = tmp_path / "mingpt-9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mingpt\nVersion: 9\n")
+    (info / "entry_points.txt").write_text("[torchrun.handlers]\n" + table[1].replace('"', ""))
+    script = (
+        "from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as known\n"
+        "import torch.distributed.run, mingpt.plugins as ours\n"
+        "assert known._registry['mingpt-static'] is ours.static()\n"
+        "assert known._registry['mingpt-c10d'] is ours.c10d()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+# --- where a store listens ---
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_store_listens_at_its_address_and_at_no_other(several: bool) -> None:
+    with network.listen("127.0.0.2", 0, several) as s:
+        port = s.getsockname()[1]
+        assert reachable("127.0.0.2", port)
+        assert not reachable("127.0.0.1", port)
+    with network.listen("localhost", 0, several) as s:  # of several nodes, the head may mean itself by it (Kubernetes)
+        port = s.getsockname()[1]
+        assert next(reachable(a, port) for a in other_addresses("127.0.0.1")) == several
+
+
+def test_the_workers_do_not_inherit_the_secret() -> None:
+    environment = {SECRET: "x" * 16, "HOME": "/"}
+    assert take_secret(environment) == "x" * 16
+    assert environment == {"HOME": "/"}

@@ -1,0 +1,198 @@
+"""A secret is put into every place that a user could put one into, and searched for in all that is written."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from mingpt.commands import generate, snapshots
+from mingpt.config import compose
+from mingpt.console import complain, say
+from mingpt.errors import USER_ERROR
+from mingpt.preflight.helper import _write
+from mingpt.prepare import prepare
+from mingpt.redact import is_secret, printable, without_secrets
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
+from paths_kit import KITS, ROOT
+from run_kit import train
+
+CANARY = "cAnArY7f3a9c55"
+NUMBER = "918273645546"
+URLS = (
+    f"https://user:{CANARY}@127.0.0.1:9/a.txt",
+    f"https://user:{CANARY}/x@127.0.0.1:9/a.txt",
+    f"https://{CANARY}@127.0.0.1:9/a.txt",
+    f"https://127.0.0.1:9/a.txt?sig={CANARY}",
+    f"https://127.0.0.1:9/a.txt#token={CANARY}",
+    f"s3://user:{CANARY}@bucket/a.txt",
+    f"simplecache::https://user:{CANARY}@127.0.0.1:9/a.txt",
+)
+NAMED = (
+    "token", "hf_token", "api_key", "apiKey", "secret", "client_secret", "password", "key", "connection_string",
+    "AccountKey", "credentials",
+)  # fmt: skip
+OWN = ("experiment=classifier", "data._target_=own_kit.rows_from_anywhere", "~data.n_in", "~data.count")
+
+
+def nowhere(written: str, folder: Path | None = None) -> None:
+    for secret in (CANARY, NUMBER):
+        assert secret not in written
+        for path in folder.rglob("*") if folder else ():
+            assert secret not in str(path.relative_to(folder))  # type: ignore[arg-type]
+            assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+
+
+@pytest.fixture
+def output(capfd: pytest.CaptureFixture[str]) -> "Output":
+    return Output(capfd)
+
+
+class Output:
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self.capfd = capfd
+
+    def read(self) -> str:
+        out, err = self.capfd.readouterr()
+        return out + err
+
+
+def everywhere() -> list[str]:
+    """Overrides with the secret in each form."""
+    urls = ",".join(f"'{url}'" for url in URLS)
+    return [
+        f"+data.urls=[{urls}]",
+        f"+data.url='{URLS[1]}'",
+        f"+data.nested={{hf_token: {CANARY}, inner: {{password: {NUMBER}, places: [{urls}]}}}}",
+        *(f"+data.{name}={CANARY}" for name in NAMED),
+        "+data.plain=${oc.env:SOME_TOKEN}",
+        "+data.auth='Bearer ${oc.env:SOME_TOKEN}'",
+        f"+data.text='{{api_key: {CANARY}}}'".replace("api_key: ", "api_key="),
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: Output) -> None:
+    monkeypatch.setenv("SOME_TOKEN", CANARY)
+    (tmp_path / "hot").mkdir()
+    places = (f"run.dir={tmp_path}/run", f"snapshot.hot_dir={tmp_path}/hot", "train.max_steps=4")
+    small = ("snapshot.every_steps=2", "snapshot.hot_every_steps=2", "train.log_every=1")
+    arguments = [*OWN, *places, *small, *everywhere()]
+    config = compose.configure(arguments)
+    assert config is not None
+    assert CANARY in str(config.model_dump())  # the code that they are for gets them
+    for more in ([], ["--resolve"]):
+        assert attempt(["--cfg", "job", *more, *arguments], Lifetime()) == 0
+    written = ""
+
+    def trained(*more: str) -> int:
+        nonlocal written
+        done = train(tmp_path, *arguments, *more, path=Path(f"{ROOT}:{KITS}"), SOME_TOKEN=CANARY)
+        written += done.stdout + done.stderr
+        return done.returncode
+
+    assert trained() == 0, written
+    # A second start: refused for other settings, then allowed, so that both values are told and kept.
+    changed = (f"+data.another=['{URLS[0]}']", f"+data.third_token={CANARY}", "seed=2")
+    assert trained(*changed) == USER_ERROR
+    assert trained(*changed, "resume.changed=true", "train.max_steps=6") == 0, written
+    assert trained("run.dir='" + URLS[1] + "'") == USER_ERROR
+    for command in (["show"], ["show", "--json"], ["list"], ["verify"]):
+        assert snapshots.main([*command, f"{tmp_path}/run"]) == 0
+    text = output.read() + written
+    assert "***" in text
+    nowhere(text, tmp_path)
+
+
+@pytest.mark.parametrize("url", [URLS[1], URLS[3], URLS[4]])
+@pytest.mark.parametrize(
+    "slip",
+    [
+        "data={}", "'data={}'", "seed={}", "run.name={}", "data.tokens={}", "data.tokens='{}'", "seed='{}'",
+        "model='{}'", "run='{}'", "data.workers='{}'", "reduce='{}'", "{}", "{}=5", "+data.nope='{}'", "data.path='{}'",
+        "data.path='{}' data.tokens=bpe data.tokenizer='{}'", "data=gpt2 data.path=x data.tokenizer='{}'",
+        "model=gpt2 model.init_from='{}' model.n_head=5",
+        "--data.path={}", "--cfg={}", "--token {}",
+        "data=own data._target_='{}'", "optimizer.lr=${{oc.decode:'{}'}}", "train.freeze=['{}']",
+    ],
+)  # fmt: skip
+def test_no_slip_is_told_with_its_secret(
+    slip: str, url: str, output: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINGPT_STORE_SECONDS", "1")
+    # One word of the shell each; Hydra reads the quotes inside.
+    given = [word.format(url) for word in slip.split(" ")] if "{}" in slip else [slip.format(url)]
+    try:
+        code = attempt([*given, f"data.cache_dir={tmp_path}/cache"], Lifetime())
+    except SystemExit as exit_:  # argparse's
+        code = int(str(exit_.code))
+    assert code != 0
+    text = output.read()
+    assert text != ""
+    nowhere(text, tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("form", ["{}={}", "+data.{}={}", "--{}={}"])
+def test_no_slip_tells_what_its_name_says_is_secret(name: str, form: str, output: Output) -> None:
+    with pytest.raises((SystemExit, Exception)) as error:
+        compose.configure([form.format(name, CANARY)])
+    nowhere(str(error.value) + output.read())
+
+
+def commands() -> list[tuple[str, Sequence[str]]]:
+    return [
+        *(("snapshots", [command, "{}"]) for command in ("list", "verify", "digest", "show", "prune")),
+        ("snapshots", ["copy", "{}", "{}"]),
+        ("snapshots", ["export", "{}", "{}"]),
+        ("snapshots", ["--{}"]),
+        ("prepare", ["{}", "--out", "here"]),
+        ("prepare", ["{}", "--out", "here", "--tokenizer", "{}"]),
+        ("generate", ["{}"]),
+        ("generate", ["{}", "--nope={}"]),
+    ]
+
+
+@pytest.mark.parametrize("url", [URLS[1], URLS[4]])
+@pytest.mark.parametrize(("name", "arguments"), commands())
+def test_no_command_tells_a_secret(
+    name: str, arguments: Sequence[str], url: str, output: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINGPT_STORE_SECONDS", "1")
+    programs: dict[str, Callable[[list[str]], int]] = {
+        "snapshots": snapshots.main,
+        "prepare": prepare.main,
+        "generate": generate.main,
+    }
+    try:
+        code = programs[name]([word.format(url) for word in arguments])
+    except SystemExit as exit_:
+        code = int(str(exit_.code))
+    assert code != 0
+    nowhere(output.read(), tmp_path)
+
+
+def test_preflight_tells_no_secret() -> None:
+    for url in URLS:
+        nowhere(str(_write([["run.dir", url]], "me", url)))
+
+
+def test_names_of_keys() -> None:
+    assert [name for name in NAMED if not is_secret(name, "x")] == []
+    for name in ("tokens", "tokenizer", "monkey", "keep", "keys", "token_count", "n_tokens"):
+        assert not is_secret(name, "x")
+    assert not is_secret("pad_token", 50256)
+    assert is_secret("password", 1234)
+    assert without_secrets("write key='a=b', or key=value") == "write key='a=b', or key=value"
+
+
+def test_one_filter_stands_before_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\033]0;title\007\033[2J\r\u202e\x9b31m"
+    for tell in (say, complain):
+        tell(f"two\n\tlines {evil}")
+    told = "two\n\tlines \\x1b]0;title\\x07\\x1b[2J\\r\\u202e\\x9b31m\n"
+    assert capsys.readouterr() == (told, told)
+    assert printable("a\nfinished: step 3") == "a\\nfinished: step 3"
+    assert printable("漢 é – 'x'") == "漢 é – 'x'"

@@ -1,0 +1,33 @@
+"""`make train` with a stub in place of Python: which run its sample is of."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paths_kit import ROOT
+
+# Notes what it is asked, and lets the real one tell the config.
+PYTHON = f"""#!/bin/sh
+echo "$*" >>log
+case "$*" in *--cfg*) cd {ROOT} && exec {sys.executable} "$@" ;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "run"),
+    [("", "runs/shakespeare-char"), ("run.name=cc train.max_steps=3", "runs/cc"), ("run.dir=s3://b/r", "s3://b/r")],
+)
+def test_make_train_prints_a_sample_of_the_run_that_it_trained(given: str, run: str, tmp_path: Path) -> None:
+    (python := tmp_path / ".venv/bin/python").parent.mkdir(parents=True)
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.installed", "train", f"ARGS={given}"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "log").read_text().splitlines()
+    assert log[-1] == f"-m mingpt.generate {run}/snapshots --prompt To be, or not to be --tokens 300 --seed 1"
+    assert f"-m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char {given}".strip() in log

@@ -1,0 +1,205 @@
+"""What users launch: what SkyPilot itself reads in the recipes, and what they make of their variables."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from mingpt.config import compose
+from paths_kit import ROOT
+from recipe_kit import BUCKET, DEFAULT, HEAD, OTHER, TEACHING, envs, recipe, sky_variables
+
+SKY = ROOT / ".venv-sky/bin/python"
+
+
+# --- SkyPilot's own reading ---
+
+ASK_SKY = """
+import json, sys, yaml
+connections = []
+sys.addaudithook(lambda event, args: connections.append(str(args[1])) if event == "socket.connect" else None)
+import sky
+given = json.loads(sys.argv[2])
+task = sky.Task.from_yaml_config(yaml.safe_load(open(sys.argv[1])), env_overrides=list(given.items()))
+print(json.dumps({
+    "name": task.name, "num_nodes": task.num_nodes, "workdir": task.workdir,
+    "accelerators": sorted((r.accelerators or {} for r in task.resources), key=str),
+    "spot": [r.use_spot for r in task.resources], "recovery": [r.job_recovery for r in task.resources],
+    "envs": task.envs, "setup": task.setup, "run": task.run, "connections": connections,
+}))
+"""
+
+
+def ask_sky(file: Path, home: Path, given: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    if not SKY.exists():
+        pytest.skip("needs SkyPilot in .venv-sky: make .venv-sky/.installed")
+    # A home of its own, so that nothing of the user's is read; no usage collection, so that nothing is sent.
+    env = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    command = [str(SKY), "-c", ASK_SKY, str(file), json.dumps(given or {})]
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "nodes", "accelerators"),
+    [
+        ("train", 2, [{"L4": 2}]),
+        ("train-rdzv", 2, [{"L4": 2}]),
+        ("train-spot", 2, [{"A10G": 1}, {"A10G": 4}, {"L4": 1}, {"L4": 4}]),
+        ("generate", 1, [{}]),
+        ("evaluate", 1, [{"L4": 1}]),
+    ],
+)
+def test_skypilot_reads_the_recipe_without_sending_anything(
+    name: str, nodes: int, accelerators: list[dict[str, int]], tmp_path: Path
+) -> None:
+    given = BUCKET.get(name, {})
+    done = ask_sky(ROOT / "recipes" / f"{name}.yaml", tmp_path, given)
+    assert done.returncode == 0, done.stderr
+    task = json.loads(done.stdout.splitlines()[-1])
+    assert (task["num_nodes"], task["accelerators"], task["workdir"]) == (nodes, accelerators, ".")
+    assert task["envs"] == envs(name, **given)
+    assert task["setup"].strip().endswith("bash recipes/setup.sh")
+    assert task["run"].strip() == str(recipe(name)["run"]).strip()
+    assert task["connections"] == []
+    if name == "train-spot":
+        again = {"recover_on_exit_codes": [70, 75], "max_restarts_on_errors": 0}
+        assert (task["spot"], [r | again for r in task["recovery"]]) == ([True] * 4, task["recovery"])
+
+
+@pytest.mark.slow
+def test_a_managed_job_without_a_bucket_is_refused_before_it_costs_anything(tmp_path: Path) -> None:
+    done = ask_sky(ROOT / "recipes/train-spot.yaml", tmp_path)
+    assert done.returncode != 0
+    assert "Environment variable 'BUCKET' is None. Please set a value for it" in done.stderr
+
+
+@pytest.mark.slow
+def test_skypilot_names_a_misspelt_key(tmp_path: Path) -> None:
+    file = tmp_path / "misspelt.yaml"
+    file.write_text((ROOT / "recipes/train.yaml").read_text().replace("num_nodes:", "num_node:"))
+    done = ask_sky(file, tmp_path)
+    assert done.returncode != 0
+    assert "num_node" in done.stderr
+
+
+def test_the_default_experiment_runs_unedited_on_four_nodes_of_four_gpus() -> None:
+    for name in TEACHING:
+        assert envs(name)["EXPERIMENT"] == DEFAULT.removeprefix("experiment=")
+    config = compose.configure([DEFAULT], world_size=16)
+    assert config is not None
+    assert (
+        config.data == (compose.configure(["data=shakespeare-complete"]) or config).data
+    )  # the text that set-up fetches
+
+
+# --- what a run section makes of its variables; torchrun and python are stubs that print their arguments ---
+
+
+def arguments(name: str, folder: Path, rank: int, gpus: int = 0, **changed: object) -> tuple[list[str], str]:
+    """The words that torchrun, or python, gets at last, and everything printed."""
+    (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
+    printed = '"$@" "OMP=$OMP_NUM_THREADS" "UNSHARED=$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" "PID=$$"'
+    before = 'case "$*" in *mingpt.preflight*) echo "$*"; exit ${PREFLIGHT_ENDS_WITH:-0} ;; esac'
+    for tool in ("torchrun", "python"):
+        stub = folder / ".venv/bin" / tool
+        stub.write_text(f'#!/bin/sh\n{before}\nprintf "<%s>\\n" {printed}\nexit 7\n')
+        stub.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], **envs(name, **changed), **sky_variables(rank, gpus)}
+    script = folder / "run.sh"  # from a file, as SkyPilot does it
+    script.write_text(str(recipe(name)["run"]))
+    process = subprocess.Popen(["bash", script], env=env, cwd=folder, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate(timeout=60)
+    if process.returncode == 64:
+        return [], output
+    assert process.returncode == 7  # the section's exit code is torchrun's
+    assert f"<PID={process.pid}>" in output  # and so are its signals
+    return re.findall("^<(.*)>$", output, re.M), output
+
+
+@pytest.mark.parametrize("name", TEACHING)
+@pytest.mark.parametrize(
+    ("gpus", "wish", "processes"), [(4, "", 4), (0, "", 1), (4, "3", 3), (0, "2", 2)], ids=["GPUs", "none", "3", "2"]
+)
+def test_a_process_for_each_gpu_or_one_unless_told_otherwise(
+    name: str, gpus: int, wish: str, processes: int, tmp_path: Path
+) -> None:
+    words, _ = arguments(name, tmp_path, 1, gpus, NPROC_PER_NODE=wish)
+    assert f"--nproc_per_node={processes}" in words
+    assert f"--local_addr={OTHER}" in words
+    assert {"OMP=1", "--shutdown_timeout=300", "--signals_to_handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"} <= set(
+        words
+    )
+
+
+@pytest.mark.parametrize("name", TEACHING)
+def test_overrides_are_several_words_that_the_shell_leaves_alone(name: str, tmp_path: Path) -> None:
+    (tmp_path / "x=y").touch()  # a name that x=* matches
+    words, output = arguments(name, tmp_path, 0, OVERRIDES="x=* seed=3", RUN_DIR="s3://b/run 1", EXPERIMENT="e")
+    end = words.index("-m")
+    assert words[end : end + 6] == ["-m", "mingpt.train", "experiment=e", "run.dir=s3://b/run 1", "x=*", "seed=3"]
+    assert f"Starting distributed training, head node: {HEAD}\n" in output
+    words, _ = arguments(name, tmp_path, 0)
+    assert words[words.index("-m") :][:4] == ["-m", "mingpt.train", DEFAULT, "OMP=1"]  # nothing that is empty
+
+
+def test_static_ranks_meet_at_the_first_address(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        words, _ = arguments("train", tmp_path, rank, MASTER_PORT=1234)
+        expected = {
+            f"--node_rank={rank}",
+            f"--master_addr={HEAD}",
+            "--master_port=1234",
+            "--max_restarts=0",
+            "--nnodes=2",
+        }
+        assert expected <= set(words)
+
+
+def test_the_head_of_a_c10d_rendezvous_hosts_it_and_calls_itself_localhost(tmp_path: Path) -> None:
+    for rank, host, is_host in ((0, "localhost", "true"), (1, HEAD, "false")):
+        words, _ = arguments("train-rdzv", tmp_path, rank)
+        assert f"--rdzv_endpoint={host}:29500" in words
+        assert f"--rdzv_conf=is_host={is_host},join_timeout=600" in words
+        assert f"--rdzv_id={sky_variables(0)['SKYPILOT_TASK_ID']}" in words
+        assert {"--max_restarts=3", "UNSHARED=1"} <= set(words)
+
+
+def test_a_managed_job_finds_its_snapshots_by_the_id_that_recoveries_keep(tmp_path: Path) -> None:
+    id = sky_variables(0)["SKYPILOT_TASK_ID"]
+    words, _ = arguments("train-spot", tmp_path, 1, 0, **BUCKET["train-spot"])
+    assert words[:4] == ["-m", "mingpt.launch", DEFAULT, f"run.dir=s3://b/{id}"]
+    words, _ = arguments("train-spot", tmp_path, 1, BUCKET="s3://b", RUN="mine", NPROC_PER_NODE=2, OVERRIDES="x=* y=1")
+    assert words[:7] == [
+        "-m", "mingpt.launch", "--nproc-per-node=2", DEFAULT, "run.dir=s3://b/mine", "x=*", "y=1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*TEACHING, "train-spot"])
+def test_machines_are_looked_at_before_training(name: str, tmp_path: Path) -> None:
+    changed = {**BUCKET.get(name, {}), "OVERRIDES": "x=* seed=3"}
+    words, output = arguments(name, tmp_path, 0, 0, **changed)
+    end = words.index("OMP=1" if name in TEACHING else "OMP=")
+    overrides = " ".join(words[words.index(DEFAULT) : end])
+    port = {"train": "--rdzv-endpoint=127.0.0.1:8008 ", "train-rdzv": "--rdzv-endpoint=127.0.0.1:29500 "}.get(name, "")
+    assert [line for line in output.splitlines() if "preflight" in line] == [f"-m mingpt.preflight {port}{overrides}"]
+    assert "mingpt.preflight" not in arguments(name, tmp_path, 0, 0, **changed, PREFLIGHT=0)[1]
+    words, output = arguments(name, tmp_path, 0, 0, **changed, PREFLIGHT_ENDS_WITH=64)
+    assert words == []  # it found something, and nothing is trained
+    assert "mingpt.preflight" in output
+
+
+def test_evaluate_and_generate_take_the_snapshots_of_the_recipes_by_default(tmp_path: Path) -> None:
+    for name in compose.groups()["experiment"]:
+        config = compose.configure([f"experiment={name}", *(["data.path=x"] if name == "finetune" else [])])
+        words, _ = arguments("evaluate", tmp_path, 0, EXPERIMENT=name)
+        assert config is not None
+        assert words[:3] == ["-m", "mingpt.evaluate", config.run.dir]
+    words, _ = arguments("generate", tmp_path, 0, RUN_DIR="s3://b/run 1", PROMPT="-- To be", OPTIONS="--tokens 3")
+    assert words[:6] == ["-m", "mingpt.generate", "s3://b/run 1", "--prompt=-- To be", "--tokens", "3"]
+    words, _ = arguments("generate", tmp_path, 0)
+    assert words[:4] == ["-m", "mingpt.generate", "runs/shakespeare-10m", "OMP="]

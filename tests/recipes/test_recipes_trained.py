@@ -1,0 +1,247 @@
+"""What users launch, unmodified: each recipe's run section as real processes, two nodes on loopback."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from node_kit import Node, free_port, listening, wait_until
+from paths_kit import ROOT
+from recipe_kit import DEFAULT, HEAD, OTHER, TEACHING, envs, recipe, sky_variables
+from run_kit import TINY, Run
+
+Undisturbed = Callable[..., Run]
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    """The folder that a node's commands run in: this repository, with the environment where set-up puts it."""
+    folder = tmp_path / "workdir"
+    folder.mkdir()
+    for name in (
+        "mingpt",
+        "configs",
+        "examples",
+        "recipes",
+        "pyproject.toml",
+        "constraints.txt",
+        "constraints-cpu.txt",
+    ):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+@pytest.fixture
+def launch(workdir: Path, text: Path, cache: Path) -> Callable[..., list[Node]]:
+    """Starts a recipe's run section on both nodes, the head first: on loopback each could host a rendezvous."""
+
+    def start(
+        name: str,
+        run: str,
+        processes: tuple[int, int] = (2, 1),
+        more: str = "",
+        on_line: Mapping[int, Callable[[str], None]] | None = None,
+        experiment: str = "",
+        within: Sequence[str] = (),
+    ) -> list[Node]:
+        overrides = more if experiment else " ".join((*TINY, f"data.path={text}", f"data.cache_dir={cache}", more))
+        changed: dict[str, object] = {"OVERRIDES": overrides, "PREFLIGHT": "0"}
+        changed |= {"EXPERIMENT": experiment} if experiment else {}
+        if name == "train-spot":
+            changed["BUCKET"], port = run, None  # the launcher's port; `within` is a network that has it free
+        else:
+            changed["RUN_DIR"], port = run, free_port()
+            changed["MASTER_PORT" if name == "train" else "RDZV_PORT"] = port
+        nodes: list[Node] = []
+        for rank in (0, 1):
+            env = {**envs(name, **changed, NPROC_PER_NODE=processes[rank]), **sky_variables(rank)}
+            hear = (on_line or {}).get(rank, lambda line: None)
+            nodes.append(Node([*within, "bash", "-c", str(recipe(name)["run"])], env, workdir, hear))
+            if rank == 0 and port:
+                wait_until(lambda: listening(port) or nodes[0].process.poll() is not None, "the head listens")
+        return nodes
+
+    return start
+
+
+def ends(nodes: list[Node]) -> list[int]:
+    """The exit codes; fails if a process is left behind."""
+    codes = [node.wait() for node in nodes]
+    for node in nodes:
+        node.assert_nothing_left()
+    return codes
+
+
+def said(nodes: list[Node]) -> str:
+    return "".join(node.output for node in nodes)
+
+
+def stored(line: str) -> bool:
+    """From here on a start resumes. (A step's own line does not say so: snapshots are written beside the steps.)"""
+    return re.match(r"step \d+: snapshot \w+ in ", line) is not None
+
+
+@pytest.mark.slow
+def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resized(
+    launch: Callable[..., list[Node]], undisturbed: Undisturbed, tmp_path: Path, text: Path, cache: Path
+) -> None:
+    run = Run(str(tmp_path / "run"), text, cache)
+    nodes: list[Node] = []
+
+    def stop(line: str) -> None:
+        if re.match(r"step +7/", line):
+            os.kill(nodes[1].process.pid, signal.SIGTERM)  # the script's own process: it has become torchrun
+
+    nodes += launch("train", run.dir, (2, 1), on_line={0: stop})
+    assert 0 not in ends(nodes), said(nodes)
+    assert "stopped on request" in nodes[0].output, said(nodes)
+    (stopped_at, *_) = run.store.steps()
+    assert 7 <= stopped_at < 24
+    nodes = launch("train", run.dir, (1, 2))
+    assert ends(nodes) == [0, 0], said(nodes)
+    assert f"resumed from step {stopped_at} of " in nodes[0].output
+    assert f"Starting distributed training, head node: {HEAD}\n" in nodes[1].output
+    assert run.digest() == undisturbed(DEFAULT).digest()
+
+
+@pytest.mark.slow
+@pytest.mark.example
+def test_train_rdzv_yaml_starts_a_killed_process_again(
+    launch: Callable[..., list[Node]], undisturbed: Undisturbed, tmp_path: Path, text: Path, cache: Path
+) -> None:
+    run = Run(str(tmp_path / "run"), text, cache)
+    nodes: list[Node] = []
+    killed: list[int] = []
+
+    def kill(line: str) -> None:
+        if stored(line) and not killed:
+            killed.append(nodes[1].workers()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    nodes += launch("train-rdzv", run.dir, (2, 1), on_line={0: kill, 1: kill})  # either may have process 0
+    assert ends(nodes) == [0, 0], said(nodes)
+    assert killed
+    assert re.search(r"resumed from step \d+ of ", said(nodes))
+    assert run.digest() == undisturbed(DEFAULT).digest()
+
+
+@pytest.fixture
+def network() -> Iterator[list[str]]:
+    """A network with nothing in it but loopback: what a command must begin with to be in there."""
+    if subprocess.run(["unshare", "-n", "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
+        pytest.skip("needs root: a network of its own")
+    holder = subprocess.Popen(
+        ["unshare", "-n", "sh", "-c", "ip link set lo up && echo up && exec sleep 600"], stdout=-1
+    )
+    assert holder.stdout
+    assert holder.stdout.readline() == b"up\n"
+    yield ["nsenter", "-n", "-t", str(holder.pid)]
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_spot_job_that_loses_a_machine_goes_on_elsewhere(
+    launch: Callable[..., list[Node]],
+    network: list[str],
+    undisturbed: Undisturbed,
+    tmp_path: Path,
+    text: Path,
+    cache: Path,
+) -> None:
+    run = Run(str(tmp_path / "bucket" / sky_variables(0)["SKYPILOT_TASK_ID"]), text, cache)
+    nodes: list[Node] = []
+
+    def lose(line: str) -> None:
+        if stored(line):
+            nodes[1].kill()
+
+    more = "world.init_timeout_seconds=10"  # how long the node that is left waits for another
+    nodes += launch("train-spot", str(tmp_path / "bucket"), more=more, on_line={0: lose, 1: lose}, within=network)
+    assert ends(nodes) == [70, -signal.SIGKILL], said(nodes)  # for SkyPilot: recover
+    nodes = launch("train-spot", str(tmp_path / "bucket"), processes=(1, 1), within=network)
+    assert ends(nodes) == [0, 0], said(nodes)
+    assert re.search(r"resumed from step \d+ of ", said(nodes))
+    assert run.digest() == undisturbed(DEFAULT).digest()
+
+
+@pytest.mark.slow
+def test_a_mistake_ends_a_spot_job_for_good(
+    launch: Callable[..., list[Node]], network: list[str], tmp_path: Path
+) -> None:
+    nodes = launch("train-spot", str(tmp_path), more="optimizer.lrate=1", within=network)
+    assert ends(nodes) == [64, 64], said(nodes)
+    assert "optimizer.lrate is not a key" in said(nodes)
+
+
+@pytest.mark.slow
+def test_what_was_trained_is_evaluated_and_continued(
+    launch: Callable[..., list[Node]], workdir: Path, tmp_path: Path, text: Path
+) -> None:
+    run = str(tmp_path / "run")
+    nodes = launch("train", run, (1, 1))
+    assert ends(nodes) == [0, 0], said(nodes)
+    again = f"data.path={text}"  # an absolute path is not taken from a snapshot
+    for name, changed, expected in (
+        ("evaluate", {"OPTIONS": "--json --step 24", "OVERRIDES": again}, '"perplexity": '),
+        ("generate", {"PROMPT": "so the", "OPTIONS": "--tokens 20 --seed 2"}, "so the"),
+    ):
+        node = Node(["bash", "-c", str(recipe(name)["run"])], envs(name, RUN_DIR=run, **changed), workdir)
+        assert node.wait() == 0, node.output
+        assert expected in node.output
+
+
+@pytest.mark.slow
+def test_a_model_of_ones_own_is_trained_by_the_same_recipe(launch: Callable[..., list[Node]], tmp_path: Path) -> None:
+    settings = ("train.max_steps=12", "snapshot.hot_every_steps=0")
+    alone, two_nodes = (Run(str(tmp_path / name), tmp_path, tmp_path) for name in ("alone", "nodes"))
+    command = [sys.executable, "-m", "mingpt.train", "experiment=classifier", f"run.dir={alone.dir}", *settings]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=200)
+    nodes = launch("train", two_nodes.dir, more=" ".join(settings), experiment="classifier")
+    assert ends(nodes) == [0, 0], said(nodes)
+    assert two_nodes.digest() == alone.digest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEACHING)
+def test_a_mistake_in_overrides_ends_both_nodes_and_is_told(
+    name: str, launch: Callable[..., list[Node]], tmp_path: Path
+) -> None:
+    nodes = launch(name, str(tmp_path / "run"), (1, 1), "optimizer.lrate=1")
+    assert 0 not in ends(nodes), said(nodes)
+    assert "optimizer.lrate is not a key" in said(nodes)
+
+
+@pytest.mark.slow
+def test_the_command_of_by_hand_md_runs_on_two_machines(
+    workdir: Path, undisturbed: Undisturbed, tmp_path: Path, text: Path, cache: Path
+) -> None:
+    run = Run(str(tmp_path / "run"), text, cache)
+    page = (ROOT / "docs/by-hand.md").read_text()
+    (variables,) = re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
+    (command,) = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)
+    overrides = " ".join((DEFAULT, *TINY, f"data.path={text}", f"data.cache_dir={cache}"))
+    port = free_port()
+    nodes: list[Node] = []
+    for number, (me, processes) in enumerate(((HEAD, 2), (OTHER, 1))):
+        own = {
+            "HEAD": HEAD,
+            "ME": me,
+            "NUMBER": number,
+            "NODES": 2,
+            "PROCESSES": processes,
+            "RUN_DIR": run.dir,
+            "PORT": port,
+        }
+        env = {key: str(value) for key, value in own.items()} | {"OVERRIDES": overrides}
+        assert re.findall(r"^(\w+)=", variables, re.M) == list(env)  # the page names what the command needs
+        nodes.append(Node(["bash", "-uc", command], env, workdir))
+    assert ends(nodes) == [0, 0], said(nodes)
+    assert run.digest() == undisturbed(DEFAULT).digest()

@@ -1,0 +1,208 @@
+"""The hot tier: what a crash costs, and what it never brings back."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mingpt.errors import UserError
+from mingpt.snapshot import hot
+from node_kit import Node, free_port, needs_mount
+from paths_kit import CRASH_SITE, ROOT
+from run_kit import TINY, Run
+from snapshot_kit import save
+
+# The only durable snapshot is that at the end.
+HOT = ("train.max_steps=120", "train.eval_every=0", "snapshot.every_steps=0", "snapshot.hot_every_steps=10")
+
+
+def command(run: Run, folder: Path, *launcher: str, more: tuple[str, ...] = ()) -> list[str]:
+    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
+    tier = (f"snapshot.hot_dir={folder}", "snapshot.asynchronous=true")
+    return [sys.executable, *launcher, *TINY, *HOT, *places, *tier, *more]
+
+
+LAUNCH = ("-m", "mingpt.launch", "--nproc-per-node=2")
+
+
+def kill_at(node: Node, step: int) -> None:
+    """SIGKILL to everything as soon as a step's line comes."""
+
+    def on_line(line: str) -> None:
+        if (match := re.match(r"step +(\d+)/", line)) and int(match[1]) >= step:
+            node.kill()
+
+    node.on_line = on_line
+
+
+@pytest.mark.slow
+def test_after_a_crash_a_run_goes_on_from_the_memory_of_its_node(
+    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run, memory = new_run(), tmp_path / "memory"
+    memory.mkdir()
+    node = Node(command(run, memory, *LAUNCH))
+    kill_at(node, 55)
+    node.wait()
+    assert run.store.steps() == []
+    node = Node(command(run, memory, "-m", "mingpt.train"))  # another number of processes
+    assert node.wait() == 0, node.output
+    resumed = re.findall(rf"resumed from step (\d+) of {memory}", node.output)
+    assert len(resumed) == 1, node.output
+    assert int(resumed[0]) in (40, 50, 60)
+    assert run.digest() == undisturbed(*HOT).digest()
+    assert list(memory.glob("mingpt-*/*")) == []  # removed: the run has finished
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_after_its_last_snapshot_leaves_nothing_in_memory(
+    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run, memory = new_run(), tmp_path / "memory"
+    memory.mkdir()
+    (tmp_path / "crash-at").write_text("after manifest durable process")
+    env = {
+        "PYTHONPATH": os.pathsep.join((str(CRASH_SITE), str(ROOT))),
+        "CRASH_AT": str(tmp_path / "crash-at"),
+        "CRASH_PART_BYTES": "40000",
+    }
+    node = Node(command(run, memory, *LAUNCH), env)
+    assert node.wait() == 0, node.output
+    assert "nothing to do: the run has reached step 120" in node.output
+    assert run.digest() == undisturbed(*HOT).digest()
+    assert list(memory.glob("mingpt-*/*")) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_only_leaves_hot_snapshots_makes_progress(
+    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run, memory = new_run(), tmp_path / "memory"
+    memory.mkdir()
+    node = Node(command(run, memory, *LAUNCH, more=("launch.max_attempts_without_progress=1",)))
+    killed: list[int] = []
+
+    def kill(line: str) -> None:
+        if (match := re.match(r"step +(\d+)/", line)) and int(match[1]) >= 25 + 30 * len(killed) and len(killed) < 3:
+            killed.append(int(match[1]))
+            os.kill(node.workers()[0], signal.SIGKILL)
+
+    node.on_line = kill
+    assert node.wait() == 0, node.output[-4000:]
+    assert len(killed) == 3
+    assert run.digest() == undisturbed(*HOT).digest()
+
+
+@needs_mount
+@pytest.mark.slow
+def test_a_node_that_was_replaced_gets_the_step_from_another_ones_memory(
+    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run, memory = new_run(), tmp_path / "memory"
+    memory.mkdir()
+
+    def start() -> list[Node]:
+        port, nodes = free_port(), []
+        for rank in (0, 1):
+            env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            train = command(run, memory, "-m", "mingpt.train")
+            # Node 1's memory is its own, and gone with its processes.
+            alone = ["unshare", "-m", "bash", "-c", f'mount -t tmpfs tmpfs {memory}; exec "$@"', "bash"]
+            nodes.append(Node(train if rank == 0 else [*alone, *train], env))
+        return nodes
+
+    nodes = start()
+    kill_at(nodes[0], 55)
+    nodes[0].wait()
+    nodes[1].kill()
+    nodes = start()
+    assert [node.wait() for node in nodes] == [0, 0], nodes[0].output + nodes[1].output
+    assert re.search(rf"resumed from step (40|50|60) of {memory}", nodes[0].output)
+    assert run.digest() == undisturbed(*HOT).digest()
+
+
+@pytest.mark.slow
+def test_a_deleted_run_starts_afresh_whatever_is_left_in_memory(tmp_path: Path, new_run: Callable[..., Run]) -> None:
+    run, memory = new_run(), tmp_path / "memory"
+    memory.mkdir()
+    node = Node(command(run, memory, "-m", "mingpt.train"))
+    kill_at(node, 35)
+    node.wait()
+    shutil.rmtree(run.dir)
+    node = Node(command(run, memory, "-m", "mingpt.train", more=("train.max_steps=5",)))
+    assert node.wait() == 0, node.output
+    assert "resumed" not in node.output
+
+
+@pytest.mark.slow
+def test_a_damaged_hot_snapshot_is_set_aside_for_the_durable_one(
+    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run, memory = new_run(), tmp_path / "memory"
+    memory.mkdir()
+    more = ("snapshot.every_steps=25", "snapshot.asynchronous=false")
+    node = Node(command(run, memory, "-m", "mingpt.train", more=more))
+    kill_at(node, 44)
+    node.wait()
+    (part,) = memory.glob("mingpt-*/*/step-*/optimizer-*")
+    part.write_bytes(part.read_bytes()[:-1])
+    node = Node(command(run, memory, *LAUNCH, more=more))
+    assert node.wait() == 0, node.output
+    assert f"in {part.parent.parent}: optimizer-00001-" in node.output
+    assert re.search(rf"resumed from step 25 of {run.dir}/snapshots", node.output)
+    assert run.digest() == undisturbed(*HOT).digest()
+
+
+def test_memory_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(UserError) as caught:
+        hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, free)
+    assert re.fullmatch(
+        rf"snapshot\.hot_dir={tmp_path}: two snapshots take \d+ MiB, and \d+ MiB are free: give it more "
+        r"\(docker: --shm-size\), or set snapshot\.hot_every_steps=0",
+        str(caught.value),
+    )
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"mingpt-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="belongs to somebody else"):
+        hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, 10)
+
+
+def test_what_killed_runs_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    old, young = (hot.open_hot(str(tmp_path), str(tmp_path / name), "a" * 32, 10) for name in ("old", "young"))
+    for store in (old, young):
+        save(store, 1)
+    long_ago = time.time() - hot.STALE_SECONDS - 10
+    for path in [Path(old.root), *Path(old.root).glob("*")]:
+        os.utime(path, (long_ago, long_ago))
+    own = hot.open_hot(str(tmp_path), str(tmp_path / "own"), "b" * 32, 10)
+    assert sorted(p.name[:3] for p in Path(own.root).parent.iterdir()) == ["own", "you"]
+
+
+def test_a_folder_in_memory_belongs_to_one_run_directory(tmp_path: Path) -> None:
+    """A copy of a run has the same random id; another place of the same name has not."""
+    run, copy, link = (str(tmp_path / name) for name in ("a/run", "b/run", "link"))
+    Path(run).mkdir(parents=True)
+    Path(link).symlink_to(run)
+    own = hot.folder("/m", run, "a" * 32)
+    assert own.parent == Path(f"/m/mingpt-{os.getuid()}")
+    assert own.name.startswith("run-")
+    assert own == hot.folder("/m", run + "/", "a" * 32) == hot.folder("/m", link, "a" * 32)
+    assert len({own, hot.folder("/m", copy, "a" * 32), hot.folder("/m", run, "b" * 32)}) == 3
+    assert hot.folder("/m", "memory://x/run", "a" * 32) == hot.folder("/m", "memory://x/run/", "a" * 32)
+
+
+def test_a_run_has_one_name_of_its_own_for_all_attempts(tmp_path: Path) -> None:
+    assert hot.find_run_id(str(tmp_path / "run")) is None
+    first = hot.run_id(str(tmp_path / "run"))
+    assert hot.run_id(str(tmp_path / "run")) == first == hot.find_run_id(str(tmp_path / "run"))
+    assert hot.run_id(str(tmp_path / "other")) != first

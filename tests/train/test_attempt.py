@@ -1,0 +1,99 @@
+"""What an attempt says and agrees on before its first step."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mingpt.compute.batches import BatchPlan
+from mingpt.config import compose
+from mingpt.config.schema import Config
+from mingpt.data.opening import open_source
+from mingpt.data.source import Source
+from mingpt.errors import UserError
+from mingpt.train.attempt import agree_on_inputs
+from mingpt.train.proportions import count, proportions
+from mingpt.world.world import World
+from own_kit import CLASSIFIER
+from snapshot_kit import ALONE
+
+
+def configured(*arguments: str) -> Config:
+    config = compose.configure(arguments)
+    assert config is not None
+    return config
+
+
+def source_of(config: Config) -> Source:
+    return open_source(config.data, config.model.block_size, config.batch.micro_size)
+
+
+def agree(mine: Config, theirs: Config, sha256: str) -> None:
+    said: list[Any] = []
+
+    class Recorder(World):
+        def gather(self, value: Any) -> list[Any]:
+            said.append(value)
+            return said
+
+    world = Recorder(**{f: getattr(ALONE, f) for f in ("rank", "size", "local_rank", "device", "backend")})
+    source = source_of(configured(*CLASSIFIER))
+    for config, content in ((mine, "a"), (theirs, sha256)):
+        agree_on_inputs(world, config, replace(source, sha256=content))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["data.workers=2", "data.cache_dir=/scratch", "data.path=/local/text.txt", "data.cache_timeout_seconds=9"],
+)
+def test_where_a_node_has_the_data_is_its_own_affair(setting: str) -> None:
+    agree(configured(), configured(setting), "a")
+
+
+@pytest.mark.parametrize(
+    "setting", ["run.dir=/other", "data.stride=2", "seed=2", "train.log_every=3", "data.tokens=byte"]
+)
+def test_all_else_must_be_equal(setting: str) -> None:
+    with pytest.raises(
+        UserError, match=f"process 1 has other settings or data than process 0: .*{setting.split('=')[0]}: "
+    ):
+        agree(configured(), configured(setting), "a")
+
+
+def test_the_same_path_with_other_content_is_refused() -> None:
+    with pytest.raises(UserError, match=r"process 1 has other settings or data than process 0: data\.sha256: a -> b$"):
+        agree(configured(), configured(), "b")
+
+
+def lines(samples: int, *arguments: str) -> list[str]:
+    config = configured(*CLASSIFIER, "batch.global_size=64", "batch.micro_size=8", *arguments)
+    plan = BatchPlan(samples, 1, config.batch.global_size, config.batch.micro_size)
+    return list(proportions(plan, source_of(config), config))
+
+
+def test_the_start_tells_how_often_the_data_is_seen() -> None:
+    assert lines(3687, "train.max_steps=300") == ["data: 3,686 samples, 64 a step, 5.2 epochs"]
+    assert lines(3687, "train.max_steps=9000") == [
+        "data: 3,686 samples, 64 a step, 156 epochs",
+        "WARNING: 156 epochs: a model that sees its data so often learns it by heart: take more data, or lower "
+        "train.max_steps",
+    ]
+
+
+def test_a_warm_up_longer_than_the_run_is_told() -> None:
+    assert lines(3687, "train.max_steps=6")[1:] == [
+        "WARNING: schedule.warmup_steps=100, but train.max_steps=6: the learning rate never reaches optimizer.lr"
+    ]
+
+
+def test_of_a_text_tokens_are_told(text: Any, cache: Any) -> None:
+    config = configured(
+        f"data.path={text}",
+        f"data.cache_dir={cache}",
+        "model.block_size=16",
+        "batch.global_size=32",
+        "train.max_steps=106",
+    )
+    plan = BatchPlan(5384, 1, 32, 16)
+    assert list(proportions(plan, source_of(config), config)) == ["data: 5,400 tokens, 512 a step, 10.1 epochs"]
+    assert [count(n) for n in (999_999, 1_000_000, 9_960_000_000)] == ["999,999", "1.0 M", "10.0 G"]

@@ -1,0 +1,329 @@
+"""A run is finished when its last step is durable, and only then; no failure of a tier or a thread goes unsaid.
+
+Whole attempts, in this process: a world of one, with a real store and a real memory.
+"""
+
+import errno
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mingpt.data.own import source_of
+from mingpt.data.source import Source
+from mingpt.errors import FINISHED, STOPPED, USER_ERROR, SnapshotFailed
+from mingpt.snapshot import writer as writer_module
+from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
+from mingpt.snapshot.format import Metrics
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.retention import Retention
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
+from paths_kit import KITS
+from run_kit import TINY
+from snapshot_kit import ALONE, PROVENANCE, save, state_of
+
+STEPS = 4
+
+
+class Asked(Lifetime):
+    """Somebody asks this process to stop in step `at`: training looks once a step."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at, self.looks = at, 0
+        super().__init__()
+
+    @property
+    def stop(self) -> bool:
+        self.looks += 1
+        return self.looks >= self.at > 0
+
+    @stop.setter
+    def stop(self, value: bool) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure a process has some seconds to live. This one has more tests to run."""
+    monkeypatch.setattr("mingpt.world.joining._limit_the_rest_of_life", lambda seconds, code: None)
+
+
+@pytest.fixture
+def train(tmp_path: Path, text: Path, cache: Path) -> Iterator[Callable[..., int]]:
+    """Runs an attempt of the run in tmp_path/run; returns its exit code."""
+    threads = torch.get_num_threads()
+
+    def run(*overrides: str, stop_at: int = 0) -> int:
+        places = (f"run.dir={tmp_path}/run", f"data.path={text}", f"data.cache_dir={cache}")
+        memory = tmp_path / "memory"
+        memory.mkdir(exist_ok=True)
+        tiers = (f"snapshot.hot_dir={memory}", "snapshot.every_steps=0", "snapshot.retry_seconds=0")
+        length = (f"train.max_steps={STEPS}", "train.eval_every=0", f"schedule.decay_steps={STEPS}")
+        return attempt([*TINY, *places, *tiers, *length, *overrides], Asked(stop_at))
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Store:
+    return Store(f"{tmp_path}/run/snapshots")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, key: str, error: OSError, method: str = "write") -> None:
+    """All writes of one tier fail."""
+    plain = getattr(Store, method)
+
+    def act(self: Store, *arguments: Any) -> Any:
+        if self.key == key:
+            raise error
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Store, method, act)
+
+
+GRACE, HOT = "snapshot.grace_seconds=30", "snapshot.hot_every_steps=2"
+NO_ANSWER = OSError(errno.EIO, "Input/output error")
+
+
+def test_a_stop_in_the_last_step_that_is_not_stored_is_no_finish(
+    train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, "snapshot.dir", NO_ANSWER)
+    assert train(GRACE, stop_at=STEPS) == STOPPED
+    assert f"stopped on request: step {STEPS}, digest not stored" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert durable.steps() == []
+    assert train(GRACE) == FINISHED
+    assert durable.steps() == [STEPS]
+
+
+def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
+    tmp_path: Path,
+    train: Callable[..., int],
+    durable: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failing(monkeypatch, "snapshot.dir", NO_ANSWER)
+    assert train(GRACE, HOT, stop_at=STEPS) == STOPPED
+    out = capsys.readouterr().out
+    assert f"the next attempt starts from step {STEPS} on these nodes (in their memory), and from the newest" in out
+    monkeypatch.undo()
+    assert train(GRACE, HOT) == FINISHED
+    digest = read(durable, STEPS).manifest.digest
+    said = f"finished: step {STEPS}, digest {digest}: only the memory of a node had it; now it is stored"
+    assert said in capsys.readouterr().out.splitlines()
+    assert list((tmp_path / "memory").glob("mingpt-*/*")) == []
+    assert train(GRACE, HOT) == FINISHED
+    assert f"nothing to do: the run has reached step {STEPS}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), NO_ANSWER])
+def test_a_memory_that_fails_does_not_cost_the_durable_snapshot(
+    train: Callable[..., int],
+    durable: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: OSError,
+) -> None:
+    failing(monkeypatch, "snapshot.hot_dir", error)
+    assert train(GRACE, HOT, stop_at=3) == STOPPED
+    assert durable.steps() == [3]
+    out = capsys.readouterr().out
+    assert f"stopped on request: step 3, digest {read(durable, 3).manifest.digest}" in out
+    assert "SNAPSHOT FAILED (1 in a row): the snapshot of step 2 could not be written" in out
+
+
+def test_a_durable_snapshot_that_the_user_must_cure_leaves_the_step_in_memory(
+    tmp_path: Path, train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, "snapshot.dir", OSError(errno.ENOSPC, "No space left on device"))
+    assert train(GRACE, HOT, stop_at=3) == USER_ERROR
+    monkeypatch.undo()
+    [folder] = (tmp_path / "memory").glob("mingpt-*/*")
+    assert Store(str(folder)).steps() == [3]
+
+
+def test_going_back_by_deleting_newer_steps_is_not_undone_by_memory(
+    train: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = ("snapshot.every_steps=2", "snapshot.hot_every_steps=3")
+    assert train(*every, stop_at=3) == STOPPED
+    capsys.readouterr()
+    assert durable.steps() == [3, 2]
+    durable.delete(3)
+    assert train(*every) == FINISHED
+    assert "resumed from step 2 of " in capsys.readouterr().out
+
+
+# --- bad numbers ---
+
+
+class Bad(nn.Module):
+    """A linear model whose loss is what it should not be in some of its forwards (the one that tries it is the 0th)."""
+
+    loss, calls = math.nan, range(0)  # which; set by the tests
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.forwards = nn.Linear(3, 1), 0
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        call, self.forwards = self.forwards, self.forwards + 1
+        loss = nn.functional.mse_loss(self.layer(x).squeeze(1), y, reduction="sum")
+        return loss * (Bad.loss if self.training and call in Bad.calls else 1.0), torch.tensor(len(y))
+
+
+def lines() -> Source:
+    x = torch.arange(48.0).view(16, 3) / 48
+    return source_of((x, x.sum(1)), (x[:0], x[:0].sum(1)), 4)
+
+
+@pytest.fixture
+def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def run(calls: range, *overrides: str) -> int:
+        monkeypatch.setattr(Bad, "calls", calls)
+        own = ("model._target_=test_ends.Bad", "data._target_=test_ends.lines", f"run.dir={tmp_path}/run")
+        batch = ("batch.global_size=4", "batch.micro_size=4", "schedule.kind=constant", "schedule.warmup_steps=0")
+        tiers = ("snapshot.asynchronous=false", "snapshot.hot_every_steps=0", "train.eval_every=0")
+        return attempt([*own, *batch, *tiers, *overrides], Asked())
+
+    return run
+
+
+def test_one_step_that_is_not_finite_does_not_end_a_run(bad: Callable[..., int], durable: Store) -> None:
+    """log_every is as long as the patience with steps that are skipped; the bad one is on a logged step."""
+    assert bad(range(200, 201), "train.max_steps=300", "train.log_every=100", "snapshot.every_steps=0") == FINISHED
+    assert durable.steps() == [300]
+
+
+def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapshots_stay(
+    bad: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = bad(
+        range(108, 999), "train.max_steps=500", "train.log_every=50", "snapshot.every_steps=25", "snapshot.keep=2"
+    )
+    assert code == USER_ERROR
+    assert durable.steps() == [100, 75]
+    assert (
+        "error: nothing was learnt since step 107: the gradients are not finite, so steps are skipped. The run has "
+        "diverged: give a lower optimizer.lr, and go back to a step before the trouble, 100 at the latest (`python -m "
+        f"mingpt.snapshots rewind {tmp_path}/run --step N`), or start in another run.dir"
+    ) in capsys.readouterr().err
+
+
+def test_a_run_whose_last_loss_is_not_finite_is_not_finished(
+    bad: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bad(range(50, 61), "train.max_steps=60", "snapshot.every_steps=20") == USER_ERROR
+    assert durable.steps() == [40, 20]
+    error = "error: the loss of step 60 is not finite, so it was not stored. The run has diverged: give a lower"
+    assert error in capsys.readouterr().err
+
+
+def test_a_manifest_says_which_figures_are_no_numbers() -> None:
+    metrics = Metrics.of(loss=2.0, val_loss=math.nan, best_val_loss=None)
+    assert metrics == Metrics(loss=2.0, not_finite=["val_loss"])
+
+
+def test_the_best_evaluation_has_a_snapshot_whenever_it_comes(train: Callable[..., int], durable: Store) -> None:
+    """Evaluations every 3 steps and snapshots every 4: they meet at 12."""
+    more = ("train.max_steps=11", "train.eval_every=3", "snapshot.every_steps=4", "snapshot.keep=1")
+    assert train(*more) == FINISHED
+    losses = {step: read(durable, step).manifest.metrics.val_loss for step in durable.steps()}
+    assert set(losses) == {9, 11} or set(losses) == {11}  # the last step is evaluated, too
+    assert train(*more[1:], "train.max_steps=10", "snapshot.keep_best=false") == FINISHED
+
+
+# --- format 2 ---
+
+
+def test_a_snapshot_of_format_2_is_read_without_what_is_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, state = Store(str(tmp_path)), state_of(3)
+    monkeypatch.setattr(writer_module, "FORMAT", 2)
+    old = {**state, "optimizer": {**state["optimizer"], "best_val_loss": torch.tensor(1.5, dtype=torch.float64)}}
+    digest = save(store, 3, old)
+    monkeypatch.undo()
+    loaded = read(store, 3)
+    assert (loaded.manifest.format, loaded.manifest.digest) == (2, digest)
+    assert loaded.state["optimizer"].keys() == state["optimizer"].keys()
+    assert save(Store(str(tmp_path / "3")), 3, loaded.state) == save(Store(str(tmp_path / "new")), 3, state)
+
+
+# --- the thread ---
+
+
+def test_a_thread_that_raises_anything_is_heard_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    writer = SnapshotWriter(Store(str(tmp_path)), ALONE, Retention(9), PROVENANCE, said.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "digest_of", lambda tensors: 1 / 0)
+        writer.start(1, state_of(1))
+        with pytest.raises(SnapshotFailed, match="division by zero"):
+            writer.wait()
+    assert (writer.failures, writer.broken) == (1, False)
+    assert said == [
+        "SNAPSHOT FAILED (1 in a row): the snapshot of step 1 could not be committed in "
+        f"{tmp_path}: division by zero. The run goes on."
+    ]
+    writer.save(2, state_of(2))
+    assert writer.failures == 0
+
+
+@pytest.mark.slow
+def test_processes_that_cannot_agree_say_so_and_the_run_ends(tmp_path: Path) -> None:
+    """The side group's limit is 2 s, and a write takes longer."""
+    script = KITS / "two_writers.py"
+    processes = [
+        subprocess.Popen([sys.executable, script, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    outcomes = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+    for told in outcomes:
+        assert told["first"].startswith("SnapshotFailed: the processes could not agree on the snapshot of step 1")
+        assert (told["failures"], told["broken"]) == (1, True)
+        [line] = told["said"]
+        assert line.startswith("SNAPSHOT FAILED (1 in a row): the processes could not agree on the snapshot of step 1")
+        assert line.endswith("raise world.timeout_seconds. The run ends here.")
+
+
+def test_a_writer_that_is_broken_in_one_process_ends_the_run_in_all(
+    train: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = Checkpointer.is_due
+
+    def another_is_broken(self: Checkpointer, step: int, flags: Sequence[float]) -> bool:
+        return plain(self, step, [1.0 if i == BROKEN and step == 3 else flags[i] for i in FLAGS])
+
+    monkeypatch.setattr(Checkpointer, "is_due", another_is_broken)
+    assert train() == 70
+    assert "another process can't write snapshots any more: the reason is in its log" in capsys.readouterr().err
+
+
+def test_the_processes_wait_longer_for_each_other_than_any_of_them_may_wait_for_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that goes on failing gives up within writer.limit_seconds, however long retry_seconds is."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    failing(monkeypatch, "snapshot.dir", NO_ANSWER)
+    writer = SnapshotWriter(
+        Store(str(tmp_path)), ALONE, Retention(9), PROVENANCE, lambda line: None, retry_seconds=1e6, limit_seconds=100
+    )
+    with pytest.raises(SnapshotFailed):
+        writer.save(1, state_of(1))
+    assert clock[0] <= 100
