@@ -149,7 +149,7 @@ def test_every_world_decides_alike_whatever_is_killed_between_skip_and_rollback(
 
     def new(name: str) -> Run:
         return Run(
-            f"{tmp_path}/{name}", text, cache, (*bad, "run.name=" + name), {"PYTHONPATH": str(Path(__file__).parent)}
+            f"{tmp_path}/{name}", text, cache, (*bad, "run.name=" + name), {"PYTHONPATH": KITS}
         )
 
     alone = new("alone")
