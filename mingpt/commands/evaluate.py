@@ -25,7 +25,7 @@ DESCRIPTION = (
 
 
 def command(arguments: list[str], lifetime: Lifetime) -> int:
-    """Evaluate and print. Called by all processes; returns the exit code."""
+    """Print the figures; returns the exit code."""
     parser = Parser(prog="python -m mingpt.evaluate", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
     parser.add_argument(

@@ -169,7 +169,7 @@ def _parser() -> Parser:
     parser.add_argument("--each", type=int, default=10, help="how many images of each class to draw (default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same texts (default: 1)")
     parser.add_argument("--batch", type=int, default=16, help="texts at a time; fewer need less memory (default: 16)")
-    parser.add_argument("--speed", action="store_true", help="print to stderr how many tokens a second were generated")
+    parser.add_argument("--speed", action="store_true", help="say on stderr how many tokens a second were drawn")
     parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
     return parser
 

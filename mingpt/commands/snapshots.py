@@ -1,4 +1,4 @@
-"""`python -m mingpt.snapshots`: list, verify, copy, prune, rewind and export the snapshots of a run.
+"""`python -m mingpt.snapshots`: look at the snapshots of a run, check, copy, prune and export them.
 
 URL is a run's directory, its snapshots folder, or one step's folder; any fsspec URL.
 """
@@ -31,7 +31,7 @@ Options = argparse.Namespace
 def list_command(options: Options) -> int:
     """A table of the steps, or of the runs in a folder. Exit code 1 if one is damaged.
 
-    Reads the manifests, and compares the parts' sizes.
+    The manifests are read, and of the parts the sizes.
     """
     try:
         found = find(options.url, options.step, committed=False)
@@ -79,7 +79,7 @@ def _each_step(found: Found, act: Callable[[int], None], damaged: str, undone: s
 
 
 def digest_command(options: Options) -> int:
-    """Verify the newest snapshot (or --step's) and print its digest alone."""
+    """The digest of the newest snapshot (or of --step) alone on stdout, after verifying it."""
     found = find(options.url, options.step)
     try:
         say(verify(found.store, found.steps[0]).digest)
@@ -89,7 +89,7 @@ def digest_command(options: Options) -> int:
 
 
 def show_command(options: Options) -> int:
-    """Print the manifest of the newest snapshot (or --step's): config, attempts, numerics, sizes."""
+    """What the manifest of the newest snapshot (or of --step) says: config, attempts, numerics, sizes."""
     found = find(options.url, options.step)
     try:
         manifest = read_manifest(found.store, found.steps[0])
@@ -100,7 +100,7 @@ def show_command(options: Options) -> int:
 
 
 def prune_command(options: Options) -> int:
-    """Delete old snapshots and leftovers. Without --keep and --keep-every: as the newest snapshot's config says."""
+    """Delete what need not stay. Without --keep and --keep-every: as the newest snapshot's config says."""
     if split_url(options.url)[1] is not None:
         raise UserError(f"{without_secrets(options.url)} is one step's folder: give the run's directory")
     found = find(options.url)
@@ -133,7 +133,7 @@ def prune_command(options: Options) -> int:
 
 
 def rewind_command(options: Options) -> int:
-    """Go back: the run continues from --step, and newer snapshots are set aside. Nothing is deleted."""
+    """Go back: the run continues from --step, and all newer snapshots are set aside. Nothing is deleted."""
     above, named = split_url(options.url)
     if named is not None:
         raise UserError(
@@ -187,7 +187,7 @@ def export_command(options: Options) -> int:
 def _count(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
         return int(text)
 
     return number

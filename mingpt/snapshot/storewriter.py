@@ -68,22 +68,16 @@ class StoreWriter:
         try:
             parts = {name: PartInfo(**p) for r in reports for name, p in r["parts"].items()}
             tensors = {name: TensorInfo(**t) for r in reports for name, t in r["tensors"].items()}
-            digest = digest_of(tensors)
             manifest = Manifest(
-                format=FORMAT,
-                step=step,
-                digest=digest,
-                parts=parts,
-                tensors=tensors,
-                metrics=metrics,
+                format=FORMAT, step=step, digest=digest_of(tensors), parts=parts, tensors=tensors, metrics=metrics,
                 **self.provenance,
-            )
-            self.retry(partial(self._commit, manifest), self._deadline())
+            )  # fmt: skip
+            self.retry(partial(self._commit, manifest))
         except Superseded as error:
             return {"error": str(error), "superseded": True}
         except Exception as error:  # of any kind: the others wait for the answer
             return _failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
-        return {"digest": digest}
+        return {"digest": manifest.digest}
 
     def _commit(self, manifest: Manifest) -> None:
         if self.claim is not None:
