@@ -35,8 +35,8 @@ class Unreadable(TransientError):
     """A disk that can't give a file back, however often it is asked. Nothing is known of the snapshot."""
 
 
-class OtherFormat(Exception):
-    """A whole manifest that another version of this program wrote. To set it aside would throw that work away."""
+class OtherFormat(UserError):
+    """A whole manifest that another version of this program wrote. Setting it aside would throw that work away."""
 
 
 class SnapshotFailed(Exception):

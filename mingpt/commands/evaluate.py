@@ -1,4 +1,4 @@
-"""What mingpt.evaluate does: a model and its vocabulary from a snapshot, data, the figures, for people or as JSON."""
+"""The command mingpt.evaluate: evaluate a snapshot's model on data, and print the figures as text or JSON."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
         with join(config.world) as world:
             agree_on_inputs(world, config, source)
             pin(config, world.device)
-            # A run that is going on may have written a newer one since.
+            # All processes take rank 0's step: a run that is still training may have committed a newer one.
             opened = open_model(options.url, options.step, agree=world.broadcast)
             lengths = source.vocabulary.byte_lengths() if isinstance(source.vocabulary, Spelling) else []
             figures = evaluate(
@@ -73,12 +73,12 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
                     f"data.kind={config.data.kind}: no target of its validation split counts: choose other data"
                 )
             if world.is_main:
-                shown = told(figures) | {"step": opened.manifest.step, "digest": opened.manifest.digest}
+                shown = as_dict(figures) | {"step": opened.manifest.step, "digest": opened.manifest.digest}
                 if options.json:
                     say(json.dumps(shown))
                 else:
-                    say(f"{opened.where} on {described(config.data.model_dump())}")
-                    say(as_lines(figures))
+                    say(f"{opened.where} on {name_data(config.data.model_dump())}")
+                    say(as_text(figures))
             lifetime.settle()
             world.barrier()
         return FINISHED
@@ -86,8 +86,8 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
         return tell(error, lifetime)
 
 
-def told(figures: Figures) -> dict[str, Any]:
-    """For programs: what there is to tell, in finite numbers."""
+def as_dict(figures: Figures) -> dict[str, Any]:
+    """The figures that were measured, for JSON. A number that is not finite becomes None."""
     everything = {
         "loss": figures.loss,
         "perplexity": perplexity(figures),
@@ -105,7 +105,7 @@ def perplexity(figures: Figures) -> float:
     return math.exp(figures.loss) if figures.loss < 700 else math.inf
 
 
-def as_lines(figures: Figures) -> str:
+def as_text(figures: Figures) -> str:
     lines = [
         f"loss           {figures.loss:.4f} nats a token ({figures.targets:,.0f} tokens)",
         f"perplexity     {perplexity(figures):.4f}",
@@ -117,7 +117,7 @@ def as_lines(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def described(data: dict[str, Any]) -> str:
-    """What was evaluated on, in one phrase."""
+def name_data(data: dict[str, Any]) -> str:
+    """The data's kind and, if it has one, its path."""
     path = f" data.path={without_secrets(data['path'])}" if "path" in data else ""
     return f"data.kind={data['kind']}{path}"

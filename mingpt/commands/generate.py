@@ -24,33 +24,33 @@ from mingpt.redact import escaped, without_secrets
 from mingpt.storage import open_fs, place
 
 BETWEEN = "---------------\n"  # texts
-UNFINISHED = "\ufffd"  # what stands for bytes that are not, or not yet, UTF-8
+UNFINISHED = "\ufffd"  # decoders put it in place of bytes that are not valid UTF-8, or not yet
 
 
 @dataclass
 class Text:
-    """One text as it grows: its tokens, and how much of it has been told."""
+    """One text while it is generated."""
 
     prompt: list[int]
-    number: int
-    tokens: list[int] = field(default_factory=list)  # with the prompt's
-    _known: int = 0  # tokens from here on tell how the next ones are to be read
-    _told: int = 0  # tokens whose text has been told
+    number: int  # of the sample: it and --seed determine what is drawn
+    tokens: list[int] = field(default_factory=list)  # the prompt's and the generated ones
+    _context: int = 0  # decoding starts here: a token's text may depend on the one before it
+    _printed: int = 0  # tokens whose text has been returned
 
-    def news(self, vocabulary: TextVocabulary, end: bool) -> str:
-        """What can be told now and was not before. What may be half a character waits for the rest, or for the end."""
-        before = vocabulary.decode(self.tokens[self._known : self._told])
-        now = vocabulary.decode(self.tokens[self._known :])
+    def new_text(self, vocabulary: TextVocabulary, end: bool) -> str:
+        """The text since the last call. A character whose bytes are incomplete waits for the rest, or for the end."""
+        before = vocabulary.decode(self.tokens[self._context : self._printed])
+        now = vocabulary.decode(self.tokens[self._context :])
         if now.endswith(UNFINISHED) and not end:
             return ""
-        self._known, self._told = self._told, len(self.tokens)
+        self._context, self._printed = self._printed, len(self.tokens)
         return now[len(before) :]
 
 
 def grow(model: GPT, texts: Sequence[Text], options: argparse.Namespace) -> Iterator[None]:
-    """Draw the next token of each of these texts, again and again until each has --tokens more than its prompt."""
+    """Generate one token for each text per iteration, until each has --tokens tokens after its prompt."""
     block = model.config.block_size
-    prompts = [text.prompt[-block:] for text in texts]  # more is never seen
+    prompts = [text.prompt[-block:] for text in texts]  # the model sees no more
     lengths = [len(prompt) for prompt in prompts]
     rows = torch.tensor([prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts])
     stream = generate_stream(
@@ -74,7 +74,7 @@ def grow(model: GPT, texts: Sequence[Text], options: argparse.Namespace) -> Iter
 def write(
     model: GPT, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace, out: TextIO
 ) -> None:
-    """Each text to `out` as it grows, in their order: what is drawn along with the one that is being told waits."""
+    """Generate the texts in batches and write them in order, each as it grows. The others of its batch wait."""
     at = 0
     for begin in range(0, len(texts), options.batch):
         batch = texts[begin : begin + options.batch]
@@ -82,8 +82,8 @@ def write(
             while at < begin + len(batch):
                 text = texts[at]
                 end = len(text.tokens) == len(text.prompt) + options.tokens
-                # A vocabulary, which may be a stranger's, spells no escape codes; a \r is a part of many texts.
-                out.write("\r".join(map(escaped, text.news(vocabulary, end).split("\r"))))
+                # Escape terminal codes, which a vocabulary may contain, but not \r, which many texts contain.
+                out.write("\r".join(map(escaped, text.new_text(vocabulary, end).split("\r"))))
                 if not end:
                     break
                 at += 1
@@ -91,16 +91,18 @@ def write(
             out.flush()
 
 
-def picture(opened: Opened, options: argparse.Namespace) -> str:
-    """Draw images of each class to --out; returns what there is to say of it."""
+def write_images(opened: Opened, options: argparse.Namespace) -> str:
+    """Generate images of each class and write them to --out. Returns a line that says what is in the file."""
     tokens = opened.vocabulary
     if not isinstance(tokens, ImageTokens):
-        raise UserError(f"{opened.where}: a model that draws no images: leave --out out")
+        raise UserError(f"{opened.where}: this model generates no images: remove --out")
     data = opened.manifest.config.get("data")
     if not isinstance(data, dict) or not data.get("draw"):
-        raise UserError(f"{opened.where}: a model that was not trained to draw (data.draw=false): train another")
+        raise UserError(
+            f"{opened.where}: this model was not trained to draw (data.draw=false): train one with data.draw=true"
+        )
     if tokens.per_image > opened.model.config.block_size or tokens.shape[2] not in COLORS:
-        raise UserError(f"{opened.where}: a model whose images, {tokens.shape}, can't be drawn: choose another")
+        raise UserError(f"{opened.where}: images of shape {tokens.shape} can't be drawn: choose another model")
     images = draw(
         opened.model,
         tokens,
@@ -115,7 +117,7 @@ def picture(opened: Opened, options: argparse.Namespace) -> str:
 
 
 def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[str]:
-    """What is to be continued. Bytes that are not UTF-8 stay what they are, for models of bytes."""
+    """The texts to continue. Bytes that are not UTF-8 survive as surrogates, for models of bytes."""
     if options.file is None:
         return [options.prompt or ("0" if isinstance(vocabulary, Numbers) else "\n")]
     if options.file == "-":
@@ -129,6 +131,7 @@ def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[
 
 
 def problems(options: argparse.Namespace) -> list[str]:
+    """What is wrong with the options, one message each."""
     return [
         *(["--prompt is empty: give it at least one character"] if options.prompt == "" else []),
         *([f"--each {options.each}: at least 1"] if options.each < 1 else []),
@@ -172,10 +175,10 @@ def _parser() -> Parser:
 
 
 def generate(opened: Opened, options: argparse.Namespace) -> int:
-    """What the options ask of a model. Returns the exit code."""
+    """Write images or texts, as the options say. Returns the exit code."""
     try:
         if options.out is not None:
-            print(picture(opened, options))
+            print(write_images(opened, options))
         else:
             continue_texts(opened.model, opened.vocabulary, opened.where, options)
     except FloatingPointError as error:
@@ -184,14 +187,15 @@ def generate(opened: Opened, options: argparse.Namespace) -> int:
 
 
 def continue_texts(model: GPT, vocabulary: Vocabulary, where: str, options: argparse.Namespace) -> None:
+    """Continue the prompts and write the texts to stdout. where: the snapshot's folder, for messages."""
     if isinstance(vocabulary, ImageTokens):
-        raise UserError(f"{where}: a model of images: say where to draw them to with --out FILE.png")
+        raise UserError(f"{where}: this model generates images: give a file for them with --out FILE.png")
     if not isinstance(vocabulary, TextVocabulary):
-        raise UserError(f"{where}: its tokens are no text, and nothing can be written with them")
+        raise UserError(f"{where}: this model's tokens are not text, so it can't continue one: choose another model")
     prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options, vocabulary)]
     if not all(prompts) or not prompts:
         raise UserError(
-            f"--file {without_secrets(options.file)}: nothing is in it to be continued: give at least one character"
+            f"--file {without_secrets(options.file)}: it holds nothing to continue: give at least one character"
         )
     texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]
     began = time.perf_counter()

@@ -16,11 +16,11 @@ from mingpt.config.schema import Snapshot
 from mingpt.console import say
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import without_secrets
-from mingpt.snapshot.catalog import DAMAGED, as_table, described, entry, runs_below, runs_table
-from mingpt.snapshot.copying import copy_metrics, copy_step, refuse_others
+from mingpt.snapshot.catalog import DAMAGED, inspect_step, render_manifest, runs_below, runs_table, steps_table
+from mingpt.snapshot.copying import check_conflicts, copy_metrics, copy_step
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.find import Found, find, split_url
-from mingpt.snapshot.reader import look, read_manifest, verify
+from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.retention import DAY, Retention, plan
 from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
@@ -40,11 +40,11 @@ def list_command(options: Options) -> int:
             raise
         say(json.dumps({name: asdict(e) for name, e in runs}, indent=1) if options.json else runs_table(runs))
         return int(any(e.state == DAMAGED for _, e in runs))
-    entries = [entry(found.store, step) for step in found.steps]
+    entries = [inspect_step(found.store, step) for step in found.steps]
     if options.json:
         say(json.dumps([asdict(e) for e in entries], indent=1))
     else:
-        say(as_table(entries))
+        say(steps_table(entries))
     return int(any(e.state == DAMAGED for e in entries))
 
 
@@ -59,33 +59,23 @@ def verify_command(options: Options) -> int:
 
 
 def _each_step(found: Found, act: Callable[[int], None], damaged: str, undone: str) -> int:
-    """Act on the steps, the newest first: if anything stops this, the best of it is done. 1 if one is damaged.
+    """Act on the steps, newest first, so an interrupted command has done the most useful ones. 1 if one is damaged.
 
-    One of another format does not keep the others back; its UserError is raised in the end, unless one was damaged.
+    A step of another format is skipped. Its OtherFormat is raised at the end, unless a step was damaged.
     """
-    bad, other = 0, None
+    code, other = 0, None
     for step in found.steps:
         try:
             act(step)
-        except (Damaged, Unreadable) as damage:
-            bad = 1
-            say(f"step {step}: {damaged}: {found.store.folder_url(step)}: {damage}")
-        except UserError as mistake:
-            if not _is_of_other_format(found.store, step):
-                raise
-            other = other or mistake
+        except (Damaged, Unreadable) as error:
+            code = 1
+            say(f"step {step}: {damaged}: {found.store.folder_url(step)}: {error}")
+        except OtherFormat as error:
+            other = other or error
             say(f"step {step}: of another format, {undone}")
-    if other and not bad:
+    if other and not code:
         raise other
-    return bad
-
-
-def _is_of_other_format(store: Store, step: int) -> bool:
-    try:
-        look(store, step)
-    except OtherFormat:
-        return True
-    return False
+    return code
 
 
 def digest_command(options: Options) -> int:
@@ -105,7 +95,7 @@ def show_command(options: Options) -> int:
         manifest = read_manifest(found.store, found.steps[0])
     except Damaged as damage:
         raise Unfit(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
-    say(json.dumps(manifest.model_dump(), indent=1) if options.json else described(manifest))
+    say(json.dumps(manifest.model_dump(), indent=1) if options.json else render_manifest(manifest))
     return 0
 
 
@@ -136,7 +126,7 @@ def prune_command(options: Options) -> int:
     for file in pruned.leftovers:
         say(f"{verb} {file.path}, which belongs to no snapshot")
     for upload in pruned.uploads:
-        say(f"{verb} the half upload of {upload.path}")
+        say(f"{verb} the unfinished upload of {upload.path}")
     stay = [step for step in found.steps if step not in pruned.snapshots]
     say(f"{'would stay' if options.dry_run else 'left'}: {', '.join(map(str, sorted(stay)))}")
     return 0
@@ -168,7 +158,7 @@ def copy_command(options: Options) -> int:
     target = Store(above, "URL")
     if named is None and not target.root.endswith(f"/{SNAPSHOTS}") and not target.folders():
         target = Store(f"{above.rstrip('/')}/{SNAPSHOTS}", "URL")  # where a run looks for them
-    refuse_others(found.store, target, found.steps)
+    check_conflicts(found.store, target, found.steps)
     copy_metrics(found.store, target, say)
     return _each_step(
         found, lambda step: copy_step(found.store, target, step, say), "DAMAGED, not copied", "not copied"
@@ -177,7 +167,7 @@ def copy_command(options: Options) -> int:
 
 def export_command(options: Options) -> int:
     """Write the newest snapshot's GPT (or --step's) as a folder that Hugging Face's transformers loads."""
-    # torch's models are slow to import, and needed here only.
+    # Imported here, since only this command needs torch's models, which are slow to import.
     from mingpt.commands.loading import load
     from mingpt.weights.writing import folder_of, write_folder
 

@@ -115,7 +115,7 @@ def test_verify_says_good_of_each_step(run: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(("file", "tensor"), [("model-*", "b"), ("optimizer-*", "w.step")])
 def test_a_damaged_part_is_named(run: Path, capsys: Captured, file: str, tensor: str) -> None:
     name = damage(run, 4, file)
-    what = f"{run}/snapshots/step-000000004: {name}: {tensor} does not have the checksum that the manifest gives"
+    what = f"{run}/snapshots/step-000000004: {name}: {tensor} does not match its checksum in the manifest"
     assert snapshots.main(["verify", str(run)]) == 1
     assert capsys.readouterr() == (f"step 30: good, digest {digest(run, 30)}\nstep 4: DAMAGED: {what}\n", "")
     assert snapshots.main(["verify", str(run), "--step", "30"]) == 0
@@ -235,8 +235,8 @@ def test_generate_needs_no_good_optimizer_but_a_good_model(tmp_path: Path, capsy
     assert generate.main([str(tmp_path)]) == 64
     assert capsys.readouterr() == (
         "",
-        f"error: {tmp_path}/snapshots/step-000000001: {name}: transformer.wte.weight does not have the checksum that "
-        f"the manifest gives: choose another with --step\n",
+        f"error: {tmp_path}/snapshots/step-000000001: {name}: transformer.wte.weight does not match its checksum in "
+        f"the manifest: choose another with --step\n",
     )
 
 

@@ -200,7 +200,7 @@ def test_added_tokens_of_a_strangers_tokenizer_may_be_anything(added: object) ->
 
 @pytest.mark.parametrize("added", [7, "x", {"a": 1}])
 def test_added_tokens_that_are_no_list_are_damage(added: object) -> None:
-    with pytest.raises(ValueError, match=r"^added_tokens is no list$"):
+    with pytest.raises(ValueError, match=r"^added_tokens is not a list$"):
         numbers_in({"tokenizer.json": json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added})})
 
 

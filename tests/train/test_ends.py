@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, STOPPED, USER_ERROR, SnapshotFailed
-from mingpt.snapshot import writer as writer_module
+from mingpt.snapshot import storewriter
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
@@ -253,7 +253,7 @@ def test_a_snapshot_of_format_2_is_read_without_what_is_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, state = Store(str(tmp_path)), state_of(3)
-    monkeypatch.setattr(writer_module, "FORMAT", 2)
+    monkeypatch.setattr(storewriter, "FORMAT", 2)
     old = {**state, "optimizer": {**state["optimizer"], "best_val_loss": torch.tensor(1.5, dtype=torch.float64)}}
     digest = save(store, 3, old)
     monkeypatch.undo()
@@ -270,7 +270,7 @@ def test_a_thread_that_raises_anything_is_heard_and_counts(tmp_path: Path, monke
     said: list[str] = []
     writer = SnapshotWriter(Store(str(tmp_path)), ALONE, Retention(9), PROVENANCE, said.append)
     with monkeypatch.context() as patch:
-        patch.setattr(writer_module, "digest_of", lambda tensors: 1 / 0)
+        patch.setattr(storewriter, "digest_of", lambda tensors: 1 / 0)
         writer.start(1, state_of(1))
         with pytest.raises(SnapshotFailed, match="division by zero"):
             writer.wait()

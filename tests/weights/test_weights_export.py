@@ -133,7 +133,7 @@ def test_a_damaged_snapshot_is_not_exported(tmp_path: Path, capsys: Captured) ->
     content[-1] ^= 1
     part.write_bytes(content)
     assert export(tmp_path, tmp_path / "out") == 1
-    assert "does not have the checksum that the manifest gives: nothing was written" in capsys.readouterr().err
+    assert "does not match its checksum in the manifest: nothing was written" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
