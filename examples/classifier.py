@@ -1,7 +1,7 @@
 """Your own model and data: `experiment=classifier` classifies rows of ten numbers.
 
-mingpt trains any torch module whose forward takes a microbatch and returns (loss_sum, count), on any data whose function
-returns a mingpt.data.source.Source.
+mingpt trains any torch module whose forward takes a microbatch and returns (loss_sum, count). The data comes from a
+function that returns a mingpt.data.source.Source.
 """
 
 import torch
@@ -34,7 +34,7 @@ class Classifier(nn.Module):
 
 
 def rows(micro_size: int, count: int = 4096, n_in: int = 10, seed: int = 1) -> Source:
-    """Points of a normal distribution. The label says whether a point lies outside the sphere that contains half of them.
+    """Points of a normal distribution. The label says whether a point lies outside the sphere that has half of them.
 
     The result depends on the arguments alone, so every process makes the same data. micro_size is batch.micro_size.
     """
