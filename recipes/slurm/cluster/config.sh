@@ -4,7 +4,7 @@
 #   bash config.sh FOLDER CONTROLLER ADDRESS < nodes.txt
 #
 # CONTROLLER and ADDRESS: host name and address of the machine that runs slurmctld. A line of nodes.txt is one machine:
-#   NAME ADDRESS CPUS MEMORY_MB GPUS    with GPUS as TYPE:NUMBER (`slurmd -C` and `nvidia-smi -L` tell), or 0
+#   NAME ADDRESS CPUS MEMORY_MB GPUS    with GPUS as TYPE:NUMBER (see `slurmd -C` and `nvidia-smi -L`), or 0
 # The same list always gives the same three files. The lab of tests/lab runs on what this script writes.
 set -euo pipefail
 folder=$1 controller=$2 address=$3
