@@ -24,10 +24,11 @@ import web_kit
 from mingpt.data import bpe
 from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
 from mingpt.errors import UserError
-from mingpt.prepare import documents
+from mingpt.prepare import documents, sources
 from mingpt.prepare.documents import Options, is_validation
 from mingpt.prepare.prepare import Progress, main, prepare
 from mingpt.prepare.shardwriter import ShardWriter
+from mingpt.prepare.sources import File
 
 VOCABULARY = bpe_kit.small()
 WORDS = ["the", "king", "is", "dead", "long", "live", "woe", "größer", "漢字", "🙂", "1234", "\n", "  "]
@@ -175,7 +176,7 @@ def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.M
     undisturbed = prepared(sources, tmp_path / "undisturbed", val_fraction=0.1, shard_tokens=100)
     read, real, add = list[str](), documents.blocks, ShardWriter.add
 
-    def watched(file: documents.File, options: Options, contents: dict[str, str]) -> Iterator[documents.Block]:
+    def watched(file: File, options: Options, contents: dict[str, str]) -> Iterator[documents.Block]:
         read.append(file.url.rpartition("/")[2])
         return real(file, options, contents)
 
@@ -290,7 +291,7 @@ def test_a_source_that_changed_under_its_name_and_size_is_noticed(
 def test_a_store_that_tells_no_versions_has_its_sources_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "VERSION_KEYS", ())
+    monkeypatch.setattr(sources, "VERSION_KEYS", ())
     monkeypatch.setattr(web_kit._Quiet, "date_time_string", lambda *_: "")
     with web_kit.served(tmp_path) as url:
         write_jsonl(tmp_path / "a.jsonl", ["king"])
@@ -615,7 +616,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setattr("mingpt.prepare.prepare.DRAW_SECONDS", 0)
-    progress = Progress([documents.File("x.txt", "text", 100)])
+    progress = Progress([File("x.txt", "text", 100)])
     progress.add(50, 1234)
     drawn = terminal.getvalue()
     assert drawn.startswith(f"\r\033[K[{'#' * 15}{' ' * 15}]  50%  ")
