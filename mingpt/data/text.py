@@ -36,9 +36,9 @@ def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[N
     if isinstance(given, (GPT2Tokens, HuggingFaceTokens)):
         try:
             arrays = [given.encode_array(piece) for piece in pieces(text)]
-        except UserError as mistake:
+        except UserError as error:
             which = f"data.tokenizer={without_secrets(config.tokenizer)}: " if config.tokenizer else ""
-            raise UserError(f"{shown}: {which}{mistake}") from mistake
+            raise UserError(f"{shown}: {which}{error}") from error
         return np.concatenate(arrays).astype(smallest_type(given.size)), given
     points, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
     characters = "".join(map(chr, points))
@@ -52,8 +52,8 @@ def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[N
         vocabulary = given
         try:
             ids = np.array(given.encode(characters))[ids]
-        except UserError as mistake:
-            raise UserError(f"{shown}: {mistake}: name another text") from mistake
+        except UserError as error:
+            raise UserError(f"{shown}: {error}: name another text") from error
     else:
         raise UserError(
             f"{shown}: the snapshot's vocabulary of kind {given.to_json()['kind']!r} cannot encode a text: take data "

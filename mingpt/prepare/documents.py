@@ -222,8 +222,8 @@ def _json_texts(block: Block, options: Options, bad: list[str], most_bad: int) -
             continue
         try:
             text = _json_text(line, f"{block.file.shown} line {number}", options)
-        except UserError as mistake:
-            bad.append(str(mistake))
+        except UserError as error:
+            bad.append(str(error))
             if len(bad) > most_bad:
                 return
         else:

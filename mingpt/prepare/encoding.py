@@ -46,8 +46,8 @@ class Encoder:
             row = rows["validation" if piece.validation else "train"]
             try:
                 row.append(self.tokenizer.encode_array(piece.text))
-            except UserError as mistake:
-                raise UserError(f"{block.file.shown}: --tokenizer: {mistake}") from mistake
+            except UserError as error:
+                raise UserError(f"{block.file.shown}: --tokenizer: {error}") from error
             if piece.ends:
                 row.append(self.end)
         joined = {split: np.concatenate(row).astype(self.dtype).tobytes() for split, row in rows.items() if row}

@@ -35,7 +35,7 @@ def _opened(stream: Any, shown: str) -> Any:
     try:
         return parquet.ParquetFile(stream)
     except (ArrowException, OSError) as error:
-        raise UserError(f"{shown}: not Parquet ({_first_line(error)}): say another --form") from error
+        raise UserError(f"{shown}: not Parquet ({_first_line(error)}): give another --form") from error
 
 
 def _texts(table: Any, name: str, shown: str) -> Iterator[str]:
