@@ -75,9 +75,9 @@ def _known(array: Path, about: Path) -> dict[str, Any] | None:
     if not (about.exists() and array.exists()):
         return None
     with suppress(ValueError, KeyError, TypeError):
-        noted = json.loads(about.read_text())
-        if noted["array"] == _hash_of(array):
-            return dict(noted["known"])
+        stored = json.loads(about.read_text())
+        if stored["array"] == _hash_of(array):
+            return dict(stored["known"])
     say(f"data.cache_dir={about.parent}: {array.name} or {about.name} is damaged: both are made again")
     return None
 

@@ -65,7 +65,7 @@ def load(
         timeout=limit_seconds if workers else 0,
         generator=torch.Generator(),  # without it torch draws the workers' seeds from the global generator
     )
-    # The terminal sends a signal to the whole process group. A loader process that died of it would turn the requested
+    # Ctrl-C and schedulers signal the whole process group. A loader process that died of it would turn the requested
     # stop into a crash (lightning#20542).
     with children_ignore_signals() if workers else nullcontext():
         return _raised(iter(loader))

@@ -157,23 +157,22 @@ def _scanned(config: ShardsData, fs: Any, path: str, names: Sequence[str], dtype
     infos = [fs.info(f"{path}/{name}") for name in names]
     identity = json.dumps([fs.unstrip_protocol(path), dtype, infos], sort_keys=True, default=str)
     folder = _folder(config)
-    note = folder / f"shards-{sha256(identity.encode()).hexdigest()[:32]}.json"
+    results = folder / f"shards-{sha256(identity.encode()).hexdigest()[:32]}.json"
     with place("data.cache_dir", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        with node_lock(config, note.with_suffix(".lock")):
+        with node_lock(config, results.with_suffix(".lock")):
             with suppress(FileNotFoundError):
                 try:
-                    return [
-                        Scan(int(size), str(digest), int(most)) for size, digest, most in json.loads(note.read_text())
-                    ]
+                    stored = json.loads(results.read_text())
+                    return [Scan(int(size), str(digest), int(largest)) for size, digest, largest in stored]
                 except (ValueError, TypeError):
-                    say(f"data.cache_dir={folder}: {note.name} is damaged: it is made again")
+                    say(f"data.cache_dir={folder}: {results.name} is damaged: it is made again")
             found = list[Scan]()
             with place("data.path", config.path):
                 for name in names:
                     with fs.open(f"{path}/{name}", "rb") as file:
                         found.append(scan(file, dtype))
-            write_whole(note, [json.dumps([[each.size, each.sha256, each.largest] for each in found]).encode()])
+            write_whole(results, [json.dumps([[each.size, each.sha256, each.largest] for each in found]).encode()])
             return found
 
 

@@ -28,7 +28,7 @@ LONGEST_LINE = 64 << 20  # bytes of a line of JSON; parsed, it may take 20 times
 class Options:
     """What a document is, and which documents validate.
 
-    separator: what parts the documents of a text file; empty: the file is one document. field: the field of a JSON
+    separator: between the documents of a text file; empty: the file is one document. field: the field of a JSON
     object or the column of a Parquet file that holds the text. val_fraction: the share of documents that validate.
     """
 
@@ -82,9 +82,9 @@ def blocks(file: File, options: Options, contents: dict[str, str]) -> Iterator[B
     digest = sha256()
     with place("SOURCES", file.shown):
         if file.form == "parquet":
-            yield from _rows(file, options, digest)
+            yield from _parquet_blocks(file, options, digest)
         else:
-            yield from (_lines if file.form == "jsonl" else _texts)(file, _chunks(file, digest), options)
+            yield from (_json_blocks if file.form == "jsonl" else _text_blocks)(file, _chunks(file, digest), options)
     contents[file.url] = digest.hexdigest()
 
 
@@ -142,7 +142,7 @@ def _clean(text: str) -> str:
 # --- text ---
 
 
-def _texts(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
+def _text_blocks(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
     pieces, characters, size = list[Piece](), 0, 0
     validation: bool | None = None  # whether the long document that is under way validates; None: none is under way
     for text, ends, read in _cut(_decoded(file, chunks), options.separator):
@@ -199,8 +199,8 @@ def _cut(decoded: Iterable[tuple[str, int]], separator: str) -> Iterator[tuple[s
 # --- JSON lines ---
 
 
-def _lines(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
-    number, rest = 1, list[bytes]()
+def _json_blocks(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
+    number, rest = 1, list[bytes]()  # of the first line of the next block; the begun line
     for chunk in chunks:
         head, newline, tail = chunk.rpartition(b"\n")
         if not newline:
@@ -250,7 +250,7 @@ def _json_text(line: bytes, where: str, options: Options) -> str:
 # --- Parquet ---
 
 
-def _rows(file: File, options: Options, digest: Any) -> Iterator[Block]:
+def _parquet_blocks(file: File, options: Options, digest: Any) -> Iterator[Block]:
     fs, path = open_fs(file.url, "SOURCES")
     with fs.open(path, "rb") as stream:
         rows, texts = parquet_column(stream, options.field, file.shown)
