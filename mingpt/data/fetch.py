@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.fetch`: see prepare/fetch.py."""
+"""`python -m mingpt.data.fetch`, which is in prepare/fetch.py."""
 
 from mingpt.command import run
 

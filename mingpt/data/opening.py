@@ -1,4 +1,4 @@
-"""From the data section of a config to a Source: the one place that tells the kinds of data apart."""
+"""From the data section of a config to a Source: the one place that chooses by the kind of data."""
 
 from mingpt.config.schema import Data, ImagesData, OwnData, QuestionData, RandomData, ShardsData, TextData
 from mingpt.data.source import Source
@@ -6,12 +6,12 @@ from mingpt.data.vocabulary import Vocabulary
 
 
 def open_source(data: Data, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-    """What `data.kind` names, in samples of block_size tokens; validation in microbatches of micro_size samples.
+    """The data of `data.kind`, in samples of block_size tokens; validation in microbatches of micro_size samples.
 
     vocabulary: that of a snapshot, to be used in place of one made from the data.
     Raises UserError, naming the key, if the data can't be read, or does not fit.
     """
-    # Imported where they are needed: a kind may bring packages that the others do without.
+    # Each kind is imported in its own branch: some need packages that the others do without.
     match data:
         case TextData():
             from mingpt.data.text import open_text

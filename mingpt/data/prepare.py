@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.prepare`: see prepare/prepare.py."""
+"""`python -m mingpt.data.prepare`, which is in prepare/prepare.py."""
 
 from mingpt.command import run
 

@@ -1,4 +1,4 @@
-"""`python -m mingpt.preflight`: see command.py."""
+"""`python -m mingpt.preflight`, which is in command.py."""
 
 import os
 import sys
@@ -17,4 +17,4 @@ if __name__ == "__main__":
         code = CRASHED
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads may still wait for nodes that don't answer
+    os._exit(code)  # without waiting for threads whose nodes do not answer

@@ -4,18 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mingpt.data.bpe import BYTE_OF_LETTER, END_OF_TEXT, GPT2Tokens
+
 Files = dict[str, str]
-
-
-def byte_letters() -> list[str]:
-    """GPT-2's character for each byte: a printable one stands for itself, the others are numbered from 256 on.
-
-    From bytes_to_unicode in https://github.com/openai/gpt-2/blob/master/src/encoder.py.
-    """
-    plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    others = [b for b in range(256) if b not in plain]
-    letters = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
-    return [letters[b] for b in range(256)]
 
 
 def _tokenizer_json(model: Mapping[str, Any], pre_tokenizer: Mapping[str, Any], decoder: Mapping[str, Any]) -> Files:
@@ -50,18 +41,15 @@ def _characters(vocabulary: Mapping[str, Any]) -> Files:
 
 
 def _bytes(vocabulary: Mapping[str, Any]) -> Files:
-    """Byte-level BPE without merges: a token's number is its byte."""
-    ids = {letter: byte for byte, letter in enumerate(byte_letters())}
+    """Byte-level BPE that never merges; a token's number is its byte."""
+    ids = dict(sorted(BYTE_OF_LETTER.items(), key=lambda item: item[1]))
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return _tokenizer_json({"type": "BPE", "vocab": ids, "merges": []}, level, level)
 
 
 def _gpt2(vocabulary: Mapping[str, Any]) -> Files:
-    """GPT-2's own two files: the merges, and the token numbers, which follow from the merges."""
-    lines = [line for line in vocabulary["merges"].split("\n") if line and not line.startswith("#version")]
-    letters = byte_letters()
-    plain = sorted(letters, key=lambda letter: (ord(letter) >= 256, ord(letter)))  # the order of GPT-2's first 256
-    tokens = [*plain, *(line.replace(" ", "") for line in lines), "<|endoftext|>"]
+    """GPT-2's own two files: the merges as they are, and each token's number, which follows from them."""
+    tokens = [*GPT2Tokens(vocabulary["merges"]).spelled(), END_OF_TEXT]
     numbers = {token: number for number, token in enumerate(tokens)}
     how = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "clean_up_tokenization_spaces": False}
     return {

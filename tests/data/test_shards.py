@@ -23,10 +23,10 @@ import bpe_kit
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.config.schema import ShardsData
 from mingpt.data import shardcache
-from mingpt.data.dataset import DataSet, Look, Shard, to_bytes
+from mingpt.data.dataset import DataSet, Scan, Shard, to_bytes
 from mingpt.data.loader import load
 from mingpt.data.opening import open_source
-from mingpt.data.shards import ShardRow, open_shards
+from mingpt.data.shards import ShardedTokens, open_shards
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.data.windows import WindowDataset
@@ -85,7 +85,7 @@ def samples(source: Source) -> list[list[int]]:
 @given(st.lists(st.integers(1, 40), max_size=12), st.integers(0, 300), st.integers(0, 300))
 def test_any_part_of_a_row_is_read_across_its_shards(sizes: list[int], a: int, b: int) -> None:
     whole = np.arange(sum(sizes), dtype=np.uint16)
-    row = ShardRow([Shard.model_construct(name="x", tokens=n) for n in sizes], "uint16", Path("nowhere"))
+    row = ShardedTokens([Shard.model_construct(name="x", tokens=n) for n in sizes], "uint16", Path("nowhere"))
     row._mapped = dict(enumerate(np.split(whole, np.cumsum(sizes)[:-1]) if sizes else []))
     start, stop = sorted((min(a, len(whole)), min(b, len(whole))))
     assert len(row) == len(whole)
@@ -105,7 +105,7 @@ def test_the_samples_are_the_same_however_the_shards_are_cut(tmp_path: Path, siz
 def test_local_shards_are_mapped_where_they_are_and_travel_as_a_path(tmp_path: Path) -> None:
     source = open_source(config(write(tmp_path / "set"), tmp_path), 16, 2)
     assert isinstance(source.train, WindowDataset)
-    assert isinstance(source.train.tokens, ShardRow)
+    assert isinstance(source.train.tokens, ShardedTokens)
     expected = samples(source)
     assert all(isinstance(m, np.memmap) for m in source.train.tokens._mapped.values())
     pickled = pickle.dumps(source.train)
@@ -140,7 +140,10 @@ def test_nanogpts_files_are_read_as_they_are(tmp_path: Path) -> None:
     assert source.vocabulary == Numbers(int(max(TRAIN.max(), VALIDATION.max())) + 1)
     tokenizer = bpe_kit.write_gpt2(tmp_path / "gpt2")
     assert open_source(config(folder, tmp_path, tokenizer=str(tokenizer)), 16, 2).vocabulary == VOCABULARY
-    with pytest.raises(UserError, match=r"token 269 is there, but the vocabulary has only 3: take the right one$"):
+    with pytest.raises(
+        UserError,
+        match=r"has token 269, but the vocabulary only 3: set data.tokenizer to the one that made these files$",
+    ):
         open_source(config(folder, tmp_path), 16, 2, Characters("abc"))
     (folder / "val.bin").write_bytes(b"abc")
     assert "val.bin has 3 bytes, which are no 16-bit tokens" in problem(folder, tmp_path)
@@ -276,19 +279,19 @@ def test_a_cached_shard_is_hashed_once_a_process_and_its_size_looked_at_each_tim
     tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = list[str]()
-    real = shardcache.look_at
+    real = shardcache.scan
 
-    def watched(file: IO[bytes], dtype: str) -> Look:
+    def watched(file: IO[bytes], dtype: str) -> Scan:
         hashed.append(file.name)
         return real(file, dtype)
 
     write(tmp_path / "remote" / "set")
     settings = config(f"{remote}/set", tmp_path, stride=100)
     open_source(settings, 16, 2).train[[0]]
-    monkeypatch.setattr(shardcache, "look_at", watched)
+    monkeypatch.setattr(shardcache, "scan", watched)
     source = open_source(settings, 16, 2)
     assert isinstance(source.train, WindowDataset)
-    assert isinstance(source.train.tokens, ShardRow)
+    assert isinstance(source.train.tokens, ShardedTokens)
     for _ in range(3):
         source.train.tokens._mapped.clear()
         source.train[[0]]
@@ -419,7 +422,7 @@ def test_a_vocabulary_that_does_not_match_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"its vocabulary is not the snapshot's: prepare the text with that one$"):
         open_source(config(folder, tmp_path), 16, 2, Characters("abc"))
     other = bpe_kit.write_tokenizer(tmp_path / "hf")
-    assert "its vocabulary is another than data.tokenizer's: leave that out" in problem(
+    assert "its vocabulary is not that of data.tokenizer: leave data.tokenizer out" in problem(
         folder, tmp_path, tokenizer=str(other)
     )
     small = write(tmp_path / "small", vocabulary=Numbers(100))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mingpt.config import compose
 from mingpt.config.schema import AdditionData, Data, RandomData, SortData
-from mingpt.data.evenly import PaddedBatches
 from mingpt.data.opening import open_source
+from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Samples, Source
 from mingpt.data.synthetic import RandomTokens, addition, sorting
 from mingpt.data.vocabulary import Characters, Numbers
@@ -102,7 +102,7 @@ def test_random_tokens_fill_any_block_with_any_vocabulary() -> None:
     assert len(source.validation) == 0
 
 
-def test_evenly_asks_each_once_and_ignores_the_filling() -> None:
+def test_padded_batches_ask_each_sample_once_and_ignore_the_padding() -> None:
     split = PaddedBatches(RandomTokens(5, 7, 2), 3)
     assert len(split) == 3
     targets = torch.cat([split[i][1] for i in range(3)])

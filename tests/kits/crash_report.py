@@ -40,7 +40,7 @@ Before the next start, all hot snapshots of its nodes are, too. These rules must
 - A launcher that was not killed ends with 0; with 70 if the other node or the storage server died; with 75 if it was
   asked to stop; or with 64 if a newer attempt has started.
 
-`tests/kits/crash_campaign.py` runs the campaign. `tests/faults/test_crash_campaign.py` runs a short one in the test suite.
+`tests/kits/crash_campaign.py` runs the campaign; `tests/faults/test_crash_campaign.py` runs a short one in the tests.
 """
 
 

@@ -177,7 +177,7 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("gives_none", " gives a NoneType, and no mingpt.data.source.Source: see source_of"),
+        ("gives_none", " returns a NoneType: return a mingpt.data.source.Source, as source_of does"),
         ("no_rows", ": the training set has no samples"),
         ("uneven", None),
     ],
