@@ -121,7 +121,7 @@ def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
     monkeypatch.undo()
     assert train(GRACE, HOT) == FINISHED
     digest = read(durable, STEPS).manifest.digest
-    said = f"finished: step {STEPS}, digest {digest}: only the memory of a node had it; now it is stored"
+    said = f"finished: step {STEPS}, digest {digest}: it was in a node's memory only; now it is durable"
     assert said in capsys.readouterr().out.splitlines()
     assert list((tmp_path / "memory").glob("mingpt-*/*")) == []
     assert train(GRACE, HOT) == FINISHED
