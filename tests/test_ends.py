@@ -54,7 +54,7 @@ class Asked(Lifetime):
 @pytest.fixture(autouse=True)
 def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure a process has some seconds to live. This one has more tests to run."""
-    monkeypatch.setattr("mingpt.world.joining._limit_the_rest_of_life", lambda seconds, code: None)
+    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from mingpt.errors import STOPPED, USER_ERROR
 from mingpt.launch.ending import Ending, verdict
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.world import rendezvous
-from mingpt.world.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime
+from mingpt.world.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
 from mingpt.world.platforms import OPTIONS
 from mingpt.world.secret import STATIC
 
@@ -80,7 +80,7 @@ class Agent(LocalElasticAgent):
         raise SignalException(f"asked to stop: {signal.Signals(number).name}", signal.Signals(number))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        self.lifetime.wait_for_nodes()
+        self.lifetime.phase = Phase.STARTING  # a signal ends this process: torch's waits do not react to it
         # The c10d rendezvous connected when it was made: see `run`.
         static = worker_group.spec.rdzv_handler.get_backend() == STATIC
         answered = self.watchdog.start() if static else None

@@ -19,7 +19,7 @@ from mingpt.train import session
 from mingpt.train.factory import build
 from mingpt.world.failures import classify
 from mingpt.world.joining import ReportedFailure, is_local_main, join, world_size
-from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, leave_reason
+from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
 from mingpt.world.platforms import require_launcher
 from mingpt.world.world import World
 
@@ -43,7 +43,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         lifetime.clock.enter("rendezvous")
         with join(config.world) as world:
             lifetime.clock.enter("load")
-            lifetime.join_world()
+            lifetime.phase = Phase.JOINED
             try:
                 agree_on_inputs(world, config, source)
                 if world.is_main:

@@ -27,14 +27,14 @@ def train(run: "Run") -> int:
         run.reporter.step(done, stats)
         run.divergence.check(done)
         best = run.evaluation.after_step(done, last)
-        with run.clock.within("snapshot"):
+        with run.lifetime.clock.within("snapshot"):
             due = last or stop > 0 or run.checkpointer.is_due(done, flags) or best
             if due:
                 run.check_buffers()
             if last or stop > 0:
                 return _end(run, done, run.content(stats), last, stopping=stop > 0)
             # After a skipped step the weights are not new. Retention would delete older, good snapshots for such ones.
-            if due and run.update.skipped_in_a_row() == 0:
+            if due and run.compute.update.skipped_in_a_row() == 0:
                 run.checkpointer.after_step(done, partial(run.content, stats), flags, best)
     raise AssertionError("the last step returns")
 

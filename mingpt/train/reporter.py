@@ -4,7 +4,7 @@ from mingpt.compute.optimizer import Update
 from mingpt.console import say
 from mingpt.observe.events import AttemptEnded, Observers, StepDone
 from mingpt.train.stats import StepStats
-from mingpt.world.lifetime import Lifetime
+from mingpt.world.lifetime import Lifetime, Phase
 from mingpt.world.world import World
 
 STARTING = ("import", "data", "rendezvous", "load")  # the clock's phases before the first step
@@ -23,7 +23,7 @@ class Reporter:
         """Called after each step. Waits for the device only if an observer wants this step."""
         clock = self.lifetime.clock
         if done == self.start + 1:
-            self.lifetime.train()
+            self.lifetime.phase = Phase.TRAINING
             if self.world.is_main:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": clock.seconds("step")}
                 say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))

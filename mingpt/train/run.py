@@ -113,14 +113,6 @@ class Run:
     def last_step(self) -> int:
         return self.config.train.max_steps
 
-    @property
-    def clock(self) -> Clock:
-        return self.lifetime.clock
-
-    @property
-    def update(self) -> Update:
-        return self.compute.update
-
     def content(self, stats: StepStats) -> Content:
         """What a snapshot after this step holds. Waits for the device."""
         best = self.evaluation.best_val_loss

@@ -32,8 +32,8 @@ PARENT_SECONDS = 1.0  # between two checks of the parent's pid, for systems with
 
 class Phase(IntEnum):
     STARTING = 0  # no world yet: a stop ends this process at once, since there is nothing to lose
-    JOINED = 1  # in a world, before the end of the first step: a stop takes effect with that step
-    TRAINING = 2
+    JOINED = 1  # in a world: a stop takes effect with the next step, whose exchange carries it to all processes
+    TRAINING = 2  # the first step is done: running out of memory may be temporary now (see failures.py)
     OVER = 3  # the exit code is decided: signals are ignored
 
 
@@ -75,21 +75,9 @@ class Lifetime:
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # launch/agent.py blocks them for its workers
 
-    def join_world(self) -> None:
-        """From now on a stop takes effect with the first step, whose exchange carries it to all processes."""
-        self.phase = Phase.JOINED
-
-    def train(self) -> None:
-        """The first step is done. From now on, running out of memory may be temporary (see failures.py)."""
-        self.phase = Phase.TRAINING
-
     def settle(self) -> None:
         """The exit code is decided. From now on, signals are ignored."""
         self.phase = Phase.OVER
-
-    def wait_for_nodes(self) -> None:
-        """For an agent without workers: a signal ends it at once, since torch's waits do not react to signals."""
-        self.phase = Phase.STARTING
 
     def wait_for_signal(self, seconds: float) -> bool:
         """Whether a signal comes in time. The agent sends one as soon as another of its workers has ended."""

@@ -37,8 +37,8 @@ from mingpt.world.secret import C10D, STATIC, take_secret
 
 MAC_BYTES = hashlib.sha256().digest_size
 REFUSED = (
-    "the rendezvous' state was not written with this job's secret, and is not read: either this node has another "
-    "MINGPT_RDZV_SECRET than the others, or a stranger reaches the rendezvous' port: close it to all but the nodes"
+    "the rendezvous' state was not written with this job's secret, and is not read: set the same MINGPT_RDZV_SECRET on "
+    "all nodes; if they have the same, somebody else reaches the rendezvous' port: close it to all but the nodes"
 )
 
 
