@@ -130,7 +130,7 @@ def test_an_elastic_pytorchjob_is_elastic() -> None:
     [
         ({"PET_NODE_RANK": "1"}, "torchrun's variables: PET_NODE_RANK=1 is set in the environment, but not PET_NNODES"),
         ({"PET_NNODES": "2"}, "--nnodes=2 needs --rdzv-endpoint=HOST:PORT"),
-        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "etcd"}, "--rdzv-backend=etcd: c10d or static"),
+        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "etcd"}, "--rdzv-backend=etcd: unknown: choose c10d or static"),
         ({"RANK": "1"}, "a PyTorchJob's variables: RANK=1 is set in the environment, but not WORLD_SIZE, MASTER_ADDR"),
         ({"WORLD_SIZE": "2"}, "a PyTorchJob's variables: WORLD_SIZE=2 is set in the environment, but not RANK, MAS"),
     ],
@@ -194,8 +194,8 @@ def test_no_platform_gives_no_placement() -> None:
             ["--max_restarts=3"],
             {},
             [
-                "--max-restarts: restarts go on as long as attempts leave new snapshots: leave it out, or set how many "
-                "may leave none: launch.max_attempts_without_progress"
+                "--max-restarts: not supported, since restarts go on as long as attempts leave new snapshots: leave it "
+                "out, or set how many may leave none: launch.max_attempts_without_progress"
             ],
         ),
         (["--nproc-per-node=0"], {}, ["--nproc-per-node=0: give a number from 1"]),

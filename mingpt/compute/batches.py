@@ -12,7 +12,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-ROUNDS = 6  # of the Feistel network; 4 look random already (Luby and Rackoff 1988)
+ROUNDS = 6  # of the Feistel network; 4 give a pseudorandom permutation (Luby and Rackoff 1988), 6 leave a margin
 
 
 def derive(*parts: int | str) -> int:

@@ -106,23 +106,23 @@ class Torchrun:
         problems: list[str] = []
         if options.max_restarts is not None:
             problems.append(
-                "--max-restarts: restarts go on as long as attempts leave new snapshots: leave it out, or set how many "
-                "may leave none: launch.max_attempts_without_progress"
+                "--max-restarts: not supported, since restarts go on as long as attempts leave new snapshots: leave it "
+                "out, or set how many may leave none: launch.max_attempts_without_progress"
             )
         of_several = [name for name in OF_SEVERAL if getattr(options, name) is not None]
-        announced: dict[str, str] = {}
+        from_environment: dict[str, str] = {}
         if place is None and options.nnodes is None:
-            announced = options_of(environment)
-            for name, value in announced.items():
+            from_environment = options_of(environment)
+            for name, value in from_environment.items():
                 if getattr(options, name) is None:
                     setattr(options, name, value)
         least, most = _nodes(options.nnodes or str(len(place.addresses) if place else 1), problems)
         rank = _number("--node-rank", options.node_rank, 0, problems, most - 1)
         rank = place.rank if rank is None and place else rank
         if options.rdzv_backend not in (None, "c10d", "static"):
-            problems.append(f"--rdzv-backend={options.rdzv_backend}: c10d or static")
-        ranked = options.node_rank is not None or rank is not None
-        backend = options.rdzv_backend or ("static" if options.master_addr or (ranked and least == most) else "c10d")
+            problems.append(f"--rdzv-backend={options.rdzv_backend}: unknown: choose c10d or static")
+        has_rank = options.node_rank is not None or rank is not None
+        backend = options.rdzv_backend or ("static" if options.master_addr or (has_rank and least == most) else "c10d")
         host, port, option = _head(options, place, backend, most, problems)
         if most == 1:
             backend, rank = "static", 0
@@ -130,19 +130,19 @@ class Torchrun:
                 several = "is for several nodes: say how many with --nnodes"
                 problems += [f"--{name.replace('_', '-')} {several}" for name in of_several]
         elif backend == "static":
-            if not ranked:
+            if not has_rank:
                 problems.append(f"--nnodes={most} --rdzv-backend=static needs --node-rank, from 0 to {most - 1}")
             if least != most:
                 problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")
         own = options.local_addr or (LOOPBACK if most == 1 else place.own if place else "")
         if host and not own and not problems:
-            if {"master_addr", "rdzv_endpoint"} & announced.keys():
+            if {"master_addr", "rdzv_endpoint"} & from_environment.keys():
                 resolved(host)  # waits: a pod may start before the cluster's DNS knows its name
             own = _own_address(host, option, problems)
         elif place and most > 1 and not options.local_addr:
             own = _address_for(place, host) or own
-        each = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
-        processes = _number("--nproc-per-node", each, 1, problems)
+        number = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
+        processes = _number("--nproc-per-node", number, 1, problems)
         if problems:
             raise UserError(*problems)
         if processes is None:
@@ -224,6 +224,7 @@ def _head(
 
 
 def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
+    """The least and the largest number of nodes. Adds to `problems`."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
@@ -235,6 +236,7 @@ def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
 def _number(
     option: str, text: str | None, least: int, problems: list[str], most: int | None = None, sign: str = "="
 ) -> int | None:
+    """The value of an option, or None if it is missing or wrong. Adds to `problems`. sign: between option and value."""
     if text is None:
         return None
     if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):

@@ -42,7 +42,7 @@ def classify(error: BaseException, phase: Phase) -> Failure:
         return Failure(f"a data loader process died: {cure} ({first_line})", CRASHED, False)
     if isinstance(error, (TimeoutError, TransientError, SnapshotFailed, Damaged)):  # our own, with complete messages
         return Failure(text, CRASHED, False)
-    if isinstance(error, RuntimeError):  # of torch.distributed, for whatever happens to another process
+    if isinstance(error, RuntimeError):  # torch.distributed raises it when another process fails
         if "timed out" in text.lower() or "timeout" in text.lower():
             what = "another process has not answered for world.timeout_seconds: look for the one whose log ends earlier"
             return Failure(f"{what} ({first_line})", CRASHED, False)
