@@ -48,7 +48,7 @@ def check(
             )
         return changes
 
-    changes: Changes = world.run_on_main(find)  # in rank 0 only: secrets are found by a process's environment
+    changes: Changes = world.run_on_main(find)  # in rank 0: what is redacted depends on its environment
     if not world.is_main:
         return changes
     # Another machine is no change of the experiment, so this is printed, and the run goes on.
