@@ -64,7 +64,7 @@ def reading(folder: Path, layers: int, rounds: int) -> dict[str, float]:
     """Milliseconds to read a step's microbatches, and to train on them."""
     import torch
 
-    from mingpt.compute.batches import BatchPlan
+    from mingpt.compute.batches import BatchPlan, RankSampler
     from mingpt.config.schema import ShardsData
     from mingpt.data.opening import open_source
     from mingpt.model.gpt2 import GPT, GPTConfig
@@ -76,7 +76,7 @@ def reading(folder: Path, layers: int, rounds: int) -> dict[str, float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def read(step: int) -> list[Any]:
-        return [source.train[plan.microbatch_ids(step, m).tolist()] for m in range(MICROBATCHES)]
+        return [source.train[ids] for ids in RankSampler(plan, range(MICROBATCHES), step, step + 1)]
 
     def step(microbatches: list[Any]) -> None:
         optimizer.zero_grad(set_to_none=True)

@@ -1,9 +1,9 @@
-"""`python -m mingpt.evaluate URL [data=… data.path=…]`: how good the model of a snapshot is on a validation split.
+"""`python -m mingpt.evaluate URL [data=… data.path=…]`: evaluate a snapshot's model on a validation split.
 
-The data is that of the snapshot's config, with Hydra's overrides over it, told in the snapshot's vocabulary. Alone, or
-as one of torchrun's or srun's processes: the figures are the same.
+The data are those of the snapshot's config, changed by Hydra's overrides, and encoded in the snapshot's vocabulary.
+Runs alone or as one of torchrun's or srun's processes, with the same figures.
 
-Exit codes: 0 done; 64 a mistake to fix; 70 a crash, try again.
+Exit codes: 0 done; 64 an error that the user must fix; 70 crashed, try again.
 """
 
 from mingpt.world import entry

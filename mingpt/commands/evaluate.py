@@ -14,7 +14,7 @@ from mingpt.errors import FINISHED, Damaged, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.find import find
 from mingpt.snapshot.reader import read_manifest
-from mingpt.train.attempt import agree_on_inputs, tell
+from mingpt.train.attempt import agree_on_inputs, report_failure
 from mingpt.train.evaluation import Figures, evaluate
 from mingpt.world.joining import join, world_size
 from mingpt.world.lifetime import Lifetime
@@ -83,7 +83,7 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
             world.barrier()
         return FINISHED
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # as attempt.py
-        return tell(error, lifetime)
+        return report_failure(error, lifetime)
 
 
 def as_dict(figures: Figures) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`python -m mingpt.train [overrides]`: train a GPT, alone or as one of torchrun's or srun's processes.
 
-Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snapshot; 70 a crash, try again.
+Exit codes: 0 finished; 64 an error that the user must fix; 70 crashed, try again; 75 stopped on request, start again.
 """
 
 from mingpt.world import entry

@@ -1,4 +1,4 @@
-"""A run that does not learn any more: when it ends for that, and what the user is told. Alike in all processes."""
+"""Ends a run that has diverged: its gradients or its loss are not finite. All processes decide alike."""
 
 import shlex
 
@@ -9,7 +9,7 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.world.world import World
 
-SKIPPED_STEPS = 100  # in a row, after which a run has diverged; fp16 finds its first loss scale in fewer than 30
+SKIPPED_STEPS = 100  # in a row: the run has diverged. (fp16 skips fewer than 30 until its loss scale fits.)
 
 
 class Divergence:
@@ -17,28 +17,28 @@ class Divergence:
         self.update, self.checkpointer, self.world, self.run_dir = update, checkpointer, world, run_dir
 
     def check(self, done: int) -> None:
-        """Raise UserError if too many steps in a row were skipped. Waits for the device once in SKIPPED_STEPS steps."""
+        """Raise UserError if SKIPPED_STEPS steps in a row were skipped. Waits for the device once in as many steps."""
         if done % SKIPPED_STEPS:
             return
         skipped = self.update.skipped_in_a_row()
         if skipped >= SKIPPED_STEPS:
-            there = self.checkpointer.keep()
+            newest = self.checkpointer.keep()
             raise UserError(
                 f"nothing was learnt since step {done - skipped}: the gradients are not finite, so steps are skipped. "
-                f"{self._way_back(there)}"
+                f"{self._advice(newest)}"
             )
 
     def leave_without_a_loss(self, done: int, last: bool) -> None:
-        """A loss that is no number is not stored. Raises UserError at the run's end; after a stop it may go on."""
-        there = self.checkpointer.keep()
+        """End without a snapshot, since the loss is not finite. Raises UserError if this was the run's last step."""
+        newest = self.checkpointer.keep()
         what = f"the loss of step {done} is not finite, so it was not stored"
         if last:
-            raise UserError(f"{what}. {self._way_back(there)}")
+            raise UserError(f"{what}. {self._advice(newest)}")
         if self.world.is_main:
-            say(f"{what}; the newest snapshot is that of step {there}")
+            say(f"{what}; the newest snapshot is that of step {newest}")
 
-    def _way_back(self, newest: int) -> str:
-        """newest: the step of the newest durable snapshot; 0: there is none."""
+    def _advice(self, newest: int) -> str:
+        """What the user can do. newest: the step of the newest durable snapshot; 0: there is none."""
         if not newest:
             return (
                 "The run has diverged, and nothing was stored: the same command with a lower optimizer.lr starts afresh"

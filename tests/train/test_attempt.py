@@ -61,7 +61,9 @@ def test_all_else_must_be_equal(setting: str) -> None:
 
 
 def test_the_same_path_with_other_content_is_refused() -> None:
-    with pytest.raises(UserError, match=r"process 1 has other settings or data than process 0: data\.sha256: a -> b$"):
+    with pytest.raises(
+        UserError, match=r"process 1 has other settings or data than process 0: data\.sha256: a -> b: start all "
+    ):
         agree(configured(), configured(), "b")
 
 

@@ -55,7 +55,7 @@ class Asked(Lifetime):
 @pytest.fixture(autouse=True)
 def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure a process has some seconds to live. This one has more tests to run."""
-    monkeypatch.setattr("mingpt.world.joining._limit_the_rest_of_life", lambda seconds, code: None)
+    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
     monkeypatch.undo()
     assert train(GRACE, HOT) == FINISHED
     digest = read(durable, STEPS).manifest.digest
-    said = f"finished: step {STEPS}, digest {digest}: only the memory of a node had it; now it is stored"
+    said = f"finished: step {STEPS}, digest {digest}: it was in a node's memory only; now it is durable"
     assert said in capsys.readouterr().out.splitlines()
     assert list((tmp_path / "memory").glob("mingpt-*/*")) == []
     assert train(GRACE, HOT) == FINISHED

@@ -75,10 +75,10 @@ def test_another_learning_rate_is_another_experiment() -> None:
     assert message == (
         "run.dir=runs/run has step 200 of another experiment: the settings differ that affect the result:\n"
         "  optimizer.lr: 0.001 -> 1.0\n"
-        "  the learning rate of step 201 becomes 1.00e+00, and was to be 1.00e-03\n"
+        "  the learning rate of step 201 becomes 1.00e+00, and would have been 1.00e-03\n"
         "Set them back, or choose:\n"
         "  another run.name (or run.dir) starts a run of its own;\n"
-        "  resume.changed=true goes on from step 200 with what is set now, and the history tells both;\n"
+        "  resume.changed=true goes on from step 200 with the new values, and the history records both;\n"
         "  `python -m mingpt.snapshots copy runs/run NEW`, then run.dir=NEW resume.changed=true goes on in a copy"
     )
 
@@ -97,8 +97,8 @@ def test_an_extension_tells_both_learning_rates_and_the_way_out() -> None:
     message = refused(short, long, step=100)
     assert "\n  schedule.decay_steps: 100 -> 1000\n" in message
     assert (
-        "\n  the learning rate of step 101 becomes 9.81e-04, and was to be 1.00e-04; schedule.decay_steps=100 keeps "
-        "the old schedule\n"
+        "\n  the learning rate of step 101 becomes 9.81e-04, and would have been 1.00e-04; schedule.decay_steps=100 "
+        "keeps the old schedule\n"
     ) in message
     assert checked(short, (*long, "schedule.decay_steps=100"), step=100) == ({}, [])
 

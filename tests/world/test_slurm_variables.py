@@ -128,7 +128,7 @@ def test_skypilot_on_slurm_has_the_word() -> None:
     assert place is not None
     assert (place.platform, place.head) == ("SkyPilot", "10.0.0.1")
     environment = TASK | SKYPILOT
-    slurm.announce(environment)
+    slurm.set_torchrun_variables(environment)
     assert environment == TASK | SKYPILOT
 
 
@@ -186,9 +186,9 @@ def test_what_contradicts_itself_is_a_mistake(environment: dict[str, str], probl
 
 
 def announced(environment: dict[str, str]) -> dict[str, str]:
-    """What slurm.announce adds."""
+    """What slurm.set_torchrun_variables adds."""
     after = dict(environment)
-    slurm.announce(after)
+    slurm.set_torchrun_variables(after)
     assert after.items() >= environment.items()
     return {k: v for k, v in after.items() if k not in environment}
 
