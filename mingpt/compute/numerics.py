@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mingpt import NUMERICS
 from mingpt.config import plugin
 from mingpt.config.imports import imported_sha256
 from mingpt.config.schema import Config, OwnModel, TextData
 from mingpt.redact import printable
 
-# Raise it with each change of this package after which the same config gives other bits: the order of samples, the
-# tree, the clip, the update, the first weights, dropout. tests/test_numerics.py fails at such a change without it.
-NUMERICS = 1
 PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # a x b and b x c, small: some milliseconds
 
 

@@ -6,6 +6,8 @@ options are set for runs that get killed, moved and resized; workers are restart
 the exit code says what to do: 0 finished, 64 fix a mistake, 70 crashed: try again, 75 stopped on request: start again.
 """
 
+from typing import NoReturn
+
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
@@ -16,5 +18,9 @@ def load() -> entry.Program:
     return launch
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
     entry.run(load, Lifetime(says="launch: exit code {code}: "), worker=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from mingpt.atomic import write_whole
-from mingpt.command import command
+from mingpt.command import command, program
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
@@ -267,16 +267,20 @@ def missing(config: Config) -> list[Corpus]:
     return [c for c in corpora_for(config) if not all(is_there(FOLDER / text.name, text) for text in c.texts)]
 
 
-@command("interrupted: nothing is half written; the same command begins again")
-def main(arguments: list[str]) -> int:
-    parser = compose.Parser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary.")
+def parser() -> compose.Parser:
+    parser = compose.Parser(prog=program("mingpt.data.fetch"), description="Fetch a real corpus, or a vocabulary.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("corpus", choices=sorted(CORPORA), nargs="?")
     which.add_argument(
         "--for", dest="overrides", nargs="*", metavar="OVERRIDE", help="what such a run reads below data/"
     )
     parser.add_argument("--to", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+@command("interrupted: nothing is half written; the same command begins again")
+def main(arguments: list[str]) -> int:
+    args = parser().parse_args(arguments)
     if args.corpus:
         fetch(CORPORA[args.corpus], args.to)
     elif config := compose.configure(args.overrides):

@@ -3,6 +3,8 @@
 Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snapshot; 70 a crash, try again.
 """
 
+from typing import NoReturn
+
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
@@ -13,5 +15,9 @@ def load() -> entry.Program:
     return attempt
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
     entry.run(load, Lifetime(), worker=True)
+
+
+if __name__ == "__main__":
+    main()
