@@ -43,10 +43,11 @@ def answer(verbs: "Mapping[str, Verb]") -> None:
                 action.completer = overrides
     else:
         parser = argparse.ArgumentParser()
-        parser.add_argument("--version", action="store_true", help="which versions are here")
-        commands = parser.add_subparsers()
-        for name, verb in verbs.items():
-            commands.add_parser(name, help=verb.help)
+        if len(words) == 1:
+            parser.add_argument("--version", action="store_true", help="which versions are here")
+            commands = parser.add_subparsers()
+            for name, verb in verbs.items():
+                commands.add_parser(name, help=verb.help)
     argcomplete.autocomplete(parser, always_complete_options=False)  # which ends the process
 
 

@@ -40,6 +40,11 @@ NEVER = {
 }  # fmt: skip
 
 
+def install(extra: str) -> str:
+    """What brings the packages of an extra, for a message: this package is not on PyPI."""
+    return f"pip install -e '.[{extra}]' in the checkout"
+
+
 def limit_seconds() -> float:
     given = os.environ.get(LIMIT, "")
     try:
@@ -88,7 +93,7 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
     except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
         scheme = url.partition("://")[0]
         extra = EXTRAS.get(scheme)
-        cure = f"pip install -e '.[{extra}]' in the checkout" if extra else "use a local path, s3://…, gs://… or az://…"
+        cure = install(extra) if extra else "use a local path, s3://…, gs://… or az://…"
         raise UserError(f"{key}={without_secrets(url)}: {error}: {cure}") from error
     fs.invalidate_cache()  # clients are shared, and remember what others have listed before
     return (_Limited(fs, seconds) if fs.async_impl else fs), path

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import open_fs, place
+from mingpt.storage import install, open_fs, place
 
 END_OF_TEXT = "<|endoftext|>"
 # What other tokenizers call it, in the order in which they are looked for.
@@ -28,7 +28,7 @@ FILE_LIMIT = 64 << 20  # bytes of a vocabulary's file
 
 
 def _needs(package: str) -> UserError:
-    return UserError(f"BPE tokens need the package {package}: pip install -e '.[bpe]' in the checkout")
+    return UserError(f"BPE tokens need the package {package}: {install('bpe')}")
 
 
 def _gpt2_bytes() -> dict[str, int]:

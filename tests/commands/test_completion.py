@@ -46,6 +46,7 @@ done
 """
 
 
+@pytest.mark.slow
 def test_bash_gets_exactly_these_words(run: Mingpt) -> None:
     lines = {
         "mingpt ": "|".join(VERBS),
