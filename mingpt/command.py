@@ -55,6 +55,11 @@ def _end(error: Exception, code: int) -> int:
     return code
 
 
+def program(module: str) -> str:
+    """What usage lines call a program, as it was called: `mingpt VERB` (cli.py), or `python -m` of its module."""
+    return sys.argv[0] if sys.argv[0].startswith("mingpt ") else f"python -m {module}"
+
+
 def run(module: str) -> NoReturn:
     """Run the `main` of a module as a program. Imported here, so that Ctrl-C during torch's import ends quietly."""
     try:

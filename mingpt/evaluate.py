@@ -6,8 +6,29 @@ Runs alone or as one of torchrun's or srun's processes, with the same figures.
 Exit codes: 0 done; 64 an error that the user must fix; 70 crashed, try again.
 """
 
+import argparse
+from typing import NoReturn
+
+from mingpt.command import program
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
+
+DESCRIPTION = (
+    "How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions."
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    from mingpt.config.compose import Parser
+
+    parser = Parser(prog=program("mingpt.evaluate"), description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
+    parser.add_argument(
+        "overrides", metavar="OVERRIDE", nargs="*", help="data=…, data.path=…, world.device=…: as train"
+    )
+    parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    return parser
 
 
 def load() -> entry.Program:
@@ -16,5 +37,9 @@ def load() -> entry.Program:
     return command
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
     entry.run(load, Lifetime(), worker=True)
+
+
+if __name__ == "__main__":
+    main()

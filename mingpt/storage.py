@@ -40,6 +40,11 @@ NEVER = {
 }  # fmt: skip
 
 
+def install(extra: str) -> str:
+    """What brings the packages of an extra, for a message: this package is not on PyPI."""
+    return f"pip install -e '.[{extra}]' in the checkout"
+
+
 def limit_seconds() -> float:
     """The time limit of one call of an object store. Raises UserError for a bad value in the environment."""
     given = os.environ.get(LIMIT, "")
@@ -91,7 +96,7 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
     except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
         scheme = url.partition("://")[0]
         extra = EXTRAS.get(scheme)
-        cure = f"pip install -e '.[{extra}]' in the checkout" if extra else "use a local path, s3://…, gs://… or az://…"
+        cure = install(extra) if extra else "use a local path, s3://…, gs://… or az://…"
         raise UserError(f"{key}={without_secrets(url)}: {error}: {cure}") from error
     fs.invalidate_cache()  # fsspec shares clients, with the listings that they have cached
     return (_Limited(fs, seconds) if fs.async_impl else fs), path

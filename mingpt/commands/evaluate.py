@@ -6,11 +6,12 @@ from typing import Any
 
 from mingpt.commands.loading import open_model
 from mingpt.compute.numerics import autocast_for, pin
-from mingpt.config.compose import Parser, reconfigure
+from mingpt.config.compose import reconfigure
 from mingpt.console import say
 from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Spelling, vocabulary_of
 from mingpt.errors import FINISHED, Damaged, UserError
+from mingpt.evaluate import parser
 from mingpt.redact import without_secrets
 from mingpt.snapshot.find import find
 from mingpt.snapshot.reader import read_manifest
@@ -19,21 +20,10 @@ from mingpt.train.evaluation import Figures, evaluate
 from mingpt.world.joining import join, world_size
 from mingpt.world.lifetime import Lifetime
 
-DESCRIPTION = (
-    "How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions."
-)
-
 
 def command(arguments: list[str], lifetime: Lifetime) -> int:
     """Print the figures; returns the exit code."""
-    parser = Parser(prog="python -m mingpt.evaluate", description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
-    parser.add_argument(
-        "overrides", metavar="OVERRIDE", nargs="*", help="data=…, data.path=…, world.device=…: as train"
-    )
-    parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    options = parser.parse_intermixed_args(arguments)
+    options = parser().parse_intermixed_args(arguments)
     try:
         found = find(options.url, options.step)
         try:

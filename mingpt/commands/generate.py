@@ -1,4 +1,4 @@
-"""`python -m mingpt.generate URL`: continue texts (--prompt …) or draw images (--out FILE) with a snapshot's model."""
+"""What mingpt.generate does: continue texts or draw images with a snapshot's model."""
 
 import argparse
 import math
@@ -6,18 +6,17 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TextIO
 
 import torch
 
 from mingpt.command import command
 from mingpt.commands.loading import Opened, open_model
-from mingpt.config.compose import Parser
 from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.images.pictures import COLORS, draw, grid, png
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
+from mingpt.generate import parser
 from mingpt.model.gpt2 import GPT
 from mingpt.model.sampling import generate_stream
 from mingpt.redact import escaped, without_secrets
@@ -153,27 +152,6 @@ def problems(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m mingpt.generate", description=__doc__)
-    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", help="the text to continue (default: a new line; of plain numbers: 0)")
-    source.add_argument("--file", metavar="FILE", help="continue what is in this file or URL; -: standard input")
-    parser.add_argument("--lines", action="store_true", help="each line of the file is a prompt of its own")
-    parser.add_argument("--samples", type=int, default=1, help="texts for each prompt (default: 1)")
-    parser.add_argument("--tokens", type=int, default=200, help="how many tokens to add (default: 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default: 0.8)")
-    parser.add_argument("--top-k", type=int, help="choose among the k likeliest tokens (default: among all)")
-    parser.add_argument("--top-p", type=float, help="and among the likeliest that have this share of the chance")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a PNG file, where the model draws images")
-    parser.add_argument("--each", type=int, default=10, help="how many images of each class to draw (default: 10)")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same texts (default: 1)")
-    parser.add_argument("--batch", type=int, default=16, help="texts at a time; fewer need less memory (default: 16)")
-    parser.add_argument("--speed", action="store_true", help="say on stderr how many tokens a second were drawn")
-    parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
-    return parser
-
-
 def generate(opened: Opened, options: argparse.Namespace) -> int:
     """Write images or texts, as the options say. Returns the exit code."""
     try:
@@ -207,7 +185,7 @@ def continue_texts(model: GPT, vocabulary: Vocabulary, where: str, options: argp
 
 @command()
 def main(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     if found := problems(options):
         raise UserError(*found)
     return generate(open_model(options.url, options.step), options)

@@ -1,7 +1,4 @@
-"""`python -m mingpt.snapshots`: look at the snapshots of a run, check, copy, prune and export them.
-
-URL is a run's directory, its snapshots folder, or one step's folder; any fsspec URL.
-"""
+"""What mingpt.snapshots does: one function a command. The help texts, which say what each does, are in that file."""
 
 import argparse
 import json
@@ -11,7 +8,6 @@ from dataclasses import asdict
 from pydantic import ValidationError
 
 from mingpt.command import Unfit, command
-from mingpt.config.compose import Parser
 from mingpt.config.schema import Snapshot
 from mingpt.console import say
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
@@ -24,15 +20,12 @@ from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.retention import DAY, Retention, plan
 from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
+from mingpt.snapshots import parser
 
 Options = argparse.Namespace
 
 
 def list_command(options: Options) -> int:
-    """A table of the steps, or of the runs in a folder. Exit code 1 if one is damaged.
-
-    The manifests are read, and of the parts the sizes.
-    """
     try:
         found = find(options.url, options.step, committed=False)
     except UserError:
@@ -49,7 +42,6 @@ def list_command(options: Options) -> int:
 
 
 def verify_command(options: Options) -> int:
-    """Read everything and compare it with the checksums. Exit code 1 if anything is damaged."""
     found = find(options.url, options.step)
 
     def verify_one(step: int) -> None:
@@ -79,7 +71,6 @@ def _each_step(found: Found, act: Callable[[int], None], damaged: str, undone: s
 
 
 def digest_command(options: Options) -> int:
-    """The digest of the newest snapshot (or of --step) alone on stdout, after verifying it."""
     found = find(options.url, options.step)
     try:
         say(verify(found.store, found.steps[0]).digest)
@@ -89,7 +80,6 @@ def digest_command(options: Options) -> int:
 
 
 def show_command(options: Options) -> int:
-    """What the manifest of the newest snapshot (or of --step) says: config, attempts, numerics, sizes."""
     found = find(options.url, options.step)
     try:
         manifest = read_manifest(found.store, found.steps[0])
@@ -100,7 +90,6 @@ def show_command(options: Options) -> int:
 
 
 def prune_command(options: Options) -> int:
-    """Delete what need not stay. Without --keep and --keep-every: as the newest snapshot's config says."""
     if split_url(options.url)[1] is not None:
         raise UserError(f"{without_secrets(options.url)} is one step's folder: give the run's directory")
     found = find(options.url)
@@ -117,7 +106,7 @@ def prune_command(options: Options) -> int:
     except (ValidationError, TypeError) as error:
         raise UserError(f"{store.folder_url(newest)}: its config does not say what to keep: give --keep") from error
     settings = {k: settings[k] if value is None else value for k, value in given.items()}
-    pruned = plan(store, Retention(**settings, orphan_age=options.older_than), newest, {})
+    pruned = plan(store, Retention(**settings, orphan_age=options.older_than or DAY), newest, {})
     verb = "would delete" if options.dry_run else "deleted"
     if not options.dry_run:
         pruned.apply(store)
@@ -133,7 +122,6 @@ def prune_command(options: Options) -> int:
 
 
 def rewind_command(options: Options) -> int:
-    """Go back: the run continues from --step, and all newer snapshots are set aside. Nothing is deleted."""
     above, named = split_url(options.url)
     if named is not None:
         raise UserError(
@@ -150,7 +138,6 @@ def rewind_command(options: Options) -> int:
 
 
 def copy_command(options: Options) -> int:
-    """Copy snapshots, and the metrics of their run, to TO, another run's directory."""
     found = find(options.url, options.step)
     above, named = split_url(options.target)
     if named is not None and found.steps != [named]:
@@ -184,58 +171,6 @@ def export_command(options: Options) -> int:
     return 0
 
 
-def _count(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
-        return int(text)
-
-    return number
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="python -m mingpt.snapshots", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(name: str, one_step: str | None, as_json: bool = False) -> argparse.ArgumentParser:
-        text = COMMANDS[name].__doc__
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or a step's folder")
-        if one_step:
-            command.add_argument("--step", type=int, help=f"this step instead of {one_step}")
-        if as_json:
-            command.add_argument("--json", action="store_true", help="for programs")
-        return command
-
-    add("list", "all", as_json=True)
-    add("verify", "all")
-    add("digest", "the newest")
-    add("show", "the newest", as_json=True)
-    prune = add("prune", None)
-    prune.add_argument("--keep", type=_count(1), metavar="N", help="the newest N stay")
-    prune.add_argument("--keep-every", type=_count(0), metavar="N", help="multiples of N stay; 0: none")
-    prune.add_argument(
-        "--keep-best", action=argparse.BooleanOptionalAction, help="the best by validation loss stays, or need not"
-    )
-    prune.add_argument(
-        "--older-than", type=_count(1), default=DAY, metavar="SECONDS",
-        help="age from which files without a snapshot are a dead writer's (default: 86400, a day)",
-    )  # fmt: skip
-    prune.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
-    back = add("rewind", None)
-    back.add_argument("--step", type=_count(0), required=True, metavar="N", help="the step to go on from")
-    back.add_argument("--snapshots", metavar="URL", help="snapshot.dir, if the run has set one")
-    back.add_argument("--hot-dir", default="/dev/shm", metavar="FOLDER", help="snapshot.hot_dir (default: /dev/shm)")
-    copy = add("copy", "all")
-    copy.add_argument(
-        "target", metavar="TO", help="where to: a run's directory, its snapshots folder, or a step's folder"
-    )
-    export = add("export", "the newest")
-    export.add_argument("folder", metavar="FOLDER", help="where to: a local folder, or any fsspec URL")
-    export.add_argument("--overwrite", action="store_true", help="replace what is there")
-    return parser
-
-
 COMMANDS = {
     "list": list_command,
     "verify": verify_command,
@@ -250,5 +185,5 @@ COMMANDS = {
 
 @command()
 def main(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     return COMMANDS[options.command](options)

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import mingpt
+from mingpt.command import program
 from mingpt.config import moment
 from mingpt.config.schema import Config, Section
 from mingpt.config.trusted import problems_of_places, problems_of_size
@@ -45,17 +46,22 @@ class Parser(argparse.ArgumentParser):
         sys.exit(USER_ERROR)
 
 
+def parser() -> Parser:
+    """The options of `mingpt train`."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true", help="list every group and key")
+    parser.add_argument("--cfg", choices=["job"], help="print the config and stop")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: print values in place of ${…}")
+    parser.add_argument("overrides", nargs="*")
+    return parser
+
+
 def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     """The validated config of a command line; None if it asked for --help or --cfg, which are answered on stdout.
 
     Raises errors.UserError with every problem in it.
     """
-    parser = Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--help", "-h", action="store_true")
-    parser.add_argument("--cfg", choices=["job"])
-    parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("overrides", nargs="*")
-    options = parser.parse_intermixed_args(arguments)
+    options = parser().parse_intermixed_args(arguments)
     if options.help:
         say(help_text())
         return None
@@ -317,7 +323,7 @@ def _resolve(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
 
 def help_text() -> str:
     lines = [
-        "python -m mingpt.train [--cfg job [--resolve]] [override ...]",
+        f"{program('mingpt.train')} [--cfg job [--resolve]] [override ...]",
         "",
         "Overrides have Hydra's grammar: key=value, group=option, +new=value, ~gone.",
         "",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import open_fs, place
+from mingpt.storage import install, open_fs, place
 
 END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in other tokenizers; the first one that a tokenizer has is used.
@@ -27,6 +27,10 @@ ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[EOS]", 
 SPLIT = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 PIECE = 1 << 20  # characters that are encoded at once
 FILE_LIMIT = 64 << 20  # largest file of a vocabulary, in bytes
+
+
+def _needs(package: str) -> UserError:
+    return UserError(f"BPE tokens need the package {package}: {install('bpe')}")
 
 
 def _letters() -> dict[str, int]:

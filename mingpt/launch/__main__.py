@@ -9,6 +9,8 @@ It composes a torchrun command, prints it, and runs it through torch's elastic a
 Exit codes: 0 finished; 64 an error that the user must fix; 70 crashed, try again; 75 stopped on request, start again.
 """
 
+from typing import NoReturn
+
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
@@ -19,5 +21,9 @@ def load() -> entry.Program:
     return launch
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
     entry.run(load, Lifetime(prefix="launch: exit code {code}: "), worker=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mingpt.command import program
 from mingpt.config.compose import Parser
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
@@ -28,9 +29,9 @@ EPILOG = (
 )
 
 
-def options_parser(program: str, description: str, epilog: str) -> Parser:
+def options_parser(module: str, description: str, epilog: str) -> Parser:
     """The options that place a node among the others, for each program that is started once per node."""
-    parser = Parser(prog=f"python -m {program}", description=description, epilog=epilog)
+    parser = Parser(prog=program(module), description=description, epilog=epilog)
     texts = {
         "nnodes": ("N|MIN:MAX", "nodes of the run; MIN:MAX lets it go on with fewer (default: the platform's, else 1)"),
         "nproc-per-node": ("N", "processes on this node; nodes may differ (default: its GPUs, else 1)"),
@@ -56,13 +57,17 @@ def options_parser(program: str, description: str, epilog: str) -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str], parser: Parser | None = None) -> argparse.Namespace:
+def parser() -> Parser:
+    """The options of `mingpt launch`."""
+    parser = options_parser("mingpt.launch", DESCRIPTION, EPILOG)
+    parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
+    return parser
+
+
+def parse(arguments: Sequence[str], by: Parser | None = None) -> argparse.Namespace:
     """The options and overrides of a command line. As in torchrun, options may have underscores: --node_rank."""
-    if parser is None:
-        parser = options_parser("mingpt.launch", DESCRIPTION, EPILOG)
-        parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
     dashed = [re.sub(r"^--[a-z_]+", lambda m: m[0].replace("_", "-"), argument) for argument in arguments]
-    return parser.parse_intermixed_args(dashed)
+    return (by or parser()).parse_intermixed_args(dashed)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import math
 import os
 
 from mingpt.config import compose
+from mingpt.config.compose import Parser
 from mingpt.console import complain, say
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.launch.torchrun import Torchrun, options_parser, parse
@@ -16,11 +17,15 @@ from mingpt.preflight.inspection import inspect
 EPILOG = "Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a node can't be reached"
 
 
-def main(arguments: list[str]) -> int:
+def parser() -> Parser:
     parser = options_parser("mingpt.preflight", "Check all nodes before training; run it once on each.", EPILOG)
     parser.add_argument("--seconds", type=float, default=60, help="longest wait for the other nodes (default: 60)")
     parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
-    options = parse(arguments, parser)
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments, parser())
     chosen = options.nproc_per_node is not None
     options.nproc_per_node = options.nproc_per_node or "1"  # the default asks torch, which takes seconds to import
     try:

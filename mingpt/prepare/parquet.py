@@ -5,6 +5,7 @@ from typing import Any
 
 from mingpt.errors import UserError
 from mingpt.redact import printable
+from mingpt.storage import install
 
 # A few bytes of Parquet can give each of many rows a long string. So a row group's column of more than PLAIN_BYTES is
 # refused if it unpacks to more than MOST_PACKED times its size, and read row by row above USUALLY_PACKED times.
@@ -31,7 +32,7 @@ def _opened(stream: Any, shown: str) -> Any:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise UserError("Parquet needs the package pyarrow: pip install -e '.[parquet]' in the checkout") from error
+        raise UserError(f"Parquet needs the package pyarrow: {install('parquet')}") from error
     try:
         return parquet.ParquetFile(stream)
     except (ArrowException, OSError) as error:

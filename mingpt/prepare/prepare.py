@@ -21,7 +21,7 @@ from typing import Any, get_args
 import numpy as np
 from filelock import FileLock, Timeout
 
-from mingpt.command import command
+from mingpt.command import command, program
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import (
@@ -232,12 +232,11 @@ def _is_there(fs: Any, path: str, shard: Shard, dtype: str) -> bool:
     return fs.isfile(file) and fs.info(file)["size"] == shard.tokens * np.dtype(dtype).itemsize
 
 
-@command("interrupted: the same command goes on")
-def main(arguments: list[str]) -> int:
+def parser() -> argparse.ArgumentParser:
     from mingpt.config.compose import Parser  # imports Hydra; at the top, each encoding process would import it, too
 
     parser = Parser(
-        prog="python -m mingpt.data.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program("mingpt.data.prepare"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCES", help="files or globs: text, JSON lines, Parquet")
     parser.add_argument("--out", required=True, metavar="URL", help="the data set's folder")
@@ -251,7 +250,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad lines (default: 0)")
     parser.add_argument("--shard-tokens", type=int, default=1 << 25, help="tokens in a shard (default: 33554432)")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+@command("interrupted: the same command goes on")
+def main(arguments: list[str]) -> int:
+    given = parser().parse_args(arguments)
     fraction, tokens, processes = given.val_fraction, given.shard_tokens, given.processes
     problems = [
         *([f"--val-fraction {fraction}: from 0 to less than 1"] if not 0 <= fraction < 1 else []),
