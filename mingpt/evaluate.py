@@ -1,4 +1,4 @@
-"""`python -m mingpt.evaluate URL [data=… data.path=…]`: evaluate a snapshot's model on a validation split.
+"""`mingpt evaluate URL [data=… data.path=…]`: evaluate a snapshot's model on a validation split.
 
 The data are those of the snapshot's config, changed by Hydra's overrides, and encoded in the snapshot's vocabulary.
 Runs alone or as one of torchrun's or srun's processes, with the same figures.

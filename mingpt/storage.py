@@ -26,7 +26,7 @@ CLIENTS = {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gc
 # The clients' errors for which a retry is useless. (Not CredentialRetrievalError: a metadata server may be busy.)
 NO_CREDENTIALS = re.compile(r"(No|Partial|Default)Credentials|ClientAuthentication|ProfileNotFound")
 LIMIT, LIMIT_SECONDS = "MINGPT_STORE_SECONDS", 600.0  # environment variable, and its default
-# Paths that `python -m mingpt.data.fetch NAME` writes, and the NAME for each.
+# Paths that `mingpt fetch NAME` writes, and the NAME for each.
 FETCHED = {
     "data/shakespeare.txt": "shakespeare",
     "data/shakespeare-complete.txt": "shakespeare",
@@ -203,7 +203,7 @@ def fetch_it(url: str) -> str:
     """The end of a message about a missing file: how to fetch it, if `mingpt.data.fetch` can."""
     path = os.path.normpath(url)
     name = next((name for place, name in FETCHED.items() if path == place or path.startswith(f"{place}/")), None)
-    return f", or get it with `python -m mingpt.data.fetch {name}`" if name else ""
+    return f", or get it with `mingpt fetch {name}`" if name else ""
 
 
 def _missing(shown: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.fetch`, which is in prepare/fetch.py."""
+"""`mingpt fetch`, which is in prepare/fetch.py."""
 
 from typing import NoReturn
 

@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.prepare`, which is in prepare/prepare.py."""
+"""`mingpt prepare`, which is in prepare/prepare.py."""
 
 from typing import NoReturn
 

@@ -1,4 +1,4 @@
-"""`python -m mingpt.launch [options] [overrides]`: the one command to start on each node.
+"""`mingpt launch [options] [overrides]`: the one command to start on each node.
 
 It composes a torchrun command, prints it, and runs it through torch's elastic agent. It adds to torchrun:
 - the config is validated before any worker starts;

