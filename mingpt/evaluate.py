@@ -1,4 +1,4 @@
-"""`python -m mingpt.evaluate URL [data=… data.path=…]`: how good the model of a snapshot is on a validation split.
+"""`mingpt evaluate URL [data=… data.path=…]`: how good the model of a snapshot is on a validation split.
 
 The data is that of the snapshot's config, with Hydra's overrides over it, told in the snapshot's vocabulary. Alone, or
 as one of torchrun's or srun's processes: the figures are the same.

@@ -1,4 +1,4 @@
-"""`python -m mingpt.generate URL`: continue texts (--prompt …) or draw images (--out FILE) with a snapshot's model."""
+"""`mingpt generate URL`: continue texts (--prompt …) or draw images (--out FILE) with a snapshot's model."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`python -m mingpt.snapshots`: look at the snapshots of a run, check, copy, prune and export them.
+"""`mingpt snapshots`: look at the snapshots of a run, check, copy, prune and export them.
 
 URL is a run's directory, its snapshots folder, or one step's folder; any fsspec URL.
 """

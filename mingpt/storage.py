@@ -26,7 +26,7 @@ CLIENTS = {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gc
 # Of these clients' errors, those that no second try cures. (CredentialRetrievalError may: a metadata server was busy.)
 NO_CREDENTIALS = re.compile(r"(No|Partial|Default)Credentials|ClientAuthentication|ProfileNotFound")
 LIMIT, LIMIT_SECONDS = "MINGPT_STORE_SECONDS", 600.0  # what the environment may say, and what holds without it
-# What `python -m mingpt.data.fetch` writes, and under which name.
+# What `mingpt fetch` writes, and under which name.
 FETCHED = {
     "data/shakespeare.txt": "shakespeare",
     "data/shakespeare-complete.txt": "shakespeare",
@@ -197,7 +197,7 @@ def fetch_it(url: str) -> str:
     """The end of a message about a place where nothing is, if our own command could write it."""
     path = os.path.normpath(url)
     name = next((name for place, name in FETCHED.items() if path == place or path.startswith(f"{place}/")), None)
-    return f", or get it with `python -m mingpt.data.fetch {name}`" if name else ""
+    return f", or get it with `mingpt fetch {name}`" if name else ""
 
 
 def _missing(shown: str) -> str:

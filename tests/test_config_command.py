@@ -1,4 +1,4 @@
-"""`python -m mingpt.train` as its users and launchers see it: exit codes, stdout, stderr, and no folder left behind."""
+"""`mingpt train` as its users and launchers see it: exit codes, stdout, stderr, and no folder left behind."""
 
 import os
 import shutil

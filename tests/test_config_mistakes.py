@@ -98,7 +98,7 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
             "data.tokens=bpe",
             [
                 "data.tokens=bpe needs a vocabulary: set data.tokenizer=…, for instance to data/gpt2, which "
-                "`python -m mingpt.data.fetch gpt2-vocabulary` writes"
+                "`mingpt fetch gpt2-vocabulary` writes"
             ],
         ),
         (

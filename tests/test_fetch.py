@@ -242,7 +242,7 @@ def test_missing_data_is_told_with_the_command_that_fetches_them(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         open_it()
-    assert str(error.value).endswith(f", or get it with `python -m mingpt.data.fetch {name}`")
+    assert str(error.value).endswith(f", or get it with `mingpt fetch {name}`")
 
 
 def opened(overrides: list[str]) -> object:

@@ -40,7 +40,7 @@ def test_data_that_is_not_there_can_be_fetched(
 ) -> None:
     error = told(capsys, f"experiment={experiment}")
     assert error.startswith("error: data.path=data/")
-    assert error.endswith(f", or get it with `python -m mingpt.data.fetch {name}`\n")
+    assert error.endswith(f", or get it with `mingpt fetch {name}`\n")
 
 
 def test_what_can_be_fetched_is_what_fetch_writes() -> None:
@@ -70,7 +70,7 @@ def test_fine_tuning_lists_all_its_problems_at_once(here: Path, capsys: pytest.C
 def test_a_run_is_exported_before_another_starts_from_it(here: Path) -> None:
     (here / "runs/cc/snapshots").mkdir(parents=True)
     assert no_weights("runs/cc").endswith(
-        "there is no config.json, but a run of ours: export it first: python -m mingpt.snapshots export runs/cc FOLDER"
+        "there is no config.json, but a run of ours: export it first: mingpt export runs/cc FOLDER"
     )
 
 

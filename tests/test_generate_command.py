@@ -1,4 +1,4 @@
-"""`python -m mingpt.generate`: where prompts come from, several texts, and text that is told as it grows."""
+"""`mingpt generate`: where prompts come from, several texts, and text that is told as it grows."""
 
 import io
 import re

@@ -139,10 +139,7 @@ def test_the_batch_script_of_one_node_is_that_node() -> None:
     assert (place.addresses, place.gpus) == (("n1",), 2)
 
 
-SRUN = (
-    "start it on each with `srun --ntasks-per-node=1 python -m mingpt.launch …`, or unset SLURM_JOB_NODELIST to be on "
-    "your own"
-)
+SRUN = "start it on each with `srun --ntasks-per-node=1 mingpt launch …`, or unset SLURM_JOB_NODELIST to be on your own"
 NODES = "Slurm's job 7, on one machine, and the job's nodes are"
 
 

@@ -1,4 +1,4 @@
-"""`python -m mingpt.snapshots` and `python -m mingpt.generate`: exit codes, and exactly what they print."""
+"""`mingpt snapshots` and `mingpt generate`: exit codes, and exactly what they print."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`python -m mingpt.snapshots prune|copy|show|list --json`, and stores that can only be read."""
+"""`mingpt snapshots prune|copy|show|list --json`, and stores that can only be read."""
 
 import functools
 import http.server

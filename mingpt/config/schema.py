@@ -1,6 +1,6 @@
 """The typed schema of a run's configuration.
 
-The attribute docstrings below are the help texts that `python -m mingpt.train --help` prints. The values come from
+The attribute docstrings below are the help texts that `mingpt train --help` prints. The values come from
 configs/ and the command line (compose.py); the defaults here serve a key that the command line deleted (`~key`).
 validation.py lists what is wrong. A field says itself whether its value affects the result: all do but those that are
 marked NO_RESULT or AffectsResult; affecting.py asks.

@@ -186,7 +186,7 @@ def _tokenizer(c: Config, _: int) -> str | None:
     if c.data.tokens == "bpe" and c.data.tokenizer is None:
         return (
             "data.tokens=bpe needs a vocabulary: set data.tokenizer=…, for instance to data/gpt2, which "
-            "`python -m mingpt.data.fetch gpt2-vocabulary` writes"
+            "`mingpt fetch gpt2-vocabulary` writes"
         )
     if c.data.tokens != "bpe" and c.data.tokenizer is not None:
         shown = without_secrets(c.data.tokenizer)
@@ -224,7 +224,7 @@ def no_weights(url: str) -> str:
     """What to say of a model.init_from without a config.json."""
     shown = f"model.init_from={without_secrets(url)}: there is no config.json"
     if Path(url, "snapshots").is_dir() or Path(url, "manifest.json").exists():
-        return f"{shown}, but a run of ours: export it first: python -m mingpt.snapshots export {url} FOLDER"
+        return f"{shown}, but a run of ours: export it first: mingpt export {url} FOLDER"
     hub = url if re.fullmatch(r"[\w.-]+/[\w.-]+", url) else f"openai-community/{url}"
     known = re.fullmatch(r"(openai-community/)?(gpt2(-medium|-large|-xl)?|distilgpt2)", url)
     cure = f", for instance by `hf download {hub} --local-dir {url}`" if known else ""

@@ -103,7 +103,7 @@ def from_bytes(raw: bytes, shown: str) -> DataSet:
         where = printable(".".join(map(str, first["loc"]))) or "the file"
         raise UserError(
             f"{shown}: {MANIFEST} is not that of a prepared data set ({where}: {first['msg']}): make the data set "
-            "again with python -m mingpt.data.prepare"
+            "again with mingpt prepare"
         ) from errors
 
 

@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.fetch`: see prepare/fetch.py."""
+"""`mingpt fetch`: see prepare/fetch.py."""
 
 from typing import NoReturn
 

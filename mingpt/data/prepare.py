@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.prepare`: see prepare/prepare.py."""
+"""`mingpt prepare`: see prepare/prepare.py."""
 
 from typing import NoReturn
 

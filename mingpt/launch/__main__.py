@@ -1,4 +1,4 @@
-"""`python -m mingpt.launch [options] [overrides]`: the one command to start on each node.
+"""`mingpt launch [options] [overrides]`: the one command to start on each node.
 
 It composes a torchrun command, prints it, and runs it through torch's own elastic agent. What it adds to torchrun: the
 config is validated before any worker starts; nodes and addresses come from the platform, if there is one; torchrun's

@@ -51,9 +51,7 @@ def options_parser(module: str, description: str, epilog: str) -> Parser:
         choices=["c10d", "static"],
         help=f"c10d: for MIN:MAX nodes, or nodes without numbers, needs {SECRET} (default: static where it can be)",
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="override", help="of the config: see python -m mingpt.train --help"
-    )
+    parser.add_argument("overrides", nargs="*", metavar="override", help="of the config: see mingpt train --help")
     return parser
 
 

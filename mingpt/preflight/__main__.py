@@ -1,4 +1,4 @@
-"""`python -m mingpt.preflight`: see command.py."""
+"""`mingpt preflight`: see command.py."""
 
 import os
 import sys

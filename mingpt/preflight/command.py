@@ -1,4 +1,4 @@
-"""`python -m mingpt.preflight [options] [overrides]`: look at all nodes before training; run it once on each.
+"""`mingpt preflight [options] [overrides]`: look at all nodes before training; run it once on each.
 
 It takes the options of mingpt.launch, and as that one reads nodes and addresses from the platform, if there is one. It
 leaves nothing behind but an empty run.dir. Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a node

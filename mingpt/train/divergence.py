@@ -46,5 +46,5 @@ class Divergence:
         place = shlex.quote(str(without_secrets(self.run_dir)))
         return (
             f"The run has diverged: give a lower optimizer.lr, and go back to a step before the trouble, {newest} at "
-            f"the latest (`python -m mingpt.snapshots rewind {place} --step N`), or start in another run.dir"
+            f"the latest (`mingpt snapshots rewind {place} --step N`), or start in another run.dir"
         )

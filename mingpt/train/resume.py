@@ -117,7 +117,7 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str]) -> str:
             "Set them back, or choose:",
             "  another run.name (or run.dir) starts a run of its own;",
             f"  resume.changed=true goes on from step {step} with what is set now, and the history tells both;",
-            f"  `python -m mingpt.snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",
+            f"  `mingpt snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""`python -m mingpt.snapshots export`: a snapshot's GPT as a folder that transformers loads, tokenizer included."""
+"""`mingpt export`: a snapshot's GPT as a folder that transformers loads, tokenizer included."""
 
 import json
 import os

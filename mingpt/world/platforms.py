@@ -92,7 +92,7 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
     if not started_by_srun and addresses != (environment.get("SLURMD_NODENAME"),):
         raise UserError(
             f"this is the shell of {job}, on one machine, and the job's nodes are {', '.join(addresses)}: start it on "
-            f"each with `srun --ntasks-per-node=1 python -m mingpt.launch …`, {otherwise}"
+            f"each with `srun --ntasks-per-node=1 mingpt launch …`, {otherwise}"
         )
     try:
         rank, nodes = int(environment["SLURM_NODEID"]), int(environment.get("SLURM_NNODES", len(addresses)))
