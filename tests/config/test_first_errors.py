@@ -52,8 +52,8 @@ def test_what_can_be_fetched_is_what_fetch_writes() -> None:
 
 def test_fine_tuning_lists_all_its_problems_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = (
-        "data.tokenizer=data/gpt2: there is no such file or bucket: check the spelling, or get it with `python -m "
-        "mingpt.data.fetch gpt2-vocabulary`"
+        "data.tokenizer=data/gpt2: there is no such file or bucket: check the spelling, or get it with "
+        "`mingpt fetch gpt2-vocabulary`"
     )
     weights = (
         "model.init_from=gpt2: there is no config.json: give a folder in Hugging Face's form, as save_pretrained "

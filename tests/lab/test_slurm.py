@@ -259,7 +259,7 @@ def test_a_lost_head_is_a_requeue(alone: str, project: Path, jobs: list[Job]) ->
 
 
 def test_the_batch_shell_is_told_to_use_srun(project: Path, jobs: list[Job]) -> None:
-    script = f"{sys.prefix}/bin/mingpt launch"
+    script = f"{sys.prefix}/bin/python -m mingpt.launch"
     number = as_user(project, "sbatch", "--parsable", "--nodes=2", "--output=shell_%j.out", f"--wrap={script}").strip()
     jobs.append(Job(number, project, "shell"))
     assert jobs[-1].wait() == ("FAILED", "64")
