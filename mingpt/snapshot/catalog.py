@@ -20,7 +20,7 @@ GOOD, DAMAGED, INCOMPLETE, ASIDE, OTHER = "looks good", "DAMAGED", "incomplete",
 
 @dataclass(frozen=True)
 class Entry:
-    """One step's folder. None: the store does not report it, or there is no good manifest to say it."""
+    """One step's folder. None: the store does not report it, or no good manifest holds it."""
 
     step: int
     state: str
@@ -47,7 +47,7 @@ def inspect_step(store: Store, step: int) -> Entry:
     except OtherFormat as error:
         return Entry(step, OTHER, str(error.__cause__), age, size)  # the cause leaves out the place
     except (Damaged, Unreadable) as error:
-        if isinstance(error, Unreadable) or any(f.name == MANIFEST for f in files):
+        if any(f.name == MANIFEST for f in files):
             return Entry(step, DAMAGED, str(error), age, size)
         if aside := [f for f in files if f.is_set_aside]:
             why = "was damaged" if aside[0].was_damaged else "was rewound or overtaken"

@@ -22,9 +22,9 @@ from mingpt.world import network
 from mingpt.world.world import World
 
 Content = tuple[State, Metrics]
-FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # what each process contributes to every step's reduction
-HOT_SECONDS = 5  # at least, to wait for the hot snapshot in flight: memory is fast
-SPARE_SECONDS = 60  # a wait for other processes is longer by this than anything they may be doing
+FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # each process's flags travel with every step's statistics
+HOT_SECONDS = 5  # the least time to wait for the hot snapshot in flight
+SPARE_SECONDS = 60  # a wait for other processes is longer by this than anything that they may be waiting for
 
 
 def newest(config: Config) -> int:
@@ -39,7 +39,7 @@ def newest(config: Config) -> int:
 
 
 class Checkpointer:
-    """Both tiers of a run. All processes decide alike, from flags that travel with every step's reduction."""
+    """Both tiers of a run. All processes decide alike, from flags that travel with every step's statistics."""
 
     def __init__(self, config: Config, world: World, state_bytes: int, log: Callable[[str], None]) -> None:
         """Raises UserError if snapshot.dir can't be used. A hot tier that can't be used is logged and left out."""
@@ -149,9 +149,10 @@ class Checkpointer:
         return (every > 0 and step % every == 0) or flags[DUE] > 0 or (hot_every > 0 and step % hot_every == 0)
 
     def after_step(self, step: int, content: Callable[[], Content], flags: Sequence[float], best: bool) -> None:
-        """Start what is due after this step. Waits for the last snapshot only if this one must not be left out.
+        """Start the snapshots that are due after this step. One still in flight means that this step's is left out.
 
-        flags: as in `is_due`. best: this step's evaluation is the best so far.
+        Waits for the one in flight only if this step's evaluation is the best so far (`best`), and for the new one only
+        with snapshot.asynchronous=false. flags: as in `is_due`.
         """
         # On CUDA the flags are read one step late, so they miss a snapshot that the last step has started.
         late = self.world.device.type == "cuda"

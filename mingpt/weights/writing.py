@@ -76,7 +76,7 @@ def write_folder(url: str, files: dict[str, bytes], overwrite: bool) -> None:
         if is_local(fs) and os.path.exists(path) and not os.path.isdir(path):
             raise UserError(f"{KEY}={shown} is a file: name a folder")
         if there := [name for name in files if not overwrite and fs.exists(f"{path}/{name}")]:
-            raise UserError(f"{KEY}={shown} has {', '.join(there)} already: choose another folder, or say --overwrite")
+            raise UserError(f"{KEY}={shown} has {', '.join(there)} already: choose another folder, or add --overwrite")
         for name, content in files.items():
             if is_local(fs):
                 write_whole(Path(path, name), [content])

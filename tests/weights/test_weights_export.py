@@ -109,7 +109,7 @@ def test_nothing_is_overwritten_without_being_told(tmp_path: Path, capsys: Captu
     (tmp_path / "out" / "config.json").write_text("mine")
     assert export(tmp_path, tmp_path / "out") == 64
     assert capsys.readouterr().err == (
-        f"error: FOLDER={tmp_path}/out has config.json already: choose another folder, or say --overwrite\n"
+        f"error: FOLDER={tmp_path}/out has config.json already: choose another folder, or add --overwrite\n"
     )
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["config.json"]
     assert export(tmp_path, tmp_path / "out", "--overwrite") == 0
