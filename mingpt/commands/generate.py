@@ -13,7 +13,7 @@ import torch
 
 from mingpt.command import command
 from mingpt.commands.loading import Opened, open_model
-from mingpt.config.compose import Parser
+from mingpt.config.commandline import Parser
 from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.images.pictures import COLORS, draw, grid, png
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary

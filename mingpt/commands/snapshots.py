@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pydantic import ValidationError
 
 from mingpt.command import Unfit, command
-from mingpt.config.compose import Parser
+from mingpt.config.commandline import Parser
 from mingpt.config.schema import Snapshot
 from mingpt.console import say
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError

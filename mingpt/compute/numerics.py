@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mingpt.config import plugin
-from mingpt.config.imports import imported_sha256
-from mingpt.config.schema import Config, OwnModel, TextData
+from mingpt.config.schema import Config
 from mingpt.redact import printable
 
 # Raise it with each change of this package after which the same config gives other bits: the order of samples, the
@@ -51,6 +49,7 @@ def autocast_for(config: Config, device: torch.device) -> Any:
 def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[str, Any]:
     """Two runs of one config give equal bits if their fingerprints are equal (in `exact` mode). Call `pin` first."""
     cuda = device.type == "cuda"
+    code, imports = config.model.code()
     return {
         "mingpt": NUMERICS,
         "device": torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}",
@@ -69,15 +68,11 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,
         # The data of a text is its bytes, and these packages make tokens of them.
-        "tokenizers": {p: _version(p) for p in ("tiktoken", "tokenizers")} if _encodes(config) else None,
+        "tokenizers": {p: _version(p) for p in config.data.encoders()} or None,
         "init_from": None,  # the sha256 of the files that the run's first weights came from
-        "code": plugin.source_sha256(config.model) if isinstance(config.model, OwnModel) else None,
-        "imports": imported_sha256(config.model.target) if isinstance(config.model, OwnModel) else None,
+        "code": code,
+        "imports": imports,
     }
-
-
-def _encodes(config: Config) -> bool:
-    return isinstance(config.data, TextData) and config.data.tokens == "bpe"
 
 
 def _version(distribution: str) -> str | None:

@@ -6,7 +6,6 @@ them in an order of which the first data.val_samples validate and the others tra
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from hashlib import sha256
 from string import ascii_letters, digits
 
@@ -14,8 +13,10 @@ import numpy as np
 import torch
 
 from mingpt.compute.batches import derive, mix, permute
-from mingpt.config.schema import AdditionData, Data, QuestionData, RandomData, SortData
+from mingpt.config.kinds import Data
 from mingpt.data.evenly import PaddedBatches
+from mingpt.data.kinds.questions import QuestionData
+from mingpt.data.kinds.random import RandomData
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
 from mingpt.errors import UserError
@@ -72,15 +73,9 @@ class RandomTokens(Samples):
 
 
 def open_questions(
-    config: QuestionData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None
+    config: QuestionData, ask: Ask, used: str, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None
 ) -> Source:
-    match config:
-        case AdditionData():
-            ask, used = partial(addition, config.digits, config.reverse), digits + "+="
-        case SortData():
-            ask, used = partial(sorting, config.letters, config.alphabet), ALPHABET[: config.alphabet] + "="
-        case _:
-            raise AssertionError(f"no questions of {type(config).__name__}")
+    """used: the characters of all questions and answers."""
     own = Characters("".join(sorted(used)))
     _same(config, own, vocabulary)
     if config.length > block_size:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mingpt
-from mingpt.config.schema import Config, Model, RandomData, TextData
+from mingpt.config.schema import Config
 from mingpt.preflight.finding import Finding
 from mingpt.world import network
 
@@ -79,19 +79,8 @@ def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[F
 
 
 def parameters(config: Config) -> int:
-    """About as many as the model has; 0 where only its own code knows. Of characters there are few."""
-    m = config.model
-    if not isinstance(m, Model):
-        return 0
-    vocabulary = 50257
-    if isinstance(config.data, TextData):
-        vocabulary = {"char": 100, "byte": 256, "bpe": 50257}[config.data.tokens]
-    elif isinstance(config.data, RandomData):
-        vocabulary = config.data.vocabulary
-    elif config.data.kind in ("addition", "sort", "images"):
-        vocabulary = 300
-    blocks = m.n_layer * (12 * m.n_embd**2 + 13 * m.n_embd)
-    return (vocabulary + m.block_size + 2) * m.n_embd + blocks
+    """About as many as the model has; 0 where only its own code knows."""
+    return config.model.parameters(config.data.vocabulary_size())
 
 
 def state_bytes(config: Config) -> int:

@@ -22,6 +22,7 @@ from typing import IO, Literal
 from mingpt.atomic import write_whole
 from mingpt.command import command
 from mingpt.config import compose
+from mingpt.config.commandline import Parser, add_options, given
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.storage import place
@@ -252,8 +253,7 @@ def fetch(corpus: Corpus, folder: Path) -> None:
 
 def corpora_for(config: Config) -> list[Corpus]:
     """Those that write what the config reads."""
-    names = (getattr(config.data, key, None) for key in ("path", "tokenizer"))
-    return [CORPORA[name] for name in _names_of(path for path in names if path)]
+    return [CORPORA[name] for name in _names_of(config.data.places().values())]
 
 
 def _names_of(paths: Iterable[str]) -> list[str]:
@@ -269,17 +269,18 @@ def missing(config: Config) -> list[Corpus]:
 
 @command("interrupted: nothing is half written; the same command begins again")
 def main(arguments: list[str]) -> int:
-    parser = compose.Parser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary.")
+    parser = Parser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("corpus", choices=sorted(CORPORA), nargs="?")
     which.add_argument(
         "--for", dest="overrides", nargs="*", metavar="OVERRIDE", help="what such a run reads below data/"
     )
+    add_options(parser)
     parser.add_argument("--to", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
     args = parser.parse_args(arguments)
     if args.corpus:
         fetch(CORPORA[args.corpus], args.to)
-    elif config := compose.configure(args.overrides):
+    elif config := compose.configure(given(args)):
         for corpus in corpora_for(config):
             fetch(corpus, FOLDER)
     return FINISHED

@@ -229,7 +229,9 @@ def _is_there(fs: Any, path: str, shard: Shard, dtype: str) -> bool:
 
 @command("interrupted: the same command goes on")
 def main(arguments: list[str]) -> int:
-    from mingpt.config.compose import Parser  # brings Hydra, which the encoding processes would import with this file
+    from mingpt.config.commandline import (
+        Parser,  # brings Hydra, which the encoding processes would import with this file
+    )
 
     parser = Parser(
         prog="python -m mingpt.data.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

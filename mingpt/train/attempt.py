@@ -7,11 +7,10 @@ import traceback
 from mingpt.compute.numerics import differences
 from mingpt.config import compose
 from mingpt.config.affecting import settings
+from mingpt.config.checks import missing_places
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
-from mingpt.config.validation import missing_places
 from mingpt.console import complain, say
-from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
@@ -64,7 +63,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
 def _opened(config: Config) -> Source:
     """The data. Raises UserError, with the other places that are not there: one start finds all."""
     try:
-        return open_source(config.data, config.model.block_size, config.batch.micro_size)
+        return config.data.open(config.model.block_size, config.batch.micro_size)
     except UserError as mistake:
         raise UserError(*mistake.problems, *missing_places(config, mistake.problems)) from mistake
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from mingpt.config.plugin import call, describe
-from mingpt.config.schema import OwnModel
+from mingpt.config.plugin import describe
+from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.snapshot.format import DTYPES
 from mingpt.world.world import World
@@ -17,10 +17,9 @@ CURE = "take a layer without running statistics (LayerNorm, GroupNorm in place o
 RESERVED = {"loss_scale", "loss_scale.finite_steps"}
 
 
-def module(settings: OwnModel, vocab_size: int) -> nn.Module:
-    """The module of one's own. Raises UserError if it is none, or holds what no snapshot can."""
+def check_module(made: object, settings: Own) -> None:
+    """Raise UserError if what somebody's code has built is no module, or holds what no snapshot can."""
     shown = f"model._target_={settings.target}"
-    made = call("model", settings, vocab_size=vocab_size, block_size=settings.block_size)
     if not isinstance(made, nn.Module):
         raise UserError(f"{shown} gives a {type(made).__name__}, and no torch.nn.Module")
     if lazy := [n for n, p in made.named_parameters() if isinstance(p, UninitializedParameter)]:
@@ -39,10 +38,9 @@ def module(settings: OwnModel, vocab_size: int) -> nn.Module:
         )
     if not any(p.requires_grad for p in made.parameters()):
         raise UserError(f"{shown} has no parameter to train")
-    return made
 
 
-def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) -> None:
+def try_out(model: nn.Module, settings: Own, microbatch: Sequence[Tensor]) -> None:
     """One forward and backward, to see that the protocol is kept. Raises UserError; leaves the model as it was."""
     shown = f"model._target_={settings.target}"
     takes = f"forward({', '.join(f'{list(x.shape)} {str(x.dtype)[6:]}' for x in microbatch)})"
@@ -106,7 +104,7 @@ def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
     return [n for n in now | before if n not in now or n not in before or not same(now[n], before[n])]
 
 
-def check_buffers(model: nn.Module, before: dict[str, Tensor], settings: OwnModel, world: World) -> None:
+def check_buffers(model: nn.Module, before: dict[str, Tensor], settings: Own, world: World) -> None:
     """Raise UserError in all processes if forward has changed a buffer in one. All call it, before each snapshot."""
     moving = {name for names in world.gather(_changed(model, before)) for name in names}
     if moving:

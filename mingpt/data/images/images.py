@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mingpt.config.schema import ImagesData
 from mingpt.data.cache import Made, made_once
 from mingpt.data.evenly import PaddedBatches
 from mingpt.data.images.codebook import Pixels, fit, patches_of
 from mingpt.data.images.imagefiles import KEY, find_images
 from mingpt.data.images.imagetokens import ImageTokens
+from mingpt.data.kinds.images import ImagesData
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.data.windows import TokenFile
