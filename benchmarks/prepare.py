@@ -65,12 +65,11 @@ def reading(folder: Path, layers: int, rounds: int) -> dict[str, float]:
     import torch
 
     from mingpt.compute.batches import BatchPlan, RankSampler
-    from mingpt.config.schema import ShardsData
-    from mingpt.data.opening import open_source
+    from mingpt.data.kinds.shards import ShardsData
     from mingpt.model.gpt2 import GPT, GPTConfig
 
     torch.set_num_threads(1)
-    source = open_source(ShardsData(path=str(folder), cache_dir=str(folder / "cache")), BLOCK, MICRO)
+    source = ShardsData(path=str(folder), cache_dir=str(folder / "cache")).open(BLOCK, MICRO)
     plan = BatchPlan(len(source.train), 1, MICRO * MICROBATCHES, MICRO)
     model = GPT(GPTConfig(source.vocabulary.size, BLOCK, layers, 12, 768))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

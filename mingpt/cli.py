@@ -32,7 +32,7 @@ class Verb:
 
 GROUPS = {
     "Train": {
-        "train": Verb("train a GPT in this process", "mingpt.train.__main__", "mingpt.config.compose"),
+        "train": Verb("train a GPT in this process", "mingpt.train.__main__", "mingpt.config.commandline"),
         "launch": Verb("train with several, on one node or many", "mingpt.launch.__main__", "mingpt.launch.torchrun"),
         "preflight": Verb("look at the nodes before training", "mingpt.preflight.__main__", "mingpt.preflight.command"),
     },

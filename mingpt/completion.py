@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import argcomplete
@@ -51,12 +52,13 @@ def answer(verbs: "Mapping[str, Verb]") -> None:
     argcomplete.autocomplete(parser, always_complete_options=False)  # which ends the process
 
 
-def overrides(prefix: str, **_: Any) -> dict[str, str]:
+def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: Any) -> dict[str, str]:
     """How an override may go on, each with its help text. Of a section that is only begun, its name."""
-    from mingpt.config.compose import groups
-    from mingpt.config.validation import choices, keys
+    from mingpt.config.groups import groups
+    from mingpt.config.keys import choices, keys
 
-    options, known = groups(), keys()
+    folder = getattr(parsed_args, "config_dir", None)
+    options, known = groups([Path(folder)] if folder else []), keys()
     key, equals, _value = prefix.partition("=")
     if equals:
         found = dict(options.get(key, {}))
@@ -73,12 +75,12 @@ def overrides(prefix: str, **_: Any) -> dict[str, str]:
         if word.startswith(prefix):
             found[word] = text
     if len(found) == 1 and (word := next(iter(found))).endswith("."):
-        return overrides(word)  # or the shell would end the word here
+        return overrides(word, parsed_args)  # or the shell would end the word here
     return found
 
 
 def parser() -> argparse.ArgumentParser:
-    from mingpt.config.compose import Parser
+    from mingpt.config.commandline import Parser
 
     parser = Parser(
         prog=program("mingpt.completion"),

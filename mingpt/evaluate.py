@@ -19,13 +19,14 @@ DESCRIPTION = (
 
 
 def parser() -> argparse.ArgumentParser:
-    from mingpt.config.compose import Parser
+    from mingpt.config.commandline import Parser, add_options
 
     parser = Parser(prog=program("mingpt.evaluate"), description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
     parser.add_argument(
         "overrides", metavar="OVERRIDE", nargs="*", help="data=…, data.path=…, world.device=…: as train"
     )
+    add_options(parser)
     parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
     parser.add_argument("--json", action="store_true", help="for programs")
     return parser

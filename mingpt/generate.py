@@ -8,7 +8,7 @@ from mingpt.command import program, run
 
 
 def parser() -> argparse.ArgumentParser:
-    from mingpt.config.compose import Parser
+    from mingpt.config.commandline import Parser
 
     parser = Parser(prog=program("mingpt.generate"), description=__doc__)
     parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")

@@ -35,7 +35,7 @@ def _count(least: int) -> Callable[[str], int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    from mingpt.config.compose import Parser
+    from mingpt.config.commandline import Parser
 
     parser = Parser(prog=program("mingpt.snapshots"), description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

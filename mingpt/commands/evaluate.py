@@ -6,9 +6,9 @@ from typing import Any
 
 from mingpt.commands.loading import open_model
 from mingpt.compute.numerics import autocast_for, pin
-from mingpt.config.compose import reconfigure
+from mingpt.config.commandline import given
+from mingpt.config.trusted import reconfigure
 from mingpt.console import say
-from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Spelling, vocabulary_of
 from mingpt.errors import FINISHED, Damaged, UserError
 from mingpt.evaluate import parser
@@ -31,17 +31,15 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
         except Damaged as damage:
             where = found.store.folder_url(found.steps[0])
             raise UserError(f"{where}: {damage}: choose another with --step") from damage
-        config = reconfigure(manifest.config, options.overrides, world_size())
+        config = reconfigure(manifest.config, given(options), world_size())
         vocabulary = vocabulary_of(manifest.vocabulary)
-        source = open_source(config.data, config.model.block_size, config.batch.micro_size, vocabulary)
+        source = config.data.open(config.model.block_size, config.batch.micro_size, vocabulary)
         if source.vocabulary.to_json() != vocabulary.to_json():
             raise UserError(
                 f"data.kind={config.data.kind} has another vocabulary than {found.store.url}: choose other data"
             )
         if not len(source.validation):
-            what = {"text": "raise data.val_fraction", "shards": "prepare them with a larger --val-fraction"}
-            cure = what.get(config.data.kind, "give it a validation split")
-            raise UserError(f"data.kind={config.data.kind} has nothing to evaluate on: {cure}")
+            raise UserError(f"data.kind={config.data.kind} has nothing to evaluate on: {config.data.validation}")
         with join(config.world) as world:
             agree_on_inputs(world, config, source)
             pin(config, world.device)

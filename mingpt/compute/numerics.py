@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from mingpt import NUMERICS
-from mingpt.config import plugin
-from mingpt.config.imports import imported_sha256
-from mingpt.config.schema import Config, OwnModel, TextData
+from mingpt.config.schema import Config
 from mingpt.redact import printable
 
 PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # (a, b, c): matrices (a, b) @ (b, c); takes milliseconds
@@ -52,6 +50,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
     data_sha256: of the data's content.
     """
     cuda = device.type == "cuda"
+    code, imports = config.model.code()
     return {
         "mingpt": NUMERICS,
         "device": torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}",
@@ -70,15 +69,11 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,
         # `data` is a hash of the text's bytes; these packages turn the bytes into tokens.
-        "tokenizers": {p: _version(p) for p in ("tiktoken", "tokenizers")} if _encodes(config) else None,
+        "tokenizers": {p: _version(p) for p in config.data.encoders()} or None,
         "init_from": None,  # sha256 of the files with the initial weights; session.py sets it
-        "code": plugin.source_sha256(config.model) if isinstance(config.model, OwnModel) else None,
-        "imports": imported_sha256(config.model.target) if isinstance(config.model, OwnModel) else None,
+        "code": code,
+        "imports": imports,
     }
-
-
-def _encodes(config: Config) -> bool:
-    return isinstance(config.data, TextData) and config.data.tokens == "bpe"
 
 
 def _version(distribution: str) -> str | None:

@@ -14,8 +14,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from mingpt.atomic import write_whole
-from mingpt.config.schema import CachedData
 from mingpt.console import say
+from mingpt.data.kinds.files import CachedData
 from mingpt.errors import UserError
 from mingpt.storage import place
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mingpt.config import plugin
-from mingpt.config.schema import OwnData
+from mingpt.data.kinds.own import OwnData
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
 from mingpt.errors import UserError

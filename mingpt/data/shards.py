@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.atomic import write_whole
-from mingpt.config.schema import ShardsData
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.cache import node_lock
@@ -31,6 +30,7 @@ from mingpt.data.dataset import (
     scan,
     tokens_in,
 )
+from mingpt.data.kinds.shards import ShardsData
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of

@@ -6,7 +6,6 @@ numbers. The first data.val_samples of them validate and the others train: no qu
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from hashlib import sha256
 from string import ascii_letters, digits
 
@@ -14,7 +13,9 @@ import numpy as np
 import torch
 
 from mingpt.compute.batches import derive, mix, permute
-from mingpt.config.schema import AdditionData, Data, QuestionData, RandomData, SortData
+from mingpt.config.kinds import Data
+from mingpt.data.kinds.questions import QuestionData
+from mingpt.data.kinds.random import RandomData
 from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
@@ -76,16 +77,12 @@ class RandomTokens(Samples):
 
 
 def open_questions(
-    config: QuestionData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None
+    config: QuestionData, ask: Ask, used: str, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None
 ) -> Source:
-    """Raises UserError if a question is longer than block_size, or the snapshot has another vocabulary."""
-    match config:
-        case AdditionData():
-            ask, used = partial(addition, config.digits, config.reverse), digits + "+="
-        case SortData():
-            ask, used = partial(sorting, config.letters, config.alphabet), ALPHABET[: config.alphabet] + "="
-        case _:
-            raise AssertionError(f"no questions of {type(config).__name__}")
+    """used: the characters of all questions and answers.
+
+    Raises UserError if a question is longer than block_size, or the snapshot has another vocabulary.
+    """
     own = Characters("".join(sorted(used)))
     _check_vocabulary(config, own, vocabulary)
     if config.length > block_size:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.config.schema import TextData
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
 from mingpt.data.cache import Cached, cached
+from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from mingpt.config import kinds
 from mingpt.data.bpe import gpt2_of, tokenizer_of
-from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.errors import UserError
 
 
@@ -135,19 +135,19 @@ KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "numbers": lambda json: Numbers(_number(json, "size")),
     "gpt2": lambda json: gpt2_of(_text(json, "merges")),
     "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
-    "image": ImageTokens.of_json,
 }
 
 
 def vocabulary_of(json: dict[str, Any]) -> Vocabulary:
     """The vocabulary whose `to_json()` this is. Raises UserError if it is damaged or of an unknown kind."""
     kind = json.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
+    known = KINDS | {k: make for data in kinds.of_data() for k, make in data.vocabularies().items()}
+    if not isinstance(kind, str) or kind not in known:
         raise UserError(
-            f"a vocabulary of the kind {kind!r}; this version knows {', '.join(KINDS)}: take the version of mingpt "
+            f"a vocabulary of the kind {kind!r}; this version knows {', '.join(known)}: take the version of mingpt "
             "that wrote it"
         )
     try:
-        return KINDS[kind](json)
+        return known[kind](json)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"a damaged vocabulary of the kind {kind!r}: {type(error).__name__}: {error}") from error

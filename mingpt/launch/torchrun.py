@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mingpt.command import program
-from mingpt.config.compose import Parser
+from mingpt.config.commandline import Parser, add_options, given
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
@@ -51,6 +51,7 @@ def options_parser(module: str, description: str, epilog: str) -> Parser:
         choices=["c10d", "static"],
         help=f"c10d: for MIN:MAX nodes, or nodes without numbers, needs {SECRET} (default: static where it can be)",
     )
+    add_options(parser)
     parser.add_argument("overrides", nargs="*", metavar="override", help="of the config: see mingpt train --help")
     return parser
 
@@ -152,9 +153,7 @@ class Torchrun:
             processes = max(1, _gpus() if place is None or place.gpus is None else place.gpus)
         job = options.rdzv_id or (place.job if place else None)
         settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
-        return cls(
-            least, most, processes, backend, host, port, rank, own, option, job, settings, tuple(options.overrides)
-        )
+        return cls(least, most, processes, backend, host, port, rank, own, option, job, settings, tuple(given(options)))
 
     @property
     def fewest_processes(self) -> int:

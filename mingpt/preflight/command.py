@@ -8,7 +8,7 @@ import math
 import os
 
 from mingpt.config import compose
-from mingpt.config.compose import Parser
+from mingpt.config.commandline import Parser
 from mingpt.console import complain, say
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.launch.torchrun import Torchrun, options_parser, parse

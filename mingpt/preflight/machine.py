@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mingpt
-from mingpt.config.schema import Config, Model, RandomData, TextData
+from mingpt.config.schema import Config
 from mingpt.preflight.finding import Finding
 from mingpt.world import network
 
@@ -83,18 +83,7 @@ def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[F
 
 def parameters(config: Config) -> int:
     """About how many parameters the model has, without opening the data; 0 for a model of one's own."""
-    m = config.model
-    if not isinstance(m, Model):
-        return 0
-    vocabulary = 50257
-    if isinstance(config.data, TextData):
-        vocabulary = {"char": 100, "byte": 256, "bpe": 50257}[config.data.tokens]
-    elif isinstance(config.data, RandomData):
-        vocabulary = config.data.vocabulary
-    elif config.data.kind in ("addition", "sort", "images"):
-        vocabulary = 300
-    blocks = m.n_layer * (12 * m.n_embd**2 + 13 * m.n_embd)
-    return (vocabulary + m.block_size + 2) * m.n_embd + blocks
+    return config.model.parameters(config.data.vocabulary_size())
 
 
 def state_bytes(config: Config) -> int:

@@ -19,9 +19,8 @@ from mingpt.storage import EXTRAS
 
 def extras(config: Config) -> set[str]:
     # For each URL in the config, the extra that brings its store's client.
-    found = {EXTRAS[scheme] for text in _strings(config.model_dump()) if (scheme := text.partition("://")[0]) in EXTRAS}
-    if getattr(config.data, "tokens", None) == "bpe" or getattr(config.data, "tokenizer", None):
-        found.add("bpe")
+    schemes = {text.partition("://")[0] for text in _strings(config.model_dump())}
+    found = config.data.extras() | {EXTRAS[scheme] for scheme in schemes if scheme in EXTRAS}
     if any(corpus.manager == "npm" for corpus in missing(config)) and not shutil.which("npm"):
         found.add("npm")
     return found

@@ -22,6 +22,7 @@ from typing import IO, Literal
 from mingpt.atomic import write_whole
 from mingpt.command import command, program
 from mingpt.config import compose
+from mingpt.config.commandline import Parser, add_options, given
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.storage import install, place
@@ -257,8 +258,7 @@ def fetch(corpus: Corpus, folder: Path) -> None:
 
 def corpora_for(config: Config) -> list[Corpus]:
     """The corpora that write what the config reads."""
-    names = (getattr(config.data, key, None) for key in ("path", "tokenizer"))
-    return [CORPORA[name] for name in _names_of(path for path in names if path)]
+    return [CORPORA[name] for name in _names_of(config.data.places().values())]
 
 
 def _names_of(paths: Iterable[str]) -> list[str]:
@@ -272,13 +272,14 @@ def missing(config: Config) -> list[Corpus]:
     return [c for c in corpora_for(config) if not all(is_there(FOLDER / text.name, text) for text in c.texts)]
 
 
-def parser() -> compose.Parser:
-    parser = compose.Parser(prog=program("mingpt.data.fetch"), description="Fetch a real corpus, or a vocabulary.")
+def parser() -> Parser:
+    parser = Parser(prog=program("mingpt.data.fetch"), description="Fetch a real corpus, or a vocabulary.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("corpus", choices=sorted(CORPORA), nargs="?")
     which.add_argument(
         "--for", dest="overrides", nargs="*", metavar="OVERRIDE", help="what such a run reads below data/"
     )
+    add_options(parser)
     parser.add_argument("--to", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
     return parser
 
@@ -288,7 +289,7 @@ def main(arguments: list[str]) -> int:
     args = parser().parse_args(arguments)
     if args.corpus:
         fetch(CORPORA[args.corpus], args.to)
-    elif config := compose.configure(args.overrides):
+    elif config := compose.configure(given(args)):
         for corpus in corpora_for(config):
             fetch(corpus, FOLDER)
     return FINISHED

@@ -233,7 +233,8 @@ def _is_there(fs: Any, path: str, shard: Shard, dtype: str) -> bool:
 
 
 def parser() -> argparse.ArgumentParser:
-    from mingpt.config.compose import Parser  # imports Hydra; at the top, each encoding process would import it, too
+    # imports Hydra; at the top, each encoding process would import it, too
+    from mingpt.config.commandline import Parser
 
     parser = Parser(
         prog=program("mingpt.data.prepare"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

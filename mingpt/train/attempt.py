@@ -7,11 +7,10 @@ import traceback
 from mingpt.compute.numerics import differences
 from mingpt.config import compose
 from mingpt.config.affecting import settings
+from mingpt.config.checks import missing_places
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
-from mingpt.config.validation import missing_places
 from mingpt.console import complain, say
-from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
@@ -65,7 +64,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
 def _open_data(config: Config) -> Source:
     """Open the data. Its UserError also names all other places that do not exist, so that one start finds them all."""
     try:
-        return open_source(config.data, config.model.block_size, config.batch.micro_size)
+        return config.data.open(config.model.block_size, config.batch.micro_size)
     except UserError as error:
         raise UserError(*error.problems, *missing_places(config, error.problems)) from error
 

@@ -1,7 +1,7 @@
 """Builds the model of a config, and the GPT of a snapshot."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,17 +10,15 @@ from pydantic import ValidationError
 from torch import nn
 
 from mingpt.compute.batches import derive
-from mingpt.config.schema import Config, Model
+from mingpt.config.schema import Config
+from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.train import own_model
 
 SHOWN = 40  # parameter names in one message
 LAYER = "transformer.h.0."
-
-
-def gpt_config(model: Model, vocab_size: int) -> GPTConfig:
-    return GPTConfig(vocab_size, **model.model_dump(include={f.name for f in fields(GPTConfig)}))
 
 
 def build(config: Config, vocab_size: int) -> nn.Module:
@@ -30,12 +28,9 @@ def build(config: Config, vocab_size: int) -> nn.Module:
     """
     torch.set_num_threads(config.train.threads)  # the bits of an initialisation may depend on it
     torch.manual_seed(derive("weights", config.seed))
-    if not isinstance(config.model, Model):
-        model = own_model.module(config.model, vocab_size)
-    elif vocab_size:
-        model = GPT(gpt_config(config.model, vocab_size))
-    else:
-        raise UserError("the data has no tokens, and a GPT needs some: choose other data, or name a model._target_")
+    model = config.model.build(vocab_size)
+    if isinstance(config.model, Own):
+        own_model.check_module(model, config.model)
     freeze(model, config.train.freeze)
     return model
 
@@ -81,13 +76,13 @@ def gpt_of(
         )
     other = f"{where}: not a snapshot of a GPT of this version: "
     try:
-        model = Model.model_validate(section)
+        model = GPTModel.model_validate(section)
         if model.n_embd % model.n_head:
             raise ValueError(f"n_head={model.n_head} does not divide n_embd={model.n_embd}")
-        if differences := _differences(gpt_config(model, vocab_size), shapes):
+        if differences := _differences(model.shape(vocab_size), shapes):
             raise ValueError(differences)
         with torch.device("meta"):
-            return GPT(gpt_config(model, vocab_size))
+            return GPT(model.shape(vocab_size))
     except (ValidationError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # torch's: absurd sizes
         raise UserError(f"{other}{str(error).splitlines()[0]}") from error
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from mingpt.config.plugin import call, describe
-from mingpt.config.schema import OwnModel
+from mingpt.config.plugin import describe
+from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.snapshot.format import DTYPES
 from mingpt.world.world import World
@@ -17,10 +17,9 @@ CURE = "take a layer without running statistics (LayerNorm, GroupNorm in place o
 RESERVED = {"loss_scale", "loss_scale.finite_steps"}
 
 
-def module(settings: OwnModel, vocab_size: int) -> nn.Module:
-    """Build the user's module. Raises UserError if it is no torch module, or its state can't be stored."""
+def check_module(made: object, settings: Own) -> None:
+    """Raise UserError if what the user's code has built is no torch module, or its state can't be stored."""
     shown = f"model._target_={settings.target}"
-    made = call("model", settings, vocab_size=vocab_size, block_size=settings.block_size)
     if not isinstance(made, nn.Module):
         raise UserError(f"{shown} returned a {type(made).__name__}, not a torch.nn.Module")
     if lazy := [n for n, p in made.named_parameters() if isinstance(p, UninitializedParameter)]:
@@ -41,10 +40,9 @@ def module(settings: OwnModel, vocab_size: int) -> nn.Module:
         )
     if not any(p.requires_grad for p in made.parameters()):
         raise UserError(f"{shown} has no parameter to train")
-    return made
 
 
-def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) -> None:
+def try_out(model: nn.Module, settings: Own, microbatch: Sequence[Tensor]) -> None:
     """Run one forward and backward. Raises UserError if the model breaks the protocol. Leaves the model as it was."""
     shown = f"model._target_={settings.target}"
     called = f"forward({', '.join(f'{list(x.shape)} {str(x.dtype)[6:]}' for x in microbatch)})"
@@ -106,7 +104,7 @@ def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
     return [n for n in now | before if n not in now or n not in before or not same(now[n], before[n])]
 
 
-def check_buffers(model: nn.Module, before: dict[str, Tensor], settings: OwnModel, world: World) -> None:
+def check_buffers(model: nn.Module, before: dict[str, Tensor], settings: Own, world: World) -> None:
     """Raise UserError in all processes if a buffer has changed in one. Collective; called before each snapshot."""
     moving = {name for names in world.gather(_changed(model, before)) for name in names}
     if moving:

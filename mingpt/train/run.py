@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import Reduction
-from mingpt.config.schema import Config, OwnModel
+from mingpt.config.schema import Config
+from mingpt.config.section import Own
 from mingpt.data.source import Source
 from mingpt.observe.events import Evaluated, Observers
 from mingpt.snapshot.attempts import RunRecord
@@ -125,5 +126,5 @@ class Run:
 
     def check_buffers(self) -> None:
         """Raise UserError if the buffers of a user's model have changed: they would depend on the world size."""
-        if isinstance(self.config.model, OwnModel):
+        if isinstance(self.config.model, Own):
             own_model.check_buffers(self.compute.model, self.buffers, self.config.model, self.world)

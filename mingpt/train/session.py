@@ -12,7 +12,8 @@ from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, FastReduction
-from mingpt.config.schema import Config, OwnModel
+from mingpt.config.schema import Config
+from mingpt.config.section import Own
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
@@ -90,7 +91,7 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
         device=world.device,
     )
     autocast = autocast_for(config, world.device)
-    if isinstance(config.model, OwnModel):
+    if isinstance(config.model, Own):
         first = source.train[list(range(min(plan.micro_size, len(source.train))))]
         with autocast:
             own_model.try_out(model, config.model, [x.to(world.device) for x in first])

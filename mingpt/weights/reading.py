@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from mingpt.config.validation import no_weights
+from mingpt.config.checks import no_weights
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig

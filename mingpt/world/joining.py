@@ -13,7 +13,8 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
-from mingpt.config.schema import LARGEST, WorldConfig
+from mingpt.config.schema import WorldConfig
+from mingpt.config.section import LARGEST
 from mingpt.errors import CRASHED, UserError
 from mingpt.world import network, slurm
 from mingpt.world.rendezvous import open_store

@@ -15,9 +15,9 @@ import torch
 import bpe_kit
 from mingpt.commands import generate
 from mingpt.commands.generate import BETWEEN, Text
-from mingpt.config.schema import Model
 from mingpt.data.vocabulary import Bytes
 from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, save, state_of
 from web_kit import served
@@ -39,7 +39,7 @@ def trained(folder: Path, vocabulary: dict[str, Any], size: int, broken: bool = 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(torch.nan if broken else 30)
-    config = {"model": Model.model_validate(shape).model_dump()}
+    config = {"model": GPTModel.model_validate(shape).model_dump()}
     state = {"model": model.state_dict(), "optimizer": state_of(1)["optimizer"]}
     save(Store(f"{folder}/snapshots"), 1, state, provenance=PROVENANCE | {"vocabulary": vocabulary, "config": config})  # type: ignore[arg-type]
     return folder

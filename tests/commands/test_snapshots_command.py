@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from mingpt.commands import generate, snapshots
-from mingpt.config.schema import Model
 from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.model.sampling import generate as continue_tokens
 from mingpt.redact import escaped
 from mingpt.snapshot.reader import read
@@ -179,7 +179,7 @@ def train(folder: Path, step: int, kind: str = "char") -> GPT:
     """A snapshot as the trainer writes it."""
     characters = VOCABULARY if kind == "char" else ""
     model = gpt(step, len(characters) or 256)
-    settings = Model(n_layer=1, n_head=2, n_embd=8, block_size=8, vocab_multiple=4)
+    settings = GPTModel(n_layer=1, n_head=2, n_embd=8, block_size=8, vocab_multiple=4)
     provenance = PROVENANCE | {
         "vocabulary": {"kind": kind, "characters": characters},
         "config": {"model": settings.model_dump()},

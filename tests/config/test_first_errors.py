@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mingpt.config import compose
-from mingpt.config.validation import no_weights
+from mingpt.config.checks import no_weights
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.prepare.fetch import CORPORA
 from mingpt.storage import FETCHED

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 import bpe_kit
-from mingpt.config.schema import TextData
 from mingpt.data import bpe
 from mingpt.data.bpe import END_OF_TEXT, GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
-from mingpt.data.opening import open_source
+from mingpt.data.kinds.text import TextData
 from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
 from mingpt.errors import UserError
 from mingpt.prepare import fetch, prepare
@@ -143,7 +142,7 @@ def opened(
     config = TextData(
         path=str(tmp_path / "text.txt"), tokens="bpe", tokenizer=str(tokenizer), cache_dir=str(tmp_path / "cache")
     )
-    source = open_source(config, 4, 2)
+    source = config.open(4, 2)
     assert isinstance(source.vocabulary, TextVocabulary)
     return source.train[range(2)][0].numpy(), source.vocabulary
 

@@ -13,10 +13,9 @@ import torch
 
 from image_kit import idx, write_cifar, write_cifar_archive, write_idx
 from mingpt.config import compose
-from mingpt.config.schema import ImagesData
 from mingpt.data.images.images import Images, shifted
 from mingpt.data.images.imagetokens import ImageTokens
-from mingpt.data.opening import open_source
+from mingpt.data.kinds.images import ImagesData
 from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters
@@ -26,7 +25,7 @@ from mingpt.model.gpt2 import IGNORE
 
 def opened(path: Path, block_size: int = 5, vocabulary: Any = None, **changes: object) -> Source:
     settings = {"path": str(path), "cache_dir": str(path.parent / "cache"), "codes": 16, "classes": 4}
-    return open_source(ImagesData.model_validate(settings | changes), block_size, 4, vocabulary)
+    return ImagesData.model_validate(settings | changes).open(block_size, 4, vocabulary)
 
 
 def tokens_of(source: Source) -> ImageTokens:
@@ -66,7 +65,7 @@ def test_cifars_planes_become_pixels(tmp_path: Path) -> None:
 def test_a_folder_may_be_at_any_url(tmp_path: Path) -> None:
     local = opened(write_idx(tmp_path / "images"))
     settings = {"path": f"file://{tmp_path}/images", "cache_dir": str(tmp_path / "other"), "codes": 16, "classes": 4}
-    assert open_source(ImagesData.model_validate(settings), 5, 4).sha256 == local.sha256
+    assert ImagesData.model_validate(settings).open(5, 4).sha256 == local.sha256
 
 
 # --- samples ---

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from mingpt.config.schema import Model
 from mingpt.errors import Damaged, UserError
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.snapshot.format import TensorInfo, header_of
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, MOST_VALUES, decode_manifest, encode_manifest
 from mingpt.snapshot.reader import read, read_manifest, verify
@@ -115,7 +115,7 @@ def test_an_honest_state_is_verified_as_a_stream(tmp_path: Path, monkeypatch: py
 def test_the_config_of_a_huge_model_in_a_small_snapshot_takes_no_memory(
     tmp_path: Path, command: str, shape: dict[str, int]
 ) -> None:
-    settings = Model.model_validate({"n_head": 4, "block_size": 1024} | shape).model_dump()
+    settings = GPTModel.model_validate({"n_head": 4, "block_size": 1024} | shape).model_dump()
     provenance = PROVENANCE | {"config": {"model": settings}}
     save(Store(str(tmp_path / "snapshots")), 3, provenance=provenance)
     arguments = {

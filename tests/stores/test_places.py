@@ -17,7 +17,8 @@ import botocore.exceptions
 import numpy as np
 import pytest
 
-from mingpt.config.schema import TextData, WorldConfig
+from mingpt.config.schema import WorldConfig
+from mingpt.data.kinds.text import TextData
 from mingpt.data.text import open_text
 from mingpt.errors import TransientError, UserError
 from mingpt.snapshot.find import find

@@ -8,7 +8,6 @@ import pytest
 from mingpt.compute.batches import BatchPlan
 from mingpt.config import compose
 from mingpt.config.schema import Config
-from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.errors import UserError
 from mingpt.train.attempt import agree_on_inputs
@@ -25,7 +24,7 @@ def configured(*arguments: str) -> Config:
 
 
 def source_of(config: Config) -> Source:
-    return open_source(config.data, config.model.block_size, config.batch.micro_size)
+    return config.data.open(config.model.block_size, config.batch.micro_size)
 
 
 def agree(mine: Config, theirs: Config, sha256: str) -> None:

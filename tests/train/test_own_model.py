@@ -12,10 +12,10 @@ import torch
 
 from examples.classifier import Classifier, rows
 from mingpt.config import compose
-from mingpt.config.schema import Config, OwnModel
-from mingpt.data.opening import open_source
+from mingpt.config.schema import Config
 from mingpt.data.own import source_of
 from mingpt.errors import UserError
+from mingpt.model.kinds.own import OwnModel
 from mingpt.snapshot.reader import read
 from mingpt.train import own_model
 from mingpt.train.attempt import attempt
@@ -48,7 +48,7 @@ def test_the_target_brings_its_section_and_its_arguments_need_no_plus() -> None:
     # An experiment's keys can be changed, too.
     changed = configured("experiment=classifier", "model.hidden=9", "data.count=99")
     assert changed.model.model_dump()["hidden"] == 9
-    assert len(open_source(changed.data, 1, 8).train) == 89
+    assert len(changed.data.open(1, 8).train) == 89
 
 
 def test_arguments_of_known_names_are_supplied() -> None:
@@ -185,7 +185,7 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
 def test_what_gives_no_source_is_a_mistake(target: str, message: str | None) -> None:
     expected = f"^data._target_=own_kit.{target}{message}" if message else "train must be tensors with the same number"
     with pytest.raises(UserError, match=expected):
-        open_source(configured(f"data._target_=own_kit.{target}").data, 1, 2)
+        configured(f"data._target_=own_kit.{target}").data.open(1, 2)
 
 
 def test_a_gpt_needs_tokens() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from mingpt.commands.snapshots import main as snapshots
 from mingpt.config import affecting, compose
+from mingpt.config.keys import keys
 from mingpt.config.schema import Config
-from mingpt.config.validation import keys
 from mingpt.errors import UserError
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import read

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 
 import bpe_kit
 from mingpt.commands import generate, snapshots
-from mingpt.config.schema import Model
 from mingpt.data.bpe import GPT2Tokens
 from mingpt.data.vocabulary import Bytes, Characters, NoTokens, Numbers, TextVocabulary, Vocabulary
 from mingpt.model.gpt2 import GPT
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.snapshot.store import Store
 from mingpt.weights.reading import start_from
 from snapshot_kit import PROVENANCE, save, state_of
@@ -28,7 +28,7 @@ Captured = pytest.CaptureFixture[str]
 def train(folder: Path, model: GPT, vocabulary: Vocabulary) -> None:
     """A snapshot as the trainer writes it."""
     c = model.config
-    section = Model(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.block_size,
+    section = GPTModel(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.block_size,
                     vocab_multiple=c.vocab_multiple)  # fmt: skip
     provenance = PROVENANCE | {"vocabulary": vocabulary.to_json(), "config": {"model": section.model_dump()}}
     state = {"model": model.state_dict(), "optimizer": state_of(1)["optimizer"]}

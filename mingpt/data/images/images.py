@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mingpt.config.schema import ImagesData
 from mingpt.data.cache import Cached, cached
 from mingpt.data.images.codebook import Pixels, fit, patches_of
 from mingpt.data.images.imagefiles import KEY, Labelled, find_images
 from mingpt.data.images.imagetokens import ImageTokens
+from mingpt.data.kinds.images import ImagesData
 from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Vocabulary
