@@ -287,7 +287,7 @@ def test_a_cached_shard_is_hashed_once_a_process_and_its_size_looked_at_each_tim
     write(tmp_path / "remote" / "set")
     settings = config(f"{remote}/set", tmp_path, stride=100)
     settings.open(16, 2).train[[0]]
-    monkeypatch.setattr(shardcache, "look_at", watched)
+    monkeypatch.setattr(shardcache, "scan", watched)
     source = settings.open(16, 2)
     assert isinstance(source.train, WindowDataset)
     assert isinstance(source.train.tokens, ShardedTokens)
