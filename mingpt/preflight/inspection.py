@@ -159,7 +159,7 @@ class _Inspection:
             self._add("problem", "gpus", text, "install a driver that is new enough for this torch")
         elif announced > seen:
             text = f"{self.placement.platform if self.placement else ''} announces {announced} GPUs, torch sees {seen}"
-            self._add("warning", "gpus", text, "training goes on CPUs then; see what nvidia-smi says")
+            self._add("warning", "gpus", text, "training will run on CPUs: see what nvidia-smi says")
         return {
             "rank": meeting.rank,
             "identity": self.identity,
@@ -231,7 +231,7 @@ class _Inspection:
         hosts = {rank: n["facts"]["host"] for rank, n in nodes.items()}
         whole = [n for n in nodes.values() if "seen" in n]
         for rank in nodes.keys() - {n["rank"] for n in whole}:
-            text = "it has ended, or answers no more, in the middle of preflight"
+            text = "it ended or stopped answering during preflight"
             findings.append(Finding("unreachable", hosts[rank], "nodes", text, "see what its log says"))
         addresses = self.placement.addresses if self.placement else ()
         findings += compare.absent(meeting.size, self.node.least, hosts, addresses, self.node.port, self.seconds)

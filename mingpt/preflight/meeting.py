@@ -97,7 +97,7 @@ class Meeting:
                 self.connections[0].send(value, seconds)
                 return list(self.connections[0].receive(seconds + SLACK_SECONDS))
             except (OSError, ValueError, TypeError) as error:
-                raise Unreached(f"the head's preflight has ended, or answers no more ({error})") from error
+                raise Unreached(f"the head's preflight has ended or stopped answering ({error})") from error
         values = [value, *[None] * (self.size - 1)]
         for rank, connection in list(self.connections.items()):
             try:

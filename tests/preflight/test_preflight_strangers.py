@@ -69,7 +69,7 @@ def test_a_number_that_is_taken_is_refused_until_its_node_has_gone() -> None:
         part.close()
 
 
-@pytest.mark.parametrize("environment", ["[]", "7", "[" * 100_000 + "]" * 100_000, '"x"'])
+@pytest.mark.parametrize("told", ["[]", "7", "[" * 100_000 + "]" * 100_000, '"x"'])
 def test_a_node_that_turns_out_to_be_none_is_as_one_that_has_gone(told: str) -> None:
     near, far = socket.socketpair()
     meeting = Meeting(0, 2, {1: Connection(near)})
