@@ -11,7 +11,7 @@ from typing import NoReturn
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from mingpt.config.groups import folders
+from mingpt.config.groups import config_dir, folders
 from mingpt.console import complain
 from mingpt.errors import USER_ERROR
 from mingpt.redact import without_secrets
@@ -99,9 +99,9 @@ class CommandLine:
             if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
                 problems.append(f"{override.input_line}: write a list of places: {SEARCHPATH}=[file:///folder]")
             else:
-                searchpath += places
-                lost = [f for f in folders(places) if not f.is_dir()]
-                problems += [f"{SEARCHPATH}: there is no folder {folder}: check the spelling" for folder in lost]
+                lost = [place for place in places if not all(f.is_dir() for f in folders([place]))]
+                problems += [f"{SEARCHPATH}: there is no folder {place}: check the spelling" for place in lost]
+                searchpath += [place for place in places if place not in lost]
         return cls(
             options.help,
             bool(options.cfg),
@@ -119,10 +119,17 @@ class CommandLine:
         return folders(self.searchpath)
 
     @property
+    def main(self) -> Path:
+        """The folder that has the config to begin with; Hydra looks for that in one place, for others in all."""
+        places = (config_dir(), *self.folders)
+        return next((folder for folder in places if (folder / f"{self.config_name}.yaml").is_file()), config_dir())
+
+    @property
     def for_hydra(self) -> list[str]:
-        """The search path, as an override."""
-        places = ",".join("'" + place.replace("'", "\\'") + "'" for place in self.searchpath)
-        return [f"{SEARCHPATH}=[{places}]"] if places else []
+        """The other places, as an override."""
+        ours = [] if self.main == config_dir() else [f"file://{config_dir()}"]
+        quoted = ",".join("'" + place.replace("'", "\\'") + "'" for place in (*ours, *self.searchpath))
+        return [f"{SEARCHPATH}=[{quoted}]"] if quoted else []
 
 
 def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mingpt.config import moment
 from mingpt.config.commandline import CommandLine
-from mingpt.config.groups import Groups, config_dir, groups, offer_kinds
+from mingpt.config.groups import Groups, groups, offer_kinds
 from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, named, schemas, takes_any, value_of
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
@@ -89,7 +89,7 @@ def composed_of(line: CommandLine) -> tuple[DictConfig, list[str]]:
     offer_kinds(line.folders)
     chosen = [o for o in line.overrides if o.key_or_group in there_are]
     values = [o for o in line.overrides if o.key_or_group not in there_are]
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(line.main), version_base="1.3"):
         moment.register()
         good, composed = _choose(line.config_name, line.for_hydra, chosen, there_are, problems)
         # `data.kind=shards` brings that kind's option in place of the one that the files name, as `data=shards` does.

@@ -46,8 +46,7 @@ def offer_kinds(own: Sequence[Path] = ()) -> None:
     """Let Hydra know an option for each kind that has no file: `data=random` is data.kind=random."""
     store = ConfigStore.instance()
     for section, kinds in KINDS.items():
-        for kind in kinds:
-            if any((folder / section / f"{kind}.yaml").is_file() for folder in (*own, config_dir())):
-                store.repo.get(section, {}).pop(f"{kind}.yaml", None)
-            else:
+        store.repo.pop(section, None)
+        for kind in kinds:  # of one that a file has, too, Hydra would take this for the schema
+            if not any((folder / section / f"{kind}.yaml").is_file() for folder in (*own, config_dir())):
                 store.store(kind, {"kind": kind}, group=section)

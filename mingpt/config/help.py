@@ -1,5 +1,6 @@
 """What --help and --info say."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hydra.types import RunMode
 
 from mingpt.command import program
 from mingpt.config.commandline import CommandLine
-from mingpt.config.groups import config_dir, groups
+from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, description, keys, named, schema_of
 
 USAGE = """\
@@ -55,7 +56,7 @@ def _line(key: str, text: str, raw: dict[str, dict[str, str]]) -> str:
     words = choices(key)
     takes = f" [{' | '.join(words)}]" if all(isinstance(w, str) for w in words) and words else ""
     default = named(schema_of(section, raw))[name].get_default()
-    shown = {True: "true", False: "false", None: "null", "": "''"}.get(default, default) if default != [] else default
+    shown = default if isinstance(default, str) and default else json.dumps(default)
     return f"  {key:<28} {text}{takes}" + ("" if key in {f"{s}.kind" for s in KINDS} else f" ({shown})")
 
 
@@ -63,7 +64,7 @@ def info(line: CommandLine, config: str) -> str:
     """Where the config of a command line comes from, in Hydra's own objects. config: what --cfg job prints."""
     there_are = groups(line.folders)
     overrides = [*line.for_hydra, *(str(o.input_line) for o in line.overrides if o.key_or_group in there_are)]
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(line.main), version_base="1.3"):
         sources = compose(line.config_name, overrides, return_hydra_config=True).hydra.runtime.config_sources
         loader = GlobalHydra.instance().config_loader()
         defaults = loader.compute_defaults_list(line.config_name, overrides, RunMode.RUN)
@@ -81,7 +82,8 @@ def info(line: CommandLine, config: str) -> str:
 
 
 def _tree(node: DefaultsTreeNode | InputDefault, depth: int) -> list[str]:
-    element = node.node if isinstance(node, DefaultsTreeNode) else node
-    children = (node.children or []) if isinstance(node, DefaultsTreeNode) else []
-    name = element.get_config_path() if not element.is_missing() and element.get_name() != "_self_" else "_self_"
+    element, children = (node.node, node.children or []) if isinstance(node, DefaultsTreeNode) else (node, [])
+    if element.is_virtual():
+        return [line for child in children for line in _tree(child, depth)]
+    name = "_self_" if element.is_self() else element.get_config_path()
     return [f"{'  ' * depth}{name}", *(line for child in children for line in _tree(child, depth + 1))]

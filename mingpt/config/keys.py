@@ -105,8 +105,9 @@ def filled(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A plain config with the default of each key that is missing. Nothing that is written in it is resolved."""
     out = {name: value_of(name, raw) for name in named(Config) if name not in SECTIONS and name not in KINDS}
     for section, schema in schemas(raw).items():
-        held = raw.get(section, {})
-        out[section] = {k: value_of(f"{section}.{k}", raw) for k in named(schema)} | held
+        held = raw.get(section)
+        out[section] = {k: value_of(f"{section}.{k}", raw) for k in named(schema)}
+        out[section] |= held if isinstance(held, Mapping) else {}
     return {**raw, **out}
 
 

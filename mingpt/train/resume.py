@@ -16,6 +16,7 @@ from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import batch_factor, misfits, schedule_factor, state_layout
 from mingpt.config.affecting import section_of, settings
+from mingpt.config.keys import filled
 from mingpt.config.schema import Batch, Config, Optimizer, Schedule
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
@@ -88,10 +89,10 @@ def _shown(value: Any) -> str:
 
 def consequences(manifest: Manifest, config: Config, changes: Changes, world: World) -> list[str]:
     """What some changes do to the next step: the samples that it skips or repeats, and its learning rate."""
-    step, before, notes = manifest.step, manifest.config, list[str]()
+    step, before, notes = manifest.step, filled(manifest.config), list[str]()
     with suppress(ValidationError):  # a manifest of another version, or a damaged one
-        optimizer, schedule = Optimizer(**section_of(before, "optimizer")), Schedule(**section_of(before, "schedule"))
-        batch = Batch(**section_of(before, "batch"))
+        optimizer, schedule = Optimizer(**before["optimizer"]), Schedule(**before["schedule"])
+        batch = Batch(**before["batch"])
         if batch.per_process_size is None and config.batch.per_process_size is None:
             old_size, new_size = batch.global_size, config.batch.global_size
             first, last = sorted((step * old_size, step * new_size))

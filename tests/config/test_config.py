@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic.fields import FieldInfo
 
 from mingpt.config import compose
+from mingpt.config.groups import config_dir
 from mingpt.config.keys import KINDS, default, keys, named, schema_of
 from mingpt.config.schema import Config
 from mingpt.config.section import MISSING
@@ -24,7 +25,7 @@ OPEN = {
     **dict.fromkeys(("data=addition", "data=sort", "data=random", "experiment=classifier", "experiment=synthetic"), ()),
     "experiment=finetune": (TEXT, "model.init_from=gpt2"),
 }
-FILES = sorted(compose.config_dir().glob("*/*.yaml"))
+FILES = sorted(config_dir().glob("*/*.yaml"))
 # The keys that the issue promises to scripts.
 PROMISED = {
     "": ("seed", "reduce", "precision"),
@@ -116,7 +117,7 @@ def field_of(key: str, raw: dict[str, Any]) -> FieldInfo:
     return named(schema_of(section, raw))[name]
 
 
-@pytest.mark.parametrize("file", [*FILES, compose.config_dir() / "train.yaml"], ids=stem)
+@pytest.mark.parametrize("file", [*FILES, config_dir() / "train.yaml"], ids=stem)
 def test_a_file_holds_only_what_differs_from_the_schema(file: Path) -> None:
     assert repeated(file) == []
 
@@ -129,7 +130,7 @@ def test_a_file_that_repeats_a_default_would_be_found(tmp_path: Path) -> None:
 
 
 def test_train_yaml_has_a_default_of_each_group() -> None:
-    yaml = yaml_of(compose.config_dir() / "train.yaml")
+    yaml = yaml_of(config_dir() / "train.yaml")
     groups = {key for default in yaml.pop("defaults") if isinstance(default, DictConfig) for key in default}
     assert groups == compose.groups().keys()
 
@@ -332,7 +333,7 @@ def test_the_printed_config_is_yaml_without_secrets() -> None:
 
 def test_no_two_experiments_have_one_name() -> None:
     """A run is found by its name: the second would go on where the first ended."""
-    files = sorted((compose.config_dir() / "experiment").glob("*.yaml"))
+    files = sorted((config_dir() / "experiment").glob("*.yaml"))
     names = [configured(stem(f), *OPEN.get(stem(f), (TEXT,))).run.name for f in files]
     assert sorted(set(names)) == sorted(names)
     assert configured().run.name not in names

@@ -130,6 +130,13 @@ def test_a_key_that_an_older_version_lacked_had_its_default() -> None:
     config = configured().model_dump()
     del config["train"]["freeze"], config["resume"]
     assert checked((), (), config=config) == ({}, [])
+    # One that follows others had their values.
+    config = configured("train.max_steps=99", "batch.global_size=32").model_dump()
+    del config["schedule"]["decay_steps"], config["optimizer"]["reference_batch"]
+    assert checked((), ("train.max_steps=99", "batch.global_size=32"), config=config) == ({}, [])
+    assert "\n  the learning rate of step 201 becomes 2.00e-04, and was to be 1.00e-04\n" in refused(
+        (), ("train.max_steps=99", "batch.global_size=32", "optimizer.lr=2e-3"), config=config
+    )
 
 
 def test_what_a_strangers_manifest_says_begins_no_line_of_its_own() -> None:
