@@ -1,10 +1,10 @@
-# `make train` and `make test` each do their own set-up; a second call reuses what is there.
+# Each target installs what it needs, once.
 
 PYTHON ?= python3
 PROMPT ?= To be, or not to be
 ARGS ?=
 N ?= 200
-# Tests at a time. Many wait for a time limit, or for processes that start.
+# How many tests run at a time. Many of them only wait, for a time limit or for processes that start.
 JOBS ?= 3
 SEED ?= 1
 
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SKY := .venv-sky
 SKY_INSTALLED := $(SKY)/.installed
-# A store for tests that pip can't install; where there is no npm, the tests that need it say so and are skipped.
+# A store for tests, from npm. Without npm, the tests that need it are skipped and say so.
 AZURITE := .azurite
 AZURITE_INSTALLED := $(AZURITE)/.installed
 
@@ -32,12 +32,12 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (
 test: lint ## before a commit: lint, the fast tests, and one real kill, resize, bucket and recipe
 	$(BIN)/python -m pytest -n $(JOBS) -m "example or not (lab or slow)"
 
-test-all: $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## make test, then all other tests; of the lab's the short ones
+test-all: $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## make test, then all other tests (of the lab, the short ones)
 	@$(MAKE) --no-print-directory test
 	$(BIN)/python -m pytest -n $(JOBS) --durations=12 -m "slow and not (lab or example)"
 	@$(MAKE) --no-print-directory short-lab
 
-# Taken down whatever the tests say.
+# The lab is taken down even if tests fail.
 short-lab: $(SKY_INSTALLED)
 	@if tests/lab/possible.sh; then \
 		PYTHON=$(PYTHON) tests/lab/up.sh && { $(BIN)/python -m pytest -m "lab and not slow"; code=$$?; tests/lab/down.sh; exit $$code; }; \
@@ -68,15 +68,15 @@ bench: $(INSTALLED) ## run every benchmark; each prints JSON
 	$(BIN)/python -m mingpt.data.fetch gpt2-vocabulary
 	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done
 
-azurite: $(AZURITE_INSTALLED) ## a store for tests, from npm (make test does it where there is npm)
+azurite: $(AZURITE_INSTALLED) ## a store for tests, from npm (make test-all does it where there is npm)
 
 clean: ## remove .venv, .venv-sky, .azurite, caches and build outputs (runs/ and data/ stay)
 	rm -rf $(VENV) $(SKY) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find mingpt tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# constraints.txt is the lock, with hashes, for Python 3.10 to 3.13 and every platform; recipes/locked.py installs nothing
-# that it does not name. To renew it: run the command in its first lines (uv keeps the versions it finds there;
-# `--upgrade-package NAME` moves one). If torch moves: constraints-cpu.txt, too.
+# constraints.txt is the lock, with hashes, for Python 3.10 to 3.13 and every platform. recipes/locked.py installs only what
+# it names. To renew it, run the command in its first lines. (uv keeps the versions that it finds there;
+# `--upgrade-package NAME` changes one.) If torch's version changes, renew constraints-cpu.txt, too.
 $(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt recipes/locked.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "mingpt needs Python 3.10 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: try make PYTHON=/path/to/python3.12" >&2; exit 1; }
@@ -85,8 +85,8 @@ $(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt recipes/locked.
 	$(BIN)/python recipes/locked.py constraints.txt -e '.[dev]'
 	@touch $@
 
-# SkyPilot launches jobs and never trains, so it needs neither torch nor the versions above. Tests ask it what it makes of
-# recipes/: alone, against an AWS of moto's, and on a Slurm. constraints-sky.txt is its lock; to renew it:
+# SkyPilot launches jobs and never trains, so it needs neither torch nor the versions above. Tests check how it reads
+# recipes/: alone, with moto's AWS, and on Slurm. constraints-sky.txt is its lock. To renew it:
 #   printf 'skypilot[aws,slurm]==0.14.1\nmoto[server,ec2,sts]\n' | uv pip compile --universal --python-version 3.10 --no-annotate --generate-hashes - -o constraints-sky.txt
 $(SKY_INSTALLED): constraints-sky.txt recipes/locked.py
 	$(PYTHON) -m venv $(SKY)
@@ -94,7 +94,7 @@ $(SKY_INSTALLED): constraints-sky.txt recipes/locked.py
 	$(SKY)/bin/python recipes/locked.py constraints-sky.txt 'skypilot[aws,slurm]' 'moto[server,ec2,sts]'
 	@touch $@
 
-# To renew its lock, in tests/azurite (without the last option it would name the registry that this machine uses):
+# To renew azurite's lock, run this in tests/azurite (without the last option the lock names this machine's registry):
 #   npm install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved azurite@VERSION
 $(AZURITE_INSTALLED): tests/azurite/package.json tests/azurite/package-lock.json
 	rm -rf $(AZURITE)

@@ -1,14 +1,14 @@
 """`python benchmarks/generate.py [--model gpt2 --vocabulary 50257]`: speed of generation as ratios, printed as JSON.
 
-What is compared, `--tokens` tokens from a prompt of 16, on the CPU, random weights, `--threads` threads:
-  cached, uncached          ours with the key/value cache and without it, greedy
+Compared: `--tokens` tokens from a prompt of 16, on the CPU, random weights, `--threads` threads:
+  cached, uncached          ours with the KV cache and without it, greedy
   transformers              its `generate` with the same weights, greedy: it must give the same tokens
   sampling, transformers_sampling   both at temperature 0.8 among the 50 likeliest
   batch, transformers_batch         8 samples at once, greedy
 
-The contestants take turns for `--rounds` rounds, so that a machine whose speed drifts hits all of them alike; a ratio
-is the median over the rounds of the ratios within each round. On a busy machine the ratios of CPU seconds are the ones
-to trust; they are printed, too.
+All of them run in each of `--rounds` rounds, so that a machine whose speed drifts slows all of them alike. A ratio is
+the median over the rounds of the ratios within a round. The ratios of CPU seconds are printed, too: on a busy machine,
+trust those.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mingpt.config.compose import config_dir
+from mingpt.config.groups import config_dir
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.sampling import generate_stream
 
@@ -31,7 +31,7 @@ BLOCK, PROMPT, BATCH = 1024, 16, 8
 
 
 def ours(name: str, vocabulary: int) -> GPT:
-    """The weights are scaled up: at their start all tokens are about equally likely, and rounding would choose."""
+    """A GPT of random weights, scaled up: with fresh ones all tokens are about equally likely, and rounding decides."""
     shape: Any = OmegaConf.to_container(OmegaConf.load(config_dir() / "model" / f"{name}.yaml"))
     size = {key: shape[key] for key in ("n_layer", "n_head", "n_embd")}
     torch.manual_seed(1)
@@ -44,6 +44,7 @@ def ours(name: str, vocabulary: int) -> GPT:
 
 
 def theirs(model: GPT) -> GPT2LMHeadModel:
+    """transformers' GPT-2 with the same weights."""
     c = model.config
     config = GPT2Config(
         vocab_size=c.vocab_size,
@@ -57,7 +58,7 @@ def theirs(model: GPT) -> GPT2LMHeadModel:
     other = GPT2LMHeadModel(config).eval()
     missing, unexpected = other.load_state_dict(model.state_dict(), strict=False)
     assert not unexpected
-    assert missing in ([], ["lm_head.weight"]), missing  # tied: it is wte
+    assert missing in ([], ["lm_head.weight"]), missing  # tied to wte
     other.tie_weights()
     return other
 
@@ -95,7 +96,7 @@ def contestants(model: GPT, other: Any, tokens: int) -> dict[str, Callable[[], T
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gpt-mini", help="one of configs/model (default: gpt-mini)")
-    parser.add_argument("--vocabulary", type=int, default=65, help="tokens that there are (default: 65)")
+    parser.add_argument("--vocabulary", type=int, default=65, help="number of tokens (default: 65)")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
@@ -107,14 +108,14 @@ def main() -> None:
     speeds: dict[str, list[float]] = {name: [] for name in calls}
     cpu: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(options.rounds):
-        said: dict[str, Tensor] = {}
+        generated: dict[str, Tensor] = {}
         for name, call in calls.items():
             began, cpu_began = time.perf_counter(), time.process_time()
-            said[name] = call()
-            speeds[name].append(said[name].numel() / (time.perf_counter() - began))
-            cpu[name].append(said[name].numel() / (time.process_time() - cpu_began))
-        same = {name: torch.equal(said["cached"], said[name]) for name in ("uncached", "transformers")}
-        same["transformers_batch"] = torch.equal(said["batch"], said["transformers_batch"])
+            generated[name] = call()
+            speeds[name].append(generated[name].numel() / (time.perf_counter() - began))
+            cpu[name].append(generated[name].numel() / (time.process_time() - cpu_began))
+        same = {name: torch.equal(generated["cached"], generated[name]) for name in ("uncached", "transformers")}
+        same["transformers_batch"] = torch.equal(generated["batch"], generated["transformers_batch"])
 
     def ratios(of: dict[str, list[float]]) -> dict[str, float]:
         pairs = {
@@ -124,8 +125,8 @@ def main() -> None:
             f"ours / transformers, {BATCH} at once": ("batch", "transformers_batch"),
         }
         return {
-            said: round(statistics.median(x / y for x, y in zip(of[a], of[b], strict=True)), 3)
-            for said, (a, b) in pairs.items()
+            label: round(statistics.median(x / y for x, y in zip(of[a], of[b], strict=True)), 3)
+            for label, (a, b) in pairs.items()
         }
 
     print(

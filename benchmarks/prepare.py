@@ -1,14 +1,14 @@
-"""`python benchmarks/prepare.py [--text FILE] [--tokenizer FOLDER]`: what making and reading shards costs, as JSON.
+"""`python benchmarks/prepare.py [--text FILE] [--tokenizer FOLDER]`: the cost of making and of reading shards, as JSON.
 
-  prepare / plain loop   MB/s of mingpt.data.prepare in one process over those of tiktoken's own encoding, called for
-                         each document in turn: both read the file, encode, and write 16-bit tokens
-  two / one              MB/s of prepare with two processes over one, on `--copies` copies of the text; the start of the
-                         processes is in it
-  CPU, two / one         CPU seconds of all processes: what a busy machine still tells of the ratio above
-  reading / step         time to read a step's microbatches from shards over the time of the step itself, for a model
-                         of GPT-2's width and vocabulary at block 1024 with `--layers` of its 12 layers
+  prepare / plain loop   MB/s of mingpt.data.prepare in one process / MB/s of a loop that calls tiktoken for each
+                         document: both read the file, encode, and write 16-bit tokens
+  2 processes / 1        MB/s of prepare with two processes / with one, on `--copies` copies of the text, the start of
+                         the processes included
+  CPU, 2 processes / 1   the same ratio of CPU seconds of all processes, which a busy machine disturbs less
+  reading / step         time to read a step's microbatches from shards / time of the step, for a model of GPT-2's width
+                         and vocabulary at block 1024 with `--layers` of its 12 layers
 
-The contestants take turns for `--rounds` rounds; a ratio is the median over the rounds of the ratios within each round.
+All of them run in each of `--rounds` rounds; a ratio is the median over the rounds of the ratios within a round.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BLOCK, MICRO, MICROBATCHES = 1024, 1, 1
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it has started and that have ended."""
+    """CPU seconds of this process and of its children that have ended."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
@@ -38,7 +38,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def plain(text: Path, merges: str, out: Path) -> None:
-    """What one would write without this project."""
+    """The loop that one would write without this project."""
     import numpy as np
 
     from mingpt.data.bpe import GPT2Tokens
@@ -64,19 +64,18 @@ def reading(folder: Path, layers: int, rounds: int) -> dict[str, float]:
     """Milliseconds to read a step's microbatches, and to train on them."""
     import torch
 
-    from mingpt.compute.batches import BatchPlan
-    from mingpt.config.schema import ShardsData
-    from mingpt.data.opening import open_source
+    from mingpt.compute.batches import BatchPlan, RankSampler
+    from mingpt.data.kinds.shards import ShardsData
     from mingpt.model.gpt2 import GPT, GPTConfig
 
     torch.set_num_threads(1)
-    source = open_source(ShardsData(path=str(folder), cache_dir=str(folder / "cache")), BLOCK, MICRO)
+    source = ShardsData(path=str(folder), cache_dir=str(folder / "cache")).open(BLOCK, MICRO)
     plan = BatchPlan(len(source.train), 1, MICRO * MICROBATCHES, MICRO)
     model = GPT(GPTConfig(source.vocabulary.size, BLOCK, layers, 12, 768))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def read(step: int) -> list[Any]:
-        return [source.train[plan.microbatch_ids(step, m).tolist()] for m in range(MICROBATCHES)]
+        return [source.train[ids] for ids in RankSampler(plan, range(MICROBATCHES), step, step + 1)]
 
     def step(microbatches: list[Any]) -> None:
         optimizer.zero_grad(set_to_none=True)

@@ -1,8 +1,9 @@
-"""`python benchmarks/recovery.py [--rounds 5]`: from SIGKILL of a worker to the next new step, against a cold start.
+"""`python benchmarks/recovery.py [--rounds 5]`: time from SIGKILL of a worker to a new step, and of a cold start.
 
-Each round starts two processes under mingpt.launch, kills one with SIGKILL after a snapshot, waits for the next step
-that is new, and stops the run. The parts of a start are the trainer's own (its line "start: …"); what the launcher does
-around them is measured from here. Medians over the rounds, in seconds; ratio: recovery / cold start in the same round.
+Each round starts two processes under mingpt.launch, kills one with SIGKILL after a snapshot, waits for the first step
+that had not been done before, and stops the run. The trainer measures the parts of its start itself (its line
+"start: …"); this program measures the launcher's share from outside. Medians over the rounds, in seconds; ratio:
+recovery / cold start in the same round.
 """
 
 import argparse
@@ -23,7 +24,7 @@ LIMIT = 120  # seconds to wait for any line
 
 
 class Launched:
-    """A run under mingpt.launch; `until` gives the time at which a line came."""
+    """A run under mingpt.launch, whose lines are read with the time at which they came."""
 
     def __init__(self, run_dir: str) -> None:
         overrides = ["experiment=shakespeare_char", f"run.dir={run_dir}", "train.log_every=1", "snapshot.every_steps=1"]
@@ -43,6 +44,7 @@ class Launched:
             self.lines.put((time.perf_counter(), line))
 
     def until(self, pattern: str) -> tuple[float, str]:
+        """Wait for a line that matches: its time and text. Raises queue.Empty after LIMIT seconds without any line."""
         while True:
             at, line = self.lines.get(timeout=LIMIT)
             if re.search(pattern, line):
@@ -59,11 +61,11 @@ def parts(line: str) -> dict[str, float]:
 
 def one_round(folder: str) -> dict[str, dict[str, float]]:
     run = Launched(folder)
-    cold = parts(run.until(r"^start: ")[1])  # written before the step's own line
+    cold = parts(run.until(r"^start: ")[1])  # printed before the line of the first step
     cold_at, _ = run.until(r"^step +1/")
     cold_total = cold_at - run.began
     run.until(r"^step +20/")
-    run.until(r"^step \d+: snapshot")  # of whichever step: a slow store leaves some out
+    run.until(r"^step \d+: snapshot")  # of any step: with a slow store, some steps have none
     killed = time.perf_counter()
     os.kill(run.workers()[0], signal.SIGKILL)
     detected, _ = run.until(r"^launch: starting again")

@@ -1,10 +1,11 @@
-"""`python benchmarks/snapshot_overhead.py [--steps 200] [--every 10 100] [--batch 8]`: what snapshots take of the time.
+"""`python benchmarks/snapshot_overhead.py [--steps 200] [--every 10 100] [--batch 8]`: snapshots' share of the time.
 
-Trains 30M parameters with two processes under mingpt.launch, a hot snapshot every 10 steps and a durable one every 100,
-and takes the time of each step from outside, by the lines that the run prints. A snapshot is written beside the steps
-that follow it, so of each 10 steps the last 5 are quiet; `quiet` is their median. What all steps took beyond that many
-quiet ones, less the same for the quiet steps alone (whose mean is above their median, too), is what the snapshots cost:
-with both in one run, a machine that gets slower or faster in between does not count.
+Trains 30M parameters with two processes under mingpt.launch, with a hot snapshot every 10 steps and a durable one every
+100, and measures each step by the time between the lines that the run prints.
+
+A snapshot is written while the next steps run. So of each 10 steps the first 5 may be slower, and the last 5 are quiet.
+The overhead is (mean of all steps) / (mean of the quiet steps) - 1. Both come from one run, so that a machine whose
+speed drifts slows both alike.
 """
 
 import argparse
@@ -24,7 +25,7 @@ MODEL = [
 
 
 def step_times(options: argparse.Namespace, folder: str) -> list[float]:
-    """Seconds of each step but the first, which warms up."""
+    """Seconds of each step but the first, which is a warm-up."""
     hot, durable = options.every
     command = [
         *(sys.executable, "-m", "mingpt.launch", "--nproc-per-node=2", *MODEL, f"run.dir={folder}/run"),
@@ -52,10 +53,10 @@ def main() -> None:
     hot = options.every[0]
     with tempfile.TemporaryDirectory() as folder:
         times = step_times(options, folder)
-    # times[i] is that of step i + 2; the line of a step comes before its snapshot, whose copy the next step pays.
+    # times[i] is the time of step i + 2. A step's line is printed before its snapshot: the next step pays for the copy.
     quiet = [t for i, t in enumerate(times) if i + 2 > hot and (i + 1) % hot >= hot // 2]
-    usual, skew = statistics.median(quiet), statistics.mean(quiet) / statistics.median(quiet)
-    overhead = sum(times) / (len(times) * usual * skew) - 1
+    usual = statistics.median(quiet)
+    overhead = statistics.mean(times) / statistics.mean(quiet) - 1
     by_place = [statistics.median(times[(k - 2) % hot :: hot]) / usual for k in range(1, hot + 1)]
     print(
         json.dumps(

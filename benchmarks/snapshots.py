@@ -1,11 +1,14 @@
-"""`python benchmarks/snapshots.py [--model gpt-30m|gpt2] [--store local|s3] [--rounds 3]`: what a snapshot costs.
+"""`python benchmarks/snapshots.py [--model gpt-30m|gpt2] [--store local|s3] [--rounds 3]`: the cost of a snapshot.
 
-Beside torch's own ways: one process saves the state of a model with AdamW to a local folder, or to an S3 server (moto)
-on this machine, and reads it back; the contestants take turns, each in a process of its own. stall: how long the call
-keeps training from going on. durable: until all is on the disk or in the bucket. restore: until all tensors are back in
-memory. memory: peak of the process beyond the state itself, in states. stall / copy: against a bare copy of the state
-into memory that is there. raw / restore: reading the same files without decoding, against restoring. Medians over the
-rounds.
+Compares ours with torch.save and torch's DCP. One process saves the state of a model with AdamW to a local folder, or
+to an S3 server (moto) on this machine, and reads it back. Each runs once a round, in a process of its own; the figures
+are medians over the rounds, in seconds:
+  stall            how long the call keeps training waiting
+  durable          until all is on the disk or in the bucket
+  restore          until all tensors are back in memory
+  memory           peak of the process beyond the state itself, as a multiple of the state's size
+  stall / copy     stall / a bare copy of the state into memory that is already mapped
+  raw / restore    reading the same files without decoding / restore
 """
 
 import argparse
@@ -108,7 +111,7 @@ def others(name: str, place: str, state: State) -> tuple[Callable[[int], Callabl
 
 
 def measure(name: str, model: str, place: str) -> dict[str, float]:
-    """One contestant, in this process: the second save counts, with buffers and imports warm."""
+    """Measure one of CONTESTANTS, in this process. The second save counts: the first one warms buffers and imports."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     state = state_of(model)
@@ -123,7 +126,7 @@ def measure(name: str, model: str, place: str) -> dict[str, float]:
     into = empty(state)
     for kind in into:
         for n, tensor in into[kind].items():
-            tensor.copy_(state[kind][n])  # the pages are there now
+            tensor.copy_(state[kind][n])  # now its pages are mapped
 
     def copy() -> None:
         for kind in into:
@@ -143,7 +146,7 @@ def measure(name: str, model: str, place: str) -> dict[str, float]:
 
 @contextmanager
 def new_place(store: str) -> Iterator[str]:
-    """An empty folder, or an empty bucket on a server of its own."""
+    """The URL of an empty folder, or in an empty bucket on a new server, which ends with the context."""
     with tempfile.TemporaryDirectory() as folder:
         if store == "local":
             yield folder
@@ -169,7 +172,7 @@ def new_place(store: str) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="gpt-30m")
     parser.add_argument("--store", choices=("local", "s3"), default="local")
     parser.add_argument("--rounds", type=int, default=3)

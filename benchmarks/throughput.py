@@ -1,13 +1,13 @@
 """`python benchmarks/throughput.py [--nanogpt DIR]`: training speed as ratios measured in one run, printed as JSON.
 
-What is compared, 6 layers x width 192 x block 128, microbatches of 12, one thread a process:
+Compared: 6 layers x width 192 x block 128, microbatches of 12, one thread a process:
   one, two          this project's trainer with 1 and 2 processes, reduce=exact
   fast              with 2 processes, reduce=fast
   bare              a bare eager PyTorch loop over this project's model, one process
   nanogpt           nanoGPT's own model and optimizer (DIR: a checkout of karpathy/nanoGPT), one process
 
-The contestants take turns for `--rounds` rounds, so that a machine whose speed drifts hits all of them alike; a ratio
-is the median over the rounds of the ratios within each round. Speeds are tokens a second after the first 3 steps.
+All of them run in each of `--rounds` rounds, so that a machine whose speed drifts slows all of them alike. A ratio is
+the median over the rounds of the ratios within a round. Speeds are tokens a second after the first 3 steps.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def trainer(processes: int, reduce: str, text: Path) -> float:
 
 
 def loop(step: Callable[[], None]) -> float:
-    """Tokens a second of `step`, which does MICROBATCHES microbatches and an optimizer update."""
+    """Tokens a second of `step`: MICROBATCHES microbatches and an optimizer update."""
     for _ in range(WARM):
         step()
     began = time.perf_counter()
@@ -54,7 +54,7 @@ def loop(step: Callable[[], None]) -> float:
 
 
 def bare(text: Path) -> float:
-    """A loop without DDP, exactness, metrics or snapshots: what PyTorch alone gives for this project's model."""
+    """PyTorch alone with this project's model: no DDP, exact sums, metrics or snapshots."""
     import torch
 
     from mingpt.model.gpt2 import GPT, GPTConfig
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=Path("data/shakespeare.txt"))
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT to measure beside ours")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # a contestant in a process of its own: no shared allocator
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # measure one, in this process, so that no allocator is shared
     options = parser.parse_args()
     if options.one:
         print(bare(options.text) if options.one == "bare" else nanogpt(options.text, options.nanogpt))
@@ -133,8 +133,8 @@ def main() -> None:
         speeds["one"].append(trainer(1, "exact", options.text))
         for name in alone:
             again = [sys.executable, *sys.argv, "--one", name]
-            said = subprocess.run(again, check=True, capture_output=True, text=True).stdout
-            speeds[name].append(float(said.split()[-1]))  # nanoGPT talks, too
+            output = subprocess.run(again, check=True, capture_output=True, text=True).stdout
+            speeds[name].append(float(output.split()[-1]))  # nanoGPT prints lines of its own before
         speeds["two"].append(trainer(2, "exact", options.text))
         speeds["fast"].append(trainer(2, "fast", options.text))
 

@@ -1,7 +1,7 @@
-"""A model and data of one's own: a classifier of rows of ten numbers, `experiment=classifier`.
+"""Your own model and data: `experiment=classifier` classifies rows of ten numbers.
 
-mingpt trains any torch module whose forward takes a microbatch and gives (loss_sum, count), on any data whose function
-gives a mingpt.data.source.Source.
+mingpt trains any torch module whose forward takes a microbatch and returns (loss_sum, count). The data comes from a
+function that returns a mingpt.data.source.Source.
 """
 
 import torch
@@ -28,15 +28,15 @@ class Classifier(nn.Module):
         )
 
     def forward(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the losses and how many rows it is over: sums, so that microbatches add up."""
+        """The sum of the losses, and the number of rows. A sum, not a mean: the losses of microbatches are added up."""
         loss_sum = F.cross_entropy(self.layers(rows), labels, reduction="sum")
         return loss_sum, torch.tensor(float(len(rows)), device=rows.device)
 
 
 def rows(micro_size: int, count: int = 4096, n_in: int = 10, seed: int = 1) -> Source:
-    """Points of a normal distribution; the label says whether a point lies outside the sphere that halves them.
+    """Points of a normal distribution. The label says whether a point lies outside the sphere that has half of them.
 
-    A function of its arguments alone, so that every process makes the same. micro_size is batch.micro_size.
+    The result depends on the arguments alone, so every process makes the same data. micro_size is batch.micro_size.
     """
     points = torch.randn(count, n_in, generator=torch.Generator().manual_seed(seed))
     labels = (points.square().sum(1) > n_in - 2 / 3).long()  # about the median of chi-squared

@@ -1,4 +1,4 @@
-"""Local files that are there whole or not at all, after a crash and after a power cut."""
+"""Writes local files atomically: after a crash or a power cut a file is complete, or absent."""
 
 import os
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def write_whole(path: Path, pieces: Iterable[Buffer], create: bool = False) -> None:
-    """Write a file, and make it survive a power cut. create: raise FileExistsError if it is there already."""
+    """Write a temporary file, fsync it, rename it, fsync the folder. create: raise FileExistsError if `path` exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
@@ -27,19 +27,19 @@ def write_whole(path: Path, pieces: Iterable[Buffer], create: bool = False) -> N
 
 
 def _create_from(temporary: Path, target: Path) -> None:
-    """Give a whole file its name at once, unless that exists (FileExistsError)."""
+    """Link the temporary file to its name. Raises FileExistsError if that exists."""
     try:
         os.link(temporary, target)
     except FileExistsError:
         raise
-    except OSError:  # a file system without hard links: two writers in one instant may both succeed
+    except OSError:  # no hard links on this file system; here two simultaneous writers may both succeed
         if target.exists():
             raise FileExistsError(str(target)) from None
         temporary.replace(target)
 
 
 def sync_folder(path: Path) -> None:
-    """Make a folder's new entries survive a power cut."""
+    """fsync a folder, so that its new entries survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

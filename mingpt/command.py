@@ -1,6 +1,6 @@
-"""How a command for people ends: each error in one line, with its exit code.
+"""Ends a command: each error in one line, with its exit code.
 
-Programs that live under signals and launchers (train, evaluate, launch) have world/entry.py in place of this.
+Train, evaluate and launch, which receive stop signals, use world/entry.py instead.
 """
 
 import os
@@ -13,18 +13,18 @@ from typing import NoReturn
 from mingpt.console import complain
 from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
 
-INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
+INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
 UNFIT = 1
 
 Main = Callable[[list[str]], int]
 
 
 class Unfit(Exception):
-    """What the command has looked at is not what it should be; exit 1."""
+    """The command works, and what it has checked is not as it should be. Exit 1."""
 
 
 def command(interrupted: str = "") -> Callable[[Main], Main]:
-    """For a `main(arguments)`: it returns the exit code of whatever it raises. interrupted: what Ctrl-C is told."""
+    """Decorate a `main(arguments)`: print its errors, return their exit codes. interrupted: printed after Ctrl-C."""
 
     def decorate(main: Main) -> Main:
         @wraps(main)
@@ -37,8 +37,8 @@ def command(interrupted: str = "") -> Callable[[Main], Main]:
                 return _end(error, CRASHED)
             except Unfit as error:
                 return _end(error, UNFIT)
-            except BrokenPipeError:  # nobody reads any more (`| head`)
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush complains
+            except BrokenPipeError:  # the reader has ended (`| head`)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush fails
                 return 0
             except KeyboardInterrupt:
                 if interrupted:
@@ -55,8 +55,13 @@ def _end(error: Exception, code: int) -> int:
     return code
 
 
+def program(module: str) -> str:
+    """What usage lines call a program, as it was called: `mingpt VERB` (cli.py), or `python -m` of its module."""
+    return sys.argv[0] if sys.argv[0].startswith("mingpt ") else f"python -m {module}"
+
+
 def run(module: str) -> NoReturn:
-    """`python -m` of a module whose `main` is a command. It is imported here, since torch takes seconds to import."""
+    """Run the `main` of a module as a program. Imported here, so that Ctrl-C during torch's import ends quietly."""
     try:
         main: Main = import_module(module).main
     except KeyboardInterrupt:

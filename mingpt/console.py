@@ -1,6 +1,6 @@
-"""What is said to people. A run must not die because nobody listens any more (`| head`, a closed terminal).
+"""Prints to stdout and stderr. A run must not end because a pipe or a terminal is closed (`| head`).
 
-All of it passes one filter: what others have written (a manifest, a file's name) commands no terminal.
+Control characters are escaped, since a line may contain text from a file (a manifest, a file's name).
 """
 
 import os
@@ -11,13 +11,13 @@ from mingpt.redact import escaped
 
 
 def say(text: str) -> None:
-    """One line, at once. In one write: the snapshots' thread has lines to say, too."""
+    """Print to stdout and flush. In one write, since the snapshot writer's thread prints, too."""
     if not _write(sys.stdout, text):
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the rest of this process's life)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
 
 def complain(text: str) -> None:
-    """As `say`, to stderr."""
+    """Print to stderr and flush."""
     if not _write(sys.stderr, text):
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
@@ -27,9 +27,9 @@ def _write(stream: TextIO, text: str) -> bool:
     try:
         try:
             stream.write(f"{text}\n")
-        except UnicodeEncodeError:  # the terminal lacks a character: no reason to fall silent for the rest of the run
+        except UnicodeEncodeError:  # the terminal's encoding lacks a character
             stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding) + "\n")
         stream.flush()
-    except (OSError, ValueError):  # the pipe or the terminal is gone; closed
+    except (OSError, ValueError):  # the other end is closed; the stream is closed
         return False
     return True

@@ -1,4 +1,4 @@
-"""How a process ends: four exit codes, and the errors that choose between them."""
+"""The exit codes of a process, and the errors that decide between them."""
 
 FINISHED = 0  # trained to train.max_steps
 USER_ERROR = 64  # the user must change something (EX_USAGE of sysexits.h): retrying cannot help
@@ -7,13 +7,13 @@ STOPPED = 75  # stopped on request after a snapshot (EX_TEMPFAIL): start again t
 
 
 class TransientError(ConnectionError):
-    """A place (a disk, a bucket) failed in a way that may pass. Shown as it is, without a stack trace; exit 70."""
+    """A disk or bucket failed in a way that may pass. Printed without a stack trace; exit 70."""
 
 
 class UserError(Exception):
-    """One or more problems that the user must fix. Shown as they are, without a stack trace; exit 64.
+    """One or more problems that the user must fix. Printed without a stack trace; exit 64.
 
-    `everywhere`: whether all processes of a node raise it alike, so that one of them prints it for all.
+    everywhere: all processes of the node raise it, so that one of them prints it for all.
     """
 
     def __init__(self, *problems: str, everywhere: bool = True) -> None:
@@ -28,15 +28,15 @@ class UserError(Exception):
 
 
 class Damaged(Exception):
-    """A snapshot that is not what its writer wrote, or not one at all; the message names the file."""
+    """A snapshot's files are damaged, or are no snapshot. The message names the file."""
 
 
 class Unreadable(TransientError):
-    """A disk that can't give a file back, however often it is asked. Nothing is known of the snapshot."""
+    """A disk fails to read a file, also after retries. The snapshot may be good, or damaged."""
 
 
-class OtherFormat(Exception):
-    """A whole manifest that another version of this program wrote. To set it aside would throw that work away."""
+class OtherFormat(UserError):
+    """A whole manifest that another version of this program wrote. Setting it aside would throw that work away."""
 
 
 class RolledBack(TransientError):
@@ -44,8 +44,8 @@ class RolledBack(TransientError):
 
 
 class SnapshotFailed(Exception):
-    """The store failed in a way that may pass."""
+    """A snapshot could not be stored, for a reason that may pass."""
 
 
 class Superseded(UserError):
-    """A newer attempt has started: this one must not write any more."""
+    """A newer attempt has started, so this one must stop writing."""

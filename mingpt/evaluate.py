@@ -1,13 +1,35 @@
-"""`python -m mingpt.evaluate URL [data=… data.path=…]`: how good the model of a snapshot is on a validation split.
+"""`mingpt evaluate URL [data=… data.path=…]`: evaluate a snapshot's model on a validation split.
 
-The data is that of the snapshot's config, with Hydra's overrides over it, told in the snapshot's vocabulary. Alone, or
-as one of torchrun's or srun's processes: the figures are the same.
+The data are those of the snapshot's config, changed by Hydra's overrides, and encoded in the snapshot's vocabulary.
+Runs alone or as one of torchrun's or srun's processes, with the same figures.
 
-Exit codes: 0 done; 64 a mistake to fix; 70 a crash, try again.
+Exit codes: 0 done; 64 an error that the user must fix; 70 crashed, try again.
 """
 
+import argparse
+from typing import NoReturn
+
+from mingpt.command import program
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
+
+DESCRIPTION = (
+    "How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions."
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    from mingpt.config.commandline import Parser, add_options
+
+    parser = Parser(prog=program("mingpt.evaluate"), description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
+    parser.add_argument(
+        "overrides", metavar="OVERRIDE", nargs="*", help="data=…, data.path=…, world.device=…: as train"
+    )
+    add_options(parser)
+    parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    return parser
 
 
 def load() -> entry.Program:
@@ -16,5 +38,9 @@ def load() -> entry.Program:
     return command
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
     entry.run(load, Lifetime(), worker=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
-"""Local files and folders in a place that may be a stranger's: used only if they are plain, never through a link.
+"""Open local files of a run's directory that may come from somebody else: regular files only, never through a link.
 
-A link may lead to anybody's files, a FIFO is waited for, a device may never end. So each is looked at before it is
-opened, and again once it is open, when nobody can put another one in its place.
+A link may lead to any file of this machine, opening a FIFO blocks, and a device may never end. So the type of each file
+is checked before it is opened, and once more on the open descriptor, when nobody can replace it any more.
 """
 
 import errno
@@ -14,17 +14,17 @@ from pathlib import Path
 
 from mingpt.errors import UserError
 
-BROKEN = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # what a disk says of a sector, a file system of a checksum
-PAUSES = (0.5, 1.0)  # seconds before a broken disk is asked again
-LINK, NO_FOLDER, NO_FILE = "is a link", "is no folder", "is no file"
+BROKEN = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # a disk can't read a sector; a file system finds a wrong checksum
+PAUSES = (0.5, 1.0)  # seconds before each further try to read from a broken disk
+LINK, NO_FOLDER, NO_FILE = "is a link", "is not a folder", "is not a regular file"
 
 
 class NotPlain(Exception):
-    """Says what is wrong: one of the texts above."""
+    """Not a plain file or folder. The message is LINK, NO_FOLDER or NO_FILE, to be put after a path."""
 
 
 def check_folder(path: str) -> None:
-    """Raise NotPlain unless a folder is there, or nothing."""
+    """Raise NotPlain unless the path is a folder, or does not exist."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -34,7 +34,7 @@ def check_folder(path: str) -> None:
 
 
 def check_file(path: str) -> os.stat_result:
-    """Raise NotPlain unless a regular file is there, or FileNotFoundError."""
+    """The status of a regular file. Raises NotPlain for anything else, and FileNotFoundError."""
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
         raise NotPlain(LINK if stat.S_ISLNK(found.st_mode) else NO_FILE)
@@ -42,14 +42,14 @@ def check_file(path: str) -> os.stat_result:
 
 
 def open_file(path: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file whose folder is no link either. Raises NotPlain or an OSError."""
+    """Open a regular file in a folder that is not a link; returns its descriptor. Raises NotPlain and OSError."""
     if not flags & os.O_CREAT or os.path.lexists(path):
-        check_file(path)  # before opening: that alone makes some devices act
+        check_file(path)  # before opening it, since merely opening some devices has effects
     above, name = os.path.split(path)
     check_folder(above or ".")
     folder = os.open(above or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        # Non-blocking: a FIFO that has come since would be waited for.
+        # Non-blocking, in case a FIFO has taken its place since.
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
     finally:
         os.close(folder)
@@ -60,14 +60,14 @@ def open_file(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def read_into(path: str, into: memoryview, start: int = 0) -> Iterator[memoryview]:
-    """What lies in a regular file from `start` on, as it comes, until `into` is full.
+    """Read a regular file from byte `start` on until `into` is full. Yields each piece of `into` as it is filled.
 
-    Raises NotPlain, EOFError where the file ends before that, or an OSError: of BROKEN, if that came each time.
+    Raises NotPlain, EOFError if the file ends too early, and OSError; one of BROKEN only after several tries.
     """
     descriptor, end = open_file(path), 0
     try:
         while end < len(into):
-            count = _read_patiently(descriptor, into[end:], start + end)
+            count = _read_with_retries(descriptor, into[end:], start + end)
             if not count:
                 raise EOFError
             yield into[end : end + count]
@@ -76,8 +76,7 @@ def read_into(path: str, into: memoryview, start: int = 0) -> Iterator[memoryvie
         os.close(descriptor)
 
 
-def _read_patiently(descriptor: int, into: memoryview, start: int) -> int:
-    """A disk may fail once, and not when it is asked again."""
+def _read_with_retries(descriptor: int, into: memoryview, start: int) -> int:
     for pause in PAUSES:
         try:
             return os.preadv(descriptor, [into], start)
@@ -89,12 +88,12 @@ def _read_patiently(descriptor: int, into: memoryview, start: int) -> int:
 
 
 def check_all_plain(folder: str, key: str) -> None:
-    """Raise UserError, naming the config `key`, unless a folder of plain files and folders is there, or nothing."""
+    """Raise UserError, naming the config `key`, unless a folder holds only plain files and folders, or is missing."""
     path = folder
     try:
         check_folder(folder)
         for path in sorted(str(p) for p in Path(folder).iterdir()) if os.path.exists(folder) else []:
-            with suppress(FileNotFoundError):  # a temporary file of another process
+            with suppress(FileNotFoundError):  # another process has renamed its temporary file
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
                     check_file(path)
     except NotPlain as problem:
@@ -102,7 +101,7 @@ def check_all_plain(folder: str, key: str) -> None:
 
 
 def link_problem(path: str, what: str) -> str:
-    """For a UserError, in one form wherever a run's directory has what it must not have."""
+    """A UserError's text about a path in a run's directory. what: a NotPlain's message."""
     return (
         f"{path} {what}, and a run's directory must hold plain folders and files only, since others lead outside of "
         f"it: remove it, or copy the run without it"

@@ -1,6 +1,6 @@
-"""What plain torchrun finds of this package by its entry points (pyproject.toml: torchrun.handlers).
+"""The entry points through which torchrun finds our rendezvous backends (pyproject.toml: torchrun.handlers).
 
-torch asks for these while it is being imported itself: what they need of torch is imported when a rendezvous is made.
+torch loads them during its own import, so they import torch only when a rendezvous is created.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""fsspec URLs with errors for people: every place that a user names comes through here."""
+"""Open the URLs that a user gives with fsspec, and turn the clients' errors into UserError or TransientError."""
 
 import asyncio
 import errno
@@ -19,14 +19,14 @@ from fsspec.implementations.local import LocalFileSystem
 from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
 
-# The extra of this package that brings a scheme's client.
+# By scheme of URL: the extra of this package that installs its client.
 EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "http": "http", "https": "http"}
 
 CLIENTS = {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs"}
-# Of these clients' errors, those that no second try cures. (CredentialRetrievalError may: a metadata server was busy.)
+# The clients' errors for which a retry is useless. (Not CredentialRetrievalError: a metadata server may be busy.)
 NO_CREDENTIALS = re.compile(r"(No|Partial|Default)Credentials|ClientAuthentication|ProfileNotFound")
-LIMIT, LIMIT_SECONDS = "MINGPT_STORE_SECONDS", 600.0  # what the environment may say, and what holds without it
-# What `python -m mingpt.data.fetch` writes, and under which name.
+LIMIT, LIMIT_SECONDS = "MINGPT_STORE_SECONDS", 600.0  # environment variable, and its default
+# Paths that `mingpt fetch NAME` writes, and the NAME for each.
 FETCHED = {
     "data/shakespeare.txt": "shakespeare",
     "data/shakespeare-complete.txt": "shakespeare",
@@ -40,7 +40,13 @@ NEVER = {
 }  # fmt: skip
 
 
+def install(extra: str) -> str:
+    """What brings the packages of an extra, for a message: this package is not on PyPI."""
+    return f"pip install -e '.[{extra}]' in the checkout"
+
+
 def limit_seconds() -> float:
+    """The time limit of one call of an object store. Raises UserError for a bad value in the environment."""
     given = os.environ.get(LIMIT, "")
     try:
         seconds = float(given or LIMIT_SECONDS)
@@ -53,8 +59,10 @@ def limit_seconds() -> float:
 
 @dataclass(frozen=True)
 class _Limited:
-    """An object store's client whose calls end in time. One that accepts and never answers would hold a run for ever;
-    the clients' own limits are long, are multiplied by their retries, and have no common name.
+    """An object store's client with a time limit for each call.
+
+    Without it a server that accepts connections and never answers would block a run for ever. The clients' own limits
+    are long, are multiplied by their retries, and have no common option.
     """
 
     client: fsspec.AbstractFileSystem
@@ -62,40 +70,40 @@ class _Limited:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.client, name)
-        waits = iscoroutinefunction(getattr(value, "__wrapped__", None))  # of those, fsspec's `sync` takes a timeout
-        return partial(value, timeout=self.seconds) if waits else value
+        is_async = iscoroutinefunction(getattr(value, "__wrapped__", None))  # fsspec's `sync` wraps it: takes a timeout
+        return partial(value, timeout=self.seconds) if is_async else value
 
 
 def open_fs(url: str, key: str) -> tuple[Any, str]:
-    """The file system of a URL (fsspec's AbstractFileSystem) and the path inside it.
+    """The file system of a URL (an fsspec AbstractFileSystem) and the path inside it.
 
-    On an object store each call of it ends within MINGPT_STORE_SECONDS. Raises UserError, naming the config `key`, if
-    there is none.
+    On an object store each call has the time limit MINGPT_STORE_SECONDS. Raises UserError, naming the config `key`, for
+    a bad URL or a client that is not installed.
     """
     seconds = limit_seconds()
-    if re.match(r"(s3a?|gs|gcs)://[^/]*@", url):  # the clients would take it for a part of the bucket's name
+    if re.match(r"(s3a?|gs|gcs)://[^/]*@", url):  # the clients would read it as part of the bucket's name
         raise UserError(
             f"{key}={without_secrets(url)}: the URL of a bucket has no user and password: set them in the environment "
             f"(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
         )
     try:
         _ = urlsplit(url.rpartition("::")[2]).port if "://" in url else None
-    except ValueError:  # its words hold what it took for a port, such as a password with a `/` in it
+    except ValueError:  # not chained: its text quotes the port, which may be a password with a `/` in it
         cure = "check the spelling; in a user name or password, write / as %2F"
-        raise UserError(f"{key}={without_secrets(url)}: this is no address: {cure}") from None
+        raise UserError(f"{key}={without_secrets(url)}: this is not a valid address: {cure}") from None
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
         scheme = url.partition("://")[0]
         extra = EXTRAS.get(scheme)
-        cure = f"pip install -e '.[{extra}]' in the checkout" if extra else "use a local path, s3://…, gs://… or az://…"
+        cure = install(extra) if extra else "use a local path, s3://…, gs://… or az://…"
         raise UserError(f"{key}={without_secrets(url)}: {error}: {cure}") from error
-    fs.invalidate_cache()  # clients are shared, and remember what others have listed before
+    fs.invalidate_cache()  # fsspec shares clients, with the listings that they have cached
     return (_Limited(fs, seconds) if fs.async_impl else fs), path
 
 
 def make_folder(fs: Any, path: str) -> None:
-    """Make a folder and those above it. Object stores have none: what their clients would make is a bucket."""
+    """Make a folder and its parents, but not on an object store: its client would create a bucket."""
     if not isinstance(fs, _Limited):
         fs.makedirs(path, exist_ok=True)
 
@@ -105,7 +113,7 @@ def is_local(fs: Any) -> bool:
 
 
 def without_query(path: str) -> str:
-    """Of an HTTP address: what follows is no part of a name, and may hold a signature. Other paths stay as they are."""
+    """Cut the query off an HTTP URL: it is no part of the name and may hold a signature. Other paths stay."""
     return path.partition("?")[0] if path.startswith(("http://", "https://")) else path
 
 
@@ -115,7 +123,7 @@ def name_of(path: str) -> str:
 
 
 def modified(entry: Mapping[str, Any]) -> float | None:
-    """The Unix time of an entry of `ls`; every client has a word of its own for it. None if the store can't tell."""
+    """The Unix time of an entry of `ls`, whose key differs between clients. None if the store does not report it."""
     for key in ("mtime", "LastModified", "last_modified", "updated", "modified", "created"):
         value = entry.get(key)
         if isinstance(value, str):
@@ -123,7 +131,7 @@ def modified(entry: Mapping[str, Any]) -> float | None:
                 value = datetime.fromisoformat(value.replace("Z", "+00:00"))
             except ValueError:
                 continue
-        if isinstance(value, datetime):  # without a zone it is UTC: that is what stores speak
+        if isinstance(value, datetime):  # stores report UTC, some without a zone
             return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
         if isinstance(value, (int, float)):
             return float(value)
@@ -132,11 +140,14 @@ def modified(entry: Mapping[str, Any]) -> float | None:
 
 @contextmanager
 def place(key: str, url: str) -> Iterator[None]:
-    """Name the key in whatever a store fails with: UserError if the user must act, TransientError if it may pass."""
+    """Raise what a store fails with as UserError (the user must act) or TransientError (it may pass), with key and URL.
+
+    Other exceptions pass unchanged.
+    """
     shown = f"{key}={without_secrets(url)}"
     try:
         yield
-    except TransientError:  # of a place inside this one
+    except TransientError:  # from a nested `place`
         raise
     except (TimeoutError, asyncio.TimeoutError) as error:  # Python 3.10: two classes
         raise TransientError(
@@ -144,8 +155,8 @@ def place(key: str, url: str) -> Iterator[None]:
             f"environment sets another limit"
         ) from error
     except FileNotFoundError as error:
-        # fsspec's HTTP client says so of a server that it can't reach, too; aiohttp's error behind it knows better.
-        # (aiohttp's own limit is five minutes, and raises Python's error.)
+        # fsspec's HTTP client raises this also for a server that it can't reach. Then the cause is aiohttp's error, or
+        # a TimeoutError after aiohttp's own limit of five minutes.
         cause = error.__cause__
         silent = isinstance(cause, (TimeoutError, asyncio.TimeoutError))
         theirs = isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
@@ -163,7 +174,7 @@ def place(key: str, url: str) -> Iterator[None]:
     except NotImplementedError as error:
         raise UserError(_read_only(shown)) from error
     except Exception as error:
-        if _package(error) not in CLIENTS:  # the clients' own errors are no OSErrors
+        if _package(error) not in CLIENTS:  # the clients' own errors are not OSErrors
             raise
         raise _of_client(shown, error) from error
 
@@ -173,26 +184,26 @@ def _package(error: Exception) -> str:
 
 
 def _status(error: Exception) -> object:
-    return getattr(error, "status", None)  # aiohttp's, from http(s) URLs
+    return getattr(error, "status", None)  # of aiohttp's errors: the HTTP status
 
 
 def _of_client(shown: str, error: Exception) -> UserError | TransientError:
     if _status(error) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
         return UserError(_denied(shown))
-    if type(error).__name__ == "ResourceNotFoundError":  # Azure's, of a container
+    if type(error).__name__ == "ResourceNotFoundError":  # Azure's, for a container
         return UserError(_missing(shown))
-    if _status(error) in (405, 501):  # a web server that takes no PUT
+    if _status(error) in (405, 501):  # a web server that does not support PUT
         return UserError(_read_only(shown))
     if re.match(r"InvalidU(rl|RL)", type(error).__name__):
-        return UserError(f"{shown}: this is no address: check the spelling")
+        return UserError(f"{shown}: this is not a valid address: check the spelling")
     return _unavailable(shown, error)
 
 
 def fetch_it(url: str) -> str:
-    """The end of a message about a place where nothing is, if our own command could write it."""
+    """The end of a message about a missing file: how to fetch it, if `mingpt.data.fetch` can."""
     path = os.path.normpath(url)
     name = next((name for place, name in FETCHED.items() if path == place or path.startswith(f"{place}/")), None)
-    return f", or get it with `python -m mingpt.data.fetch {name}`" if name else ""
+    return f", or get it with `mingpt fetch {name}`" if name else ""
 
 
 def _missing(shown: str) -> str:

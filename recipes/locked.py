@@ -1,11 +1,11 @@
-"""Installs what a lock says and nothing else: an archive without one of the lock's hashes is neither unpacked nor run.
+"""Installs the packages of a lock file and nothing else. An archive without one of its hashes is never unpacked or run.
 
     PYTHON recipes/locked.py constraints.txt -e '.[dev]'        # this project, editable; without -e: a copy
     PYTHON recipes/locked.py constraints-sky.txt 'skypilot[aws,slurm]'
 
-It installs into the environment of PYTHON; `--uv PROGRAM` has uv do the work of pip. Neither does this in one call:
-with --require-hashes all requirements must be listed, and the whole lock would be installed, CUDA beside a torch for
-CPUs, too. So requirements are followed here, from the metadata of what is installed, and verified, already.
+It installs into the environment of PYTHON; `--uv PROGRAM` uses uv instead of pip. Neither does this in one call: with
+--require-hashes all requirements must be listed, so the whole lock would be installed, CUDA beside a torch for CPUs,
+too. So this program follows the requirements itself, in the metadata of packages that are installed and verified.
 """
 
 import argparse
@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# Other builds of what a lock has, each preferred where pip is set up to find it (on PyPI there is none).
+# Other builds of packages in a lock. Each is preferred if pip is set up to find it (PyPI has none).
 BUILDS = ROOT / "constraints-cpu.txt"
-# First of all: what reads requirements, and what builds packages that come as source. Builds are not isolated, for an
-# isolated build's tools are fetched without hashes.
+# These are installed first: they read requirements, and build packages that come as source. Builds are not isolated,
+# since an isolated build's tools are fetched without hashes.
 TOOLS = ("packaging", "pip", "setuptools", "hatchling")
 INSTALL_SECONDS = 3600
 
 
 class LockError(Exception):
-    """What is wrong, and what to do."""
+    """Says what is wrong, and what to do."""
 
 
 def normal(name: str) -> str:
@@ -36,7 +36,7 @@ def normal(name: str) -> str:
 
 
 def read(path: Path) -> dict[str, list[str]]:
-    """Of each name, its entries: one, or several for different machines; pip and uv choose among them."""
+    """The entries of each name: one, or several for different machines, among which pip and uv choose."""
     lock: dict[str, list[str]] = {}
     for entry in re.split(r"\n(?![ #])", path.read_text()):
         lines = [line for line in entry.splitlines() if line.strip() and not line.lstrip().startswith("#")]
@@ -66,7 +66,7 @@ class Installer:
         return code == 0
 
     def install(self, names: list[str]) -> None:
-        """These and no others, where they are not there already."""
+        """Install these and no others, unless they are installed already."""
         wanted = []
         for name in names:
             if name not in self.lock:
@@ -87,8 +87,8 @@ class Installer:
             return self.run(["--require-hashes", "-r", file.name], may_fail)
 
     def follow(self, *roots: str) -> None:
-        """Installs what these need, and what that needs, until nothing is missing."""
-        from packaging.requirements import Requirement  # of the lock; perhaps only just installed
+        """Install what these need, and what that needs, until nothing is missing."""
+        from packaging.requirements import Requirement  # from the lock, and perhaps just installed
 
         found = [Requirement(root) for root in roots]
         done: set[tuple[str, str]] = set()
@@ -117,13 +117,13 @@ def version_of(name: str) -> str | None:
 
 
 def needed(name: str, extra: str) -> list[Any]:
-    """The requirements of an installed package on this machine, for one of its extras or ("") for none."""
+    """The requirements of an installed package on this machine, for one of its extras, or for none ("")."""
     from packaging.requirements import Requirement
 
     try:
         requirements = [Requirement(text) for text in importlib.metadata.requires(name) or ()]
     except importlib.metadata.PackageNotFoundError:
-        return []  # the lock's markers leave it out on this machine
+        return []  # the lock's markers exclude it on this machine
     return [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": extra})]
 
 

@@ -1,4 +1,4 @@
-"""What mingpt.evaluate does: a model and its vocabulary from a snapshot, data, the figures, for people or as JSON."""
+"""The command mingpt.evaluate: evaluate a snapshot's model on data, and print the figures as text or JSON."""
 
 import json
 import math
@@ -6,34 +6,24 @@ from typing import Any
 
 from mingpt.commands.loading import open_model
 from mingpt.compute.numerics import autocast_for, pin
-from mingpt.config.compose import Parser, reconfigure
+from mingpt.config.commandline import given
+from mingpt.config.trusted import reconfigure
 from mingpt.console import say
-from mingpt.data.opening import open_source
 from mingpt.data.vocabulary import Spelling, vocabulary_of
 from mingpt.errors import FINISHED, Damaged, UserError
+from mingpt.evaluate import parser
 from mingpt.redact import without_secrets
 from mingpt.snapshot.find import find
 from mingpt.snapshot.reader import read_manifest
-from mingpt.train.attempt import agree_on_inputs, tell
+from mingpt.train.attempt import agree_on_inputs, report_failure
 from mingpt.train.evaluation import Figures, evaluate
 from mingpt.world.joining import join, world_size
 from mingpt.world.lifetime import Lifetime
 
-DESCRIPTION = (
-    "How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions."
-)
-
 
 def command(arguments: list[str], lifetime: Lifetime) -> int:
     """Print the figures; returns the exit code."""
-    parser = Parser(prog="python -m mingpt.evaluate", description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
-    parser.add_argument(
-        "overrides", metavar="OVERRIDE", nargs="*", help="data=…, data.path=…, world.device=…: as train"
-    )
-    parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    options = parser.parse_intermixed_args(arguments)
+    options = parser().parse_intermixed_args(arguments)
     try:
         found = find(options.url, options.step)
         try:
@@ -41,21 +31,19 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
         except Damaged as damage:
             where = found.store.folder_url(found.steps[0])
             raise UserError(f"{where}: {damage}: choose another with --step") from damage
-        config = reconfigure(manifest.config, options.overrides, world_size())
+        config = reconfigure(manifest.config, given(options), world_size())
         vocabulary = vocabulary_of(manifest.vocabulary)
-        source = open_source(config.data, config.model.block_size, config.batch.micro_size, vocabulary)
+        source = config.data.open(config.model.block_size, config.batch.micro_size, vocabulary)
         if source.vocabulary.to_json() != vocabulary.to_json():
             raise UserError(
                 f"data.kind={config.data.kind} has another vocabulary than {found.store.url}: choose other data"
             )
         if not len(source.validation):
-            what = {"text": "raise data.val_fraction", "shards": "prepare them with a larger --val-fraction"}
-            cure = what.get(config.data.kind, "give it a validation split")
-            raise UserError(f"data.kind={config.data.kind} has nothing to evaluate on: {cure}")
+            raise UserError(f"data.kind={config.data.kind} has nothing to evaluate on: {config.data.validation}")
         with join(config.world) as world:
             agree_on_inputs(world, config, source)
             pin(config, world.device)
-            # A run that is going on may have written a newer one since.
+            # All processes take rank 0's step: a run that is still training may have committed a newer one.
             opened = open_model(options.url, options.step, agree=world.broadcast)
             lengths = source.vocabulary.byte_lengths() if isinstance(source.vocabulary, Spelling) else []
             figures = evaluate(
@@ -73,21 +61,21 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
                     f"data.kind={config.data.kind}: no target of its validation split counts: choose other data"
                 )
             if world.is_main:
-                shown = told(figures) | {"step": opened.manifest.step, "digest": opened.manifest.digest}
+                shown = as_dict(figures) | {"step": opened.manifest.step, "digest": opened.manifest.digest}
                 if options.json:
                     say(json.dumps(shown))
                 else:
-                    say(f"{opened.where} on {described(config.data.model_dump())}")
-                    say(as_lines(figures))
+                    say(f"{opened.where} on {name_data(config.data.model_dump())}")
+                    say(as_text(figures))
             lifetime.settle()
             world.barrier()
         return FINISHED
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # as attempt.py
-        return tell(error, lifetime)
+        return report_failure(error, lifetime)
 
 
-def told(figures: Figures) -> dict[str, Any]:
-    """For programs: what there is to tell, in finite numbers."""
+def as_dict(figures: Figures) -> dict[str, Any]:
+    """The figures that were measured, for JSON. A number that is not finite becomes None."""
     everything = {
         "loss": figures.loss,
         "perplexity": perplexity(figures),
@@ -105,7 +93,7 @@ def perplexity(figures: Figures) -> float:
     return math.exp(figures.loss) if figures.loss < 700 else math.inf
 
 
-def as_lines(figures: Figures) -> str:
+def as_text(figures: Figures) -> str:
     lines = [
         f"loss           {figures.loss:.4f} nats a token ({figures.targets:,.0f} tokens)",
         f"perplexity     {perplexity(figures):.4f}",
@@ -117,7 +105,7 @@ def as_lines(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def described(data: dict[str, Any]) -> str:
-    """What was evaluated on, in one phrase."""
+def name_data(data: dict[str, Any]) -> str:
+    """The data's kind and, if it has one, its path."""
     path = f" data.path={without_secrets(data['path'])}" if "path" in data else ""
     return f"data.kind={data['kind']}{path}"

@@ -1,4 +1,4 @@
-"""`python -m mingpt.generate URL`: continue texts (--prompt …) or draw images (--out FILE) with a snapshot's model."""
+"""What mingpt.generate does: continue texts or draw images with a snapshot's model."""
 
 import argparse
 import math
@@ -6,51 +6,50 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TextIO
 
 import torch
 
 from mingpt.command import command
 from mingpt.commands.loading import Opened, open_model
-from mingpt.config.compose import Parser
 from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.images.pictures import COLORS, draw, grid, png
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
+from mingpt.generate import parser
 from mingpt.model.gpt2 import GPT
 from mingpt.model.sampling import generate_stream
 from mingpt.redact import escaped, without_secrets
 from mingpt.storage import open_fs, place
 
 BETWEEN = "---------------\n"  # texts
-UNFINISHED = "\ufffd"  # what stands for bytes that are not, or not yet, UTF-8
+UNFINISHED = "\ufffd"  # decoders put it in place of bytes that are not valid UTF-8, or not yet
 
 
 @dataclass
 class Text:
-    """One text as it grows: its tokens, and how much of it has been told."""
+    """One text while it is generated."""
 
     prompt: list[int]
-    number: int
-    tokens: list[int] = field(default_factory=list)  # with the prompt's
-    _known: int = 0  # tokens from here on tell how the next ones are to be read
-    _told: int = 0  # tokens whose text has been told
+    number: int  # of the sample: it and --seed determine what is drawn
+    tokens: list[int] = field(default_factory=list)  # the prompt's and the generated ones
+    _context: int = 0  # decoding starts here: a token's text may depend on the one before it
+    _printed: int = 0  # tokens whose text has been returned
 
-    def news(self, vocabulary: TextVocabulary, end: bool) -> str:
-        """What can be told now and was not before. What may be half a character waits for the rest, or for the end."""
-        before = vocabulary.decode(self.tokens[self._known : self._told])
-        now = vocabulary.decode(self.tokens[self._known :])
+    def new_text(self, vocabulary: TextVocabulary, end: bool) -> str:
+        """The text since the last call. A character whose bytes are incomplete waits for the rest, or for the end."""
+        before = vocabulary.decode(self.tokens[self._context : self._printed])
+        now = vocabulary.decode(self.tokens[self._context :])
         if now.endswith(UNFINISHED) and not end:
             return ""
-        self._known, self._told = self._told, len(self.tokens)
+        self._context, self._printed = self._printed, len(self.tokens)
         return now[len(before) :]
 
 
 def grow(model: GPT, texts: Sequence[Text], options: argparse.Namespace) -> Iterator[None]:
-    """Draw the next token of each of these texts, again and again until each has --tokens more than its prompt."""
+    """Generate one token for each text per iteration, until each has --tokens tokens after its prompt."""
     block = model.config.block_size
-    prompts = [text.prompt[-block:] for text in texts]  # more is never seen
+    prompts = [text.prompt[-block:] for text in texts]  # the model sees no more
     lengths = [len(prompt) for prompt in prompts]
     rows = torch.tensor([prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts])
     stream = generate_stream(
@@ -74,7 +73,7 @@ def grow(model: GPT, texts: Sequence[Text], options: argparse.Namespace) -> Iter
 def write(
     model: GPT, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace, out: TextIO
 ) -> None:
-    """Each text to `out` as it grows, in their order: what is drawn along with the one that is being told waits."""
+    """Generate the texts in batches and write them in order, each as it grows. The others of its batch wait."""
     at = 0
     for begin in range(0, len(texts), options.batch):
         batch = texts[begin : begin + options.batch]
@@ -82,8 +81,8 @@ def write(
             while at < begin + len(batch):
                 text = texts[at]
                 end = len(text.tokens) == len(text.prompt) + options.tokens
-                # A vocabulary, which may be a stranger's, spells no escape codes; a \r is a part of many texts.
-                out.write("\r".join(map(escaped, text.news(vocabulary, end).split("\r"))))
+                # Escape terminal codes, which a vocabulary may contain, but not \r, which many texts contain.
+                out.write("\r".join(map(escaped, text.new_text(vocabulary, end).split("\r"))))
                 if not end:
                     break
                 at += 1
@@ -91,16 +90,18 @@ def write(
             out.flush()
 
 
-def picture(opened: Opened, options: argparse.Namespace) -> str:
-    """Draw images of each class to --out; returns what there is to say of it."""
+def write_images(opened: Opened, options: argparse.Namespace) -> str:
+    """Generate images of each class and write them to --out. Returns a line that says what is in the file."""
     tokens = opened.vocabulary
     if not isinstance(tokens, ImageTokens):
-        raise UserError(f"{opened.where}: a model that draws no images: leave --out out")
+        raise UserError(f"{opened.where}: this model generates no images: remove --out")
     data = opened.manifest.config.get("data")
     if not isinstance(data, dict) or not data.get("draw"):
-        raise UserError(f"{opened.where}: a model that was not trained to draw (data.draw=false): train another")
+        raise UserError(
+            f"{opened.where}: this model was not trained to draw (data.draw=false): train one with data.draw=true"
+        )
     if tokens.per_image > opened.model.config.block_size or tokens.shape[2] not in COLORS:
-        raise UserError(f"{opened.where}: a model whose images, {tokens.shape}, can't be drawn: choose another")
+        raise UserError(f"{opened.where}: images of shape {tokens.shape} can't be drawn: choose another model")
     images = draw(
         opened.model,
         tokens,
@@ -115,7 +116,7 @@ def picture(opened: Opened, options: argparse.Namespace) -> str:
 
 
 def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[str]:
-    """What is to be continued. Bytes that are not UTF-8 stay what they are, for models of bytes."""
+    """The texts to continue. Bytes that are not UTF-8 survive as surrogates, for models of bytes."""
     if options.file is None:
         return [options.prompt or ("0" if isinstance(vocabulary, Numbers) else "\n")]
     if options.file == "-":
@@ -129,6 +130,7 @@ def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[
 
 
 def problems(options: argparse.Namespace) -> list[str]:
+    """What is wrong with the options, one message each."""
     return [
         *(["--prompt is empty: give it at least one character"] if options.prompt == "" else []),
         *([f"--each {options.each}: at least 1"] if options.each < 1 else []),
@@ -150,32 +152,11 @@ def problems(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m mingpt.generate", description=__doc__)
-    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", help="the text to continue (default: a new line; of plain numbers: 0)")
-    source.add_argument("--file", metavar="FILE", help="continue what is in this file or URL; -: standard input")
-    parser.add_argument("--lines", action="store_true", help="each line of the file is a prompt of its own")
-    parser.add_argument("--samples", type=int, default=1, help="texts for each prompt (default: 1)")
-    parser.add_argument("--tokens", type=int, default=200, help="how many tokens to add (default: 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default: 0.8)")
-    parser.add_argument("--top-k", type=int, help="choose among the k likeliest tokens (default: among all)")
-    parser.add_argument("--top-p", type=float, help="and among the likeliest that have this share of the chance")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a PNG file, where the model draws images")
-    parser.add_argument("--each", type=int, default=10, help="how many images of each class to draw (default: 10)")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same texts (default: 1)")
-    parser.add_argument("--batch", type=int, default=16, help="texts at a time; fewer need less memory (default: 16)")
-    parser.add_argument("--speed", action="store_true", help="say on stderr how many tokens a second were drawn")
-    parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
-    return parser
-
-
 def generate(opened: Opened, options: argparse.Namespace) -> int:
-    """What the options ask of a model. Returns the exit code."""
+    """Write images or texts, as the options say. Returns the exit code."""
     try:
         if options.out is not None:
-            print(picture(opened, options))
+            print(write_images(opened, options))
         else:
             continue_texts(opened.model, opened.vocabulary, opened.where, options)
     except FloatingPointError as error:
@@ -184,14 +165,15 @@ def generate(opened: Opened, options: argparse.Namespace) -> int:
 
 
 def continue_texts(model: GPT, vocabulary: Vocabulary, where: str, options: argparse.Namespace) -> None:
+    """Continue the prompts and write the texts to stdout. where: the snapshot's folder, for messages."""
     if isinstance(vocabulary, ImageTokens):
-        raise UserError(f"{where}: a model of images: say where to draw them to with --out FILE.png")
+        raise UserError(f"{where}: this model generates images: give a file for them with --out FILE.png")
     if not isinstance(vocabulary, TextVocabulary):
-        raise UserError(f"{where}: its tokens are no text, and nothing can be written with them")
+        raise UserError(f"{where}: this model's tokens are not text, so it can't continue one: choose another model")
     prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options, vocabulary)]
     if not all(prompts) or not prompts:
         raise UserError(
-            f"--file {without_secrets(options.file)}: nothing is in it to be continued: give at least one character"
+            f"--file {without_secrets(options.file)}: it holds nothing to continue: give at least one character"
         )
     texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]
     began = time.perf_counter()
@@ -203,7 +185,7 @@ def continue_texts(model: GPT, vocabulary: Vocabulary, where: str, options: argp
 
 @command()
 def main(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     if found := problems(options):
         raise UserError(*found)
     return generate(open_model(options.url, options.step), options)

@@ -1,4 +1,4 @@
-"""The model and the vocabulary of a snapshot, which may be a stranger's: nothing in it is imported or run."""
+"""Load the model and the vocabulary of a snapshot that may come from anybody: nothing in it is imported or run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ class Opened:
 def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = lambda step: step) -> Opened:
     """The newest snapshot's model, or that of `step`, built from the manifest's config alone.
 
-    agree: has several processes take the same step. Raises UserError if the snapshot is damaged or not one of ours.
+    agree: maps this process's newest step to the step that all processes take, such as rank 0's. Raises UserError if
+    the snapshot is damaged, of another format, or not of a GPT.
     """
     found = find(url, step)
     step = agree(found.steps[0])
@@ -40,9 +41,9 @@ def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = 
 
 
 def load(store: Store, step: int, where: str) -> Opened:
-    """One snapshot's model. Memory is taken for it when its manifest fits the model that its config describes.
+    """One snapshot's model. Allocates memory only after the manifest's tensors match the model that its config gives.
 
-    Raises Damaged, or UserError if it is not one of ours.
+    Raises Damaged, and UserError if it is of another format, not of a GPT, or has weights that are not finite.
     """
     manifest = read_manifest(store, step)
     vocabulary = vocabulary_of(manifest.vocabulary)

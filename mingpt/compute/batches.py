@@ -1,8 +1,8 @@
-"""The batch plan: which samples make up step s, as a pure function of (seed, step). There is no state to save or lose.
+"""The batch plan: the samples of a step as a pure function of (seed, step). The data pipeline has no state to save.
 
-A step takes the `global_size` sample positions `step * global_size ...` of an endless sequence that walks through epoch
-after epoch, each in its own order; the last partial batch of an epoch flows into the next. The batch is cut into
-microbatches of a fixed shape, and a process computes a contiguous share of them.
+Step s takes the positions `s * global_size` to `(s + 1) * global_size - 1` of an endless sequence of epochs, each of
+them a permutation of the samples. A step may reach into the next epoch. Its samples are cut into microbatches of one
+shape, and each process computes a contiguous share of the microbatches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +12,11 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-ROUNDS = 6  # of the Feistel network; 4 suffice to look random (Luby and Rackoff 1988), 6 leave a margin
+ROUNDS = 6  # of the Feistel network; 4 give a pseudorandom permutation (Luby and Rackoff 1988), 6 leave a margin
 
 
 def derive(*parts: int | str) -> int:
-    """A 63-bit seed from any values: equal on every machine and Python version, unlike hash()."""
+    """A 63-bit seed from any values. Unlike hash(), it is equal on every machine and Python version."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
@@ -30,11 +30,11 @@ def mix(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
 
 
 def permute(index: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """A seeded permutation of range(n), evaluated at `index` (each 0 <= i < n): random access, O(1) memory.
+    """A seeded permutation of range(n), evaluated at each `index` (0 <= index < n), with random access and O(1) memory.
 
-    A Feistel network over the smallest power of four that holds n; values that land outside walk on along their cycle
-    until they are inside (Black and Rogaway 2002), which keeps it a permutation. At most 4 values for each inside one,
-    so a few rounds of walking on average.
+    A Feistel network permutes the smallest power of four that is at least n. A result of n or more goes through the
+    network again until it is below n (cycle walking, Black and Rogaway 2002), which gives a permutation of range(n).
+    The network's domain has at most 4n values, so that takes a few passes on average.
     """
     if n < 1:
         raise ValueError(f"a permutation needs at least one element, not {n}")
@@ -56,9 +56,9 @@ def permute(index: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What each step computes. Depends on the data's size, the seed and two batch sizes; never on a world.
+    """The samples, microbatches and dropout seeds of each step; never depends on the world.
 
-    samples: number of samples in the training set. global_size: samples in a step; a multiple of micro_size.
+    samples: their number in the training set. global_size: samples in a step, a multiple of micro_size.
     dropped: batches that no step shows any more, as sorted ranges (first, end) that do not touch.
     """
 
@@ -81,18 +81,14 @@ class BatchPlan:
         return number
 
     def sample_ids(self, step: int) -> NDArray[np.int64]:
-        """The samples of `step` in order, shape (global_size,)."""
+        """The samples of `step` in order, shape (global_size,), int64."""
         position = self.batch(step) * self.global_size + np.arange(self.global_size, dtype=np.int64)
         epoch, offset = position // self.samples, position % self.samples
         ids = np.empty_like(offset)
-        for e in np.unique(epoch):  # one value, or two where a step crosses into the next epoch, or more for tiny data
+        for e in np.unique(epoch):  # one epoch; two if the step crosses an epoch's end; more if the data are tiny
             here = epoch == e
             ids[here] = permute(offset[here], self.samples, derive("epoch", self.seed, int(e)))
         return ids
-
-    def microbatch_ids(self, step: int, microbatch: int) -> NDArray[np.int64]:
-        """The samples of one microbatch of `step`, shape (micro_size,)."""
-        return self.sample_ids(step)[microbatch * self.micro_size : (microbatch + 1) * self.micro_size]
 
     def dropout_seed(self, step: int, microbatch: int) -> int:
         return derive("dropout", self.seed, step, microbatch)
@@ -100,10 +96,10 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class RankSampler:
-    """One process's work from `start` on: for each step, its microbatches' sample ids, in order.
+    """The batch sampler of one process: the sample ids of its microbatches `mine`, for the steps `start` to `stop` - 1.
 
-    The sampler that torch's DataLoader asks for; each item is one microbatch. Holding no position of its own, it can be
-    iterated from any step by any number of processes and loader workers.
+    For torch's DataLoader; each item is one microbatch. It has no state, so an attempt can begin at any step with any
+    number of processes and loader workers.
     """
 
     plan: BatchPlan

@@ -1,4 +1,4 @@
-"""What the bits of a result depend on besides (config, step): pinned where it can be, recorded where it can't."""
+"""What the bits of a result depend on besides (config, step): `pin` fixes what it can, `fingerprint` records it."""
 
 import os
 import platform
@@ -11,47 +11,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mingpt.config import plugin
-from mingpt.config.imports import imported_sha256
-from mingpt.config.schema import Config, OwnModel, TextData
+from mingpt import NUMERICS
+from mingpt.config.schema import Config
 from mingpt.redact import printable
 
-# Raise it with each change of this package after which the same config gives other bits: the order of samples, the
-# tree, the clip, the update, the first weights, dropout. tests/compute/test_numerics.py fails at such a change
-# without it.
-NUMERICS = 1
-PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # a x b and b x c, small: some milliseconds
+PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # (a, b, c): matrices (a, b) @ (b, c); takes milliseconds
 
 
 def pin(config: Config, device: torch.device) -> None:
-    """Make this process compute repeatably. Call it before the first kernel."""
+    """Make this process compute deterministically. Call it before the first kernel."""
     torch.set_num_threads(config.train.threads)
     if device.type == "cuda":
-        # cuBLAS chooses its workspace, and so its order of additions, per stream unless it is told a fixed one.
+        # Without it, cuBLAS chooses a workspace per stream, and with it the order of additions.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(config.reduce == "exact")
-        # It would fill each torch.empty with NaN; nothing is read here that was not written.
+        # It fills each torch.empty with NaN, which costs time; nothing here reads memory before writing it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
     if config.train.compile:
-        from torch._dynamo import config as dynamo  # slow to import, and needed here only
+        from torch._dynamo import config as dynamo  # slow to import
         from torch._inductor import config as inductor
 
-        dynamo.optimize_ddp = False  # it would cut the graph at DDP's buckets: other kernels, other bits
+        dynamo.optimize_ddp = False  # it splits the graph at DDP's buckets, which gives other kernels and other bits
         inductor.deterministic = True
 
 
 def autocast_for(config: Config, device: torch.device) -> Any:
-    """The context in which the model computes in config.precision."""
+    """The context manager under which the model computes in config.precision."""
     if config.precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
 
 
 def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[str, Any]:
-    """Two runs of one config give equal bits if their fingerprints are equal (in `exact` mode). Call `pin` first."""
+    """With reduce=exact, runs of one config with equal fingerprints give equal bits. Call `pin` first.
+
+    data_sha256: of the data's content.
+    """
     cuda = device.type == "cuda"
+    code, imports = config.model.code()
     return {
         "mingpt": NUMERICS,
         "device": torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}",
@@ -69,16 +68,12 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "attention": "scaled_dot_product_attention",
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,
-        # The data of a text is its bytes, and these packages make tokens of them.
-        "tokenizers": {p: _version(p) for p in ("tiktoken", "tokenizers")} if _encodes(config) else None,
-        "init_from": None,  # the sha256 of the files that the run's first weights came from
-        "code": plugin.source_sha256(config.model) if isinstance(config.model, OwnModel) else None,
-        "imports": imported_sha256(config.model.target) if isinstance(config.model, OwnModel) else None,
+        # `data` is a hash of the text's bytes; these packages turn the bytes into tokens.
+        "tokenizers": {p: _version(p) for p in config.data.encoders()} or None,
+        "init_from": None,  # sha256 of the files with the initial weights; session.py sets it
+        "code": code,
+        "imports": imports,
     }
-
-
-def _encodes(config: Config) -> bool:
-    return isinstance(config.data, TextData) and config.data.tokens == "bpe"
 
 
 def _version(distribution: str) -> str | None:
@@ -98,7 +93,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 
 
 def cpu_vendor() -> str:
-    """The CPU's vendor: MKL and oneDNN choose their kernels by it, too."""
+    """Architecture and vendor of the CPU, by which MKL and oneDNN choose their kernels."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
@@ -108,14 +103,16 @@ def cpu_vendor() -> str:
 
 
 def probe(device: torch.device) -> str:
-    """A hash of some products of fixed matrices: libraries choose their code, and so their order of additions, by CPU
-    model and by environment variables, and this is where it shows."""
-    generator = torch.Generator().manual_seed(1)
+    """A hash over the bits of a few matrix products.
 
+    Math libraries choose kernels, and so the order of additions, by CPU model and environment variables. A choice that
+    the other fields do not record still changes this hash.
+    """
+    generator = torch.Generator().manual_seed(1)
     powers = torch.tensor([2.0**e for e in range(-29, -17)])
 
     def fixed(*shape: int) -> Tensor:
-        """Numbers that are exact on every machine, and whose sums are not."""
+        """Numbers that are the same on every machine, with sums that need rounding."""
         mantissa = torch.randint(-(2**23), 2**23, shape, generator=generator).float()
         return mantissa * powers[torch.randint(len(powers), shape, generator=generator)]
 
@@ -129,7 +126,7 @@ def probe(device: torch.device) -> str:
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """(what differs between two fingerprints, what the old one did not record yet)."""
+    """(differences between two fingerprints, keys that only the new one has)."""
     both = old.keys() & new.keys()
     changed = differences({k: old[k] for k in both}, {k: new[k] for k in both})
     return changed, [k for k, value in new.items() if k not in old and value is not None]
@@ -140,4 +137,4 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         return [d for k in keys for d in differences(old.get(k), new.get(k), f"{prefix}.{k}" if prefix else k)]
-    return [] if old == new else [printable(f"{prefix}: {old} -> {new}")]  # the old one may be a stranger's
+    return [] if old == new else [printable(f"{prefix}: {old} -> {new}")]  # the old one comes from a file

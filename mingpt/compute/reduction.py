@@ -1,12 +1,13 @@
-"""The sum of the microbatches' gradients in one fixed order, whoever computed them.
+"""Sums the microbatches' gradients in an order that does not depend on which process computed them.
 
-The order is a binary tree over the M microbatches that depends on M alone. Floating-point addition is not associative,
-so a sum over "my microbatches, then everybody's" changes its bits with the world size; a sum along one tree does not.
+The order is a binary tree over the M microbatches, which depends on M alone. Floating-point addition is not
+associative: a sum of "my microbatches, then all processes" has other bits for another world size; a sum along the tree
+has not.
 
-Each process adds its own microbatches along the tree as far as whole subtrees go. Then, for each of DDP's buckets, an
-all-to-all hands each process one slice of everybody's partial sums, it adds them along the rest of the tree, and an
-all-gather returns the sum. Where the shares are whole subtrees (M and the world powers of two) that moves as many bytes
-as a ring all-reduce; docs/exactness.md has the measurements.
+Each process adds its own microbatches along the tree, as far as its subtrees are complete. Then, for each DDP bucket,
+an all-to-all sends each process one slice of all partial sums. The process adds them along the rest of the tree, and an
+all-gather returns the whole sum. If the shares are complete subtrees (M and the world size powers of two), this sends
+as many bytes as a ring all-reduce; docs/exactness.md has the measurements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +21,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.world.world import World, all_gather, share
 
-Node = tuple[int, int]  # (a, b): the subtree over the microbatches a to b-1
+Node = tuple[int, int]  # (a, b): the subtree over the microbatches a to b - 1
 Value = TypeVar("Value", float, Tensor)
 
 
 def middle(a: int, b: int) -> int:
-    """Where the tree parts the node [a, b)."""
+    """Where the tree splits the node [a, b) into two children."""
     return (a + b) // 2
 
 
 def whole_nodes(lo: int, hi: int, a: int, b: int) -> list[Node]:
-    """The largest nodes below [a, b) that lie wholly inside [lo, hi), from left to right."""
+    """The largest nodes of the subtree [a, b) that are inside [lo, hi), from left to right."""
     if lo <= a and b <= hi:
         return [(a, b)]
     if b <= lo or hi <= a:
@@ -39,19 +40,19 @@ def whole_nodes(lo: int, hi: int, a: int, b: int) -> list[Node]:
 
 
 def tree_sum(a: int, b: int, known: Mapping[Node, Value]) -> Value:
-    """The sum of [a, b) along the tree, from nodes whose sums are known."""
+    """The sum of the node [a, b) along the tree. known: the sums of nodes that together cover it."""
     if (a, b) in known:
         return known[a, b]
     return tree_sum(a, middle(a, b), known) + tree_sum(middle(a, b), b, known)
 
 
 def tree_sum_of(values: Sequence[Value]) -> Value:
-    """The sum of values[0..M-1], each a microbatch's, along the tree of M."""
+    """The sum along the tree of M values, one per microbatch."""
     return tree_sum(0, len(values), {(i, i + 1): v for i, v in enumerate(values)})
 
 
 def parents(count: int) -> dict[tuple[Node, Node], Node]:
-    """For each two sibling nodes of the tree over `count` microbatches, their parent."""
+    """The parent of each pair of siblings in the tree over `count` microbatches."""
     out: dict[tuple[Node, Node], Node] = {}
     pending = [(0, count)]
     while pending:
@@ -64,14 +65,14 @@ def parents(count: int) -> dict[tuple[Node, Node], Node]:
 
 
 class Reduction(Protocol):
-    """`push` comes after each microbatch's backward but the last one's; `finish` comes once, after the last."""
+    """`push` is called after each microbatch's backward except the last, `finish` once after the last."""
 
     def push(self, microbatch: int) -> None: ...
     def finish(self) -> None: ...
 
 
 def _completed(value: Tensor) -> torch.futures.Future[Tensor]:
-    """What a DDP hook returns when the rest happens in `finish`."""
+    """A future that is complete already, for a DDP hook whose work ends in `finish`."""
     future: torch.futures.Future[Tensor] = torch.futures.Future(
         devices=[value.device] if value.device.type == "cuda" else None
     )
@@ -80,9 +81,9 @@ def _completed(value: Tensor) -> torch.futures.Future[Tensor]:
 
 
 def _views(flat: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
-    """A bucket's gradients in memory that is laid out as the bucket is: each in the order of its parameter's memory.
+    """Views of each gradient in `flat`, which has the bucket's layout. Strides are the parameters'.
 
-    (`bucket.gradients()` has them where they lie, too, but always in row-major order.)
+    (`bucket.gradients()` has the right offsets, but always row-major strides.)
     """
     start = bucket.buffer().storage_offset()
     return [
@@ -92,7 +93,7 @@ def _views(flat: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
 
 
 def _fill_up(parameters: Sequence[Tensor], before: Sequence[Tensor | None]) -> None:
-    """Give a zero gradient to each parameter that the last backward did not use; otherwise DDP waits for it for ever.
+    """Give a zero gradient to each parameter that the last backward did not use. DDP would wait for it for ever.
 
     before: each .grad before that backward. If .grad is still the same object, the parameter was not used.
     """
@@ -103,10 +104,10 @@ def _fill_up(parameters: Sequence[Tensor], before: Sequence[Tensor | None]) -> N
 
 @dataclass
 class _Exchange:
-    """A bucket between its all-to-all, which runs beside the rest of backward, and its all-gather."""
+    """The all-to-all of one bucket, which runs during the rest of backward."""
 
     bucket: Tensor
-    sent: Tensor  # kept alive until the exchange has ended
+    sent: Tensor  # must live until the all-to-all has ended
     received: Tensor
     work: dist.Work | None
 
@@ -114,11 +115,12 @@ class _Exchange:
 class ExactReduction:
     """Sums gradients along the tree. After `finish`, every parameter's .grad is the sum over all M microbatches.
 
-    A microbatch that does not use a parameter adds zeros to its sum.
+    A microbatch that does not use a parameter adds zeros to its sum. (Plain accumulation in .grad would add from left
+    to right, not along the tree.)
 
-    Holds a stack of partial sums whose neighbours are added as soon as their subtree is whole: at most 1 + log2(own
-    microbatches), rounded up, copies of the gradients if the share is one subtree; up to 1.6 times as many otherwise
-    (tried for all worlds up to 32 and up to 128 microbatches). Plain accumulation in .grad would be a left fold.
+    Keeps a stack of partial sums, and adds two neighbours as soon as they are siblings. The stack has at most 1 +
+    log2(own microbatches), rounded up, copies of the gradients if the share is one subtree, otherwise up to 1.6 times
+    as many (tried for all worlds up to 32 and up to 128 microbatches).
     """
 
     def __init__(self, ddp: DistributedDataParallel, microbatches: int, world: World) -> None:
@@ -129,14 +131,14 @@ class ExactReduction:
         self.nodes = [whole_nodes(s.start, s.stop, 0, microbatches) for s in self.shares()]
         self.stack: list[tuple[Node, dict[Tensor, Tensor]]] = []
         self.exchanges: list[_Exchange] = []
-        self.reduced = 0  # elements, of this step
+        self.reduced = 0  # elements in this step
         ddp.register_comm_hook(state=None, hook=self._hook)
 
     def shares(self) -> list[range]:
         return [share(r, self.world.size, self.count) for r in range(self.world.size)]
 
     def push(self, microbatch: int) -> None:
-        """Take a microbatch's gradients out of .grad (computed under no_sync) and add up what has become whole."""
+        """Move a microbatch's gradients from .grad, computed under no_sync, to the stack, and add complete siblings."""
         node: Node = (microbatch, microbatch + 1)
         gradients: list[Tensor] = []
         for p in self.parameters:
@@ -148,10 +150,10 @@ class ExactReduction:
         self.stack.append((node, dict(zip(self.parameters, gradients, strict=True))))
 
     def _hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Called in the last microbatch's backward as each bucket fills, in the same order in every process.
+        """DDP calls it in the last microbatch's backward for each full bucket, in the same order in every process.
 
-        The future is complete at once: the bucket is final only after `finish`. (Chaining the all-gather to a future
-        here hung at world 3, since futures complete in an order that differs between processes.)
+        Returns a future that is complete already, though the bucket has its sum only after `finish`. (Chaining the
+        all-gather to a future hung at world 3: futures complete in an order that differs between processes.)
         """
         flat = bucket.buffer()
         self.reduced += flat.numel()
@@ -174,8 +176,8 @@ class ExactReduction:
         return _completed(flat)
 
     def _start(self, flat: Tensor, partial_sums: list[Tensor]) -> _Exchange:
-        """Send to each process its slice of each of my partial sums."""
-        size, wire = self.world.size, self.world.comm_device
+        """Begin the all-to-all: each process gets its slice of each of this process's partial sums."""
+        size, device = self.world.size, self.world.comm_device
         length = -(-flat.numel() // size)
         sent = torch.zeros(size, len(partial_sums), length, dtype=flat.dtype, device=flat.device)
         for i, partial in enumerate(partial_sums):
@@ -183,9 +185,9 @@ class ExactReduction:
             sent[:whole, i] = partial[: whole * length].view(whole, length)
             if rest := flat.numel() - whole * length:
                 sent[whole, i, :rest] = partial[whole * length :]
-        sent = sent.to(wire)
+        sent = sent.to(device)
         counts = [len(nodes) for nodes in self.nodes]
-        received = torch.empty(sum(counts), length, dtype=flat.dtype, device=wire)
+        received = torch.empty(sum(counts), length, dtype=flat.dtype, device=device)
         work = dist.all_to_all_single(
             received.view(-1),
             sent.view(-1),
@@ -196,16 +198,16 @@ class ExactReduction:
         return _Exchange(flat, sent, received, work)
 
     def finish(self) -> None:
-        """Add up each bucket's slice and gather the slices, in bucket order, while later exchanges are on their way."""
+        """In bucket order: add this process's slice, then all-gather the slices, while later all-to-alls still run."""
         _fill_up(self.parameters, [None] * len(self.parameters))
-        if self.reduced != (all_of_them := sum(p.numel() for p in self.parameters)):
-            raise RuntimeError(f"{self.reduced} of {all_of_them} elements of the gradients have been reduced: no step")
-        everybodys = [node for nodes in self.nodes for node in nodes]
+        if self.reduced != (total := sum(p.numel() for p in self.parameters)):
+            raise RuntimeError(f"{self.reduced} of {total} elements of the gradients have been reduced by DDP")
+        all_nodes = [node for nodes in self.nodes for node in nodes]
         gathers: list[tuple[Tensor, Tensor, dist.Work | None]] = []
         for exchange in self.exchanges:
             assert exchange.work is not None
             exchange.work.wait()
-            mine = tree_sum(0, self.count, dict(zip(everybodys, exchange.received, strict=True)))
+            mine = tree_sum(0, self.count, dict(zip(all_nodes, exchange.received, strict=True)))
             whole = mine.new_empty(self.world.size * mine.numel())
             gathers.append((exchange.bucket, whole, all_gather(whole, mine, async_op=True)))
         for bucket, whole, work in gathers:
@@ -218,7 +220,7 @@ class ExactReduction:
 
 
 class FastReduction:
-    """DDP's plain all-reduce: microbatches add up in .grad, processes in whatever order gloo or nccl adds."""
+    """Plain all-reduce: microbatches add up in .grad; gloo or nccl add the processes in an order of their own."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.works: list[dist.Work | None] = []
@@ -227,10 +229,10 @@ class FastReduction:
         ddp.register_comm_hook(state=None, hook=self._hook)
 
     def push(self, microbatch: int) -> None:
-        self.before = [p.grad for p in self.parameters]  # no_sync has added to .grad already
+        self.before = [p.grad for p in self.parameters]  # under no_sync, backward has added to .grad already
 
     def _hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        # DDP's own default divides by the world size; the loss here is a sum, so its gradient is one, too.
+        # DDP's default hook divides by the world size. Here the loss is a sum, and so is its gradient.
         self.works.append(dist.all_reduce(bucket.buffer(), async_op=True))
         return _completed(bucket.buffer())
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from mingpt.config.schema import AffectsResult, Config, Own
-from mingpt.config.validation import named, schemas
+from mingpt.config.keys import default, named, schemas
+from mingpt.config.schema import Config
+from mingpt.config.section import AffectsResult, Own
 
 
 def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
@@ -20,12 +21,12 @@ def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
 
     for name, field in Config.model_fields.items():
         if name not in of:
-            add(name, field, raw.get(name, field.get_default()), raw)
+            add(name, field, raw[name] if name in raw else default(field, raw), raw)
         elif affects_result(field, raw):
             schema, section = of[name], section_of(raw, name)
             fields = named(schema)
             for key, inner in fields.items():
-                add(f"{name}.{key}", inner, section.get(key, inner.get_default()), section)
+                add(f"{name}.{key}", inner, section[key] if key in section else default(inner, raw), section)
             if issubclass(schema, Own):  # what else is there are arguments
                 values |= {f"{name}.{k}": v for k, v in section.items() if k not in fields}
                 affecting |= {f"{name}.{k}" for k in section if k not in fields}

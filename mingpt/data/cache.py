@@ -1,4 +1,4 @@
-"""What a node makes once of data that lies elsewhere: an array to memory-map, and what is known of it."""
+"""Each node's cache of prepared data: an array to memory-map, and JSON about it, made by one process for all."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from mingpt.atomic import write_whole
-from mingpt.config.schema import CachedData
 from mingpt.console import say
+from mingpt.data.kinds.files import CachedData
 from mingpt.errors import UserError
 from mingpt.storage import place
 
-Made = tuple[NDArray[Any], dict[str, Any]]
+Cached = tuple[NDArray[Any], dict[str, Any]]  # the array, and what else is known of the data: plain JSON
 
 
 def _save(path: Path, content: NDArray[Any]) -> None:
-    """Write an array so that it is there whole or not at all, without a copy of it in memory."""
+    """Write an array whole or not at all (temporary file, fsync, rename), without a copy of it in memory."""
     with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as f:
         try:
             np.save(f, content)
@@ -36,8 +36,8 @@ def _save(path: Path, content: NDArray[Any]) -> None:
 
 
 @contextmanager
-def one_at_a_time(config: CachedData, lock: Path) -> Iterator[None]:
-    """Of the processes of this node, one is inside at a time. Raises UserError for who waits too long."""
+def node_lock(config: CachedData, lock: Path) -> Iterator[None]:
+    """Let one process of this node in at a time. Raises UserError after data.cache_timeout_seconds of waiting."""
     try:
         with FileLock(lock, timeout=config.cache_timeout_seconds):
             yield
@@ -48,10 +48,11 @@ def one_at_a_time(config: CachedData, lock: Path) -> Iterator[None]:
         ) from None
 
 
-def made_once(config: CachedData, identity: list[Any], make: Callable[[], Made]) -> tuple[Path, dict[str, Any]]:
-    """The .npy file of what `make` gives and what is known of it, made by whichever process of the node comes first.
+def cached(config: CachedData, identity: list[Any], make: Callable[[], Cached]) -> tuple[Path, dict[str, Any]]:
+    """The .npy file and the JSON that `make` returns. The first process of the node calls it; the others read the file.
 
-    identity: all that the result depends on; its first entry is the kind of data, for people who look into the cache.
+    identity: all that the result depends on. Its first entry, the kind of data, begins the file's name.
+    Raises UserError if data.cache_dir can't be used, or another process has held its lock for too long.
     """
     folder = Path(config.cache_dir).expanduser()
     name = sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:32]
@@ -59,24 +60,24 @@ def made_once(config: CachedData, identity: list[Any], make: Callable[[], Made])
     array, about = stem.with_suffix(".npy"), stem.with_suffix(".json")
     with place("data.cache_dir", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(config, stem.with_suffix(".lock")):
+        with node_lock(config, stem.with_suffix(".lock")):
             known = _known(array, about)
             if known is None:
                 content, known = make()
                 _save(array, content)
-                # Last: its presence says that the array is whole.
+                # Written last: it commits the array.
                 write_whole(about, [json.dumps({"array": _hash_of(array), "known": known}).encode()])
         return array, known
 
 
 def _known(array: Path, about: Path) -> dict[str, Any] | None:
-    """What is known of a whole array; None, and a line about it, if it is not whole: a power cut may have taken it."""
+    """The JSON about a cached array; None if either file is missing or damaged, as a power cut may leave them."""
     if not (about.exists() and array.exists()):
         return None
     with suppress(ValueError, KeyError, TypeError):
-        noted = json.loads(about.read_text())
-        if noted["array"] == _hash_of(array):
-            return dict(noted["known"])
+        stored = json.loads(about.read_text())
+        if stored["array"] == _hash_of(array):
+            return dict(stored["known"])
     say(f"data.cache_dir={about.parent}: {array.name} or {about.name} is damaged: both are made again")
     return None
 

@@ -1,8 +1,8 @@
-"""The form of a prepared data set: a folder of token shards and a `manifest.json` that is written last.
+"""The format of a prepared data set: a folder of token shards and a `manifest.json`, written last.
 
-A shard is raw little-endian integers, so np.memmap reads it as it is. The shards of a split, in the manifest's order,
-are one long row of tokens in which each document is followed by the vocabulary's end of text; a document may go on in
-the next shard. Where a shard ends is a matter of storage and means nothing.
+A shard is raw little-endian integers: np.memmap reads it as it is. The shards of a split, in the manifest's order, are
+one sequence of tokens, in which the vocabulary's end of text follows each document. A document may continue in the next
+shard: where a shard ends has no meaning.
 """
 
 import json
@@ -30,9 +30,9 @@ class Strict(BaseModel):
 
 
 class Shard(Strict):
-    """tokens: how many there are. documents: how many end in it."""
+    """tokens: their number. documents: the number of those that end in this shard."""
 
-    # A manifest may be a stranger's: a name leads nowhere but into the manifest's own folder.
+    # A manifest may come from a stranger, so a name can only be that of a file in the manifest's own folder.
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")
     split: Split
     tokens: int = Field(ge=1)
@@ -41,7 +41,10 @@ class Shard(Strict):
 
 
 class DataSet(Strict):
-    """made_from: a hash of the sources' names and contents and of all options, to know a finished data set again."""
+    """A manifest. made_from: a hash of the sources' names and contents and of all options.
+
+    By `made_from` a second `mingpt.data.prepare` knows whether the finished data set is the one that it would write.
+    """
 
     format: Literal["mingpt-shards-1"] = "mingpt-shards-1"
     dtype: Literal["uint8", "uint16", "uint32"]
@@ -54,12 +57,12 @@ class DataSet(Strict):
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one reading of a file of tokens tells."""
+class Scan:
+    """What reading a file of tokens once has found: its bytes, their hash, the largest token."""
 
     size: int
     sha256: str
-    largest: int  # token
+    largest: int
 
     def damage(self, shard: Shard, dtype: Any) -> str:
         """Why the file is not that shard; empty if it is."""
@@ -67,19 +70,19 @@ class Look:
             return f"has {self.size} bytes in place of {expected}"
         return "" if self.sha256 == shard.sha256 else "does not have the checksum of the manifest"
 
-    def stranger(self, vocabulary: int) -> str:
-        """Which token is none of the vocabulary; empty if all are of it."""
+    def beyond(self, vocabulary: int) -> str:
+        """Which token lies beyond a vocabulary of this size; empty if none does."""
         return f"has token {self.largest}, but the vocabulary only {vocabulary}" if self.largest >= vocabulary else ""
 
 
-def look_at(file: IO[bytes], dtype: Any) -> Look:
+def scan(file: IO[bytes], dtype: Any) -> Scan:
     size, digest, largest, kind = 0, sha256(), 0, np.dtype(dtype).newbyteorder("<")
     while chunk := file.read(1 << 22):
         size += len(chunk)
         digest.update(chunk)
         tokens = np.frombuffer(chunk, kind, count=len(chunk) // kind.itemsize)
         largest = max(largest, int(tokens.max(initial=0)))
-    return Look(size, digest.hexdigest(), largest)
+    return Scan(size, digest.hexdigest(), largest)
 
 
 def tokens_in(shards: Sequence[Shard]) -> int:
@@ -95,7 +98,7 @@ def to_bytes(dataset: DataSet) -> bytes:
 
 
 def from_bytes(raw: bytes, shown: str) -> DataSet:
-    """Raises UserError, naming the place as `shown`, if this is no manifest of a data set."""
+    """Raises UserError, which begins with `shown`, if this is no manifest of a data set."""
     try:
         return DataSet.model_validate_json(raw, strict=True)
     except ValidationError as errors:
@@ -103,12 +106,12 @@ def from_bytes(raw: bytes, shown: str) -> DataSet:
         where = printable(".".join(map(str, first["loc"]))) or "the file"
         raise UserError(
             f"{shown}: {MANIFEST} is not that of a prepared data set ({where}: {first['msg']}): make the data set "
-            "again with python -m mingpt.data.prepare"
+            "again with mingpt prepare"
         ) from errors
 
 
 def read_manifest(fs: Any, path: str, name: str = MANIFEST) -> bytes | None:
-    """The manifest (or the note `name` beside it) of the data set in a folder of a file system; None: there is none."""
+    """The manifest of the data set in a folder, or the JSON file `name` beside it; None if there is no such file."""
     try:
         content: bytes = fs.cat_file(f"{path.rstrip('/')}/{name}", start=0, end=MANIFEST_LIMIT)
     except FileNotFoundError:

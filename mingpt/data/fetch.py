@@ -1,6 +1,13 @@
-"""`python -m mingpt.data.fetch`: see prepare/fetch.py."""
+"""`mingpt fetch`, which is in prepare/fetch.py."""
+
+from typing import NoReturn
 
 from mingpt.command import run
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
     run("mingpt.prepare.fetch")
+
+
+if __name__ == "__main__":
+    main()

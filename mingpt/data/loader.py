@@ -1,4 +1,4 @@
-"""This process's microbatches, loaded by processes of their own where `data.workers` says so."""
+"""This process's microbatches, read by torch's DataLoader in `data.workers` processes, or in this one if that is 0."""
 
 import multiprocessing
 from collections.abc import Iterator, Sequence
@@ -16,15 +16,15 @@ from mingpt.world.lifetime import children_ignore_signals, end_with_parent
 
 
 def _begin(_worker: int) -> None:
-    """A loader process does not outlive its trainer."""
+    """Runs in each loader process: end with the trainer, however that dies."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     assert parent.pid is not None
     end_with_parent(parent.pid)
 
 
-class _Told(Samples):
-    """Gives what the user must know as a value: torch would hand on a loader process's error as a stack trace."""
+class _ErrorsAsItems(Samples):
+    """Returns UserError and TransientError as items, for `_raised`: torch would turn them into stack traces."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -49,20 +49,23 @@ def _raised(loader: Iterator[Any]) -> Iterator[Sequence[Tensor]]:
 def load(
     samples: Samples, work: RankSampler, workers: int, limit_seconds: float, device: torch.device
 ) -> Iterator[Sequence[Tensor]]:
-    """The microbatches of `work`, one after the other from the first step to the last."""
+    """The microbatches whose sample numbers `work` yields, in its order.
+
+    limit_seconds: the longest wait for a loader process. Raises UserError or TransientError where reading one does.
+    """
     loader = DataLoader(
-        _Told(samples),
+        _ErrorsAsItems(samples),
         batch_size=None,  # each item of the sampler is a whole microbatch
         sampler=work,
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        # spawned, since fsspec's threads do not survive a fork
+        # Spawned, not forked: fsspec's threads do not survive a fork.
         multiprocessing_context="spawn" if workers else None,
         worker_init_fn=_begin if workers else None,
         timeout=limit_seconds if workers else 0,
-        generator=torch.Generator(),  # else torch draws the workers' seeds from the global generator
+        generator=torch.Generator(),  # without it torch draws the workers' seeds from the global generator
     )
-    # A signal goes to the whole process group: loader processes that died of it would turn a stop into a crash
-    # (lightning#20542).
+    # Ctrl-C and schedulers signal the whole process group. A loader process that died of it would turn the requested
+    # stop into a crash (lightning#20542).
     with children_ignore_signals() if workers else nullcontext():
         return _raised(iter(loader))

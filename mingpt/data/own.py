@@ -1,6 +1,6 @@
-"""Data of one's own: what `data._target_` gives, and the shortest way to write it.
+"""Data of one's own: `data._target_` names a function that returns a Source.
 
-A function returns a Source; where the data are rows of tensors in memory, `source_of` makes one.
+Where the data are tensors in memory, `source_of` makes the Source.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mingpt.config import plugin
-from mingpt.config.schema import OwnData
+from mingpt.data.kinds.own import OwnData
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
 from mingpt.errors import UserError
@@ -20,7 +20,7 @@ NOTHING = NoTokens()
 
 
 class Rows(Samples):
-    """Tensors with a row for each sample: a sample is one row of each."""
+    """A training set of tensors in memory: a sample is one row of each tensor."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -33,7 +33,7 @@ class Rows(Samples):
 
 
 class Slices:
-    """The same rows in their own order, micro_size at a time, each once; the last slice may be shorter."""
+    """The rows for evaluation, in order, micro_size at a time; the last microbatch may be shorter."""
 
     def __init__(self, tensors: Sequence[Tensor], micro_size: int) -> None:
         self.tensors, self.micro_size = tuple(tensors), micro_size
@@ -48,9 +48,10 @@ class Slices:
 def source_of(
     train: Sequence[Tensor], validation: Sequence[Tensor], micro_size: int, vocabulary: Vocabulary = NOTHING
 ) -> Source:
-    """Tensors with a row for each sample, in the order in which the module's forward takes them.
+    """A Source of tensors in memory, in the order of the arguments of the module's forward.
 
-    validation: as many tensors; with no rows, nothing is evaluated. micro_size: batch.micro_size.
+    train: tensors with one row for each sample. validation: as many tensors; with no rows, nothing is evaluated.
+    micro_size: batch.micro_size. Raises UserError if the numbers of tensors or rows differ.
     """
     for name, tensors in (("train", train), ("validation", validation)):
         if len(tensors) != len(train) or not tensors or len({len(t) for t in tensors}) != 1:
@@ -63,11 +64,13 @@ def source_of(
 
 
 def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:
-    """Raises UserError if what the target gives is no Source that the trainer can read."""
+    """Call the target. Raises UserError if it returns no Source that the trainer can read."""
     shown = f"data._target_={config.target}"
     source = plugin.call("data", config, block_size=block_size, micro_size=micro_size)
     if not isinstance(source, Source):
-        raise UserError(f"{shown} gives a {type(source).__name__}, and no mingpt.data.source.Source: see source_of")
+        raise UserError(
+            f"{shown} returns a {type(source).__name__}: return a mingpt.data.source.Source, as source_of does"
+        )
     if len(source.train) == 0:
         raise UserError(f"{shown}: the training set has no samples")
     try:

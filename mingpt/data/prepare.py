@@ -1,6 +1,13 @@
-"""`python -m mingpt.data.prepare`: see prepare/prepare.py."""
+"""`mingpt prepare`, which is in prepare/prepare.py."""
+
+from typing import NoReturn
 
 from mingpt.command import run
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
     run("mingpt.prepare.prepare")
+
+
+if __name__ == "__main__":
+    main()

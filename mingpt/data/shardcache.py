@@ -1,7 +1,7 @@
-"""Shards of an object store in a folder of each node: whole and verified, or not there; bounded; shared by processes.
+"""Each node's cache of the shards in an object store: a bounded folder of verified files, shared by its processes.
 
-A file's name is its checksum. Deleting one that a process has mapped takes nothing from that process, so the least
-recently used may go at any time; who needs it again fetches it again.
+A file's name is its checksum. A process that has mapped a file can still read it after it is deleted. So the least
+recently used file may be deleted at any time, and a process that needs it again fetches it again.
 """
 
 import os
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from mingpt.atomic import sync_folder
 from mingpt.console import say
-from mingpt.data.dataset import AGAIN, Look, Shard, look_at
+from mingpt.data.dataset import AGAIN, Scan, Shard, scan
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
-TOUCH_SECONDS = 10.0  # between two notes that a shard is in use
-WAIT_SECONDS = 0.1  # between two looks for room while other processes download
+TOUCH_SECONDS = 10.0  # between two updates of a shard's modification time, by which the least recently used is found
+WAIT_SECONDS = 0.1  # between two searches for room while other processes download
 
 
 class ShardCache:
-    """limit: bytes of all shards in the folder, those under way included. vocabulary: how many tokens there are.
+    """limit: bytes of all shards in the folder, unfinished downloads included. vocabulary: the number of tokens.
 
     Small when pickled.
     """
@@ -37,13 +37,13 @@ class ShardCache:
         self.url, self.folder, self.limit, self.timeout = url, folder, limit, timeout
         self.vocabulary = vocabulary
         self._touched: dict[str, float] = {}
-        self._looked: dict[str, Look] = {}  # what this process has found in the files: each is hashed once
+        self._scans: dict[str, Scan] = {}  # by checksum: this process scans each file once
 
     def path(self, shard: Shard) -> Path:
         return self.folder / f"{shard.sha256}.bin"
 
     def has(self, shard: Shard) -> bool:
-        """Whether it is there, noting now and then that somebody needs it."""
+        """Whether the shard is in the cache; its modification time then says that it is in use."""
         path, now = self.path(shard), time.monotonic()
         if now - self._touched.get(shard.sha256, -TOUCH_SECONDS) < TOUCH_SECONDS:
             return path.exists()
@@ -55,7 +55,10 @@ class ShardCache:
         return True
 
     def open(self, shard: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The shard's tokens, memory-mapped; fetched if need be."""
+        """The shard's tokens, memory-mapped; fetched first if need be.
+
+        Raises UserError if the cache is too small or can't be used, or the shard is damaged or missing in the store.
+        """
         size = shard.tokens * dtype.itemsize
         if size > self.limit:
             raise UserError(
@@ -65,31 +68,32 @@ class ShardCache:
         with place("data.cache_dir", str(self.folder)):
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._lock(shard.sha256):
-                while True:  # another process may need its room before it is open
+                while True:  # another process may delete the file, to make room, before it is mapped here
                     with suppress(FileNotFoundError):
                         if self._is_whole(shard, dtype):
                             return np.memmap(self.path(shard), dtype=dtype, mode="r", shape=(shard.tokens,))
                     self._fetch(shard, dtype)
 
     def _is_whole(self, shard: Shard, dtype: np.dtype[Any]) -> bool:
-        """Whether the cached file is the shard: a power cut leaves names without content. One that isn't is deleted."""
+        """Whether the cached file is the shard; if not, delete it. A power cut can leave a name without content."""
         path = self.path(shard)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            look = self._looked.get(shard.sha256)
-            if look is None or look.size != size:
-                look = look_at(file, dtype) if size == shard.tokens * dtype.itemsize else Look(size, "", 0)
-        if why := look.damage(shard, dtype):
+            found = self._scans.get(shard.sha256)
+            if found is None or found.size != size:
+                found = scan(file, dtype) if size == shard.tokens * dtype.itemsize else Scan(size, "", 0)
+        if why := found.damage(shard, dtype):
             path.unlink(missing_ok=True)
             say(f"data.cache_dir={self.folder}: {path.name} is damaged ({why}): it is fetched again")
             return False
-        self._admit(shard, look)
+        self._check_tokens(shard, found)
         return True
 
-    def _admit(self, shard: Shard, look: Look) -> None:
-        if why := look.stranger(self.vocabulary):
+    def _check_tokens(self, shard: Shard, found: Scan) -> None:
+        """Remember the scan of a whole shard. Raises UserError if a token is beyond the vocabulary."""
+        if why := found.beyond(self.vocabulary):
             raise UserError(f"data.path={without_secrets(self.url)}: {shard.name} {why}: {AGAIN}")
-        self._looked[shard.sha256] = look
+        self._scans[shard.sha256] = found
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
@@ -108,31 +112,37 @@ class ShardCache:
         deadline = time.monotonic() + self.timeout
         while not self._make_room(part, size):
             if time.monotonic() > deadline:
-                raise UserError(f"data.cache_bytes={self.limit} is too little for as many processes: raise it")
+                raise UserError(
+                    f"data.cache_bytes={self.limit} is too little for the shards that the processes of this node fetch "
+                    "at one time: raise it"
+                )
             time.sleep(WAIT_SECONDS)
         try:
             fs, folder = open_fs(self.url, "data.path")
             with place("data.path", f"{self.url.rstrip('/')}/{shard.name}"):
                 fs.get_file(f"{folder.rstrip('/')}/{shard.name}", str(part), callback=_AtMost(size, shown))
             with open(part, "rb") as file:
-                look = look_at(file, dtype)
+                found = scan(file, dtype)
                 os.fsync(file.fileno())
-            if why := look.damage(shard, dtype):
+            if why := found.damage(shard, dtype):
                 raise UserError(f"{shown} {why}: {AGAIN}")
-            self._admit(shard, look)
-            with self._lock("room"):  # who counts must not miss it between its two names
+            self._check_tokens(shard, found)
+            with self._lock("room"):  # _make_room must count the file under its old name or its new one
                 os.replace(part, self.path(shard))
             sync_folder(self.folder)
         finally:
             part.unlink(missing_ok=True)
 
     def _make_room(self, part: Path, size: int) -> bool:
-        """Delete the least recently used until `size` bytes more fit, and take the room by the name `part`."""
+        """Delete the least recently used shards until `size` more bytes fit, and reserve them by creating `part`.
+
+        Returns False if downloads of other processes leave too little room.
+        """
         with self._lock("room"):
             shards, used = list[tuple[float, int, Path]](), 0
             for entry in self.folder.iterdir():
                 if entry.suffix == ".part" and entry != part and not self._abandoned(entry):
-                    used += int(entry.name.split(".")[1])  # what it will be
+                    used += int(entry.name.split(".")[1])  # the name has the size that the file will have
                 elif entry.suffix == ".bin":
                     with suppress(FileNotFoundError):
                         info = entry.stat()
@@ -149,7 +159,7 @@ class ShardCache:
             return True
 
     def _abandoned(self, part: Path) -> bool:
-        """Delete what a killed process left: nobody holds its lock."""
+        """Delete a download that a killed process left: no process holds its lock. Returns whether it was one."""
         try:
             with FileLock(self.folder / f"{part.name.split('.')[0]}.lock", timeout=0):
                 part.unlink(missing_ok=True)
@@ -159,7 +169,7 @@ class ShardCache:
 
 
 class _AtMost(Callback):
-    """Ends a download that brings more than it should: a server may lie about sizes, or never end."""
+    """Ends a download of more bytes than the shard has: a server may lie about sizes, or never end."""
 
     def __init__(self, size: int, shown: str) -> None:
         super().__init__()

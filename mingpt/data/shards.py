@@ -1,7 +1,7 @@
 """Token shards as a source: what mingpt.data.prepare wrote, or a folder with nanoGPT's train.bin and val.bin.
 
-A split is one long row of tokens, wherever its shards end. On a local path they are memory-mapped where they are; from
-anywhere else each is fetched when it is first needed, into a bounded folder of the node (shardcache.py).
+A split is one sequence of tokens, wherever its shards end. Shards on a local path are memory-mapped in place. From
+anywhere else, each is fetched when a sample first needs it, into a bounded cache of the node (shardcache.py).
 """
 
 import json
@@ -15,22 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.atomic import write_whole
-from mingpt.config.schema import ShardsData
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.cache import one_at_a_time
+from mingpt.data.cache import node_lock
 from mingpt.data.dataset import (
     AGAIN,
     MANIFEST,
     SPLITS,
     DataSet,
-    Look,
+    Scan,
     Shard,
     from_bytes,
-    look_at,
     read_manifest,
+    scan,
     tokens_in,
 )
+from mingpt.data.kinds.shards import ShardsData
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
@@ -42,8 +42,8 @@ from mingpt.storage import is_local, open_fs, place
 NANOGPT = ("train.bin", "val.bin")
 
 
-class ShardRow:
-    """The tokens of a split's shards, one after the other. home: the local folder that holds them, or a cache."""
+class ShardedTokens:
+    """The tokens of a split's shards, one after the other. home: the local folder of the shards, or a node's cache."""
 
     def __init__(self, shards: Sequence[Shard], dtype: str, home: Path | ShardCache) -> None:
         self.shards, self.dtype, self.home = list(shards), np.dtype(dtype).newbyteorder("<"), home
@@ -74,7 +74,7 @@ class ShardRow:
             if known is None:
                 known = self._mapped[i] = np.memmap(home / shard.name, dtype=self.dtype, mode="r")
         elif known is None or not home.has(shard):
-            # What others have deleted is let go, too: until then its bytes are still on the disk.
+            # Unmap the shards that another process has deleted from the cache: the disk frees their bytes only then.
             self._mapped = {k: m for k, m in self._mapped.items() if home.path(self.shards[k]).exists()}
             known = self._mapped[i] = home.open(shard, self.dtype)
         return known
@@ -101,7 +101,7 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
     home = Path(path) if is_local(fs) else ShardCache(
         config.path, _folder(config) / "shards", config.cache_bytes, config.cache_timeout_seconds, own.size
     )  # fmt: skip
-    train, validation = (ShardRow(dataset.of(split), dataset.dtype, home) for split in SPLITS)
+    train, validation = (ShardedTokens(dataset.of(split), dataset.dtype, home) for split in SPLITS)
     windows = WindowDataset(train, 0, len(train), block_size, config.stride)
     if len(windows) == 0:
         raise UserError(
@@ -116,63 +116,63 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
 def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | None) -> None:
     shown = f"data.path={without_secrets(config.path)}"
     if config.tokenizer is not None and own.to_json() != read_tokenizer(config.tokenizer, "data.tokenizer").to_json():
-        raise UserError(f"{shown}: its vocabulary is another than data.tokenizer's: leave that out")
+        raise UserError(f"{shown}: its vocabulary is not that of data.tokenizer: leave data.tokenizer out")
     if wanted is not None and own.to_json() != wanted.to_json():
         raise UserError(f"{shown}: its vocabulary is not the snapshot's: prepare the text with that one")
 
 
 def _check_files(config: ShardsData, fs: Any, path: str, dataset: DataSet, vocabulary: int) -> None:
-    """Read a local data set once: better now than that a run ends at the one bad shard."""
+    """Read a local data set once at the start, so that a damaged shard can't end the run later. Raises UserError."""
     shown = f"data.path={without_secrets(config.path)}"
     names = [shard.name for shard in dataset.shards]
     if problems := [f"{shown}: {name} is missing: {AGAIN}" for name in names if not fs.isfile(f"{path}/{name}")]:
         raise UserError(*problems)
-    looks = zip(dataset.shards, _looked_at(config, fs, path, names, dataset.dtype), strict=True)
-    found = [(shard.name, look.damage(shard, dataset.dtype) or look.stranger(vocabulary)) for shard, look in looks]
+    scans = zip(dataset.shards, _scanned(config, fs, path, names, dataset.dtype), strict=True)
+    found = [(shard.name, file.damage(shard, dataset.dtype) or file.beyond(vocabulary)) for shard, file in scans]
     if problems := [f"{shown}: {name} {why}: {AGAIN}" for name, why in found if why]:
         raise UserError(*problems)
 
 
 def _nanogpt(config: ShardsData, fs: Any, path: str, wanted: Vocabulary | None) -> tuple[DataSet, Vocabulary]:
-    """nanoGPT's files as a data set: 16-bit tokens, nothing else known of them but what data.tokenizer says."""
+    """nanoGPT's files as a data set: 16-bit tokens, whose vocabulary only data.tokenizer or a snapshot knows."""
     shown = f"data.path={without_secrets(config.path)}"
     shards, largest = list[Shard](), 0
-    files = _looked_at(config, fs, path, NANOGPT, "uint16")
-    for name, split, look in zip(NANOGPT, SPLITS, files, strict=True):
-        if not look.size or look.size % 2:
-            raise UserError(f"{shown}: {name} has {look.size} bytes, which are no 16-bit tokens: make it again")
-        shards.append(Shard(name=name, split=split, tokens=look.size // 2, documents=0, sha256=look.sha256))
-        largest = max(largest, look.largest)
+    files = _scanned(config, fs, path, NANOGPT, "uint16")
+    for name, split, file in zip(NANOGPT, SPLITS, files, strict=True):
+        if not file.size or file.size % 2:
+            raise UserError(f"{shown}: {name} has {file.size} bytes, which are no 16-bit tokens: make it again")
+        shards.append(Shard(name=name, split=split, tokens=file.size // 2, documents=0, sha256=file.sha256))
+        largest = max(largest, file.largest)
     own = wanted or (read_tokenizer(config.tokenizer, "data.tokenizer") if config.tokenizer else Numbers(largest + 1))
     if largest >= own.size:
         raise UserError(
-            f"{shown}: token {largest} is there, but the vocabulary has only {own.size}: take the right one"
+            f"{shown}: has token {largest}, but the vocabulary only {own.size}: set data.tokenizer to the one that "
+            "made these files"
         )
     return DataSet(dtype="uint16", tokenizer=own.to_json(), made_from="0" * 64, shards=tuple(shards)), own
 
 
-def _looked_at(config: ShardsData, fs: Any, path: str, names: Sequence[str], dtype: str) -> list[Look]:
-    """What is in each file: read by one process of the node, once as long as they stay."""
+def _scanned(config: ShardsData, fs: Any, path: str, names: Sequence[str], dtype: str) -> list[Scan]:
+    """Scan each file. One process of the node does it, and again only when the files have changed."""
     infos = [fs.info(f"{path}/{name}") for name in names]
     identity = json.dumps([fs.unstrip_protocol(path), dtype, infos], sort_keys=True, default=str)
     folder = _folder(config)
-    note = folder / f"shards-{sha256(identity.encode()).hexdigest()[:32]}.json"
+    results = folder / f"shards-{sha256(identity.encode()).hexdigest()[:32]}.json"
     with place("data.cache_dir", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(config, note.with_suffix(".lock")):
+        with node_lock(config, results.with_suffix(".lock")):
             with suppress(FileNotFoundError):
                 try:
-                    return [
-                        Look(int(size), str(digest), int(most)) for size, digest, most in json.loads(note.read_text())
-                    ]
+                    stored = json.loads(results.read_text())
+                    return [Scan(int(size), str(digest), int(largest)) for size, digest, largest in stored]
                 except (ValueError, TypeError):
-                    say(f"data.cache_dir={folder}: {note.name} is damaged: it is made again")
-            found = list[Look]()
+                    say(f"data.cache_dir={folder}: {results.name} is damaged: it is made again")
+            found = list[Scan]()
             with place("data.path", config.path):
                 for name in names:
                     with fs.open(f"{path}/{name}", "rb") as file:
-                        found.append(look_at(file, dtype))
-            write_whole(note, [json.dumps([[look.size, look.sha256, look.largest] for look in found]).encode()])
+                        found.append(scan(file, dtype))
+            write_whole(results, [json.dumps([[each.size, each.sha256, each.largest] for each in found]).encode()])
             return found
 
 

@@ -1,7 +1,8 @@
-"""Where tokens come from, as the trainer sees it: one form for all kinds of data, which opening.py tells apart.
+"""What the trainer reads from: `Source`, the one interface of all kinds of data (opening.py chooses the kind).
 
-A microbatch is (tokens, targets) or (tokens, targets, weights): tensors of one shape each, int64, int64 and float32,
-which the model takes as they are. A target of model.IGNORE does not count; a weight is how much a target counts.
+A microbatch is (tokens, targets) or (tokens, targets, weights): tensors of one shape, of int64, int64 and float32. The
+trainer passes them to the model's forward as they are. A target of model.IGNORE does not count in the loss; a weight is
+the factor of its target's loss.
 """
 
 from abc import abstractmethod
@@ -18,22 +19,22 @@ Microbatch = tuple[Tensor, ...]
 
 
 class Samples(Dataset[Microbatch]):
-    """The training set. It travels to loader processes, so it is small when pickled and opens its files there."""
+    """The training set. Loader processes get a pickled copy, so it must be small when pickled; they open its files."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
 
     @abstractmethod
     def __getitem__(self, ids: Sequence[int]) -> Microbatch:
-        """The samples of these numbers: a function of them alone, the same in every process."""
+        """The microbatch of the samples with these numbers: a function of them alone, the same in every process."""
 
 
 class EvalSplit(Protocol):
-    """A whole split for evaluation: each target once, the last microbatch filled up with targets of IGNORE."""
+    """A split for evaluation, in microbatches: each target once; targets of IGNORE fill up the last microbatch."""
 
     def __len__(self) -> int:
-        """How many microbatches there are; 0: nothing to evaluate on."""
+        """The number of microbatches; 0: nothing to evaluate on."""
 
     def __getitem__(self, index: int, /) -> Microbatch: ...
 
@@ -42,8 +43,8 @@ class EvalSplit(Protocol):
 class Source:
     """Data, ready to train on. sha256: the identity of its content, equal in all processes.
 
-    answer_length: how many of each sample's last targets are its answer (a label, a sum). A sample is right if all of
-    them are the likeliest tokens; 0: the data asks no question.
+    answer_length: how many of each sample's last targets are its answer (a label, a sum); 0: the data has no answers.
+    Evaluation counts a sample as right if each target of its answer is the likeliest token.
     """
 
     train: Samples

@@ -1,12 +1,11 @@
 """Tasks without files: sums, sorting, random tokens. Each sample is a function of its number.
 
-All questions of a kind are numbered. A seeded permutation of the numbers, which takes no memory (batches.permute), puts
-them in an order of which the first data.val_samples validate and the others train: no question is in both.
+All questions of a kind are numbered. A seeded permutation (batches.permute, which takes no memory) shuffles the
+numbers. The first data.val_samples of them validate and the others train: no question is in both splits.
 """
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from hashlib import sha256
 from string import ascii_letters, digits
 
@@ -14,24 +13,28 @@ import numpy as np
 import torch
 
 from mingpt.compute.batches import derive, mix, permute
-from mingpt.config.schema import AdditionData, Data, QuestionData, RandomData, SortData
-from mingpt.data.evenly import PaddedBatches
+from mingpt.config.kinds import Data
+from mingpt.data.kinds.questions import QuestionData
+from mingpt.data.kinds.random import RandomData
+from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import IGNORE
 
 ALPHABET = "".join(sorted(digits + ascii_letters))  # 0 to 9, A to Z, a to z
-Ask = Callable[[int], tuple[str, str]]  # from a number to the question of that number and its answer
+Ask = Callable[[int], tuple[str, str]]  # from a number to its question and answer
 
 
 def addition(width: int, reverse: bool, number: int) -> tuple[str, str]:
+    """The sum of that number, of two terms of `width` digits. reverse: the answer begins with its last digit."""
     a, b = divmod(number, 10**width)
     answer = f"{a + b:0{width + 1}}"
     return f"{a:0{width}}+{b:0{width}}=", answer[::-1] if reverse else answer
 
 
 def sorting(count: int, alphabet: int, number: int) -> tuple[str, str]:
+    """The word of that number, of `count` letters, and its letters in order. alphabet: how many letters there are."""
     letters = [ALPHABET[number // alphabet**i % alphabet] for i in range(count)]
     return "".join(letters) + "=", "".join(sorted(letters))
 
@@ -56,6 +59,8 @@ class Questions(Samples):
 
 
 class RandomTokens(Samples):
+    """Samples of block_size uniformly random tokens, to measure speed."""
+
     def __init__(self, vocabulary: int, samples: int, block_size: int) -> None:
         self.vocabulary, self.samples, self.block_size = vocabulary, samples, block_size
 
@@ -72,19 +77,19 @@ class RandomTokens(Samples):
 
 
 def open_questions(
-    config: QuestionData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None
+    config: QuestionData, ask: Ask, used: str, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None
 ) -> Source:
-    match config:
-        case AdditionData():
-            ask, used = partial(addition, config.digits, config.reverse), digits + "+="
-        case SortData():
-            ask, used = partial(sorting, config.letters, config.alphabet), ALPHABET[: config.alphabet] + "="
-        case _:
-            raise AssertionError(f"no questions of {type(config).__name__}")
+    """used: the characters of all questions and answers.
+
+    Raises UserError if a question is longer than block_size, or the snapshot has another vocabulary.
+    """
     own = Characters("".join(sorted(used)))
-    _same(config, own, vocabulary)
+    _check_vocabulary(config, own, vocabulary)
     if config.length > block_size:
-        raise UserError(f"data.kind={config.kind}: a question takes {config.length} tokens, but the model {block_size}")
+        raise UserError(
+            f"data.kind={config.kind}: a question takes {config.length} tokens, but model.block_size={block_size}: set "
+            f"model.block_size={config.length}"
+        )
     held = config.val_samples
     train = Questions(ask, own, config.questions, held, config.questions - held)
     validation = PaddedBatches(Questions(ask, own, config.questions, 0, held), micro_size)
@@ -92,19 +97,22 @@ def open_questions(
 
 
 def open_random(config: RandomData, block_size: int, vocabulary: Vocabulary | None = None) -> Source:
-    """There is nothing to learn in random tokens, and so nothing to validate."""
+    """No validation: there is nothing to learn. Raises UserError if the snapshot has another vocabulary."""
     own = Numbers(config.vocabulary)
-    _same(config, own, vocabulary)
+    _check_vocabulary(config, own, vocabulary)
     train = RandomTokens(config.vocabulary, config.samples, block_size)
     return Source(train, PaddedBatches(RandomTokens(config.vocabulary, 0, block_size), 1), own, _identity(config))
 
 
-def _same(config: Data, own: Vocabulary, given: Vocabulary | None) -> None:
+def _check_vocabulary(config: Data, own: Vocabulary, given: Vocabulary | None) -> None:
     if given is not None and given.to_json() != own.to_json():
-        raise UserError(f"data.kind={config.kind} has another vocabulary than the snapshot: set the keys of data back")
+        raise UserError(
+            f"data.kind={config.kind} has another vocabulary than the snapshot: set the keys of data as they were when "
+            "it was trained"
+        )
 
 
 def _identity(config: Data) -> str:
-    """Such data is a function of these keys."""
+    """The data's sha256 is that of its config: such data is a function of these keys."""
     what = config.model_dump(exclude={"workers"})
     return sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

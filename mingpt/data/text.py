@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.config.schema import TextData
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
-from mingpt.data.cache import Made, made_once
+from mingpt.data.cache import Cached, cached
+from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset
@@ -21,7 +21,7 @@ CACHE_VERSION = 2  # raise when what is cached changes
 
 
 def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[NDArray[Any], Vocabulary]:
-    """The tokens of a text and what they stand for: the given vocabulary, or the one that data.tokens asks for."""
+    """A text's tokens, and their vocabulary: the given one, or else the one that data.tokens names."""
     shown = f"data.path={without_secrets(config.path)}"
     if not raw:
         raise UserError(f"{shown}: the file is empty: name another")
@@ -36,9 +36,9 @@ def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[N
     if isinstance(given, (GPT2Tokens, HuggingFaceTokens)):
         try:
             arrays = [given.encode_array(piece) for piece in pieces(text)]
-        except UserError as mistake:
+        except UserError as error:
             which = f"data.tokenizer={without_secrets(config.tokenizer)}: " if config.tokenizer else ""
-            raise UserError(f"{shown}: {which}{mistake}") from mistake
+            raise UserError(f"{shown}: {which}{error}") from error
         return np.concatenate(arrays).astype(smallest_type(given.size)), given
     points, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
     characters = "".join(map(chr, points))
@@ -52,48 +52,50 @@ def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[N
         vocabulary = given
         try:
             ids = np.array(given.encode(characters))[ids]
-        except UserError as mistake:
-            raise UserError(f"{shown}: {mistake}: name another text") from mistake
+        except UserError as error:
+            raise UserError(f"{shown}: {error}: name another text") from error
     else:
         raise UserError(
-            f"{shown}: a text cannot be told in the snapshot's vocabulary of kind {given.to_json()['kind']!r}"
+            f"{shown}: the snapshot's vocabulary of kind {given.to_json()['kind']!r} cannot encode a text: take data "
+            "of the kind that the snapshot was trained on"
         )
     return ids.reshape(-1).astype(smallest_type(vocabulary.size)), vocabulary
 
 
 def smallest_type(size: int) -> type[np.unsignedinteger[Any]]:
-    """The smallest integers that hold the tokens of a vocabulary."""
+    """The smallest integer type that holds the tokens of a vocabulary of this size."""
     return np.uint8 if size <= 2**8 else np.uint16 if size <= 2**16 else np.uint32
 
 
-def _cached(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str, Any]]:
-    """The token file of `config.path` and what is known of it, tokenized by whichever process comes first."""
+def _token_file(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str, Any]]:
+    """The cached tokens of `config.path`, and their vocabulary, number and the text's sha256."""
     fs, remote = open_fs(config.path, "data.path")
     with place("data.path", config.path):
-        info = fs.info(remote)  # size, modification time, ETag: a changed file gets another name in the cache
+        info = fs.info(remote)  # with size, modification time and ETag: a changed file gets another name in the cache
         if info["type"] == "directory":
             raise UserError(f"data.path={without_secrets(config.path)}: a folder; name one text file")
         if info["type"] == "other":  # a pipe or a device may never end
             raise UserError(f"data.path={without_secrets(config.path)}: no regular file; name one text file")
     source = ["text", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
 
-    def make() -> Made:
+    def make() -> Cached:
         with place("data.path", config.path):
             raw = fs.cat_file(remote)
         array, vocabulary = _tokenize(raw, config, given)
         return array, {"vocabulary": vocabulary.to_json(), "sha256": sha256(raw).hexdigest(), "tokens": len(array)}
 
-    return made_once(config, source, make)
+    return cached(config, source, make)
 
 
 def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary: Vocabulary | None = None) -> Source:
     """Tokenize (once per node) and split: the first part trains, the rest validates; no sample crosses the border.
 
-    Raises UserError if the text can't be read, isn't text, or is too short for block_size.
+    vocabulary: that of a snapshot, in place of one made from the text. Raises UserError if the text
+    can't be read, isn't text, or is too short for block_size.
     """
     if vocabulary is None and config.tokenizer is not None:
         vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
-    path, about = _cached(config, vocabulary)
+    path, about = _token_file(config, vocabulary)
     tokens, length = TokenFile(path), int(about["tokens"])
     border = round(length * (1 - config.val_fraction))
     train = WindowDataset(tokens, 0, border, block_size, config.stride)

@@ -1,11 +1,11 @@
-"""What tokens stand for. A vocabulary is kept in each snapshot's manifest, and comes back from there alone."""
+"""What tokens stand for. Each snapshot's manifest stores its vocabulary whole: reading it back takes no other file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from mingpt.config import kinds
 from mingpt.data.bpe import gpt2_of, tokenizer_of
-from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.errors import UserError
 
 
@@ -14,28 +14,28 @@ class Vocabulary(Protocol):
 
     @property
     def size(self) -> int:
-        """Tokens are the numbers from 0 to size - 1."""
+        """The number of tokens, which are 0 to size - 1."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON with a `kind`, from which `vocabulary_of` builds it again."""
+        """Plain JSON with a `kind`; `vocabulary_of` builds the vocabulary from it."""
 
 
 @runtime_checkable
 class TextVocabulary(Vocabulary, Protocol):
-    """One whose tokens spell text."""
+    """A vocabulary whose tokens spell text."""
 
     def encode(self, text: str) -> list[int]:
-        """Raises UserError if the text has something that no token spells."""
+        """Raises UserError if no tokens spell the text."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @runtime_checkable
 class Spelling(Protocol):
-    """A vocabulary that knows how long its tokens are as text, so that losses can be told in bits per byte."""
+    """A vocabulary that knows the length of its tokens as text, so that evaluation can compute bits per byte."""
 
     def byte_lengths(self) -> list[int]:
-        """For each token, the bytes of text that it stands for; 0: it is no text. Empty if that can't be said."""
+        """For each token, the bytes of text that it stands for; 0: it is no text. Empty list: not known."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Bytes:
 
     def encode(self, text: str) -> list[int]:
         try:
-            return list(text.encode(errors="surrogateescape"))  # how Python hands over bytes that aren't UTF-8
+            return list(text.encode(errors="surrogateescape"))  # Python reads bytes that aren't UTF-8 as surrogates
         except UnicodeEncodeError as error:
             raise UserError(f"the text is no Unicode: {error}") from error
 
@@ -88,7 +88,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class NoTokens:
-    """Of data that is made of numbers, for a model of one's own."""
+    """The vocabulary of data without tokens (rows of numbers), for a model of one's own."""
 
     size = 0
 
@@ -98,7 +98,7 @@ class NoTokens:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Tokens that stand for nothing; as text, their numbers."""
+    """Tokens without a meaning; as text they are written as numbers."""
 
     size: int
 
@@ -127,7 +127,7 @@ def _number(json: dict[str, Any], key: str) -> int:
     return value
 
 
-# Each kind's constructor. A manifest may be a stranger's: a constructor opens and imports nothing that it names.
+# Each kind's constructor. A manifest may be a stranger's, so a constructor opens and imports nothing that it names.
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "char": lambda json: Characters(_text(json, "characters")),
     "byte": lambda json: Bytes(),
@@ -135,19 +135,19 @@ KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "numbers": lambda json: Numbers(_number(json, "size")),
     "gpt2": lambda json: gpt2_of(_text(json, "merges")),
     "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
-    "image": ImageTokens.of_json,
 }
 
 
 def vocabulary_of(json: dict[str, Any]) -> Vocabulary:
-    """The vocabulary whose `to_json()` this is. Raises UserError if it is none, or of a kind that is not known here."""
+    """The vocabulary whose `to_json()` this is. Raises UserError if it is damaged or of an unknown kind."""
     kind = json.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
+    known = KINDS | {k: make for data in kinds.of_data() for k, make in data.vocabularies().items()}
+    if not isinstance(kind, str) or kind not in known:
         raise UserError(
-            f"a vocabulary of the kind {kind!r}; this version knows {', '.join(KINDS)}: take the version of mingpt "
+            f"a vocabulary of the kind {kind!r}; this version knows {', '.join(known)}: take the version of mingpt "
             "that wrote it"
         )
     try:
-        return KINDS[kind](json)
+        return known[kind](json)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"a damaged vocabulary of the kind {kind!r}: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Samples cut out of one long row of tokens: overlapping windows to train on, consecutive pieces to validate on."""
+"""Samples of one long sequence of tokens: overlapping windows for training, consecutive chunks for evaluation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +13,16 @@ from mingpt.model.gpt2 import IGNORE
 
 
 class Tokens(Protocol):
-    """A long row of tokens, wherever it lies. Small when pickled; opened anew in each loader process."""
+    """A long sequence of tokens. Small when pickled; each loader process opens its files anew."""
 
     def __len__(self) -> int: ...
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """The tokens from start to stop (both within the row), of any integer type."""
+        """The tokens [start, stop), of any integer type; 0 <= start <= stop <= len(self)."""
 
 
 class TokenFile:
-    """A .npy file, memory-mapped: only the path travels, the pages are shared by all processes of the node."""
+    """A memory-mapped .npy file, whose pages the processes of a node share. A pickled copy holds the path alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,13 +45,13 @@ class TokenFile:
 
 
 class WindowDataset(Samples):
-    """Samples of a fixed length from a split [start, stop) of a row; sample i starts at start + i * stride."""
+    """Samples of block_size tokens from the split [start, stop); sample i begins at start + i * stride."""
 
     def __init__(self, tokens: Tokens, start: int, stop: int, block_size: int, stride: int) -> None:
         self.tokens, self.start, self.stop, self.block_size, self.stride = tokens, start, stop, block_size, stride
 
     def __len__(self) -> int:
-        """Samples that are whole: block_size tokens and the one after."""
+        """The number of samples that lie in the split with their last target: block_size + 1 tokens each."""
         return max(0, (self.stop - self.start - self.block_size - 1) // self.stride + 1)
 
     def __getitem__(self, ids: Sequence[int]) -> Microbatch:
@@ -65,7 +65,7 @@ class WindowDataset(Samples):
 
 
 class EvalChunks:
-    """A whole split as consecutive pieces of block_size, each target once; the last ones filled up with IGNORE."""
+    """The split [start, stop) as consecutive chunks of block_size: each target once, IGNORE after the last one."""
 
     def __init__(self, tokens: Tokens, start: int, stop: int, block_size: int, micro_size: int) -> None:
         self.tokens, self.start, self.stop = tokens, start, stop
@@ -74,7 +74,7 @@ class EvalChunks:
         self.microbatches = -(-self.targets // (block_size * micro_size))
 
     def __len__(self) -> int:
-        """Microbatches of a split."""
+        """The number of microbatches."""
         return self.microbatches
 
     def __getitem__(self, index: int, /) -> Microbatch:

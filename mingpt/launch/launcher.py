@@ -1,4 +1,4 @@
-"""What mingpt.launch does: validate, compose a torchrun command, print it, run it, and say how it ended."""
+"""The `mingpt.launch` command: validate the config, compose a torchrun command, print it, run it, print the reason."""
 
 import json
 import os
@@ -17,39 +17,39 @@ from mingpt.world.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
 
 
 def launch(arguments: list[str], lifetime: Lifetime) -> int:
-    """Train on this node as the command line says; returns the exit code, and says the reason last."""
+    """Train on this node; returns the exit code. The last line of the output is the reason."""
     try:
         os.environ[MOMENT] = str(time.time())
         options = parse(arguments)
         node = Torchrun.compose(options, os.environ)
         config = compose.configure(node.overrides, node.fewest_processes)
         assert config is not None  # the parser has answered --help
-        if node.most > 1:  # each node's launcher has a moment of its own
+        if node.most > 1:  # ${now:…} would have another value on each node
             compose.refuse_the_time(node.overrides)
         command = node.command(config)
         say(f"launch: {command}")
         if options.dry_run:
             return FINISHED
         node.check(os.environ)
-    except UserError as mistake:
-        complain(f"error: {mistake}")
+    except UserError as error:
+        complain(f"error: {error}")
         return USER_ERROR
-    handed_on = {AGENT_PID: str(os.getpid()), OVERRIDES: json.dumps(command.overrides)}
-    os.environ.update(command.environment | handed_on)
-    # Not before: torch takes seconds to import, and a mistake in the config is told at once.
+    for_workers = {AGENT_PID: str(os.getpid()), OVERRIDES: json.dumps(command.overrides)}
+    os.environ.update(command.environment | for_workers)
+    # Imports torch, which takes seconds: errors in the config are printed before that.
     from mingpt.launch.agent import run
 
     code, reason = run(
         command.arguments,
         limit=config.launch.max_attempts_without_progress,
-        wait_seconds=config.world.init_timeout_seconds,
+        answer_seconds=config.world.init_timeout_seconds,
         silent_seconds=config.world.timeout_seconds,
         port=node.port,
         newest=lambda: newest_step(config),
         say=lambda text: say(f"launch: {text}"),
         lifetime=lifetime,
     )
-    # The end is settled; a signal that comes now must not change the code.
+    # The exit code is decided. A signal that comes now must not change it.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     say(f"launch: exit code {code}: {reason}")
@@ -57,16 +57,17 @@ def launch(arguments: list[str], lifetime: Lifetime) -> int:
 
 
 def newest_step(config: Config) -> int:
-    """The step of the newest snapshot in either tier; 0 if there is none, or if the store does not tell in time."""
+    """The step of the newest snapshot, durable or in memory; 0 if there is none, or if the store does not answer in
+    world.init_timeout_seconds."""
     from mingpt.snapshot.checkpointer import newest
 
-    found = [0]
+    steps = [0]
 
-    def look() -> None:
-        with suppress(Exception):  # the workers meet the same problem, and tell it
-            found.append(newest(config))
+    def read() -> None:
+        with suppress(Exception):  # the workers run into the same error, and report it
+            steps.append(newest(config))
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=read, daemon=True)
     thread.start()
     thread.join(config.world.init_timeout_seconds)
-    return max(found)
+    return max(steps)

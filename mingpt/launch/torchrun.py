@@ -1,4 +1,4 @@
-"""The torchrun command of a node: from options and the platform's variables to arguments, each with its reason."""
+"""Composes the torchrun command of a node from the options of mingpt.launch and the platform's variables."""
 
 import argparse
 import errno
@@ -8,7 +8,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mingpt.config.compose import Parser
+from mingpt.command import program
+from mingpt.config.commandline import Parser, add_options, given
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
@@ -19,18 +20,18 @@ from mingpt.world.secret import C10D, SECRET, STATIC, check_secret
 
 LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
+# Options that mean something with several nodes only.
 OF_SEVERAL = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank")
-
 
 DESCRIPTION = "Train on this node; start the same command on each other node."
 EPILOG = (
-    "Exit codes: 0 finished; 64 a mistake to fix; 70 crashed: try again; 75 stopped on request: start again to go on"
+    "Exit codes: 0 finished; 64 an error to fix; 70 crashed: try again; 75 stopped on request: start again to go on"
 )
 
 
-def options_parser(program: str, description: str, epilog: str) -> Parser:
-    """What says where a node stands, for each program that is started once a node."""
-    parser = Parser(prog=f"python -m {program}", description=description, epilog=epilog)
+def options_parser(module: str, description: str, epilog: str) -> Parser:
+    """The options that place a node among the others, for each program that is started once per node."""
+    parser = Parser(prog=program(module), description=description, epilog=epilog)
     texts = {
         "nnodes": ("N|MIN:MAX", "nodes of the run; MIN:MAX lets it go on with fewer (default: the platform's, else 1)"),
         "nproc-per-node": ("N", "processes on this node; nodes may differ (default: its GPUs, else 1)"),
@@ -44,32 +45,35 @@ def options_parser(program: str, description: str, epilog: str) -> Parser:
     }
     for name, (metavar, text) in texts.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
-    parser.add_argument("--max-restarts", help=argparse.SUPPRESS)  # torchrun's, to be refused with a reason
+    parser.add_argument("--max-restarts", help=argparse.SUPPRESS)  # torchrun's; refused in `compose`
     parser.add_argument(
         "--rdzv-backend",
         choices=["c10d", "static"],
         help=f"c10d: for MIN:MAX nodes, or nodes without numbers, needs {SECRET} (default: static where it can be)",
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="override", help="of the config: see python -m mingpt.train --help"
-    )
+    add_options(parser)
+    parser.add_argument("overrides", nargs="*", metavar="override", help="of the config: see mingpt train --help")
     return parser
 
 
-def parse(arguments: Sequence[str], parser: Parser | None = None) -> argparse.Namespace:
-    """The options and overrides of a command line; options may be spelt with underscores, as torchrun's."""
-    if parser is None:
-        parser = options_parser("mingpt.launch", DESCRIPTION, EPILOG)
-        parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
+def parser() -> Parser:
+    """The options of `mingpt launch`."""
+    parser = options_parser("mingpt.launch", DESCRIPTION, EPILOG)
+    parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
+    return parser
+
+
+def parse(arguments: Sequence[str], by: Parser | None = None) -> argparse.Namespace:
+    """The options and overrides of a command line. As in torchrun, options may have underscores: --node_rank."""
     dashed = [re.sub(r"^--[a-z_]+", lambda m: m[0].replace("_", "-"), argument) for argument in arguments]
-    return parser.parse_intermixed_args(dashed)
+    return (by or parser()).parse_intermixed_args(dashed)
 
 
 @dataclass(frozen=True)
 class Command:
     """torchrun's arguments, and the environment that it needs.
 
-    The workers get the overrides by their environment, which others can't read; `ps` shows command lines to everybody.
+    overrides: of the config. The workers get them in an environment variable, since `ps` shows arguments to every user.
     """
 
     arguments: list[str]
@@ -77,52 +81,52 @@ class Command:
     environment: dict[str, str]
 
     def __str__(self) -> str:
-        """What a user can paste into a shell; URLs without their secrets."""
+        """The command as a line for a shell, without secrets."""
         variables = [f"{k}={v}" for k, v in self.environment.items()]
         return shlex.join([*variables, "torchrun", *map(str, map(without_secrets, (*self.arguments, *self.overrides)))])
 
 
 @dataclass(frozen=True)
 class Torchrun:
-    """What is known of this node and the others, all of it checked."""
+    """The validated arguments of torchrun. Terms are torchrun's."""
 
-    least: int  # nodes
-    most: int
-    processes: int  # of this node
-    backend: str  # c10d or static
-    host: str  # of the store
-    port: int  # 0, with one node: one that is free
-    rank: int | None  # of this node, where it is known
+    least: int  # number of nodes, at least
+    most: int  # number of nodes, at most
+    processes: int  # on this node
+    backend: str  # of the rendezvous: c10d or static
+    host: str  # of the rendezvous' store
+    port: int  # of the store; 0 with one node: the system chooses a free one
+    rank: int | None  # of this node; None: unknown (c10d does not need it)
     own: str  # this node's address
-    option: str  # the one that gives host and port
-    job: str | None
-    settings: str  # of the rendezvous, added to ours
+    option: str  # the option that sets host and port, for messages
+    job: str | None  # the rendezvous id; None: run.name
+    settings: str  # --rdzv-conf of the user, with a leading comma
     overrides: tuple[str, ...]
 
     @classmethod
     def compose(cls, options: argparse.Namespace, environment: Mapping[str, str]) -> "Torchrun":
-        """Raises UserError with every option that is missing or wrong."""
+        """From the command line and the platform. Raises UserError with all options that are missing or wrong."""
         place = find_placement(environment)
         problems: list[str] = []
         if options.max_restarts is not None:
             problems.append(
-                "--max-restarts: restarts go on as long as attempts leave new snapshots: leave it out, or set how many "
-                "may leave none: launch.max_attempts_without_progress"
+                "--max-restarts: not supported, since restarts go on as long as attempts leave new snapshots: leave it "
+                "out, or set how many may leave none: launch.max_attempts_without_progress"
             )
         of_several = [name for name in OF_SEVERAL if getattr(options, name) is not None]
-        announced: dict[str, str] = {}
+        from_environment: dict[str, str] = {}
         if place is None and options.nnodes is None:
-            announced = options_of(environment)
-            for name, value in announced.items():
+            from_environment = options_of(environment)
+            for name, value in from_environment.items():
                 if getattr(options, name) is None:
                     setattr(options, name, value)
         least, most = _nodes(options.nnodes or str(len(place.addresses) if place else 1), problems)
         rank = _number("--node-rank", options.node_rank, 0, problems, most - 1)
         rank = place.rank if rank is None and place else rank
         if options.rdzv_backend not in (None, "c10d", "static"):
-            problems.append(f"--rdzv-backend={options.rdzv_backend}: c10d or static")
-        ranked = options.node_rank is not None or rank is not None
-        backend = options.rdzv_backend or ("static" if options.master_addr or (ranked and least == most) else "c10d")
+            problems.append(f"--rdzv-backend={options.rdzv_backend}: unknown: choose c10d or static")
+        has_rank = options.node_rank is not None or rank is not None
+        backend = options.rdzv_backend or ("static" if options.master_addr or (has_rank and least == most) else "c10d")
         host, port, option = _head(options, place, backend, most, problems)
         if most == 1:
             backend, rank = "static", 0
@@ -130,42 +134,40 @@ class Torchrun:
                 several = "is for several nodes: say how many with --nnodes"
                 problems += [f"--{name.replace('_', '-')} {several}" for name in of_several]
         elif backend == "static":
-            if not ranked:
+            if not has_rank:
                 problems.append(f"--nnodes={most} --rdzv-backend=static needs --node-rank, from 0 to {most - 1}")
             if least != most:
                 problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")
         own = options.local_addr or (LOOPBACK if most == 1 else place.own if place else "")
         if host and not own and not problems:
-            if {"master_addr", "rdzv_endpoint"} & announced.keys():
-                resolved(host)  # a platform may tell a pod's name to its DNS some time after its start
+            if {"master_addr", "rdzv_endpoint"} & from_environment.keys():
+                resolved(host)  # waits: a pod may start before the cluster's DNS knows its name
             own = _own_address(host, option, problems)
         elif place and most > 1 and not options.local_addr:
             own = _address_for(place, host) or own
-        each = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
-        processes = _number("--nproc-per-node", each, 1, problems)
+        number = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
+        processes = _number("--nproc-per-node", number, 1, problems)
         if problems:
             raise UserError(*problems)
         if processes is None:
             processes = max(1, _gpus() if place is None or place.gpus is None else place.gpus)
         job = options.rdzv_id or (place.job if place else None)
         settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
-        return cls(
-            least, most, processes, backend, host, port, rank, own, option, job, settings, tuple(options.overrides)
-        )
+        return cls(least, most, processes, backend, host, port, rank, own, option, job, settings, tuple(given(options)))
 
     @property
     def fewest_processes(self) -> int:
-        """As many as there will be at least: other nodes may have another number than this one."""
+        """The least possible number of processes in the world: each other node has at least one."""
         return self.processes + self.least - 1
 
     def check(self, environment: Mapping[str, str]) -> None:
-        """Raise UserError if what the rendezvous needs on this node is not there: a secret, a port that is free."""
+        """Raise UserError if this node lacks what the rendezvous needs: a secret, or a free port if it hosts."""
         if self.backend == "c10d":
             check_secret(environment)
         if self.port == 0 or self.rank != 0:
             return
         try:
-            # Bound, and not listened on: another node that connected would think that the store is there.
+            # Bind without listening: otherwise another node could connect and take this socket for the store.
             network.bind(self.own, self.port, several=True).close()
         except OSError as error:
             option = "--master-port" if self.option == "--master-addr" else self.option
@@ -182,7 +184,7 @@ class Torchrun:
             conf = f"rank={self.rank},timeout={wait}"
             arguments += [f"--rdzv-backend={STATIC}"]
         else:
-            # Who hosts the store is said where it is known: it would be guessed by addresses, wrongly behind NAT.
+            # Without is_host torch compares addresses to find the store's host, which fails behind NAT.
             hosting = "" if self.rank is None else f",is_host={'true' if self.rank == 0 else 'false'}"
             conf = f"join_timeout={wait},read_timeout={wait}{hosting}"
             arguments += [f"--rdzv-backend={C10D}"]
@@ -197,7 +199,7 @@ class Torchrun:
             "-m",
             "mingpt.train",
         ]
-        # A store of each attempt's own: with the shared one, survivors of a lost node wait for its address.
+        # A new store for each attempt. With a shared one, the survivors of a lost node would wait for that node.
         environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": str(config.train.threads)}
         return Command(arguments, self.overrides, environment)
 
@@ -205,7 +207,7 @@ class Torchrun:
 def _head(
     options: argparse.Namespace, place: Placement | None, backend: str, most: int, problems: list[str]
 ) -> tuple[str, int, str]:
-    """The rendezvous' host and port, and the option that gives them; with one node, a port that is free."""
+    """The host and port of the rendezvous' store, and the option that sets them. Adds to `problems`."""
     if most == 1:
         return LOOPBACK, 0, "--master-addr"
     endpoint, port = options.rdzv_endpoint or (place.head if place else ""), place.port if place else PORT
@@ -224,6 +226,7 @@ def _head(
 
 
 def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
+    """The least and the largest number of nodes. Adds to `problems`."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
@@ -235,6 +238,7 @@ def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
 def _number(
     option: str, text: str | None, least: int, problems: list[str], most: int | None = None, sign: str = "="
 ) -> int | None:
+    """The value of an option, or None if it is missing or wrong. Adds to `problems`. sign: between option and value."""
     if text is None:
         return None
     if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
@@ -244,20 +248,21 @@ def _number(
 
 
 def _own_address(host: str, option: str, problems: list[str]) -> str:
-    """What other nodes call this one: its address on the way to a host that all nodes know."""
+    """This node's address on the route to `host`, which all nodes know. Adds to `problems`."""
     try:
         own = network.address_towards(host)
     except OSError as error:
         problems.append(f"{option}={host}: {error.strerror or error}: give an address that this node can reach")
         return ""
-    # The host is this machine then. Its own name may mean loopback here (Debian: 127.0.1.1); others know what it means.
+    # Loopback: `host` is this machine, and its name resolves to 127.0.1.1 here (Debian). On the other nodes the name
+    # resolves to an address that they can reach, so the name itself is used.
     return host if network.is_loopback(own) else own
 
 
 def _address_for(place: Placement, host: str) -> str | None:
-    """This node's address on the way to another one, where its own name means loopback to itself (as above).
+    """This node's address on the route to another node, if its own name resolves to loopback here; else None.
 
-    host: the rendezvous'; a step of Slurm's that has one node of several knows of no other.
+    host: of the rendezvous. It serves where the platform names no other node (a Slurm step on one node of a job).
     """
     other = next((address for address in (*place.addresses, host) if address != place.own), None)
     if other is None:
@@ -266,12 +271,12 @@ def _address_for(place: Placement, host: str) -> str | None:
         if place.own == (mine := network.address_towards(place.own)) or not network.is_loopback(mine):
             return None
         towards = network.address_towards(other)
-    except OSError:  # a name that the DNS does not know yet
+    except OSError:  # the DNS does not know the name yet
         return None
     return None if network.is_loopback(towards) else towards
 
 
 def _gpus() -> int:
-    import torch  # seconds, and only where nobody has said how many
+    import torch  # takes seconds, and is needed only if neither user nor platform gave a number
 
     return torch.cuda.device_count()

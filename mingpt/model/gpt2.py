@@ -1,10 +1,8 @@
-"""GPT-2, exactly: the architecture of the published checkpoints, with Hugging Face's parameter names and shapes.
+"""GPT-2: the architecture of the published checkpoints (Radford et al. 2019, "Language Models are Unsupervised
+Multitask Learners").
 
-This file imports torch and nothing else of the project. Every parameter keeps the name and the layout that
-`transformers` uses (`GPT2LMHeadModel`), so a snapshot's model part can be read by it as it is.
-
-Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; Karpathy's nanoGPT, for what to
-leave out.
+Parameters have the names and shapes of `GPT2LMHeadModel` in Hugging Face's `transformers`, which can therefore load a
+snapshot's model part as it is. This file imports torch and nothing of the project.
 """
 
 import math
@@ -15,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-IGNORE = -100  # a target that does not count, torch's and Hugging Face's convention
+IGNORE = -100  # a target that is left out of the loss, as in torch and Hugging Face
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a GPT. `vocab_multiple` pads the embedding's rows up to a multiple; 64 fits GPU tiles."""
+    """The shape of a GPT. vocab_multiple: the embedding's rows are padded to a multiple of it; 64 suits GPUs."""
 
     vocab_size: int
     block_size: int
@@ -36,7 +34,7 @@ class GPTConfig:
 
 
 class Conv1D(nn.Module):
-    """An affine map whose weight is stored (in, out), as GPT-2's checkpoints store it; `nn.Linear` has (out, in)."""
+    """A linear layer whose weight has shape (in, out), as in GPT-2's checkpoints; `nn.Linear` has (out, in)."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -48,19 +46,19 @@ class Conv1D(nn.Module):
 
 
 class KVCache:
-    """One layer's keys and values of the positions so far, kept so that they are computed once."""
+    """The keys and values of one layer for the positions so far. capacity: the largest number of positions."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.length = 0
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
-    def joined(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep those of the next positions, (batch, head, time, size); returns all."""
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of the next positions, shape (batch, head, time, size). Returns all so far."""
         batch, heads, time, size = keys.shape
         if self.keys is None or self.values is None:
-            self.keys, self.values = (keys.new_empty(batch, heads, self.room, size) for _ in range(2))
+            self.keys, self.values = (keys.new_empty(batch, heads, self.capacity, size) for _ in range(2))
         start, self.length = self.length, self.length + time
         self.keys[:, :, start : self.length] = keys
         self.values[:, :, start : self.length] = values
@@ -68,7 +66,7 @@ class KVCache:
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention; position t sees positions 0..t and nothing later."""
+    """Causal multi-head self-attention: position t attends to the positions 0 to t."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -82,12 +80,12 @@ class Attention(nn.Module):
         q, k, v = self.c_attn(x).view(batch, time, 3, self.n_head, width // self.n_head).unbind(2)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache:
-            k, v = cache.joined(k, v)
+            k, v = cache.append(k, v)
         y = F.scaled_dot_product_attention(
             q,
             k,
             v,
-            is_causal=k.shape[2] == time,  # else q is the newest position alone, which sees all the others
+            is_causal=k.shape[2] == time,  # otherwise q is the newest position only, which attends to all
             dropout_p=self.dropout if self.training else 0.0,
         )
         y = self.c_proj(y.transpose(1, 2).reshape(batch, time, width))
@@ -107,7 +105,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm: each half reads a normalised copy and adds to the residual stream."""
+    """Pre-norm: attention and MLP each read a normalised copy of the residual stream, and add to the stream."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -122,7 +120,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """All but the output layer: tokens (batch, time) to activations (batch, time, width)."""
+    """All layers but the output: tokens (batch, time) to activations (batch, time, n_embd)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -133,7 +131,7 @@ class Transformer(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd)
 
     def forward(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """caches: one for each layer. With it, tokens are the text's first ones, or the one that comes next."""
+        """caches: one per layer. With them, `tokens` are the first positions of the text, or the one next position."""
         start = caches[0].length if caches else 0
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         x = F.dropout(self.wte(tokens) + self.wpe(positions), self.dropout, self.training)
@@ -143,7 +141,7 @@ class Transformer(nn.Module):
 
 
 class GPT(nn.Module):
-    """A language model. The output layer is the token embedding itself (tied), so it has no parameter of its own."""
+    """A language model. The output layer shares its weight with the token embedding (tied)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -151,7 +149,7 @@ class GPT(nn.Module):
         self.transformer = Transformer(config)
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):
-                # 2 x layers additions flow into the residual stream; this keeps its variance at the start (GPT-2).
+                # Keeps the variance of the residual stream through its 2 * n_layer additions (GPT-2).
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.n_layer))
             elif parameter.dim() >= 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -159,9 +157,9 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Cross-entropy of `targets` (batch, time) given `tokens` (batch, time), both int64.
 
-        weights: (batch, time) float32, how much each target counts; None: each counts once.
-        Returns (sum of the losses in nats, float32 scalar; number of targets that counted, float32 scalar). Sums, not
-        means, so that batches whose masks are uneven (targets of IGNORE) average right when they are added up.
+        weights: (batch, time) float32, the weight of each target; None: 1 each.
+        Returns (sum of the losses in nats, number of targets or sum of their weights), float32 scalars. Sums, not
+        means: microbatches may have different numbers of targets (IGNORE), and sums add up to the right mean.
         """
         loss, count, _ = self.loss_and_logits(tokens, targets, weights)
         return loss, count
@@ -169,10 +167,10 @@ class GPT(nn.Module):
     def loss_and_logits(
         self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `forward` returns, and the logits that it comes from: (batch, time, padded_vocab_size)."""
+        """What `forward` returns, and the logits (batch, time, padded_vocab_size), float32."""
         logits = self.padded_logits(self.transformer(tokens))
         if self.config.padded_vocab_size > self.config.vocab_size:
-            # In the sum of the softmax the padding has weight exp(-inf) = 0: never predicted, never trained.
+            # exp(-inf) = 0: the padding is never predicted and gets no gradient.
             logits[..., self.config.vocab_size :] = -torch.inf
         rows, flat = logits.flatten(0, 1), targets.flatten()
         if weights is None:
@@ -185,5 +183,5 @@ class GPT(nn.Module):
         return F.linear(activations, self.transformer.wte.weight).float()
 
     def logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Logits of the next token at every position: (batch, time) to (batch, time, vocab_size), padding left out."""
+        """The next token's logits at each position: (batch, time) to (batch, time, vocab_size), without the padding."""
         return self.padded_logits(self.transformer(tokens, caches))[..., : self.config.vocab_size]

@@ -1,4 +1,4 @@
-"""What a person reads while a run trains: a line for each event."""
+"""Prints a line for each event."""
 
 import math
 from collections.abc import Callable

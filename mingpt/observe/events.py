@@ -1,7 +1,6 @@
-"""What happens in a run, as small records, and those that watch it.
+"""Events of a run, and the observers that turn them into a console line, a file, a curve.
 
-An observer turns events into a console line, a file, a curve. It watches and decides nothing: whatever a run must do
-alike in all its processes is part of the step or of the loop.
+An observer makes no decision for the run. What all processes must do alike is part of the step or of the loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +10,9 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class StepDone:
-    """step: how many steps are done. loss: nats a token. grad_norm: before clipping; not finite: the step was skipped.
+    """step: the number of steps done. loss: nats per token. grad_norm: before clipping; not finite: a skipped step.
 
-    step_seconds: of training alone, averaged over the steps since the last event.
+    step_seconds: time of training only, averaged over the steps since the last event.
     """
 
     step: int
@@ -44,7 +43,7 @@ class StepSkipped:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """val_loss: nats a token. best: the lowest so far, this one included. right: answers, of so many questions."""
+    """val_loss: nats per token. best: the lowest so far, including this one. right: correct answers to `questions`."""
 
     step: int
     val_loss: float
@@ -59,7 +58,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class SnapshotCommitted:
-    """A durable snapshot. Comes from the snapshot writer's thread. seconds: from the copy to the commit."""
+    """A snapshot is durable. Published by the snapshot writer's thread. seconds: from the copy to the commit."""
 
     step: int
     digest: str
@@ -68,7 +67,7 @@ class SnapshotCommitted:
 
 @dataclass(frozen=True)
 class AttemptEnded:
-    """digest: of the last step's durable snapshot; None: it is not durable."""
+    """digest: of the last step's snapshot; None: that is not durable."""
 
     step: int
     finished: bool
@@ -80,14 +79,14 @@ Event = StepDone | StepSkipped | Evaluated | SnapshotCommitted | AttemptEnded
 
 class Observer(Protocol):
     def wants(self, step: int) -> bool:
-        """Whether this observer needs StepDone of this step. For its figures the host waits for the device."""
+        """Whether this observer wants StepDone of this step. Its figures make the host wait for the device."""
 
     def on(self, event: Event) -> None:
-        """Called in rank 0 only; SnapshotCommitted comes in the writer's thread, all others in the main thread."""
+        """Called in rank 0 only; with SnapshotCommitted in the snapshot writer's thread, else in the main thread."""
 
 
 class Observers:
-    """Hands each event to every observer. One that fails is named once and switched off; it never ends a run."""
+    """Passes each event to every observer. One that raises is reported once and switched off; it never ends a run."""
 
     def __init__(self, observers: Sequence[Observer], say: Callable[[str], None]) -> None:
         self._observers, self._say = list(observers), say
@@ -110,7 +109,7 @@ class Observers:
                 self._switch_off(observer, error)
 
     def _switch_off(self, observer: Observer, error: Exception) -> None:
-        # A new list: the other thread may be going through the old one.
+        # A new list, since the other thread may be iterating over the old one.
         self._observers = [other for other in self._observers if other is not observer]
-        what = str(error) or type(error).__name__
-        self._say(f"OBSERVER {type(observer).__name__} failed and is switched off: {what}")
+        reason = str(error) or type(error).__name__
+        self._say(f"OBSERVER {type(observer).__name__} failed and is switched off: {reason}")

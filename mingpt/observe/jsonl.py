@@ -1,7 +1,7 @@
-"""Metrics for programs: JSON lines.
+"""Metrics as JSON lines.
 
-Each attempt writes a segment of its own, `<run.dir>/metrics/attempt-00001.jsonl`, since object stores cannot append and
-two attempts may overlap. Readers put the segments together along the run's line.
+Each attempt writes a file of its own, `<run.dir>/metrics/attempt-00001.jsonl`, since object stores cannot append and
+two attempts may overlap. `read_metrics` combines the files along the run's lineage.
 """
 
 import json
@@ -17,14 +17,14 @@ from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommit
 from mingpt.snapshot.attempts import records, segments
 from mingpt.storage import is_local, open_fs, place
 
-UPLOAD_SECONDS = 15  # between two looks for lines that a bucket does not have yet
+UPLOAD_SECONDS = 15  # between two uploads of new lines to a bucket
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
-    """The metrics of a run by step, as its newest attempt came about: its own, before those its parent's, and so on.
+    """The metrics of a run by step: those of the newest attempt, before them those of its parent, and so on.
 
-    So what an attempt measured beyond the snapshot that a newer one went on from is left out, and all that a rewind cut
-    off. A line that a killed attempt left half written is passed over.
+    Of a parent, only the steps up to the snapshot from which its child resumed; so steps that were computed again, or
+    that a rewind removed, are left out. A line that a killed attempt has written in part is left out, too.
     """
     fs, _ = open_fs(run_dir, "run.dir")
     rows: dict[int, dict[str, Any]] = {}
@@ -38,9 +38,9 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
                 own = list(_rows(fs.cat_file(paths[attempt])))
         older = max((n for n in numbers if n < attempt), default=0)
         first = min((row["step"] for row in own), default=end) - 1
-        # An attempt of an earlier version has claimed nothing: it grew from the one before it.
+        # An attempt of an earlier version has no claim: its parent is the attempt before it.
         start, parent = (r.from_step, r.parent) if (r := claimed.get(attempt)) else (first, older)
-        for row in own:  # a step's evaluation joins its loss
+        for row in own:  # a step may have two rows: its training and its evaluation
             if start < row["step"] <= end:
                 rows[row["step"]] = rows.get(row["step"], {}) | row
         attempt, end = min(parent, attempt - 1), min(end, start)
@@ -60,10 +60,10 @@ def _rows(raw: bytes) -> list[dict[str, Any]]:
 
 
 class MetricsLog:
-    """One attempt's segment. On a local disk each line is there at once; elsewhere within seconds, and after `flush`.
+    """Writes one attempt's file: to a local disk line by line, to a bucket every UPLOAD_SECONDS and at each snapshot.
 
-    A place that can't be written costs the run nothing: lines wait in memory and are tried again with the next ones, at
-    each snapshot and at the end, and `say` tells it once until it works again.
+    A failed write does not end the run: the lines stay in memory and are written with the next ones. It is reported
+    once, and again when writing works.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class MetricsLog:
         self.attempt, self.run_dir, self.say, self.wants = attempt, run_dir, say, wants
         self.fs, root = open_fs(run_dir, "run.dir")
         self.path = f"{root.rstrip('/')}/metrics/attempt-{attempt:05d}.jsonl"
-        self.lines: list[str] = []  # of a local disk: those that it does not have yet
-        self.stored = 0  # of those lines, in a bucket
+        self.lines: list[str] = []  # local: those not written yet; bucket: all, since each upload replaces the file
+        self.stored = 0  # bucket: the number of lines uploaded
         self.failing = False
         self._file: TextIO | None = None
-        self._storing = threading.Lock()  # training's thread never waits for a bucket: it only adds lines
+        self._storing = threading.Lock()  # held while writing; `write` to a bucket does not take it
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._upload, name="metrics", daemon=True)
         if not is_local(self.fs):
@@ -102,19 +102,19 @@ class MetricsLog:
                 self.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """A number that is not finite becomes null: JSON has no other word for it."""
+        """Add a line. A number that is not finite becomes null, since JSON has no NaN."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self.lines.append(json.dumps({"attempt": self.attempt, **finite}, allow_nan=False) + "\n")
         if is_local(self.fs):
             self.flush()
 
     def flush(self) -> None:
-        """Bring to the store what it does not have yet. Says what goes wrong, and raises nothing."""
+        """Write or upload the new lines. Reports an error, and raises none."""
         with self._storing:
             try:
                 with place("run.dir", self.run_dir):
                     self._append() if is_local(self.fs) else self._put()
-            except Exception as error:  # whatever it is: in the uploading thread nobody else would hear of it
+            except Exception as error:  # any: in the uploading thread nothing else would report it
                 if not self.failing:
                     self.say(f"METRICS can't be written: {error}. The run goes on; they are tried again.")
                 self.failing = True
@@ -132,7 +132,7 @@ class MetricsLog:
         if self._file is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a")
-        # After a failure the disk may have half of a line.
+        # A failed write may have left part of a line.
         count = len(self.lines)
         text = ("\n" if self.failing else "") + "".join(self.lines[:count])
         try:
@@ -140,7 +140,7 @@ class MetricsLog:
             self._file.flush()
         except OSError:
             broken, self._file = self._file, None
-            with suppress(OSError):  # it tries to write the rest again
+            with suppress(OSError):  # `close` tries to flush, and fails in the same way
                 broken.close()
             raise
         del self.lines[:count]
@@ -159,5 +159,5 @@ class MetricsLog:
         self._closed.set()
         self.flush()
         if self._file is not None:
-            with suppress(OSError):  # each line was flushed before
+            with suppress(OSError):  # each line has been flushed
                 self._file.close()

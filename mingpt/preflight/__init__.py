@@ -1,1 +1,1 @@
-"""What mingpt.preflight looks at on each node, and between them, before training starts."""
+"""mingpt.preflight: checks of each node, and of the links between nodes, before training starts."""

@@ -1,15 +1,18 @@
-"""`python -m mingpt.preflight`: see command.py."""
+"""`mingpt preflight`, which is in command.py."""
 
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 from mingpt.errors import CRASHED, STOPPED
-from mingpt.preflight.command import main
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
     try:
-        code = main(sys.argv[1:])
+        from mingpt.preflight import command  # which takes a second; Ctrl-C may come meanwhile
+
+        code = command.main(sys.argv[1:])
     except KeyboardInterrupt:
         code = STOPPED
     except Exception:
@@ -17,4 +20,8 @@ if __name__ == "__main__":
         code = CRASHED
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads may still wait for nodes that don't answer
+    os._exit(code)  # without waiting for threads whose nodes do not answer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What is wrong between nodes: those that are missing, differ, or don't hear each other well."""
+"""Compares the nodes: which are missing, which differ, which reach each other badly or not at all."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,12 +6,12 @@ from typing import Any
 
 from mingpt.preflight.finding import Finding, Level
 
-SLOW_SECONDS = 0.02  # of a round trip: nodes of one place are well below a millisecond apart
+SLOW_SECONDS = 0.02  # of a round trip: within one place it takes well below a millisecond
 LOST_SHARE = 0.005
 CLOCK_SECONDS = 5.0
 
-# What all nodes should have alike: the fact, how bad it is if they don't, its name, and what to do.
 INSTALL = "install the versions of constraints.txt on every node (bash recipes/setup.sh)"
+# Facts that should be equal on all nodes: key, level of the finding if they differ, name, and what to do.
 ALIKE: tuple[tuple[str, Level, str, str], ...] = (
     ("torch", "problem", "torch", INSTALL),
     ("nccl", "problem", "NCCL", INSTALL),
@@ -29,7 +29,10 @@ ALIKE: tuple[tuple[str, Level, str, str], ...] = (
 
 
 def alike(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """nodes: their facts, the head's first; on a tie it has the word."""
+    """A finding for each node whose fact differs from that of most nodes. nodes: their facts, the head's first.
+
+    On a tie, the value that comes first counts as that of most.
+    """
     findings: list[Finding] = []
     for key, level, name, advice in ALIKE:
         values = [_shown(key, node.get(key)) for node in nodes]
@@ -54,7 +57,11 @@ def _shown(key: str, value: Any) -> str:
 def absent(
     size: int, least: int, hosts: Mapping[int, str], addresses: Sequence[str], port: int, seconds: float
 ) -> list[Finding]:
-    """Of nodes that have not come. addresses: of all, where the platform tells them. hosts: those that are there."""
+    """A finding for each node that has not come.
+
+    size, least: numbers of nodes that are expected and needed. hosts: names by rank of the nodes that have come.
+    addresses: of all nodes by rank; empty if the platform does not give them. seconds: how long the head has waited.
+    """
     level: Level = "unreachable" if len(hosts) < least else "warning"
     return [
         Finding(
@@ -69,34 +76,34 @@ def absent(
     ]
 
 
-def ways(nodes: Sequence[Mapping[str, Any]], hosts: Mapping[int, str]) -> list[Finding]:
-    """nodes: reports, with what each met on its ways to the others."""
+def links(nodes: Sequence[Mapping[str, Any]], hosts: Mapping[int, str]) -> list[Finding]:
+    """Findings about the links that the nodes have measured. hosts: the nodes' names by rank."""
     reached_by = {(node["rank"], address): label for node in nodes for address, label in node["addresses"]}
     findings: list[Finding] = []
     for node in nodes:
-        for way in node["ways"]:
-            if label := reached_by.get((way["rank"], way["address"]), ""):
-                findings += _chosen_way(way, label, hosts[node["rank"]], hosts[way["rank"]])
+        for link in node["links"]:
+            if label := reached_by.get((link["rank"], link["address"]), ""):
+                findings += _chosen_link(link, label, hosts[node["rank"]], hosts[link["rank"]])
             else:
-                findings += _way(way, hosts[node["rank"]], f"{hosts[way['rank']]} ({way['address']})")
+                findings += _link(link, hosts[node["rank"]], f"{hosts[link['rank']]} ({link['address']})")
     return findings
 
 
-def _chosen_way(way: Mapping[str, Any], label: str, node: str, peer: str) -> list[Finding]:
-    """To an address that is only used because the environment of the peer says so."""
-    if not way["error"]:
+def _chosen_link(link: Mapping[str, Any], label: str, node: str, peer: str) -> list[Finding]:
+    """A link to an address that is used only because a variable of the peer's environment (`label`) chooses it."""
+    if not link["error"]:
         return []
-    text = f"{label} leads to {way['address']}, where {node} does not reach it ({way['error']})"
+    text = f"{label} leads to {link['address']}, where {node} does not reach it ({link['error']})"
     advice = "unset it, then the interface that leads to the other nodes is found"
     return [Finding("problem", peer, "interface", text, advice)]
 
 
-def _way(way: Mapping[str, Any], node: str, where: str) -> list[Finding]:
-    if way["error"]:
-        text = f"no way to {where} at a free port ({way['error']}), though they have met at the head's"
+def _link(link: Mapping[str, Any], node: str, where: str) -> list[Finding]:
+    if link["error"]:
+        text = f"no way to {where} at a free port ({link['error']}), though they have met at the head's"
         advice = "open all TCP ports between the nodes (security group, ufw, iptables)"
         return [Finding("problem", node, "ports", text, advice)]
-    if not way["large"]:
+    if not link["large"]:
         text = f"large packets to or from {where} are lost, small ones pass"
         advice = (
             "lower the interface's MTU until they pass (ip link set dev NAME mtu 1400), or let ICMP's "
@@ -104,12 +111,12 @@ def _way(way: Mapping[str, Any], node: str, where: str) -> list[Finding]:
         )
         return [Finding("problem", node, "mtu", text, advice)]
     findings: list[Finding] = []
-    if way["rtt"] > SLOW_SECONDS:
-        text = f"a round trip to {where} takes {way['rtt'] * 1000:.0f} ms"
+    if link["rtt"] > SLOW_SECONDS:
+        text = f"a round trip to {where} takes {link['rtt'] * 1000:.0f} ms"
         advice = "take nodes of one place: each step has several round trips"
         findings.append(Finding("warning", node, "delay", text, advice))
-    if (way["loss"] or 0) >= LOST_SHARE:
-        text = f"{way['loss'] * 100:.1f} % of the packets to {where} and back are lost"
+    if (link["loss"] or 0) >= LOST_SHARE:
+        text = f"{link['loss'] * 100:.1f} % of the packets to {where} and back are lost"
         advice = "look for a bad cable, port or tunnel: TCP is slow where packets are lost"
         findings.append(Finding("warning", node, "loss", text, advice))
     return findings
@@ -131,7 +138,7 @@ def clocks(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def places(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether each node sees what the others have written into the run's directory."""
+    """A finding for each node that does not see the files that the others have written into run.dir."""
     findings = []
     writers = [node for node in nodes if node["written"]]
     for node in nodes:

@@ -1,4 +1,4 @@
-"""What is wrong, on which node, and what to do about it."""
+"""A finding: what is wrong, on which node, and what to do about it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ ORDER: tuple[Level, ...] = ("problem", "unreachable", "warning")
 
 @dataclass(frozen=True)
 class Finding:
-    """warning: training works, slower or not as meant. problem: it can't until the user acts. unreachable: a node."""
+    """level: warning: training works, but slower or otherwise than meant. problem: training can't work until the user
+    acts. unreachable: a node can't be reached now, and may be later.
+    """
 
     level: Level
     node: str
@@ -24,13 +26,13 @@ class Finding:
         return f"{self.level} on {self.node} ({self.check}): {self.text}: {self.advice}"
 
 
-def told_by(error: UserError | TransientError, node: str, check: str) -> list[Finding]:
-    """What the trainer would have said: each problem ends with what to do."""
+def findings_of(error: UserError | TransientError, node: str, check: str) -> list[Finding]:
+    """The problems of an error as findings. Each problem ends with what to do, after its last colon."""
     problems = error.problems if isinstance(error, UserError) else (str(error),)
-    return [Finding("problem", node, check, *_parted(problem)) for problem in problems]
+    return [Finding("problem", node, check, *_split_advice(problem)) for problem in problems]
 
 
-def _parted(problem: str) -> tuple[str, str]:
+def _split_advice(problem: str) -> tuple[str, str]:
     text, _, advice = problem.rpartition(": ")
     return (text, advice) if text else (advice, "correct it")
 

@@ -1,7 +1,7 @@
-"""A process beside preflight for all that needs torch or may hang: the run directory, and an all-reduce over gloo.
+"""A child process for what needs torch or may hang: access to the run directory, and an all-reduce over gloo.
 
-Started at once, it imports torch while the nodes meet, and then takes requests, a JSON line each. Preflight waits for
-an answer as long as it likes; a helper that is stuck is killed.
+Preflight starts it first, so that it imports torch while the nodes meet. It takes requests and answers them, one JSON
+line each. Preflight waits for each answer with a limit, and kills a helper that hangs.
 """
 
 import json
@@ -20,13 +20,13 @@ from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import LIMIT
 
-REDUCE_SECONDS = 1.5  # of measuring
-STORE_SECONDS = "8"  # for a call of the store; the environment may say otherwise
-PROBE = "preflight-"
+MEASURE_SECONDS = 1.5  # of all-reduces
+STORE_SECONDS = "8"  # limit of a call of the store, unless the environment sets one
+PROBE = "preflight-"  # the names of files that nodes write begin with it
 
 
 class Helper:
-    """Preflight's end."""
+    """Preflight's side: starts the child process, sends requests, receives answers."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -57,11 +57,11 @@ class Helper:
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-        except OSError:  # it has died: told by the missing answer
+        except OSError:  # the helper has died: `receive` returns the error
             pass
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        """The next answer; {"error": …} if none comes."""
+        """The next answer, or {"error": …} if none comes within `seconds` or the helper has died."""
         try:
             line = self.answers.get(timeout=max(0.01, seconds))
         except Empty:
@@ -79,7 +79,7 @@ class Helper:
 
 
 def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> int:
-    """What the busiest node sends to the others for one exact sum. processes: of each node."""
+    """How many bytes the busiest node sends to other nodes for one exact sum. processes: of each node."""
     from mingpt.compute.reduction import whole_nodes
     from mingpt.world.world import share
 
@@ -90,13 +90,13 @@ def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> in
     ]
     slice_bytes, first, most = 4 * parameters / world, 0, 0.0
     for count in processes:
-        exchange = sum(pieces[first : first + count]) * (world - count)  # to every process of another node
-        most = max(most, (exchange + world - 1) * slice_bytes)  # and around the ring, once over each cable
+        exchange = sum(pieces[first : first + count]) * (world - count)  # all-to-all: slices for other nodes' processes
+        most = max(most, (exchange + world - 1) * slice_bytes)  # all-gather: each slice once, around a ring
         first += count
     return int(most)
 
 
-# --- the helper's own end ---
+# --- the child process ---
 
 
 def _about() -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _nccl() -> str | None:
 
 
 def _write(places: list[list[str]], name: str, snapshot_dir: str) -> dict[str, Any]:
-    """Write and read back a small file in each place; ask the store of snapshots whether it heeds a put's condition."""
+    """Write a small file into each place and read it back; test whether the snapshots' store has conditional puts."""
     from mingpt import storage
     from mingpt.snapshot.store import Store
 
@@ -128,7 +128,7 @@ def _write(places: list[list[str]], name: str, snapshot_dir: str) -> dict[str, A
                 fs.pipe_file(file, content)
                 if fs.cat_file(file) != content:
                     shown = without_secrets(url)
-                    raise UserError(f"{key}={shown}: what was written is read back otherwise: choose another place")
+                    raise UserError(f"{key}={shown}: a file reads back with another content: choose another place")
         except (UserError, TransientError) as error:
             problems += error.problems if isinstance(error, UserError) else [str(error)]
     conditional = None
@@ -140,8 +140,8 @@ def _write(places: list[list[str]], name: str, snapshot_dir: str) -> dict[str, A
     return {"problems": problems, "conditional": conditional, "seconds": time.monotonic() - begun}
 
 
-def _look(key: str, url: str) -> dict[str, Any]:
-    """Whose files are in a place."""
+def _list(key: str, url: str) -> dict[str, Any]:
+    """Which nodes' files are in a place."""
     from mingpt import storage
 
     try:
@@ -160,7 +160,7 @@ def _clean(places: list[list[str]], name: str) -> dict[str, Any]:
         try:
             fs, path = storage.open_fs(url, key)
             fs.rm_file(f"{path.rstrip('/')}/{PROBE}{name}")
-        except Exception:  # told by _write already, or never written
+        except Exception:  # _write has reported it, or the file was never written
             continue
     return {}
 
@@ -168,40 +168,40 @@ def _clean(places: list[list[str]], name: str) -> dict[str, Any]:
 def _host() -> dict[str, Any]:
     import torch.distributed as dist
 
-    _kept.append(dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
-    return {"port": _kept[0].port}
+    _stores.append(dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
+    return {"port": _stores[0].port}
 
 
 def _reduce(
     host: str, port: int, rank: int, size: int, count: int, seconds: float, environment: dict[str, str]
 ) -> dict[str, Any]:
-    """Sum `count` bytes again and again: how many a second each node sends, with one process a node."""
+    """All-reduce `count` bytes for MEASURE_SECONDS, one process a node: the bytes a second that each node sends."""
     import torch
     import torch.distributed as dist
 
     os.environ.update(environment)
     limit = timedelta(seconds=seconds)
     if rank:
-        _kept.append(dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False))
+        _stores.append(dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False))
     try:
-        dist.init_process_group("gloo", store=_kept[0], rank=rank, world_size=size, timeout=limit)
+        dist.init_process_group("gloo", store=_stores[0], rank=rank, world_size=size, timeout=limit)
         buffer = torch.zeros(count // 4)
-        rounds, best, deadline = torch.ones(1), float("inf"), time.monotonic() + REDUCE_SECONDS
+        rounds, best, deadline = torch.ones(1), float("inf"), time.monotonic() + MEASURE_SECONDS
         while rounds.item() > 0:
             begun = time.monotonic()
             dist.all_reduce(buffer)
             best = min(best, time.monotonic() - begun)
             rounds.fill_(float(time.monotonic() < deadline))
-            dist.all_reduce(rounds, dist.ReduceOp.MIN)  # all stop after the same one
+            dist.all_reduce(rounds, dist.ReduceOp.MIN)  # so that all stop after the same round
         return {"bandwidth": 2 * (size - 1) / size * count / best}
     except Exception as error:  # gloo's errors have no class of their own
-        return {"error": re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0])}  # without the place in its source
+        return {"error": re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0])}  # without the line of gloo's source
 
 
-_kept: list[Any] = []  # the store lives as long as this process
+_stores: list[Any] = []  # the TCPStore, kept alive until this process ends
 WORK: dict[str, Callable[..., Any]] = {
     "write": _write,
-    "look": _look,
+    "list": _list,
     "clean": _clean,
     "host": _host,
     "reduce": _reduce,
@@ -215,7 +215,7 @@ def main() -> None:
         request = json.loads(line)
         answer = WORK[request.pop("do")](**request)
         print(json.dumps(answer if isinstance(answer, dict) else {"value": answer}), flush=True)
-    os._exit(0)  # gloo's threads may wait for nodes that have ended
+    os._exit(0)  # without waiting for gloo's threads, which may wait for nodes that have ended
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All checks of a node, in order: itself, the way to the head, the others, the run directory, an all-reduce."""
+"""All checks, in order: the link to the head, this node itself, the other nodes, the run directory, an all-reduce."""
 
 import os
 import socket
@@ -10,25 +10,28 @@ from uuid import uuid4
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, UserError
 from mingpt.launch.torchrun import Torchrun
-from mingpt.preflight import compare, machine
-from mingpt.preflight.finding import Finding, Level, exit_code, told_by
+from mingpt.preflight import allreduce, compare, machine
+from mingpt.preflight.finding import Finding, Level, exit_code, findings_of
 from mingpt.preflight.helper import Helper
-from mingpt.preflight.meeting import Meeting, Refused, Unreached, host, plain, visit, what_stops
+from mingpt.preflight.links import Echo, probe_all
+from mingpt.preflight.meeting import SHORT_SECONDS, Meeting, Refused, Unreached, host, join, plain, why_unreachable
 from mingpt.preflight.report import Report
-from mingpt.preflight.ways import Echo, probe_all
 from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.platforms import find_placement
 
-# The limits of what follows once all have come; on good nodes each takes a fraction of it.
-TELL_SECONDS, WAYS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS = 10, 20, 60, 20, 15
+# The limits of the checks after all nodes have come; on good nodes each takes a fraction of it.
+LINKS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS = 20, 60, 20
 NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
-LARGE, SMALL = 2**23, 2**15  # bytes of an all-reduce
-PEERS = 8  # that each node tries the ways to: all of a small job, the next ones of a large
+PEERS = 8  # nodes to which each node measures the link
 
 
 def inspect(node: Torchrun, config: Config, processes: int | None, seconds: float) -> Report:
-    """This node's part; what it returns is the same on all nodes that have met."""
+    """Run the checks, on every node at once; the report is the same on all nodes that have met.
+
+    processes: of this node; None: as many as the platform announces GPUs, or torch sees. seconds: the longest wait for
+    the other nodes.
+    """
     helper = Helper()
     try:
         return _Inspection(node, config, processes, seconds, helper).run()
@@ -37,6 +40,8 @@ def inspect(node: Torchrun, config: Config, processes: int | None, seconds: floa
 
 
 class _Inspection:
+    """The checks of one node, whose findings are collected in `mine`."""
+
     def __init__(self, node: Torchrun, config: Config, processes: int | None, seconds: float, helper: Helper) -> None:
         self.node, self.config, self.processes = node, config, processes
         self.seconds, self.helper, self.begun = seconds, helper, time.monotonic()
@@ -60,16 +65,16 @@ class _Inspection:
         except Unreached as error:
             if error.args:
                 self._add("unreachable", "nodes", str(error), "see what its log says")
-            # The others can't be asked: what this node has found alone.
+            # Report what this node has found alone.
             report = self._about_me((0, 0), Meeting(self.node.rank or 0, 1))
             self._check_place()
-            return Report([report | {"ways": []}], self.mine, [], time.monotonic() - self.begun)
+            return Report([report | {"links": []}], self.mine, [], time.monotonic() - self.begun)
         finally:
             self.helper.send(do="clean", places=self.places, name=self.identity)
             self.helper.receive(PLACE_SECONDS)
             meeting.close()
 
-    # --- where the head is, and whether it can be reached ---
+    # --- the link to the head ---
 
     def _meet(self) -> Meeting:
         node = self.node
@@ -82,7 +87,7 @@ class _Inspection:
             raise Unreached from error
         loopback = next((a for a in addresses if network.is_loopback(a)), None)
         head = node.rank == 0 if node.rank is not None else self._is_head(addresses, loopback)
-        literal = node.host in (loopback, "localhost")  # several launchers on one machine, if no platform is there
+        literal = node.host in (loopback, "localhost")  # fine without a platform: several launchers on one machine
         if loopback and not head and not literal:
             text = f"{node.host}, the head's name, means {loopback} here, which is this node itself"
             self._add("problem", "names", text, NAME_ADVICE)
@@ -90,10 +95,10 @@ class _Inspection:
         if literal and (self.placement or "SLURM_JOB_ID" in os.environ):
             self._add("problem", "names", f"{loopback} as the head's address means each node itself", NAME_ADVICE)
             raise Unreached
-        return self._host() if head else self._visit()
+        return self._host() if head else self._join()
 
     def _is_head(self, addresses: list[str], loopback: str | None) -> bool:
-        """Where no rank says who is: a name that means loopback must be this node's own."""
+        """Whether this node is the head, where no rank says so: its name or one of its addresses is the head's."""
         if loopback:
             return self.node.host in (loopback, self.name, socket.getfqdn(), "localhost")
         return any(network.interface_of(address) for address in addresses)
@@ -106,22 +111,22 @@ class _Inspection:
             self._add("problem", "ports", text, "stop what listens there, or choose another port")
             raise Unreached from error
 
-    def _visit(self) -> Meeting:
+    def _join(self) -> Meeting:
         node = self.node
         try:
-            return visit(node.host, node.port, node.rank, node.most, self.seconds)
+            return join(node.host, node.port, node.rank, node.most, self.seconds)
         except Refused as error:
             self._add("problem", "nodes", str(error), "give the same --nnodes to all nodes")
             raise Unreached from error
         except Unreached as error:
-            to_fix, text, advice = what_stops(node.host, node.port)
+            to_fix, text, advice = why_unreachable(node.host, node.port)
             self._add("problem" if to_fix else "unreachable", "ports", text, advice)
             raise Unreached from error
 
     # --- this node ---
 
     def _own_address(self, meeting: Meeting) -> str:
-        """Where the others have met this node, or what the routing table says."""
+        """The address at which the other nodes have met this one; without a meeting, the routing table's choice."""
         if own := meeting.own_address():
             return own
         try:
@@ -130,7 +135,7 @@ class _Inspection:
             return "127.0.0.1"
 
     def _about_me(self, ports: tuple[int, int], meeting: Meeting) -> dict[str, Any]:
-        """What this node tells the others, and notes what is wrong with it alone."""
+        """What this node sends to the others; findings about this node alone are added to `mine`."""
         own = self._own_address(meeting)
         about = self._import_torch
         facts = machine.facts(self.config, own)
@@ -138,13 +143,13 @@ class _Inspection:
         facts["nccl"] = about.get("nccl_in_torch") or facts["nccl"]
         announced = (self.placement.gpus or 0) if self.placement and self.processes is None else 0
         processes = self.processes or announced or max(1, len(facts["visible"]))
-        addresses, told = [[own, ""]], None
+        addresses, environment = [[own, ""]], None
         if self.node.most > 1 and not network.is_loopback(own):
             try:
-                told = network.settings(facts["interface"], os.environ)
-                addresses += _by_the_user(own)
-            except UserError as mistake:
-                self.mine += told_by(mistake, self.name, "interface")
+                environment = network.settings(facts["interface"], os.environ)
+                addresses += _by_environment(own)
+            except UserError as error:
+                self.mine += findings_of(error, self.name, "interface")
         self.mine += machine.findings(self.config, facts, processes)
         seen, there = len(facts["visible"]), len(facts["gpus"])
         if "error" in about:
@@ -154,7 +159,7 @@ class _Inspection:
             self._add("problem", "gpus", text, "install a driver that is new enough for this torch")
         elif announced > seen:
             text = f"{self.placement.platform if self.placement else ''} announces {announced} GPUs, torch sees {seen}"
-            self._add("warning", "gpus", text, "training goes on CPUs then; see what nvidia-smi says")
+            self._add("warning", "gpus", text, "training will run on CPUs: see what nvidia-smi says")
         return {
             "rank": meeting.rank,
             "identity": self.identity,
@@ -162,7 +167,7 @@ class _Inspection:
             "processes": processes,
             "addresses": addresses,
             "ports": ports,
-            "told": told,
+            "environment": environment,
             "clock": meeting.clock,
         }
 
@@ -181,22 +186,20 @@ class _Inspection:
             text = f"run.dir={without_secrets(self.config.run.dir)}: {place['error']}"
             self._add("problem", "run.dir", text, "look at the network and the address")
         elif place["problems"]:
-            self.mine += told_by(UserError(*place["problems"]), self.name, "run.dir")
+            self.mine += findings_of(UserError(*place["problems"]), self.name, "run.dir")
         elif place["conditional"] is False:
-            text = (
-                f"snapshot.dir={without_secrets(self.config.snapshot.dir)}: this store overwrites what a put must not"
-            )
+            text = f"snapshot.dir={without_secrets(self.config.snapshot.dir)}: this store has no conditional put"
             self._add("warning", "run.dir", text, "never start two runs in one run.dir, or choose another store")
         return not place.get("problems", True)
 
-    def _look(self) -> list[str] | None:
-        """Whose files this node sees there."""
-        self.helper.send(do="look", key="run.dir", url=self.config.run.dir)
-        look = self.helper.receive(PLACE_SECONDS)
-        if problems := look.get("problems", [look.get("error")]):
-            self.mine += told_by(UserError(*map(str, problems)), self.name, "run.dir")
+    def _list_place(self) -> list[str] | None:
+        """Which nodes' files this node sees in the run directory; None, and a finding, if it can't be listed."""
+        self.helper.send(do="list", key="run.dir", url=self.config.run.dir)
+        listing = self.helper.receive(PLACE_SECONDS)
+        if problems := listing.get("problems", [listing.get("error")]):
+            self.mine += findings_of(UserError(*map(str, problems)), self.name, "run.dir")
             return None
-        return list(look["seen"])
+        return list(listing["seen"])
 
     # --- all nodes ---
 
@@ -204,52 +207,50 @@ class _Inspection:
         try:
             return self._together(meeting)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            if not meeting.lines:
+            if not meeting.connections:
                 raise
-            what = (
-                "a node tells what this version's preflight does not: it has other code, or is a stranger at the port"
-            )
+            what = "a message is not from a preflight of this version: a node has other code, or it is no node"
             raise Unreached(f"{what} ({type(error).__name__}: {error})") from error
 
     def _together(self, meeting: Meeting) -> Report:
-        """What it returns is the same on every node: all know what each has told."""
+        """The report is the same on every node, since each has all values that were gathered."""
         echo = Echo(self.identity)
         me = self._about_me(echo.ports, meeting)
-        nodes = {n["rank"]: n for n in meeting.gather(me, IMPORT_SECONDS + TELL_SECONDS) if n}
-        ways = self._probe(meeting, nodes)
+        nodes = {n["rank"]: n for n in meeting.gather(me, IMPORT_SECONDS + SHORT_SECONDS) if n}
+        links = self._probe(meeting, nodes)
         written = self._check_place()
-        for rank, told in enumerate(meeting.gather([ways, written], WAYS_SECONDS + PLACE_SECONDS)):
-            if told:
-                nodes[rank] |= {"ways": told[0], "written": told[1]}
-        seen = self._look() if written else None
+        for rank, answer in enumerate(meeting.gather([links, written], LINKS_SECONDS + PLACE_SECONDS)):
+            if answer:
+                nodes[rank] |= {"links": answer[0], "written": answer[1]}
+        seen = self._list_place() if written else None
         findings: list[Finding] = []
-        for rank, told in enumerate(meeting.gather([seen, [vars(f) for f in self.mine]], PLACE_SECONDS)):
-            if told:
-                nodes[rank]["seen"] = told[0]
-                findings += [Finding(**f) for f in told[1]]
+        for rank, answer in enumerate(meeting.gather([seen, [vars(f) for f in self.mine]], PLACE_SECONDS)):
+            if answer:
+                nodes[rank]["seen"] = answer[0]
+                findings += [Finding(**f) for f in answer[1]]
         hosts = {rank: n["facts"]["host"] for rank, n in nodes.items()}
         whole = [n for n in nodes.values() if "seen" in n]
         for rank in nodes.keys() - {n["rank"] for n in whole}:
-            text = "it has ended, or answers no more, in the middle of preflight"
+            text = "it ended or stopped answering during preflight"
             findings.append(Finding("unreachable", hosts[rank], "nodes", text, "see what its log says"))
         addresses = self.placement.addresses if self.placement else ()
         findings += compare.absent(meeting.size, self.node.least, hosts, addresses, self.node.port, self.seconds)
-        findings += compare.alike([n["facts"] for n in whole]) + compare.ways(whole, hosts)
+        findings += compare.alike([n["facts"] for n in whole]) + compare.links(whole, hosts)
         findings += compare.clocks(whole) + compare.places(whole)
         notes: list[str] = []
         if meeting.size > 1:
-            told_each = (
-                (n["facts"]["host"], " ".join(f"{k}={v}" for k, v in n["told"].items()))
+            settings = (
+                (n["facts"]["host"], " ".join(f"{k}={v}" for k, v in n["environment"].items()))
                 for n in whole
-                if n["told"] is not None
+                if n["environment"] is not None
             )
-            notes = [f"{name} sets {told or 'nothing: all is set'}" for name, told in told_each]
+            notes = [f"{name} sets {given or 'nothing: all is set'}" for name, given in settings]
             if len(whole) == meeting.size and exit_code(findings) == FINISHED:
-                notes += self._reduce(meeting, whole, findings)
+                notes += allreduce.measure(self.config, self.helper, meeting, whole, findings)
         return Report(whole, findings, notes, time.monotonic() - self.begun, meeting.rank)
 
     def _probe(self, meeting: Meeting, nodes: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Try the ways to other nodes; each tries the next few, so that a large job is not flooded."""
+        """Measure the links to the next PEERS nodes by rank: to all in a large job would be too many connections."""
         others = sorted(nodes.keys() - {meeting.rank}, key=lambda rank: (rank - meeting.rank) % meeting.size)[:PEERS]
         wanted = [
             (rank, address, tuple(nodes[rank]["ports"]), nodes[rank]["identity"])
@@ -258,45 +259,9 @@ class _Inspection:
         ]
         return probe_all(wanted)
 
-    def _reduce(self, meeting: Meeting, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
-        port = None
-        if meeting.rank == 0:
-            self.helper.send(do="host")
-            port = self.helper.receive(REDUCE_SECONDS).get("port")
-        port = meeting.gather(port, REDUCE_SECONDS)[0]
-        where = {"host": nodes[0]["facts"]["address"], "port": port, "rank": meeting.rank, "size": meeting.size}
-        told = nodes[meeting.rank]["told"] or {}
-        # Where packets are late or lost, TCP may take minutes for what takes milliseconds elsewhere.
-        count = SMALL if {"delay", "loss"} & {f.check for f in findings} else LARGE
-        self.helper.send(do="reduce", **where, count=count, seconds=REDUCE_SECONDS / 2, environment=told)
-        results = meeting.gather(self.helper.receive(REDUCE_SECONDS), REDUCE_SECONDS + TELL_SECONDS)
-        for node, result in zip(nodes, results, strict=True):
-            if not result or "error" in result:
-                text = f"an all-reduce over gloo failed ({result['error'] if result else 'no answer'})"
-                advice = "open all TCP ports between the nodes, and look at the interfaces above"
-                findings.append(Finding("problem", node["facts"]["host"], "all-reduce", text, advice))
-        if exit_code(findings) != FINISHED:
-            return []
-        slowest = min(result["bandwidth"] for result in results)
-        meaning = self._means([n["processes"] for n in nodes], slowest)
-        meaning = meeting.gather(meaning, TELL_SECONDS)[0]
-        return [f"all-reduce over TCP: {slowest / 1e6:.0f} MB/s from each node{meaning}"]
 
-    def _means(self, processes: list[int], bandwidth: float) -> str:
-        count = machine.parameters(self.config)
-        microbatches = self.config.global_size(sum(processes)) // self.config.batch.micro_size
-        self.helper.send(do="bytes", parameters=count, microbatches=microbatches, processes=processes)
-        sent = self.helper.receive(TELL_SECONDS).get("value")
-        if not sent:  # a model whose size only its own code knows
-            return ""
-        return (
-            f"; the exact sum of about {count / 1e6:.1f} M gradients sends {sent / 1e6:.0f} MB: "
-            f"{sent / bandwidth:.2f} s of each step, part of it beside computing"
-        )
-
-
-def _by_the_user(own: str) -> list[list[str]]:
-    """The addresses that NCCL and gloo would take because the environment says so, with who says it."""
+def _by_environment(own: str) -> list[list[str]]:
+    """The addresses that NCCL and gloo would take because of variables, each with its variable and value."""
     import psutil
 
     out: list[list[str]] = []
@@ -305,7 +270,7 @@ def _by_the_user(own: str) -> list[list[str]]:
         names = network.chosen(variable, value) if value else []
         of_interface = [a.address for a in psutil.net_if_addrs()[names[0]]] if names else []
         kind = ":" in own
-        taken = [a for a in of_interface if (":" in a) == kind and a.count(":") != 5]  # no hardware address
+        taken = [a for a in of_interface if (":" in a) == kind and a.count(":") != 5]  # 5 colons: a hardware address
         if value and own not in taken:
             out.append([taken[0] if taken else "no address", f"{variable}={value}"])
     return out

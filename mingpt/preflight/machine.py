@@ -1,4 +1,4 @@
-"""What this node is: numbers and versions that all nodes should agree in, and what is wrong with it alone."""
+"""Facts about this node (hardware, versions, free space), and findings that concern this node alone."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mingpt
-from mingpt.config.schema import Config, Model, RandomData, TextData
+from mingpt.config.schema import Config
 from mingpt.preflight.finding import Finding
 from mingpt.world import network
 
@@ -22,7 +22,10 @@ MIB = 2**20
 
 
 def facts(config: Config, own: str) -> dict[str, Any]:
-    """Takes milliseconds, since torch is not imported. own: this node's address on the way to the others."""
+    """Numbers and versions for the report, in milliseconds: torch is not imported.
+
+    own: this node's address towards the other nodes.
+    """
     interface = network.interface_of(own)
     gpus, driver = _gpus()
     disk, memory = _free(config.snapshot.dir), _free(config.snapshot.hot_dir)
@@ -45,7 +48,7 @@ def facts(config: Config, own: str) -> dict[str, Any]:
 
 
 def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[Finding]:
-    """What is wrong with this node, whatever the others are."""
+    """Warnings about CPUs, disk and memory. found: this node's facts. processes: of this node."""
     out: list[Finding] = []
 
     def warn(check: str, text: str, advice: str) -> None:
@@ -73,34 +76,23 @@ def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[F
             "memory",
             f"snapshot.hot_dir={config.snapshot.hot_dir} has {found['memory_free'] / MIB:.0f} MiB free, and two "
             f"snapshots take about {needed / MIB:.0f} MiB",
-            "give it more (docker: --shm-size), or set snapshot.hot_every_steps=0; training goes on without",
+            "give it more (docker: --shm-size), or set snapshot.hot_every_steps=0; training goes on without them",
         )
     return out
 
 
 def parameters(config: Config) -> int:
-    """About as many as the model has; 0 where only its own code knows. Of characters there are few."""
-    m = config.model
-    if not isinstance(m, Model):
-        return 0
-    vocabulary = 50257
-    if isinstance(config.data, TextData):
-        vocabulary = {"char": 100, "byte": 256, "bpe": 50257}[config.data.tokens]
-    elif isinstance(config.data, RandomData):
-        vocabulary = config.data.vocabulary
-    elif config.data.kind in ("addition", "sort", "images"):
-        vocabulary = 300
-    blocks = m.n_layer * (12 * m.n_embd**2 + 13 * m.n_embd)
-    return (vocabulary + m.block_size + 2) * m.n_embd + blocks
+    """About how many parameters the model has, without opening the data; 0 for a model of one's own."""
+    return config.model.parameters(config.data.vocabulary_size())
 
 
 def state_bytes(config: Config) -> int:
-    """Of one snapshot: fp32 weights and two moments."""
+    """The size of one snapshot: fp32 weights and two moments."""
     return 12 * parameters(config)
 
 
 def source_sha256() -> str:
-    """Of this package's code: two checkouts of one version may differ."""
+    """The hash of this package's code: two checkouts of one version may differ."""
     folder = Path(mingpt.__file__).parent
     files = sorted(folder.rglob("*.py"))
     return sha256(b"".join(f.relative_to(folder).as_posix().encode() + f.read_bytes() for f in files)).hexdigest()
@@ -114,13 +106,13 @@ def _version(distribution: str) -> str | None:
 
 
 def _gpus() -> tuple[list[str], str | None]:
-    """Names and driver, as the driver's own tool tells them; it needs no torch."""
+    """The GPUs' names and the driver's version, from nvidia-smi; no GPU and None where that fails."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return [], None
-    rows = [line.rsplit(", ", 1) for line in told.stdout.splitlines() if ", " in line] if told.returncode == 0 else []
+    rows = [line.rsplit(", ", 1) for line in done.stdout.splitlines() if ", " in line] if done.returncode == 0 else []
     return [name for name, _ in rows], rows[0][1] if rows else None
 
 
@@ -131,7 +123,7 @@ def _mtu(interface: str | None) -> int | None:
 
 
 def _free(place: str) -> int | None:
-    """Free bytes of a local place that may not exist yet; None of a bucket."""
+    """Free bytes where a local folder is or will be; None for a bucket."""
     if "://" in place:
         return None
     path = Path(place).expanduser().absolute()

@@ -1,7 +1,7 @@
-"""The nodes meet at the head's port, before training does at the same one, and tell each other short things.
+"""The nodes meet at the head's port, which training will use later, and exchange short messages.
 
-One connection from each node to the head; `gather` gives every node everybody's value. Every wait ends: a node that
-does not come, or falls silent, is None from then on.
+Each node has one connection, to the head. `gather` is an all-gather over it. Every wait has a limit. The value of a
+node that does not come, or stops answering, is None from then on.
 """
 
 import json
@@ -14,19 +14,20 @@ from typing import Any
 from mingpt.console import complain
 from mingpt.world import network
 
-LONGEST = 2**20  # bytes of a message; a stranger may talk to the port
-# Short segments pass where large ones vanish, so that an MTU black hole can still be told.
-SEGMENT = 400
-HELLO_SECONDS = 3.0
-SLACK_SECONDS = 5.0  # what a node gives the head beyond the head's own limit
+LONGEST = 2**20  # bytes of a message; any program may connect to the port
+NO_MESSAGE = "it sent something that is not a message of preflight"
+SEGMENT = 400  # bytes of a TCP segment: preflight's own messages pass where an MTU black hole swallows large packets
+HELLO_SECONDS = 3.0  # for connecting, and for each message of the greeting
+SLACK_SECONDS = 5.0  # that a node waits longer for the head than the head waits for the nodes
+SHORT_SECONDS = 10  # for a value that every node has ready
 
 
 class Unreached(Exception):
-    """The head was not reached, or lost."""
+    """The head can't be reached, or has gone."""
 
 
 class Refused(Exception):
-    """The head is there, and expects something else."""
+    """The head has refused this node; the message says why."""
 
 
 def shorten_segments(s: socket.socket) -> None:
@@ -35,8 +36,8 @@ def shorten_segments(s: socket.socket) -> None:
 
 
 @dataclass
-class Line:
-    """A connection that carries JSON values, a line each."""
+class Connection:
+    """A TCP connection that carries JSON values, one a line."""
 
     socket: socket.socket
     rest: bytes = b""
@@ -57,8 +58,8 @@ class Line:
         raw, _, self.rest = self.rest.partition(b"\n")
         try:
             return json.loads(raw)
-        except RecursionError as error:  # nested a thousand times: a stranger's
-            raise ValueError("what it sends is no message of a preflight") from error
+        except RecursionError as error:  # nested thousands of times: not from a node
+            raise ValueError(NO_MESSAGE) from error
 
     @property
     def ended(self) -> bool:
@@ -74,82 +75,93 @@ class Line:
 
 @dataclass
 class Meeting:
-    """This node's part. lines: to each other node (head), or to the head. clock: how far the head's is ahead, in s."""
+    """The nodes that have met, as this one knows them.
+
+    connections: by rank; the head has one to each other node, any other node one to the head. clock: seconds that the
+    head's clock is ahead of this node's.
+    """
 
     rank: int
     size: int
-    lines: dict[int, Line] = field(default_factory=dict)
+    connections: dict[int, Connection] = field(default_factory=dict)
     clock: float = 0.0
 
     def gather(self, value: Any, seconds: float) -> list[Any]:
-        """Everybody's value by rank; None of those that have not come or not answered. Raises Unreached."""
+        """All-gather: the values by rank; None for a node that has not come or not answered within `seconds`.
+
+        Raises Unreached, on a node that is not the head, if the head does not answer.
+        """
         deadline = time.monotonic() + seconds
         if self.rank:
             try:
-                self.lines[0].send(value, seconds)
-                return list(self.lines[0].receive(seconds + SLACK_SECONDS))
+                self.connections[0].send(value, seconds)
+                return list(self.connections[0].receive(seconds + SLACK_SECONDS))
             except (OSError, ValueError, TypeError) as error:
-                raise Unreached(f"the head's preflight has ended, or answers no more ({error})") from error
+                raise Unreached(f"the head's preflight has ended or stopped answering ({error})") from error
         values = [value, *[None] * (self.size - 1)]
-        for rank, line in list(self.lines.items()):
+        for rank, connection in list(self.connections.items()):
             try:
-                values[rank] = line.receive(max(0.01, deadline - time.monotonic()))
+                values[rank] = connection.receive(max(0.01, deadline - time.monotonic()))
                 if isinstance(value, (dict, list)) and not isinstance(values[rank], type(value)):
                     values[rank] = None
-                    raise ValueError("what it sends is no message of a preflight")
+                    raise ValueError(NO_MESSAGE)
             except (OSError, ValueError):
-                self.lines.pop(rank).socket.close()
-        for rank, line in list(self.lines.items()):
+                self.connections.pop(rank).socket.close()
+        for rank, connection in list(self.connections.items()):
             try:
-                line.send(values, SLACK_SECONDS)
+                connection.send(values, SLACK_SECONDS)
             except OSError:
-                self.lines.pop(rank).socket.close()
+                self.connections.pop(rank).socket.close()
         return values
 
     def own_address(self) -> str | None:
-        """What this node is called where the nodes have met, whatever its name means to itself."""
-        return next((plain(line.socket.getsockname()[0]) for line in self.lines.values()), None)
+        """This node's address as the other side of a connection sees it; None if there is no connection."""
+        return next((plain(connection.socket.getsockname()[0]) for connection in self.connections.values()), None)
 
     def close(self) -> None:
-        """The others first: who closes first keeps the port in TIME_WAIT, and training wants the head's at once."""
-        for line in self.lines.values():
+        """Close the connections; the head waits up to 1 s for the other side to close first.
+
+        The side that closes first keeps its port in TIME_WAIT, and training needs the head's port at once.
+        """
+        for connection in self.connections.values():
             if self.rank == 0:
-                line.socket.settimeout(1)
+                connection.socket.settimeout(1)
                 with suppress(OSError):
-                    line.socket.recv(1)
-            line.socket.close()
+                    connection.socket.recv(1)
+            connection.socket.close()
 
 
 def host(address: str, port: int, size: int, seconds: float) -> Meeting:
-    """On the head: let the others in, until all are there or the time is over. Raises OSError if the port is taken.
+    """On the head: accept the other nodes until all have come or `seconds` have passed.
 
-    address: this node's, as the others call it. What strangers send is told in a line each, and changes nothing.
+    address: this node's, as the others know it. A connection that is not from a node is closed and logged in one line.
+    Raises OSError if the port can't be opened.
     """
     with network.listen(address, port, several=True) as listener:
         shorten_segments(listener)
         meeting, deadline = Meeting(0, size), time.monotonic() + seconds
-        while len(meeting.lines) < size - 1 and (left := deadline - time.monotonic()) > 0:
+        while len(meeting.connections) < size - 1 and (left := deadline - time.monotonic()) > 0:
             listener.settimeout(left)
             try:
-                accepted, (stranger, *_) = listener.accept()
-            except OSError:  # nobody came
+                accepted, (peer, *_) = listener.accept()
+            except OSError:  # no connection came
                 continue
-            line = Line(accepted)
+            connection = Connection(accepted)
             try:
-                _let_in(meeting, line)
+                _let_in(meeting, connection)
             except (OSError, ValueError) as error:
-                complain(f"preflight: a connection from {plain(str(stranger))} is refused: {error}")
-                line.socket.close()
+                complain(f"preflight: a connection from {plain(str(peer))} is refused: {error}")
+                connection.socket.close()
     return meeting
 
 
-def _let_in(meeting: Meeting, line: Line) -> None:
-    """Raises OSError or ValueError if this is none of the nodes, which has been told why if it can be one."""
-    hello = line.receive(HELLO_SECONDS)
+def _let_in(meeting: Meeting, connection: Connection) -> None:
+    """Add a node to the meeting. Raises OSError or ValueError if it is refused; a node is sent the reason first."""
+    hello = connection.receive(HELLO_SECONDS)
     asked, size = (hello.get("rank"), hello.get("size")) if isinstance(hello, dict) else (None, None)
     if type(size) is not int or type(asked) not in (int, type(None)):
-        raise ValueError("what it sends is no message of a preflight")
-    taken = [r for r, other in meeting.lines.items() if not other.ended]
+        raise ValueError(NO_MESSAGE)
+    taken = [r for r, other in meeting.connections.items() if not other.ended]
     free = [r for r in range(1, meeting.size) if r not in taken]
     rank = asked if asked is not None else free[0]
     refused = ""
@@ -158,29 +170,32 @@ def _let_in(meeting: Meeting, line: Line) -> None:
     elif rank in taken:
         refused = f"another node has the number {rank}"
     if refused:
-        line.send({"refused": refused}, HELLO_SECONDS)
+        connection.send({"refused": refused}, HELLO_SECONDS)
         raise ValueError(refused)
-    line.send({"rank": rank, "time": time.time()}, HELLO_SECONDS)
-    meeting.lines[rank] = line
+    connection.send({"rank": rank, "time": time.time()}, HELLO_SECONDS)
+    meeting.connections[rank] = connection
 
 
-def visit(host: str, port: int, rank: int | None, size: int, seconds: float) -> Meeting:
-    """On another node: go to the head, again and again until it is there. Raises Unreached."""
+def join(host: str, port: int, rank: int | None, size: int, seconds: float) -> Meeting:
+    """On another node: connect to the head, with retries for `seconds`. rank: None: the head chooses one.
+
+    Raises Refused if the head does not accept this node, Unreached if it does not answer.
+    """
     deadline, tries = time.monotonic() + seconds, 0
     while True:
-        line = None
+        connection = None
         try:
-            line = Line(_connect(host, port, max(0.5, min(HELLO_SECONDS, deadline - time.monotonic()))))
+            connection = Connection(_connect(host, port, max(0.5, min(HELLO_SECONDS, deadline - time.monotonic()))))
             asked = time.time()
-            line.send({"rank": rank, "size": size}, HELLO_SECONDS)
-            answer = line.receive(HELLO_SECONDS)
+            connection.send({"rank": rank, "size": size}, HELLO_SECONDS)
+            answer = connection.receive(HELLO_SECONDS)
             if "refused" in answer:
                 raise Refused(answer["refused"])
             clock = float(answer["time"]) - (asked + time.time()) / 2
-            return Meeting(int(answer["rank"]), size, {0: line}, clock)
+            return Meeting(int(answer["rank"]), size, {0: connection}, clock)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if line:
-                line.socket.close()
+            if connection:
+                connection.socket.close()
             tries += 1
             if time.monotonic() > deadline:
                 raise Unreached(str(error)) from error
@@ -188,7 +203,7 @@ def visit(host: str, port: int, rank: int | None, size: int, seconds: float) -> 
 
 
 def plain(address: str) -> str:
-    """An IPv4 address as such, that came through a socket for both kinds."""
+    """An address without the prefix that a dual-stack socket puts before an IPv4 address."""
     return address.removeprefix("::ffff:")
 
 
@@ -207,8 +222,8 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
     raise last
 
 
-def what_stops(host: str, port: int) -> tuple[bool, str, str]:
-    """Why nobody was met at a host's port: whether the user must act there, what is seen, and what to do."""
+def why_unreachable(host: str, port: int) -> tuple[bool, str, str]:
+    """Why the head does not answer: (whether the user must fix something, what is wrong, what to do)."""
     try:
         address = plain(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])  # type: ignore[arg-type]
     except OSError as error:
@@ -224,12 +239,12 @@ def what_stops(host: str, port: int) -> tuple[bool, str, str]:
 
     seen = outcome(port)
     if seen is None:
-        text = f"something answers at port {port} of {where}, but no preflight that waits for this node"
+        text = f"a program answers at port {port} of {where}, but it is not a preflight that waits for this node"
         return False, text, "stop it, or choose another port"
     if isinstance(seen, ConnectionRefusedError):
         advice = "see whether that node is the head, and what its log says; start preflight there, too"
-        return False, f"nobody listens at port {port} of {where}", advice
-    if isinstance(outcome(9), ConnectionRefusedError):  # nobody uses it; a host that is there says so
+        return False, f"nothing listens at port {port} of {where}", advice
+    if isinstance(outcome(9), ConnectionRefusedError):  # the discard port, which is closed: a host that is up refuses
         advice = "open all TCP ports between the nodes (security group, ufw, iptables)"
         return True, f"{where} is up, but does not answer at port {port}: a firewall drops what comes for it", advice
     advice = "see whether that node is up, whether the address is right, and whether a firewall drops all that comes"

@@ -1,4 +1,4 @@
-"""What the nodes have found together: one table, one line a finding, or JSON."""
+"""The report of all nodes: a table and a line for each finding, or JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,13 @@ COLUMNS = ("node", "host", "address", "interface", "processes", "GPUs", "CPUs", 
 
 @dataclass
 class Report:
+    """nodes: what each node has sent. notes: lines between the table and the findings."""
+
     nodes: list[dict[str, Any]]
     findings: list[Finding]
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    rank: int = 0  # of the node that shows it
+    rank: int = 0  # of the node that prints the report
 
     @property
     def code(self) -> int:
@@ -37,7 +39,7 @@ class Report:
         return json.dumps(self.plain(), indent=1)
 
     def as_text(self) -> str:
-        """The table, in the head's output; in others' what concerns them."""
+        """On the head, the table and all findings; on another node, its own findings."""
         findings = sorted(self.findings, key=lambda f: ORDER.index(f.level))
         bad = sum(f.level != "warning" for f in findings)
         warnings = len(findings) - bad
@@ -57,7 +59,7 @@ class Report:
 
 def _row(node: Mapping[str, Any]) -> Sequence[str]:
     facts = node["facts"]
-    rtts = [way["rtt"] for way in node["ways"] if not way["error"]]
+    rtts = [link["rtt"] for link in node["links"] if not link["error"]]
     return (
         str(node["rank"]),
         facts["host"],

@@ -1,67 +1,48 @@
-"""Documents out of text files, JSON lines and Parquet at any URL, read as streams: memory is bounded, files may not be.
+"""Documents out of text files, JSON lines and Parquet, read as streams: files may be larger than memory.
 
-A file is cut into blocks, which processes encode beside each other. How it is cut depends on its content alone.
+A file is cut into blocks, which the encoding processes take one by one. How it is cut depends on its content alone.
 """
 
 import codecs
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from mingpt.data import bpe
 from mingpt.errors import UserError
 from mingpt.prepare.parquet import parquet_column
-from mingpt.redact import printable, without_secrets
-from mingpt.storage import name_of, open_fs, place, without_query
+from mingpt.prepare.sources import COMPRESSED, File
+from mingpt.storage import name_of, open_fs, place
 
-Form = Literal["text", "jsonl", "parquet"]
-FORMS: dict[str, Form] = {
-    **dict.fromkeys(("txt", "text", "md"), "text"),
-    **dict.fromkeys(("jsonl", "ndjson", "json"), "jsonl"),
-    **dict.fromkeys(("parquet", "pq"), "parquet"),
-}
-COMPRESSED = {"gz": "gzip", "bz2": "bz2", "xz": "xz"}
-# Of what the clients of stores say about a file, what changes with its content.
-VERSION_KEYS = (
-    "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "ETag", "etag", "Content-MD5",
-    "md5Hash", "generation", "VersionId",
-)  # fmt: skip
-READ = 1 << 20  # bytes that are read, and about as many that a block has
-LONGEST_LINE = 64 << 20  # bytes of a line of JSON, which may take 20 times as many once it is read
+READ = 1 << 20  # bytes that are read at a time, and about the size of a block
+LONGEST_LINE = 64 << 20  # bytes of a line of JSON; parsed, it may take 20 times as many
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the documents of a file are: pieces between separators, the strings of a field or of a column."""
+    """What a document is, and which documents validate.
+
+    separator: between the documents of a text file; empty: the file is one document. field: the field of a JSON
+    object or the column of a Parquet file that holds the text. val_fraction: the share of documents that validate.
+    """
 
     separator: str = ""
     field: str = "text"
     val_fraction: float = 0.0
 
 
-@dataclass(frozen=True)
-class File:
-    """version: what the store says that changes with the content (times, ETags); empty if it says nothing."""
+class Piece(NamedTuple):  # there may be millions: a tuple is the fastest to send to another process
+    """A document, or a part of a long one.
 
-    url: str
-    form: Form
-    size: int
-    version: str = ""
-
-    @property
-    def shown(self) -> str:
-        return printable(str(without_secrets(self.url)))
-
-
-class Piece(NamedTuple):  # there may be millions, and a tuple travels fastest to another process
-    """A document, or a part of a long one. ends: whether the document does. validation: whether it is for that; None
-    for a whole document, whose hash says it, where it is encoded."""
+    ends: whether the document ends with this piece. validation: whether the document validates; None for a whole
+    document: the process that encodes it decides by its hash.
+    """
 
     text: str
     ends: bool
@@ -70,9 +51,9 @@ class Piece(NamedTuple):  # there may be millions, and a tuple travels fastest t
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a file. Of text and Parquet the pieces; of JSON the lines, from that number on.
+    """A part of a file: pieces of text and Parquet, whole lines of JSON.
 
-    size: the bytes of the file that it stands for.
+    size: the bytes of the file that the block covers. number: of the first line, counted from 1.
     """
 
     file: File
@@ -82,53 +63,11 @@ class Block:
     number: int = 0
 
 
-def find_files(sources: Sequence[str], form: Form | None) -> list[File]:
-    """The files that URLs and globs name, each once, in order: that of the sources, sorted within a glob."""
-    found: dict[str, File] = {}
-    for source in sources:
-        fs, path = open_fs(source, "SOURCES")
-        shown = f"SOURCES={without_secrets(source)}"
-        with place("SOURCES", source):
-            if any(c in without_query(path) for c in "*?[") and not fs.exists(path):
-                urls = {p: fs.unstrip_protocol(p) for p in sorted(fs.glob(path)) if not fs.isdir(p)}
-            else:
-                urls = {path: source}
-            if not urls:
-                raise UserError(f"{shown}: no file is there: check the spelling")
-            for p, url in urls.items():
-                info = fs.info(p)
-                if info["type"] == "directory":
-                    raise UserError(f"{shown}: a folder: name the files in it, as in {url.rstrip('/')}/*.txt")
-                found.setdefault(url, File(url, form or _form_of(p, shown), info["size"] or 0, _version_of(info)))
-    return list(found.values())
-
-
-def _form_of(path: str, shown: str) -> Form:
-    parts = name_of(path).lower().split(".")
-    suffix = parts[-2] if parts[-1] in COMPRESSED and len(parts) > 2 else parts[-1]
-    if suffix not in FORMS:
-        raise UserError(f"{shown}: .{printable(suffix)} tells no form: say --form text, jsonl or parquet")
-    return FORMS[suffix]
-
-
-def _version_of(info: Mapping[str, Any]) -> str:
-    known = [[key, str(info[key])] for key in VERSION_KEYS if info.get(key)]
-    return json.dumps(known or [["created", str(info["created"])]]) if known or info.get("created") else ""
-
-
-def identity_of(url: str) -> str:
-    """What says which file an address means, without its folder.
-
-    What follows the name of a text or its like may be a signature, and another tomorrow; `download?id=7` has no name.
-    """
-    path, name = without_query(url), name_of(url)
-    suffixes = set(name.lower().split(".")[1:])
-    return name if suffixes & (FORMS.keys() | COMPRESSED.keys()) else name + url[len(path) :]
-
-
 def is_validation(first_piece: str, fraction: float) -> bool:
-    """By the hash of a document's first piece (all of it, if it is not longer than a piece): the same text always goes
-    to the same split, whatever file it is in and whatever is prepared beside it."""
+    """Choose a document's split by the hash of its first piece, which is all of it unless it is long.
+
+    So the same text goes to the same split, whatever file it is in and whatever else is prepared with it.
+    """
     if not fraction:
         return False
     digest = blake2b(first_piece.encode(errors="surrogatepass"), digest_size=8).digest()
@@ -136,21 +75,21 @@ def is_validation(first_piece: str, fraction: float) -> bool:
 
 
 def blocks(file: File, options: Options, contents: dict[str, str]) -> Iterator[Block]:
-    """The file's blocks in order, and then in `contents`, under its URL, the hash of what was read.
+    """Yield the file's blocks in order; after the last one, set contents[file.url] to the hash of the file's content.
 
-    Raises UserError if it is not of its form.
+    Raises UserError if the file is not of its form.
     """
     digest = sha256()
     with place("SOURCES", file.shown):
         if file.form == "parquet":
-            yield from _rows(file, options, digest)
+            yield from _parquet_blocks(file, options, digest)
         else:
-            yield from (_lines if file.form == "jsonl" else _texts)(file, _chunks(file, digest), options)
+            yield from (_json_blocks if file.form == "jsonl" else _text_blocks)(file, _chunks(file, digest), options)
     contents[file.url] = digest.hexdigest()
 
 
 def _chunks(file: File, digest: Any) -> Iterator[bytes]:
-    """The file's bytes, unpacked."""
+    """The file's bytes, decompressed."""
     fs, path = open_fs(file.url, "SOURCES")
     packed = COMPRESSED.get(name_of(path).lower().rpartition(".")[2])
     try:
@@ -159,7 +98,7 @@ def _chunks(file: File, digest: Any) -> Iterator[bytes]:
                 digest.update(chunk)
                 yield chunk
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
+        if isinstance(error, OSError) and error.errno is not None:  # the disk failed; the content may be fine
             raise
         if packed is None:
             raise
@@ -167,9 +106,9 @@ def _chunks(file: File, digest: Any) -> Iterator[bytes]:
 
 
 def pieces_of(block: Block, options: Options, bad: list[str], most_bad: int) -> Iterator[Piece]:
-    """What a block has to encode; JSON is read here, in the process that encodes it.
+    """The pieces of a block. JSON is parsed here, in the process that encodes it.
 
-    bad: gets what is wrong with a line that is left out; the block ends when there are more than most_bad.
+    bad: the problem of each line that is left out is appended here; the block ends when there are more than most_bad.
     """
     if block.file.form == "jsonl":
         for text in _json_texts(block, options, bad, most_bad):
@@ -184,7 +123,7 @@ def _with_split(pieces: Iterable[Piece], options: Options) -> Iterator[Piece]:
 
 
 def _pieces(document: str, options: Options) -> Iterator[Piece]:
-    if not document:  # an empty document is none
+    if not document:  # an empty document is left out
         return
     *most, last = bpe.pieces(_clean(document))
     validation = is_validation(most[0], options.val_fraction) if most else None
@@ -193,7 +132,7 @@ def _pieces(document: str, options: Options) -> Iterator[Piece]:
 
 
 def _clean(text: str) -> str:
-    """JSON may hold half a character (a surrogate), which is no Unicode; as tiktoken does, it becomes U+FFFD."""
+    """Replace lone surrogates, which JSON may hold and no tokenizer takes, by U+FFFD, as tiktoken does."""
     with suppress(UnicodeEncodeError):
         text.encode()
         return text
@@ -203,11 +142,11 @@ def _clean(text: str) -> str:
 # --- text ---
 
 
-def _texts(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
+def _text_blocks(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
     pieces, characters, size = list[Piece](), 0, 0
-    validation: bool | None = None  # of the long document that the next piece belongs to; None: it begins one
+    validation: bool | None = None  # whether the long document that is under way validates; None: none is under way
     for text, ends, read in _cut(_decoded(file, chunks), options.separator):
-        if text or (ends and validation is not None):  # an empty document is none
+        if text or (ends and validation is not None):  # an empty document is left out
             if validation is None and not ends:
                 validation = is_validation(text, options.val_fraction)
             pieces.append(Piece(text, ends, validation))
@@ -221,7 +160,7 @@ def _texts(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Bl
 
 
 def _decoded(file: File, chunks: Iterable[bytes]) -> Iterator[tuple[str, int]]:
-    """Characters, and the bytes that they were."""
+    """Yield each chunk's characters and number of bytes. A character may begin in one chunk and end in the next."""
     decoder, position = codecs.getincrementaldecoder("utf-8")(), 0
     for chunk in chain(chunks, [b""]):
         pending = len(decoder.getstate()[0])
@@ -235,18 +174,18 @@ def _decoded(file: File, chunks: Iterable[bytes]) -> Iterator[tuple[str, int]]:
 
 
 def _cut(decoded: Iterable[tuple[str, int]], separator: str) -> Iterator[tuple[str, bool, int]]:
-    """(text, whether the document ends with it, bytes read for it): documents, long ones in bpe.pieces."""
+    """Cut at the separator, and long documents into bpe.pieces: (text, whether the document ends, bytes read)."""
     rest = ""
     for text, read in decoded:
         *documents, rest = (rest + text).split(separator) if separator else [rest + text]
         for document in documents:
-            if len(document) <= bpe.PIECE:  # nearly all are
+            if len(document) <= bpe.PIECE:  # the usual case, made fast
                 yield document, True, 0
                 continue
             *most, last = bpe.pieces(document)
             yield from ((piece, False, 0) for piece in most)
             yield last, True, 0
-        # Of a separator, only less than all of it may be at the end.
+        # Keep enough of the end for a separator that has begun in this chunk.
         while len(rest) > bpe.PIECE + len(separator):
             stop = bpe.cut(rest, 0)
             yield rest[:stop], False, 0
@@ -260,8 +199,8 @@ def _cut(decoded: Iterable[tuple[str, int]], separator: str) -> Iterator[tuple[s
 # --- JSON lines ---
 
 
-def _lines(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
-    number, rest = 1, list[bytes]()
+def _json_blocks(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
+    number, rest = 1, list[bytes]()  # of the first line of the next block; the begun line
     for chunk in chunks:
         head, newline, tail = chunk.rpartition(b"\n")
         if not newline:
@@ -283,8 +222,8 @@ def _json_texts(block: Block, options: Options, bad: list[str], most_bad: int) -
             continue
         try:
             text = _json_text(line, f"{block.file.shown} line {number}", options)
-        except UserError as mistake:
-            bad.append(str(mistake))
+        except UserError as error:
+            bad.append(str(error))
             if len(bad) > most_bad:
                 return
         else:
@@ -297,25 +236,25 @@ def _json_text(line: bytes, where: str, options: Options) -> str:
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 at byte {error.start} of the line: convert the file") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON ({error}): mend the line, or say another --form") from error
+        raise UserError(f"{where}: not JSON ({error}): correct the line, or give another --form") from error
     if not isinstance(value, dict):
-        raise UserError(f"{where}: {type(value).__name__} in place of an object: each line must be {{…}}")
+        raise UserError(f"{where}: {type(value).__name__} in place of an object: make each line an object {{…}}")
     if options.field not in value:
         there_are = ", ".join(map(repr, list(value)[:10])) or "none"
         raise UserError(f"{where}: no field {options.field!r}; there are {there_are}: name one with --field")
     if not isinstance(text := value[options.field], str):
-        raise UserError(f"{where}: field {options.field!r} is no string: name another with --field")
+        raise UserError(f"{where}: field {options.field!r} is not a string: name another with --field")
     return text
 
 
 # --- Parquet ---
 
 
-def _rows(file: File, options: Options, digest: Any) -> Iterator[Block]:
+def _parquet_blocks(file: File, options: Options, digest: Any) -> Iterator[Block]:
     fs, path = open_fs(file.url, "SOURCES")
     with fs.open(path, "rb") as stream:
         rows, texts = parquet_column(stream, options.field, file.shown)
-        share = file.size / max(1, rows)  # bytes that a row stands for
+        share = file.size / max(1, rows)  # bytes of the file for each row, for the progress bar
         pieces, characters, count = list[Piece](), 0, 0
         for text in texts:
             content = text.encode()

@@ -1,4 +1,4 @@
-"""Blocks of documents to tokens, in several processes at once. They import this file, so it needs no torch."""
+"""Encodes blocks of documents in several processes. Each process imports this file, which therefore needs no torch."""
 
 import multiprocessing
 import os
@@ -17,20 +17,22 @@ from mingpt.errors import UserError
 from mingpt.prepare.documents import Block, Options, pieces_of
 from mingpt.world.lifetime import children_ignore_signals, end_with_parent
 
-AHEAD = 3  # blocks for each process that are read before they are needed
+AHEAD = 3  # blocks for each process that are read in advance
 
 Tokenizer = GPT2Tokens | HuggingFaceTokens
 
 
 class Encoded(NamedTuple):
-    """A block's tokens, and what is wrong with each line that was left out."""
+    """A block's tokens of each split, as bytes, and the problem of each line that was left out."""
 
     rows: dict[Split, bytes]
     bad: list[str]
 
 
 class Encoder:
-    """A process's tokenizer. most_bad: after one more bad line than this a block ends; all of them together count."""
+    """Encodes a block. most_bad: a block with more bad lines than this ends early, since all blocks together may have
+    only as many. Calling it raises UserError if the tokenizer cannot encode a text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, options: Options, most_bad: int) -> None:
         self.tokenizer, self.options, self.most_bad = tokenizer, options, most_bad
@@ -44,15 +46,15 @@ class Encoder:
             row = rows["validation" if piece.validation else "train"]
             try:
                 row.append(self.tokenizer.encode_array(piece.text))
-            except UserError as mistake:
-                raise UserError(f"{block.file.shown}: --tokenizer: {mistake}") from mistake
+            except UserError as error:
+                raise UserError(f"{block.file.shown}: --tokenizer: {error}") from error
             if piece.ends:
                 row.append(self.end)
         joined = {split: np.concatenate(row).astype(self.dtype).tobytes() for split, row in rows.items() if row}
         return Encoded(joined, bad)
 
 
-_encoder: Encoder | None = None  # of a process of the pool
+_encoder: Encoder | None = None  # set in each process of the pool
 
 
 def _begin(parent: int, vocabulary: dict[str, Any], options: Options, most_bad: int) -> None:
@@ -71,20 +73,20 @@ def _encode(block: Block) -> Encoded:
 def encoded(
     work: Iterable[Block], tokenizer: Tokenizer, options: Options, processes: int, most_bad: int
 ) -> Iterator[tuple[Block, Encoded]]:
-    """Each block with its tokens, in the order of the blocks, whoever encodes them."""
+    """Each block, without its content, and its tokens, in the order of the blocks, whichever process encodes them."""
     if processes == 1:
         encoder = Encoder(tokenizer, options, most_bad)
         yield from ((block, encoder(block)) for block in work)
         return
     begin = (os.getpid(), tokenizer.to_json(), options, most_bad)
-    spawn = multiprocessing.get_context("spawn")  # fsspec's threads do not survive a fork
+    spawn = multiprocessing.get_context("spawn")  # not fork, which fsspec's threads do not survive
     with ProcessPoolExecutor(processes, spawn, _begin, begin) as pool:
         going: deque[tuple[Block, Future[Encoded]]] = deque()
         blocks_left = iter(work)
         try:
             while True:
                 for block in islice(blocks_left, max(0, AHEAD * processes - len(going))):
-                    with children_ignore_signals():  # a process may be started here
+                    with children_ignore_signals():  # submit may start a process
                         future = pool.submit(_encode, block)
                     going.append((Block(block.file, block.size), future))
                 if not going:

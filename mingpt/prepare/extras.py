@@ -1,6 +1,6 @@
 """`python -m mingpt.prepare.extras [overrides]`: the extras of this package that such a run needs, one a line.
 
-recipes/setup.sh installs them: what a run needs follows from its composed config, and is listed nowhere a second time.
+recipes/setup.sh installs them. They follow from the run's composed config, so no recipe has to list them.
 """
 
 import shutil
@@ -18,10 +18,9 @@ from mingpt.storage import EXTRAS
 
 
 def extras(config: Config) -> set[str]:
-    # Of each URL in the config, the client of its store.
-    found = {EXTRAS[scheme] for text in _strings(config.model_dump()) if (scheme := text.partition("://")[0]) in EXTRAS}
-    if getattr(config.data, "tokens", None) == "bpe" or getattr(config.data, "tokenizer", None):
-        found.add("bpe")
+    # For each URL in the config, the extra that brings its store's client.
+    schemes = {text.partition("://")[0] for text in _strings(config.model_dump())}
+    found = config.data.extras() | {EXTRAS[scheme] for scheme in schemes if scheme in EXTRAS}
     if any(corpus.manager == "npm" for corpus in missing(config)) and not shutil.which("npm"):
         found.add("npm")
     return found

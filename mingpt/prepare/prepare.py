@@ -1,8 +1,8 @@
-"""`python -m mingpt.data.prepare SOURCES… --out URL --tokenizer …`: any text, JSON lines or Parquet to token shards.
+"""`mingpt prepare SOURCES… --out URL --tokenizer …`: text, JSON lines or Parquet to token shards.
 
-SOURCES are files and globs at any fsspec URLs; *.gz, *.bz2 and *.xz are unpacked. The result is a function of the
-sources and the options alone: not of the number of processes, nor of how often it was killed. The same command goes on
-after the last finished file. Train on it with data=shards data.path=URL.
+SOURCES are files and globs at any fsspec URLs; *.gz, *.bz2 and *.xz are unpacked. The result depends on the sources and
+the options alone, not on the number of processes or of interruptions. After a kill, the same command goes on after the
+last finished file. Train on the result with data=shards data.path=URL.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any, get_args
 import numpy as np
 from filelock import FileLock, Timeout
 
-from mingpt.command import command
+from mingpt.command import command, program
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import (
@@ -36,19 +36,20 @@ from mingpt.data.dataset import (
     tokens_in,
 )
 from mingpt.errors import FINISHED, TransientError, UserError
-from mingpt.prepare.documents import File, Form, Options, blocks, find_files, identity_of
+from mingpt.prepare.documents import Options, blocks
 from mingpt.prepare.encoding import Tokenizer, encoded
 from mingpt.prepare.shardwriter import SOURCES, ShardWriter
+from mingpt.prepare.sources import File, Form, find_files, identity_of
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
-NOTE_BYTES, NOTE_SECONDS = 4 << 20, 0.25  # smaller and quicker files share a note of what is finished
-BAD_TOLD = 20  # lines that were left out are told one by one up to here
-SAY_SECONDS, DRAW_SECONDS = 10.0, 0.1  # between two lines of a log; between two pictures of the bar
+RECORD_BYTES, RECORD_SECONDS = 4 << 20, 0.25  # progress is recorded after a file, if so much was read or so long passed
+BAD_SHOWN = 20  # bad lines that are printed; further ones are only counted
+LOG_SECONDS, DRAW_SECONDS = 10.0, 0.1  # between two lines of a log; between two updates of the bar
 
 
 class Progress:
-    """How far it is: a bar on a terminal, a line now and then in a log."""
+    """Shows the progress: a bar on a terminal, a line every LOG_SECONDS in a log."""
 
     def __init__(self, files: Sequence[File]) -> None:
         self.total = max(1, sum(file.size for file in files))
@@ -62,7 +63,7 @@ class Progress:
     def add(self, size: int, tokens: int) -> None:
         self.bytes, self.tokens = self.bytes + size, self.tokens + tokens
         now = time.monotonic()
-        if now - self.last >= (DRAW_SECONDS if self.terminal else SAY_SECONDS):
+        if now - self.last >= (DRAW_SECONDS if self.terminal else LOG_SECONDS):
             self.last = now
             self.show()
 
@@ -93,9 +94,10 @@ def prepare(
     processes: int = 1,
     skip_bad: int = 0,
 ) -> DataSet:
-    """Write the data set to `out`, or go on with it; returns its manifest. Raises UserError where the user must act.
+    """Write the data set to the URL `out`, or resume writing it; returns its manifest.
 
-    skip_bad: how many lines of JSON may be left out because they can't be read.
+    sources: URLs and globs. form: of all files; None: as their names end. skip_bad: how many unreadable lines of JSON
+    may be left out. Raises UserError where the user must act, TransientError where a store fails.
     """
     files = find_files(sources, form)
     plan = _hash(
@@ -110,7 +112,7 @@ def prepare(
     with place("--out", out):
         if there := _finished(out, fs, path, files, options, plan, versions if all(v for _, v in seen) else ""):
             return there
-        # What grows must lie on a disk.
+        # Shards are appended to, which object stores cannot do: those of a remote data set grow on this machine's disk.
         home = Path(path) if is_local(fs) else Path.home() / f".cache/mingpt/prepare-{_hash(out)[:16]}"
         home.mkdir(parents=True, exist_ok=True)
         lock = FileLock(home / "prepare.lock", timeout=0)
@@ -118,7 +120,9 @@ def prepare(
             try:
                 held.enter_context(lock)
             except Timeout:
-                raise UserError(f"--out={without_secrets(out)}: another mingpt.data.prepare is writing there") from None
+                raise UserError(
+                    f"--out={without_secrets(out)}: another mingpt.data.prepare is writing there: wait until it ends"
+                ) from None
             dtype = dtype_for(tokenizer.size)
             writer = ShardWriter(out, home, dtype, tokenizer.end_of_text, shard_tokens, versions)
             _write(writer, files, tokenizer, options, processes, skip_bad)
@@ -140,21 +144,22 @@ def prepare(
 def _finished(
     out: str, fs: Any, path: str, files: Sequence[File], options: Options, plan: str, versions: str
 ) -> DataSet | None:
-    """The data set that is there, if it is whole and made of the same sources; None if it is yet to be made.
+    """The finished data set at `out`, if it was made from the same sources and options; None if it has to be made.
 
-    versions: of the sources; empty if their stores tell none, and only reading them can say what they are.
+    versions: a hash of the sources' times and ETags; empty if a store gives none. Then, or if they have changed, the
+    sources are read to compare their contents. Raises UserError if another data set is there.
     """
     if not (there := read_manifest(fs, path)):
         return None
     shown = f"--out={without_secrets(out)}"
     dataset = from_bytes(there, shown)
-    noted = read_manifest(fs, path, SOURCES) or b"{}"
-    if not versions or noted != json.dumps({"made_from": dataset.made_from, "versions": versions}).encode():
+    recorded = read_manifest(fs, path, SOURCES) or b"{}"
+    if not versions or recorded != json.dumps({"made_from": dataset.made_from, "versions": versions}).encode():
         say(f"prepare: {shown}: a data set is there; reading the sources to see whether it was made of them")
         if _hash(plan, _content_of(files, options)) != dataset.made_from:
             raise UserError(
                 f"{shown}: another data set is there, of other sources or options, or of these before they changed: "
-                "choose another"
+                "choose another folder"
             )
     if not (lost := [shard.name for shard in dataset.shards if not _is_there(fs, path, shard, dataset.dtype)]):
         say(f"prepare: {shown}: already there, made of these sources")
@@ -182,15 +187,15 @@ def _write(
     numbers = {file.url: i for i, file in enumerate(files)}
     contents, content, bad = dict[str, str](), writer.content, writer.bad
     work = (block for file in files[writer.files :] for block in blocks(file, options, contents))
-    current, noted_at, since = writer.files, time.monotonic(), 0
+    current, recorded_at, since = writer.files, time.monotonic(), 0
     for block, (rows, lines) in encoded(work, tokenizer, options, processes, skip_bad):
         number = numbers[block.file.url]
         if number != current:
             for file in files[current:number]:
                 content = _hash(content, contents.pop(file.url))
-            if since >= NOTE_BYTES or time.monotonic() - noted_at >= NOTE_SECONDS:
-                writer.finished(number, content, bad)
-                noted_at, since = time.monotonic(), 0
+            if since >= RECORD_BYTES or time.monotonic() - recorded_at >= RECORD_SECONDS:
+                writer.record(number, content, bad)
+                recorded_at, since = time.monotonic(), 0
             current = number
         bad = _left_out(lines, bad, skip_bad, progress)
         for split, raw in rows.items():
@@ -200,19 +205,19 @@ def _write(
     progress.clear()
     for file in files[current:]:
         content = _hash(content, contents.pop(file.url))
-    writer.finished(len(files), content, bad)
+    writer.record(len(files), content, bad)
     if bad:
         say(f"prepare: {bad} bad lines left out")
 
 
 def _left_out(lines: Sequence[str], bad: int, skip_bad: int, progress: Progress) -> int:
-    """Name a block's bad lines; returns how many there are now. Raises UserError at the first beyond skip_bad."""
+    """Print a block's bad lines; returns how many there are in all. Raises UserError at the first beyond skip_bad."""
     for line in lines:
         bad += 1
         if bad > skip_bad:
             others = f", and {skip_bad} before it were left out" if skip_bad else ""
             raise UserError(f"{line}{others}; --skip-bad N leaves out up to N lines")
-        if bad <= BAD_TOLD:
+        if bad <= BAD_SHOWN:
             progress.clear()
             say(f"prepare: left out: {line}")
     return bad
@@ -227,24 +232,31 @@ def _is_there(fs: Any, path: str, shard: Shard, dtype: str) -> bool:
     return fs.isfile(file) and fs.info(file)["size"] == shard.tokens * np.dtype(dtype).itemsize
 
 
-@command("interrupted: the same command goes on")
-def main(arguments: list[str]) -> int:
-    from mingpt.config.compose import Parser  # brings Hydra, which the encoding processes would import with this file
+def parser() -> argparse.ArgumentParser:
+    # imports Hydra; at the top, each encoding process would import it, too
+    from mingpt.config.commandline import Parser
 
     parser = Parser(
-        prog="python -m mingpt.data.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program("mingpt.data.prepare"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCES", help="files or globs: text, JSON lines, Parquet")
     parser.add_argument("--out", required=True, metavar="URL", help="the data set's folder")
     parser.add_argument("--tokenizer", required=True, metavar="URL", help="GPT-2's vocab.bpe, or a tokenizer.json")
-    parser.add_argument("--form", choices=get_args(Form), help="what the files are (default: as their names end)")
-    parser.add_argument("--field", default="text", help="of JSON or Parquet, what holds the text (default: text)")
-    parser.add_argument("--separator", default="", help="what parts documents in a text file (default: one a file)")
-    parser.add_argument("--val-fraction", type=float, default=0.01, help="share of the documents (default: 0.01)")
+    parser.add_argument("--form", choices=get_args(Form), help="of all files (default: as their names end)")
+    parser.add_argument("--field", default="text", help="field or column with the text (default: text)")
+    parser.add_argument("--separator", default="", help="between the documents of a text file (default: one a file)")
+    parser.add_argument(
+        "--val-fraction", type=float, default=0.01, help="share of documents that validate (default: 0.01)"
+    )
     parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad lines (default: 0)")
     parser.add_argument("--shard-tokens", type=int, default=1 << 25, help="tokens in a shard (default: 33554432)")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+@command("interrupted: the same command goes on")
+def main(arguments: list[str]) -> int:
+    given = parser().parse_args(arguments)
     fraction, tokens, processes = given.val_fraction, given.shard_tokens, given.processes
     problems = [
         *([f"--val-fraction {fraction}: from 0 to less than 1"] if not 0 <= fraction < 1 else []),
@@ -275,9 +287,9 @@ def main(arguments: list[str]) -> int:
     if fraction and not dataset.of("validation"):
         one = sum(shard.documents for shard in dataset.shards) == 1
         say(
-            f"note: no document's hash is in --val-fraction {fraction:g}, and there is nothing to evaluate on: "
+            f"note: there is nothing to evaluate on: no document's hash falls into --val-fraction {fraction:g}: "
             + ("" if one else "raise it, or ")
-            + r"part the text into documents with --separator, as in '\n\n'"
+            + r"cut the text into documents with --separator, as in '\n\n'"
         )
     say(f"train on it: data=shards data.path={without_secrets(given.out)}")
     return FINISHED

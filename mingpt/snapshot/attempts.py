@@ -1,7 +1,7 @@
-"""Who may write: each attempt of a run claims its number by creating a file, `<run.dir>/attempts/00007.json`.
+"""Which attempt may write: each claims its number by creating a file, `<run.dir>/attempts/00007.json`.
 
-A claim says from which snapshot the attempt goes on. So a reader can tell what follows from what: an attempt that was
-still writing when a newer one had started (a preempted node that wakes up) decides nothing any more.
+A claim names the snapshot that the attempt continues. So readers can tell which snapshots follow from which. And an
+attempt that is still writing when a newer one has started (a preempted node that wakes up) can see that and stop.
 """
 
 import json
@@ -21,16 +21,18 @@ from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
 CLAIM = re.compile(r"([0-9]{5,})\.json")
-SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # of metrics: one an attempt
-VISIBLE_SECONDS = 10  # NFS clients remember for a few seconds that a file was not there
+SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # metrics: one file per attempt
+VISIBLE_SECONDS = 10  # NFS clients cache for a few seconds that a file does not exist
 TRAIN, REWIND = "train", "rewind"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a claim says. from_step, from_digest, parent: the snapshot that it goes on from, and the number of the
-    attempt that wrote that (0, None, 0: there is none). by: TRAIN or REWIND. dropped: batches (first, end) that no step
-    shows after this rewind.
+    """The content of a claim. by: TRAIN or REWIND.
+
+    from_step, from_digest, parent: the snapshot that the attempt continues, and the number of the attempt that wrote
+    that snapshot; 0, None, 0 if it starts from nothing. dropped: batches (first, end) that no step shows after this
+    rewind.
     """
 
     number: int
@@ -43,7 +45,7 @@ class Record:
 
 
 def _names(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> dict[int, str]:
-    """The path of each numbered file in a folder of the run."""
+    """The paths of the files in a folder of the run whose names match, by number."""
     fs, root = open_fs(run_dir, "run.dir")
     fs.invalidate_cache()
     path = f"{root.rstrip('/')}/{folder}"
@@ -58,7 +60,7 @@ def _names(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> dict[int, s
 
 
 def segments(run_dir: str) -> dict[int, str]:
-    """The path of each attempt's metrics."""
+    """The paths of the attempts' metrics, by attempt number."""
     return _names(run_dir, "metrics", SEGMENT)
 
 
@@ -68,26 +70,31 @@ def newest_number(run_dir: str) -> int:
 
 
 def records(run_dir: str) -> dict[int, Record]:
-    """What each attempt has claimed, by number. A claim that can't be read says nothing, and is left out."""
-    return {n: r for n, path in _names(run_dir, "attempts", CLAIM).items() if (r := _read(run_dir, n, path))}
+    """All claims by attempt number, without those that can't be read. Object stores answer for many at a time."""
+    return _read(run_dir, _names(run_dir, "attempts", CLAIM))
 
 
-def _read(run_dir: str, number: int, path: str) -> Record | None:
+def _read(run_dir: str, paths: Mapping[int, str]) -> dict[int, Record]:
     fs, _ = open_fs(run_dir, "run.dir")
     with place("run.dir", run_dir):
-        try:
-            raw: bytes = fs.cat_file(path)
-        except FileNotFoundError:
-            return None
+        contents = fs.cat([*paths.values()], on_error="return") if paths else {}
+        for error in contents.values():
+            if isinstance(error, Exception) and not isinstance(error, FileNotFoundError):
+                raise error
+    read = {number: _decode(number, contents[path]) for number, path in paths.items()}
+    return {number: record for number, record in read.items() if record}
+
+
+def _decode(number: int, raw: bytes | FileNotFoundError) -> Record | None:
     try:
-        said: Any = json.loads(raw)
-        identity, step, digest, parent, by = (said[k] for k in ("id", "from_step", "from_digest", "parent", "by"))
+        fields: Any = json.loads(raw) if isinstance(raw, bytes) else {}
+        identity, step, digest, parent, by = (fields[k] for k in ("id", "from_step", "from_digest", "parent", "by"))
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     good = isinstance(identity, str) and isinstance(digest, str | None) and by in (TRAIN, REWIND)
     if not good or type(step) is not int or type(parent) is not int:
         return None
-    dropped = said.get("dropped")
+    dropped = fields.get("dropped")
     if dropped is not None:
         if (
             not isinstance(dropped, list)
@@ -101,7 +108,7 @@ def _read(run_dir: str, number: int, path: str) -> Record | None:
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt's own claim."""
+    """The claim of this process's own attempt."""
 
     run_dir: str
     record: Record
@@ -121,30 +128,30 @@ class Attempt:
         above: int = 0,
         dropped: tuple[int, int] | None = None,
     ) -> "Attempt":
-        """Take the next free number, above that of every attempt that is known. Called by one process.
+        """Create the claim with the next free number above `above` and all known attempts. Called by one process.
 
-        Two attempts that start at once get two numbers. On a store that does not heed conditional puts both may take
-        one: the last to write has it, and the other one reads that before its first commit.
+        Two attempts that start at once get two numbers. On a store that ignores conditional puts both may take the same
+        one. Then the last to write owns it, and the other one finds that out before its first commit.
         """
-        number = max(newest_number(run_dir), parent, above)  # run.dir may be a new one, and the snapshots elsewhere
+        number = max(newest_number(run_dir), parent, above)  # with snapshot.dir set, run.dir may be new
         while True:
             number += 1
             record = Record(number, uuid4().hex, from_step, from_digest, parent, by, dropped)
             if _create(run_dir, record):
                 return cls(run_dir, record)
 
-    def overtaken(self) -> Record | None:
+    def overtaken_by(self) -> Record | None:
         """The newest attempt, if that is not this one."""
-        found = _names(self.run_dir, "attempts", CLAIM)
-        number = max(found, default=0)
-        newest = _read(self.run_dir, number, found[number]) if found else None
+        paths = _names(self.run_dir, "attempts", CLAIM)
+        number = max(paths, default=0)
+        newest = _read(self.run_dir, {number: paths[number]}).get(number) if paths else None
         if number > self.number:
             return newest or Record(number)
         return newest if newest and number == self.number and newest.id != self.record.id else None
 
     def check(self) -> None:
         """Raise Superseded if a newer attempt has started."""
-        newest = self.overtaken()
+        newest = self.overtaken_by()
         if newest is None:
             return
         what = "the run was rewound" if newest.by == REWIND else f"attempt {newest.number} has started"
@@ -156,9 +163,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is written beside the state: by which attempt, and what each of its manifests says of the run.
+    """What an attempt writes beside the state.
 
-    claim: in rank 0. provenance: run, vocabulary, config, fingerprint, history.
+    attempt: its number. claim: in rank 0. provenance: the manifest's fields run, vocabulary, config, fingerprint,
+    history.
     """
 
     attempt: int
@@ -171,15 +179,15 @@ def _path(root: str, number: int) -> str:
 
 
 def _create(run_dir: str, record: Record) -> bool:
-    """False: this number is taken."""
+    """Create a claim. False: this number is taken."""
     fs, root = open_fs(run_dir, "run.dir")
     path = _path(root, record.number)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    said: Mapping[str, Any] = {
+    fields: Mapping[str, Any] = {
         "id": record.id, "by": record.by, "at": now, "from_step": record.from_step, "from_digest": record.from_digest,
         "parent": record.parent,
     }  # fmt: skip
-    raw = json.dumps(said if record.dropped is None else {**said, "dropped": record.dropped}).encode()
+    raw = json.dumps(fields if record.dropped is None else {**fields, "dropped": record.dropped}).encode()
     with place("run.dir", run_dir):
         try:
             if is_local(fs):
@@ -195,7 +203,7 @@ def _create(run_dir: str, record: Record) -> bool:
 
 
 def is_visible(run_dir: str, number: int) -> bool:
-    """Whether this process sees the claim that rank 0 has just made, at the latest after some time."""
+    """Whether this process sees the claim that rank 0 has just made. Waits up to VISIBLE_SECONDS for it."""
     fs, root = open_fs(run_dir, "run.dir")
     deadline = time.monotonic() + VISIBLE_SECONDS
     while True:

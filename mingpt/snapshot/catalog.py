@@ -1,4 +1,4 @@
-"""What a store has, told without reading the parts: for people and programs that look at snapshots."""
+"""List and show snapshots from their manifests and file sizes, without reading the parts."""
 
 import json
 import time
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable
+from mingpt.redact import printable
 from mingpt.snapshot.files import SNAPSHOTS, File
 from mingpt.snapshot.format import MANIFEST, Manifest
-from mingpt.snapshot.reader import look
+from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
 from mingpt.storage import open_fs, place
 
-VOCABULARY_SHOWN = 1000  # characters; GPT-2's would fill the screen two hundred times
+VOCABULARY_SHOWN = 1000  # characters; all of GPT-2's would fill two hundred screens
 GOOD, DAMAGED, INCOMPLETE, ASIDE, OTHER = "looks good", "DAMAGED", "incomplete", "set aside", "other format"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One step's folder. Age and size are None where the store can't tell, the rest where no manifest does."""
+    """One step's folder. None: the store does not report it, or no good manifest holds it."""
 
     step: int
     state: str
@@ -30,26 +31,24 @@ class Entry:
     digest: str | None = None
     loss: float | None = None
     val_loss: float | None = None
-    not_finite: tuple[str, ...] = ()  # losses that were measured, and are no numbers
+    not_finite: tuple[str, ...] = ()  # losses that were NaN or infinite
     attempt: int | None = None
     world_size: int | None = None
 
 
-def entry(store: Store, step: int) -> Entry:
-    """Reads the manifest and asks for the parts' sizes: `looks good` is no proof; reading everything is."""
+def inspect_step(store: Store, step: int) -> Entry:
+    """Read the manifest and compare the parts' sizes. So `looks good` is no proof: only `verify` reads the parts."""
     files = store.files(step)
     size = None if any(f.size is None for f in files) else sum(f.size or 0 for f in files)
-    age = _seconds_since(files)
+    age = _age_seconds(files)
     try:
-        manifest = look(store, step)
+        manifest = read_manifest(store, step)
         _check_sizes(store, manifest, {f.name: f.size for f in files})
-    except OtherFormat as other:
-        return Entry(step, OTHER, str(other), age, size)
-    except Unreadable as broken:
-        return Entry(step, DAMAGED, str(broken), age, size)
-    except Damaged as damage:
+    except OtherFormat as error:
+        return Entry(step, OTHER, str(error.__cause__), age, size)  # the cause leaves out the place
+    except (Damaged, Unreadable) as error:
         if any(f.name == MANIFEST for f in files):
-            return Entry(step, DAMAGED, str(damage), age, size)
+            return Entry(step, DAMAGED, str(error), age, size)
         if aside := [f for f in files if f.is_set_aside]:
             why = "was damaged" if aside[0].was_damaged else "was rewound or overtaken"
             return Entry(step, ASIDE, f"{why}; its manifest is now {aside[0].name}", age, size)
@@ -70,15 +69,15 @@ def entry(store: Store, step: int) -> Entry:
     )
 
 
-def _seconds_since(files: list[File]) -> float | None:
-    """Since the commit, or since the last write where there is none."""
+def _age_seconds(files: list[File]) -> float | None:
+    """Seconds since the commit; without a commit, since the last write."""
     times = [f.modified for f in files if f.name == MANIFEST] or [f.modified for f in files]
     known = [t for t in times if t is not None]
     return max(0.0, time.time() - max(known)) if known else None
 
 
 def _check_sizes(store: Store, manifest: Manifest, listed: dict[str, int | None]) -> None:
-    """Raises Damaged. Listings of web servers have no sizes, and some no files: those are asked for one by one."""
+    """Raises Damaged. A web server's listing has no sizes, or no files: then each file is asked for."""
     with place(store.key, store.url):
         for name, part in manifest.parts.items():
             try:
@@ -124,7 +123,7 @@ def _row(e: Entry) -> tuple[str, ...]:
 
 
 def runs_below(url: str) -> list[tuple[str, Entry]]:
-    """The runs in a folder: each one's name and its newest step."""
+    """The runs in a folder: name and newest step of each."""
     fs, path = open_fs(url, "URL")
     with place("URL", url):
         try:
@@ -135,26 +134,21 @@ def runs_below(url: str) -> list[tuple[str, Entry]]:
     for name in names:
         store = Store(f"{url.rstrip('/')}/{name}/{SNAPSHOTS}", "URL")
         if steps := store.steps():
-            found.append((name, entry(store, steps[0])))
+            found.append((name, inspect_step(store, steps[0])))
     return found
 
 
 def runs_table(runs: Sequence[tuple[str, Entry]]) -> str:
-    rows = [(_visible(name), *_row(entry)) for name, entry in runs]
+    rows = [(printable(name), *_row(entry)) for name, entry in runs]
     return _table([("run", "step", "age", "size", "digest", "loss", "val_loss", "state"), *rows])
 
 
-def _visible(text: str) -> str:
-    """A manifest may be a stranger's: what could command a terminal is not printed."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
-
-
-def as_table(entries: Iterable[Entry]) -> str:
+def steps_table(entries: Iterable[Entry]) -> str:
     return _table([("step", "age", "size", "digest", "loss", "val_loss", "state"), *map(_row, entries)])
 
 
-def described(m: Manifest) -> str:
-    """A manifest for people, without the list of tensors."""
+def render_manifest(m: Manifest) -> str:
+    """A manifest as text for people, without the list of tensors."""
     lines = [f"run {m.run}, step {m.step}, format {m.format}", f"digest {m.digest}"]
     lines.append(f"loss {_number(m.metrics.loss)}, validation loss {_number(m.metrics.val_loss)}")
     for kind in ("model", "optimizer"):
@@ -170,16 +164,17 @@ def described(m: Manifest) -> str:
     lines += [
         f"attempt {a.get('attempt')} changed {key}: {' -> '.join(json.dumps(v, ensure_ascii=False) for v in values)}"
         for a in m.history
-        for key, values in _pairs(a.get("changes"))
+        for key, values in _changes(a)
     ]
     for title, section in (("numerics", m.fingerprint), ("config", m.config)):
         lines += ["", f"{title}:"]
         lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(section)]
-    return _visible("\n".join(lines))
+    return "\n".join(lines)
 
 
-def _pairs(changes: object) -> list[tuple[str, list[object]]]:
-    """Of a history's entry, which may be anybody's."""
+def _changes(attempt: dict[str, object]) -> list[tuple[str, list[object]]]:
+    """Settings that an attempt changed, with both values. The format does not check what a history's entry holds."""
+    changes = attempt.get("changes")
     return [(k, v) for k, v in changes.items() if isinstance(v, list)] if isinstance(changes, dict) else []
 
 

@@ -1,21 +1,22 @@
-"""Copy snapshots from one store to another: verified while read, parts first, manifest last, nothing overwritten."""
+"""Copy snapshots from one store to another: verify while reading, write the manifest last, replace nothing good."""
 
 from collections.abc import Callable
 
 from mingpt.errors import Damaged, UserError
 from mingpt.snapshot.files import METRICS, SNAPSHOTS
-from mingpt.snapshot.format import Manifest, encode_manifest
+from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import read_manifest, verified_pieces, verify
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
 
-def refuse_others(source: Store, target: Store, steps: list[int]) -> None:
-    """Raise UserError, before anything is written, if the target has one of the steps with another content."""
-    there = set(target.steps())
+def check_conflicts(source: Store, target: Store, steps: list[int]) -> None:
+    """Raise UserError if the target has one of the steps with another digest. Call before anything is written."""
+    existing = set(target.steps())
     problems = []
     for step in steps:
-        if step not in there:
+        if step not in existing:
             continue
         try:
             theirs = read_manifest(target, step).digest
@@ -25,7 +26,7 @@ def refuse_others(source: Store, target: Store, steps: list[int]) -> None:
         try:
             ours = read_manifest(source, step).digest
         except Damaged:
-            continue  # will be told when it is read
+            continue  # copy_step will report it
         if theirs != ours:
             problems.append(
                 f"{target.url}: step {step} is there already with another digest ({theirs[:16]}, not {ours[:16]}): "
@@ -35,15 +36,15 @@ def refuse_others(source: Store, target: Store, steps: list[int]) -> None:
         raise UserError(*problems)
 
 
-def copy_step(source: Store, target: Store, step: int, say: Callable[[str], None]) -> None:
-    """Copy one snapshot. Raises Damaged if the source is; then the target has parts at most, and no manifest."""
+def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None]) -> None:
+    """Copy one snapshot. Raises Damaged if the source is damaged; the target then has no manifest."""
     manifest = read_manifest(source, step)
-    if _is_there(target, manifest):
-        say(f"step {step}: is there already, digest {manifest.digest}")
+    if _has_good_copy(target, manifest):
+        log(f"step {step}: is there already, digest {manifest.digest}")
         return
     for name, part in sorted(manifest.parts.items()):
         with place(target.key, target.url):
-            pieces = verified_pieces(source, manifest, name)  # each is good until the next
+            pieces = verified_pieces(source, manifest, name)  # each is valid until the next
             target.write(step, name, pieces if target.local else [bytes(piece) for piece in pieces])
             if (size := target.size(step, name)) != part.size:
                 raise UserError(f"{target.url}: {name} has {size} bytes in place of {part.size} after it was written")
@@ -51,30 +52,31 @@ def copy_step(source: Store, target: Store, step: int, say: Callable[[str], None
         committed = target.commit(step, encode_manifest(manifest))
     if not committed and read_manifest(target, step).digest != manifest.digest:
         raise UserError(
-            f"{target.url}: another process has written another snapshot of step {step} meanwhile: it stays"
+            f"{target.url}: another process has meanwhile written another snapshot of step {step}: it stays; copy to "
+            f"another place, or delete it first"
         )
-    say(f"step {step}: copied to {target.folder_url(step)}, digest {manifest.digest}")
+    log(f"step {step}: copied to {target.folder_url(step)}, digest {manifest.digest}")
 
 
-def _is_there(target: Store, manifest: Manifest) -> bool:
-    """Whether the same state is committed, in parts that are good; if some are not, writing them repairs it."""
+def _has_good_copy(target: Store, manifest: Manifest) -> bool:
+    """Whether the target has the same state, undamaged. If it is damaged, copying again repairs it."""
     try:
         return verify(target, manifest.step).digest == manifest.digest
     except Damaged:
         return False
 
 
-def copy_metrics(source: Store, target: Store, say: Callable[[str], None]) -> None:
-    """The metrics of the source's run to that of the target, if both are a run's: its curves and its attempts go on.
+def copy_metrics(source: Store, target: Store, log: Callable[[str], None]) -> None:
+    """Copy a run's metrics, so that its curves and attempt numbers continue. Existing files stay.
 
-    What is there already stays.
+    Does nothing unless both stores are the snapshots folder of a run.
     """
     if not all(store.root.endswith(f"/{SNAPSHOTS}") for store in (source, target)):
         return
     ours, theirs = (Store(store.given.removesuffix(SNAPSHOTS) + METRICS, store.key) for store in (source, target))
-    there = {file.name for file in theirs.files(None)}
+    existing = {file.name for file in theirs.files(None)}
     for file in ours.files(None):
-        if file.name in there or not file.name.endswith(".jsonl"):
+        if file.name in existing or not file.name.endswith(".jsonl"):
             continue
         with place(ours.key, ours.url):
             try:
@@ -84,4 +86,4 @@ def copy_metrics(source: Store, target: Store, say: Callable[[str], None]) -> No
                 raise UserError(f"{ours.url}: {damage}: remove it") from damage
         with place(theirs.key, theirs.url):
             theirs.write(None, file.name, pieces)
-        say(f"metrics/{file.name}: copied")
+        log(f"metrics/{file.name}: copied")

@@ -1,4 +1,4 @@
-"""What lies in a folder of snapshots, by its name."""
+"""The names of files and folders in a store, and what they mean."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from mingpt.snapshot.format import MANIFEST, PART_NAME
 STEP_FOLDER = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9})")  # train.max_steps goes to 2^31 - 1
 SNAPSHOTS, METRICS = "snapshots", "metrics"  # folders in a run's directory
 PROBE, SET_ASIDE = ".probe-", "set-aside-"
-REWOUND, OVERTAKEN = "rewound-", "overtaken-"  # why a good one was set aside: in its manifest's name
+REWOUND, OVERTAKEN = "rewound-", "overtaken-"  # in its manifest's name: why a good snapshot was set aside
 
 
 def step_name(step: int) -> str:
@@ -17,7 +17,10 @@ def step_name(step: int) -> str:
 
 @dataclass(frozen=True)
 class File:
-    """A file in a step's folder, or beside those (step None). Size and time (Unix) are None if the store can't tell."""
+    """A file in a step's folder, or beside the steps' folders (step None).
+
+    size (bytes) and modified (Unix time) are None if the store does not report them.
+    """
 
     step: int | None
     name: str
@@ -26,7 +29,7 @@ class File:
 
     @property
     def path(self) -> str:
-        """Below the store's URL."""
+        """Relative to the store's URL."""
         return self.name if self.step is None else f"{step_name(self.step)}/{self.name}"
 
     @property
@@ -43,11 +46,11 @@ class File:
 
     @property
     def was_damaged(self) -> bool:
-        """Whether it is the manifest of a snapshot that was set aside because it was damaged."""
+        """Whether this is the manifest of a snapshot that was set aside as damaged, and not as rewound or overtaken."""
         return self.is_set_aside and not self.name.startswith((SET_ASIDE + REWOUND, SET_ASIDE + OVERTAKEN))
 
     @property
     def is_ours(self) -> bool:
-        """Whether a writer or reader of ours may have put it into a step's folder."""
+        """Whether this program may have put it into a step's folder."""
         part = PART_NAME.fullmatch(self.name) is not None
         return part or self.is_temporary or self.is_set_aside

@@ -1,4 +1,4 @@
-"""From a URL that a person names to the snapshots that lie there."""
+"""Find the snapshots under a URL that a user gives: a run's directory, its snapshots folder, or a step's folder."""
 
 from dataclasses import dataclass
 
@@ -10,24 +10,23 @@ from mingpt.snapshot.store import Store
 
 @dataclass(frozen=True)
 class Found:
-    """A store and its steps of interest, newest first. below: what was added to the URL to get to the store's."""
+    """A store and the steps that were asked for, newest first."""
 
     store: Store
     steps: list[int]
-    below: str = ""
 
 
 def split_url(url: str) -> tuple[str, int | None]:
-    """A step's folder as the folder above it and the step; any other URL as it is."""
+    """Split a step's folder into the folder above it and the step. For any other URL the step is None."""
     parent, _, last = url.rstrip("/").rpartition("/")
     named = STEP_FOLDER.fullmatch(last)
     return (parent or ("/" if url.startswith("/") else "."), int(named[1])) if named else (url, None)
 
 
 def find(url: str, step: int | None = None, committed: bool = True) -> Found:
-    """The snapshots under a URL; with committed=False also folders that have no manifest.
+    """The snapshots under a URL, or that of `step` alone. committed=False: also folders without a manifest.
 
-    Raises UserError if there are none, or not the wanted one.
+    Raises UserError if there are none, or not that of `step`.
     """
     above, named = split_url(url)
     if named is not None:
@@ -47,4 +46,4 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
         if step not in steps:
             raise UserError(f"{store.url}: no snapshot of step {step}; there are {', '.join(map(str, sorted(steps)))}")
         steps = [step]
-    return Found(store, steps, below)
+    return Found(store, steps)

@@ -1,10 +1,10 @@
-"""The format of a snapshot: its parts, its manifest, its digest. No I/O here; docs/snapshots.md is the specification.
+"""The format of a snapshot: its parts, the fields of its manifest, its digest. No I/O. Specified in docs/snapshots.md.
 
-A snapshot holds two kinds of tensors, `model` (weights, under Hugging Face's names) and `optimizer`. They are laid out
-in parts (safetensors files) by sorted name and size alone, so that any number of processes writes the same parts.
+A snapshot holds two kinds of tensors: `model` (weights, under Hugging Face's names) and `optimizer`. They are packed
+into parts (safetensors files) by sorted name and size alone, so any number of processes writes the same parts.
 
-The manifest says which tensors a part holds, and from that follow its header, its size and its name: a reader compares
-the header and never parses it, and each byte is hashed once, on the way out and on the way in.
+The manifest lists the tensors of each part. A part's header, size and name follow from that list. So a reader compares
+the header with the expected one and never parses it. Writer and reader hash each byte once.
 """
 
 import json
@@ -17,22 +17,15 @@ from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from torch import Tensor
 
-from mingpt.errors import Damaged, OtherFormat, UserError
+from mingpt.errors import Damaged
 
 FORMAT = 3
-READABLE = (2, FORMAT)  # format 2 had one tensor more, UNSTATED, which is no state
-UNSTATED = "best_val_loss"
-READS = "this version of mingpt reads 2 and 3"
-PART_BYTES = 64 * 2**20  # small enough to share out among processes, large enough for a request to a bucket each
+DROPPED_IN_3 = "best_val_loss"  # a tensor of format 2 that is not training state
+PART_BYTES = 64 * 2**20  # small enough to share among processes, large enough that one request per part is cheap
 MANIFEST = "manifest.json"
-# A reader takes no larger one into memory. The largest tokenizer.json (Gemma 3's, 33 MB) makes one of 38 MB, gpt2-xl's
-# tensors add 0.6 MB.
-MANIFEST_LIMIT = 48 * 2**20
-MOST_VALUES = 500_000  # in a manifest, each of which costs a reader some 300 bytes; gpt2-xl has 19,000
-MOST_ELEMENTS = 2**48  # of a tensor
 PART_NAME = re.compile(r"(model|optimizer)-[0-9]{5}-[0-9a-f]{16}\.safetensors")
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -61,9 +54,9 @@ class TensorInfo(Strict):
 
 
 class Metrics(Strict):
-    """The losses of the snapshot's step, where they were measured. Functions of (config, step), and no state.
+    """The losses measured at the snapshot's step. They follow from (config, step), so they are not state.
 
-    best_val_loss: the lowest one up to this step. not_finite: names of those that were measured and are no number.
+    best_val_loss: the lowest val_loss up to this step. not_finite: names of the losses that were NaN or infinite.
     """
 
     loss: float | None = Field(default=None, allow_inf_nan=False)
@@ -73,14 +66,14 @@ class Metrics(Strict):
 
     @classmethod
     def of(cls, **measured: float | None) -> "Metrics":
-        """None: not measured."""
+        """None means not measured."""
         known = {name: value for name, value in measured.items() if value is not None}
         finite = {name: value for name, value in known.items() if math.isfinite(value)}
         return cls(**finite, not_finite=sorted(known.keys() - finite.keys()))
 
 
 class Manifest(Strict):
-    """What manifest.json says. The digest covers `tensors` alone."""
+    """The fields of manifest.json. The digest covers `tensors` alone."""
 
     format: int
     run: str
@@ -96,7 +89,7 @@ class Manifest(Strict):
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt that wrote it; 0 if the history does not say."""
+        """The number of the attempt that wrote this snapshot; 0 if the history has none."""
         number = self.history[-1].get("attempt") if self.history else None
         return number if isinstance(number, int) else 0
 
@@ -110,7 +103,7 @@ class Manifest(Strict):
 
 @dataclass(frozen=True)
 class Part:
-    """The plan of one part: the tensors in it, by sorted name."""
+    """Which tensors go into one part, sorted by name."""
 
     kind: Kind
     number: int
@@ -118,7 +111,7 @@ class Part:
 
 
 def lay_out(state: State, part_bytes: int = PART_BYTES) -> list[Part]:
-    """Cut the sorted tensors of each kind into parts of at most part_bytes (or one tensor that is larger)."""
+    """Pack the sorted tensors of each kind into parts of at most part_bytes. A larger tensor gets a part of its own."""
     parts: list[Part] = []
     for kind, tensors in sorted(state.items()):
         groups: list[list[str]] = []
@@ -134,42 +127,40 @@ def lay_out(state: State, part_bytes: int = PART_BYTES) -> list[Part]:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without copying them."""
+    """The bytes of a contiguous CPU tensor, not copied."""
     return tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
-def _size_of(info: TensorInfo) -> int:
-    """In bytes. Raises ValueError for a shape that would overflow torch's arithmetic; without bytes it could be any."""
-    if math.prod(max(1, n) for n in info.shape) > MOST_ELEMENTS:
-        raise ValueError(f"no tensor has the shape {info.shape}")
+def size_of(info: TensorInfo) -> int:
+    """In bytes."""
     return math.prod(info.shape) * TORCH_DTYPES[info.dtype].itemsize
 
 
 def _in_file_order(tensors: Mapping[str, TensorInfo]) -> list[str]:
-    """Larger elements first, so that each tensor is aligned; this is safetensors' own order, too."""
+    """Larger elements first, so that each tensor is aligned. safetensors uses the same order."""
     return sorted(tensors, key=lambda name: (-TORCH_DTYPES[tensors[name].dtype].itemsize, name))
 
 
 def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
-    """The part's bytes before its first tensor: https://github.com/huggingface/safetensors#format."""
+    """The part's bytes before its first tensor. Format: https://github.com/huggingface/safetensors#format."""
     header, end = dict[str, Any](), 0
     for name in _in_file_order(tensors):
-        start, end = end, end + _size_of(tensors[name])
+        start, end = end, end + size_of(tensors[name])
         header[name] = {"dtype": tensors[name].dtype, "shape": tensors[name].shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def _part_name(stem: str, header: bytes, tensors: Mapping[str, TensorInfo]) -> str:
-    """The stem (`model-00001`) and a hash of all that is in the file, by way of the tensors' own."""
+def part_name(stem: str, header: bytes, tensors: Mapping[str, TensorInfo]) -> str:
+    """The stem (`model-00001`) and a hash of the part's content, computed from the header and the tensors' hashes."""
     content = sha256(header + "".join(tensors[name].sha256 for name in _in_file_order(tensors)).encode())
     return f"{stem}-{content.hexdigest()[:16]}.safetensors"
 
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """A part as a file: its name, its bytes in order (not copied), and its tensors for the manifest."""
+    """A part as a file: its name, its bytes in order (not copied), and its tensors' entries in the manifest."""
 
     name: str
     pieces: list[bytes | memoryview]
@@ -187,34 +178,37 @@ def encode_part(part: Part, tensors: Mapping[str, Tensor]) -> EncodedPart:
         for n, t in content.items()
     }
     header = header_of(infos)
-    name = _part_name(f"{part.kind}-{part.number:05d}", header, infos)
+    name = part_name(f"{part.kind}-{part.number:05d}", header, infos)
     infos = {n: info.model_copy(update={"part": name}) for n, info in infos.items()}
     return EncodedPart(name, [header, *(_bytes_of(content[n]) for n in _in_file_order(infos))], infos)
 
 
-def checked(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-    """A part's bytes as they come, each checked against the manifest: nothing is kept. Raises Damaged, at last."""
+def verified(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    """Pass a part's bytes on while hashing them. Raises Damaged, at the latest after the last piece.
+
+    A piece may be passed on before its tensor's hash is complete: trust none of them until the iterator has ended.
+    """
     infos = manifest.tensors_by_part[name]
     header = header_of(infos)
-    wanted = iter(
+    sections = iter(  # of the file: size, sha256, what to say if it has another
         [
-            (len(header), sha256(header).hexdigest(), f"{name} does not have the header that the manifest gives"),
+            (len(header), sha256(header).hexdigest(), f"{name}: the header does not match the manifest"),
             *(
-                (_size_of(infos[n]), infos[n].sha256, f"{name}: {n} does not have the checksum that the manifest gives")
+                (size_of(infos[n]), infos[n].sha256, f"{name}: {n} does not match its checksum in the manifest")
                 for n in _in_file_order(infos)
             ),
         ]
     )
-    left, checksum, complaint = next(wanted)
+    left, checksum, problem = next(sections)
     found, size = sha256(), 0
     for piece in pieces:
         rest = piece
-        while len(rest) >= left:  # this one ends here
+        while len(rest) >= left:  # this piece has the section's last byte
             found.update(rest[:left])
             if found.hexdigest() != checksum:
-                raise Damaged(complaint)
+                raise Damaged(problem)
             rest = rest[left:]
-            left, checksum, complaint = next(wanted, (2**63, "", ""))  # nothing may come any more
+            left, checksum, problem = next(sections, (2**63, "", ""))  # after the last section: never full
             found = sha256()
         found.update(rest)
         left -= len(rest)
@@ -225,17 +219,17 @@ def checked(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Iter
 
 
 def decode_part(manifest: Manifest, name: str, raw: memoryview) -> dict[str, Tensor]:
-    """The tensors of a part, each checked against the manifest; they share its memory. Raises Damaged."""
+    """The tensors of a part, verified against the manifest; they share `raw`'s memory. Raises Damaged."""
     infos = manifest.tensors_by_part[name]
     if len(raw) != manifest.parts[name].size:
         raise Damaged(f"{name} has {len(raw)} bytes in place of {manifest.parts[name].size}")
-    for _ in checked(manifest, name, [raw]):
+    for _ in verified(manifest, name, [raw]):
         pass
     tensors, start = dict[str, Tensor](), len(header_of(infos))
     for n in _in_file_order(infos):
-        dtype, end = TORCH_DTYPES[infos[n].dtype], start + _size_of(infos[n])
+        dtype, end = TORCH_DTYPES[infos[n].dtype], start + size_of(infos[n])
         flat = torch.frombuffer(raw[start:end], dtype=dtype) if end > start else torch.empty(0, dtype=dtype)
-        if manifest.format >= 3 or n != UNSTATED:
+        if manifest.format >= 3 or n != DROPPED_IN_3:
             tensors[n] = flat.view(infos[n].shape)
         start = end
     return tensors
@@ -245,103 +239,3 @@ def digest_of(tensors: Mapping[str, TensorInfo]) -> str:
     """sha256 over the sorted lines `name dtype shape sha256`: equal digests mean equal training state."""
     lines = sorted(f"{name} {t.dtype} {json.dumps(t.shape)} {t.sha256}\n" for name, t in tensors.items())
     return sha256("".join(lines).encode()).hexdigest()
-
-
-CANONICAL = json.JSONEncoder(sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-
-
-def _canonical(fields: Mapping[str, Any]) -> bytes:
-    return CANONICAL.encode(fields).encode()
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON with a checksum over all the rest, so that damage to any field is seen.
-
-    Raises UserError if no reader would take it.
-    """
-    fields = manifest.model_dump()
-    raw = _canonical(fields | {"checksum": sha256(_canonical(fields)).hexdigest()})
-    if len(raw) > MANIFEST_LIMIT or _values_in(raw) > MOST_VALUES:
-        raise UserError(
-            f"the snapshot's {MANIFEST} would have {len(raw)} bytes and {_values_in(raw)} values; readers take "
-            f"{MANIFEST_LIMIT} and {MOST_VALUES}: take a smaller vocabulary (data.tokenizer), or fewer tensors"
-        )
-    return raw
-
-
-def _values_in(raw: bytes) -> float:
-    """About how many values a text of JSON holds, told without parsing it: parsed, it may be thirty times as large."""
-    outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if outside.count(b'"') > 4 * MOST_VALUES:
-        return math.inf
-    outside = b"".join(outside.split(b'"')[::2])  # of strings
-    return sum(map(outside.count, (b",", b"[", b"{")))
-
-
-def _is_canonical(fields: Mapping[str, Any], raw: bytes) -> bool:
-    """Whether raw is `_canonical(fields)`, which is not made whole for it."""
-    end = 0
-    for piece in CANONICAL.iterencode(fields):
-        text = piece.encode()
-        if not raw.startswith(text, end):
-            return False
-        end += len(text)
-    return end == len(raw)
-
-
-def _no_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise ValueError(f"the key {key!r} stands there twice")
-        out[key] = value
-    return out
-
-
-def decode_manifest(raw: bytes) -> Manifest:
-    """Raises Damaged unless the manifest is whole, consistent, and names nothing outside its own folder.
-
-    Raises OtherFormat if it is whole and of another format: every format has `format` and this `checksum`.
-    """
-    if _values_in(raw) > MOST_VALUES:
-        raise Damaged(f"{MANIFEST} holds more than {MOST_VALUES} values")
-    try:
-        fields = json.loads(raw, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"{MANIFEST} is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise Damaged(f"{MANIFEST} is not a JSON object")
-    checksum, version = fields.pop("checksum", None), fields.get("format")
-    try:
-        # The line of the checksum taken out, in which nothing else begins with one blank, it is over all the rest.
-        rest = raw.replace(f'\n "checksum": "{checksum}",'.encode(), b"", 1)
-        if checksum != sha256(rest).hexdigest() or not _is_canonical(fields, rest):
-            raise Damaged(f"{MANIFEST} does not have its own checksum")
-        if type(version) is int and version not in READABLE:
-            raise OtherFormat(f"format {version}; {READS}")
-        if type(version) is not int:
-            raise Damaged(f"{MANIFEST} has format {version!r}; {READS}")
-        manifest = Manifest.model_validate(fields)
-    except (ValidationError, ValueError, RecursionError) as error:  # ValueError: lone surrogates, NaN
-        raise Damaged(f"{MANIFEST} does not follow the format: {error}") from error
-    for name in manifest.parts:
-        if not PART_NAME.fullmatch(name):
-            raise Damaged(f"{MANIFEST} names a part {name!r}, which is no part's name")
-    if manifest.tensors_by_part.keys() != manifest.parts.keys():
-        raise Damaged(f"{MANIFEST}: the parts and the tensors' parts differ")
-    for name, part in manifest.parts.items():
-        _check_part(name, part, manifest.tensors_by_part[name])
-    if manifest.digest != digest_of(manifest.tensors):
-        raise Damaged(f"{MANIFEST}: the digest is not that of the tensors")
-    return manifest
-
-
-def _check_part(name: str, part: PartInfo, tensors: Mapping[str, TensorInfo]) -> None:
-    """Name and size follow from the tensors. Raises Damaged."""
-    try:
-        header = header_of(tensors)
-        size = len(header) + sum(map(_size_of, tensors.values()))
-    except (KeyError, ValueError) as error:  # a dtype or a name that no writer of ours has
-        raise Damaged(f"{MANIFEST}: {name} holds a tensor that is none: {error}") from error
-    if size != part.size or name != _part_name(name.rpartition("-")[0], header, tensors):
-        raise Damaged(f"{MANIFEST}: {name} does not fit the tensors in it")

@@ -1,8 +1,8 @@
-"""The hot tier: snapshots in a node's shared memory, in the same format. They outlive all processes, not the node.
+"""The hot tier: snapshots in a node's shared memory, in the same format. They survive all processes, not the node.
 
-A folder belongs to one run directory: its name is a hash of where that directory is and of a random id that lies in
-it. Whoever deletes the directory starts afresh, whatever is left in the memory of some node, and a copy of it has a
-folder of its own.
+Each run directory has a folder of its own in memory. The folder's name is a hash of the directory's path and of a
+random id that is stored in the directory. So a run whose directory was deleted starts afresh, even if a node still has
+its hot snapshots, and a copy of the directory does not share them.
 """
 
 import os
@@ -22,12 +22,12 @@ from mingpt.snapshot.store import Store
 from mingpt.storage import is_local, make_folder, name_of, open_fs, place
 
 KEEP = 1
-STALE_SECONDS = 86400  # after which what a killed run has left is anybody's to remove
-SPARE_BYTES = 2**20  # manifests, headers, scalars
+STALE_SECONDS = 86400  # of a killed run's folder, before any run may remove it
+SPARE_BYTES = 2**20  # for manifests, headers, scalars
 
 
 def find_run_id(run_dir: str) -> str | None:
-    """The run's own random name, if it has one yet. Raises UserError if a link, a FIFO or a device stands there."""
+    """The run's random id, if it has one yet. Raises UserError if run-id is a link, a FIFO or a device."""
     fs, path = _run_id_path(run_dir)
     with place("run.dir", run_dir):
         try:
@@ -41,7 +41,7 @@ def find_run_id(run_dir: str) -> str | None:
 
 
 def run_id(run_dir: str) -> str:
-    """The run's own random name, drawn by its first attempt. Called by one process."""
+    """The run's random id; the first attempt creates it. Called by one process."""
     found = find_run_id(run_dir)
     if found is None:
         found = uuid4().hex
@@ -57,9 +57,8 @@ def run_id(run_dir: str) -> str:
 
 
 def _read_plain(path: str) -> bytes:
-    """Its beginning, in which there is all of a name."""
     with open(open_file(path), "rb") as file:
-        return file.read(64)
+        return file.read(64)  # longer than an id; the file may be any size
 
 
 def _run_id_path(run_dir: str) -> tuple[Any, str]:
@@ -68,7 +67,7 @@ def _run_id_path(run_dir: str) -> tuple[Any, str]:
 
 
 def folder(hot_dir: str, run_dir: str, identity: str) -> Path:
-    """Where a node has the hot snapshots of a run. identity: run_id's."""
+    """The folder of a run's hot snapshots on each node. identity: the run's id."""
     fs, path = open_fs(run_dir, "run.dir")
     resolved = os.path.realpath(path) if is_local(fs) else fs.unstrip_protocol(path.rstrip("/"))
     key = sha256(f"{resolved} {identity}".encode()).hexdigest()[:32]
@@ -76,7 +75,7 @@ def folder(hot_dir: str, run_dir: str, identity: str) -> Path:
 
 
 def find_hot(hot_dir: str, run_dir: str) -> Store | None:
-    """This node's folder for a run, if it has one."""
+    """This node's hot snapshots of a run, if it has a folder for them."""
     identity = find_run_id(run_dir)
     own = folder(hot_dir, run_dir, identity) if identity else None
     return Store(str(own), "snapshot.hot_dir") if own and own.is_dir() and _is_ours(own.parent) else None
@@ -88,9 +87,9 @@ def _is_ours(base: Path) -> bool:
 
 
 def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int) -> Store:
-    """This node's folder for a run, made where it is missing. Raises UserError if there is no place for it.
+    """This node's hot snapshots of a run; makes the folder. Raises UserError if two snapshots don't fit.
 
-    Two snapshots must fit: the older one goes when the newer one is complete.
+    Two must fit, since the older one is deleted when the newer one is complete. state_bytes: the size of one.
     """
     own = folder(hot_dir, run_dir, identity)
     base = own.parent
@@ -98,11 +97,11 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int) -> Sto
         base.mkdir(mode=0o700, exist_ok=True)
         if not _is_ours(base):
             raise UserError(
-                f"snapshot.hot_dir={hot_dir}: {base} belongs to somebody else: remove it, or choose another"
+                f"snapshot.hot_dir={hot_dir}: {base} belongs to another user: remove it, or choose another folder"
             )
         own.mkdir(exist_ok=True)
         _remove_stale(base, own)
-        # What is replaced by the next two; what was set aside stays.
+        # Committed snapshots make room for the next ones; those that were set aside stay.
         taken = sum(_size(file) for file in own.rglob("*") if (file.parent / MANIFEST).exists())
         free, needed = shutil.disk_usage(hot_dir).free + taken, 2 * state_bytes + SPARE_BYTES
     if free < needed:
@@ -116,16 +115,17 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int) -> Sto
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size if path.is_file() else 0
-    except FileNotFoundError:  # another process of this node is tidying up
+    except FileNotFoundError:  # another process of this node has deleted it
         return 0
 
 
 def remove(store: Store) -> None:
+    """Delete a run's folder with all that is in it."""
     shutil.rmtree(store.root, ignore_errors=True)
 
 
 def node_identity(hot_dir: str) -> str:
-    """Equal for processes that see the same shared memory: one kernel, one file system."""
+    """Equal for processes that share the memory file system: the same kernel and the same device."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     kernel = boot.read_text().strip() if boot.exists() else os.uname().nodename
     device = os.stat(hot_dir).st_dev if os.path.isdir(hot_dir) else os.getpid()

@@ -1,7 +1,7 @@
-"""Where an attempt starts: the newest good step in either tier on any node, read once for the whole job.
+"""Restore the newest good step of either tier on any node, reading it once for the whole job.
 
-Each part is read and verified by one process and handed on inside the job, so a world of any size takes each byte from
-the durable store once, and a node that was replaced gets the hot tier's step from one that has it.
+One process reads and verifies each part and broadcasts its bytes. So a job of any size takes each byte from the durable
+store once, and a replaced node gets the hot tier's step from a node that has it.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from torch import Tensor
 
 from mingpt.errors import Damaged, TransientError, Unreadable, UserError
-from mingpt.snapshot.format import Kind, Manifest, decode_manifest, decode_part, encode_manifest
-from mingpt.snapshot.lineage import Newest, strangers
+from mingpt.snapshot.format import Kind, Manifest, decode_part
+from mingpt.snapshot.lineage import Newest, stale_steps
+from mingpt.snapshot.manifest import decode_manifest, encode_manifest
 from mingpt.snapshot.reader import Loaded, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
@@ -20,23 +21,24 @@ from mingpt.world.world import World
 
 
 def restore(
-    durable: Store, hot: Store | None, world: World, say: Callable[[str], None], newest: Newest
+    durable: Store, hot: Store | None, world: World, log: Callable[[str], None], newest: Newest
 ) -> Loaded | None:
-    """The newest good snapshot, in every process. A damaged one is set aside, loudly, and the next older one tried.
+    """The newest good snapshot, in every process; None if there is none. Called by all processes.
 
-    newest: of the durable ones. What a node has in memory and does not continue it is removed. Called by all processes.
-    Raises UserError in all of them if a store says no.
+    A damaged snapshot is set aside and logged, and the next older one is tried. newest: the newest durable snapshot;
+    hot snapshots that do not continue it are removed. Raises UserError in all processes if one of them has met one, and
+    TransientError if snapshots are there and none can be read.
     """
     durable_steps: list[int] = world.run_on_main(durable.steps)
     if hot and world.local_rank == 0:
-        for old in strangers(hot, newest):
-            say(
-                f"the hot snapshot of step {old} does not continue what is durable now (step {newest.step}): it was "
+        for stale in stale_steps(hot, newest):
+            log(
+                f"the hot snapshot of step {stale} does not continue what is durable now (step {newest.step}): it was "
                 f"overtaken, or somebody went back: removed"
             )
-            hot.delete(old)
+            hot.delete(stale)
     world.barrier()
-    unreadable: set[int] = set()  # they stay, and are passed over
+    unreadable: set[int] = set()  # these stay where they are
     while True:
         own = [step for step in hot.steps() if step not in unreadable] if hot else []
         hot_steps = [set(steps) for steps in world.gather(own)]
@@ -50,28 +52,28 @@ def restore(
         # The hot tier first: it costs no traffic of the durable store.
         holders = [rank for rank, steps in enumerate(hot_steps) if step in steps]
         store = hot if holders else durable
-        found = _Together(store, step, holders or list(range(world.size)), world).read()
+        found = _CollectiveRead(store, step, holders or list(range(world.size)), world).read()
         if isinstance(found, Loaded):
             return found
         if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
             unreadable.add(step)
             durable_steps = [s for s in durable_steps if s != step]
             if world.is_main:
-                say(f"UNREADABLE SNAPSHOT of step {step}: {problem}. It stays as it is; trying the next older one.")
+                log(f"UNREADABLE SNAPSHOT of step {step}: {problem}. It stays as it is; trying the next older one.")
             continue
         finders = [rank for rank, finding in enumerate(found) if finding.damage]
         if store is durable:
             durable_steps.remove(step)
-            finders = finders[:1]  # all look at one and the same
+            finders = finders[:1]  # all processes see the same store: one of them sets it aside
         if world.rank in finders and store is not None:
-            _set_aside(store, step, str(found[world.rank].damage), say)
+            _set_aside(store, step, str(found[world.rank].damage), log)
         world.barrier()
 
 
-def _set_aside(store: Store, step: int, damage: str, say: Callable[[str], None]) -> None:
-    with place(store.key, store.url), suppress(FileNotFoundError):  # several processes may have found it
+def _set_aside(store: Store, step: int, damage: str, log: Callable[[str], None]) -> None:
+    with place(store.key, store.url), suppress(FileNotFoundError):  # another process of the node was faster
         name = store.set_aside(step)
-        say(
+        log(
             f"DAMAGED SNAPSHOT of step {step} in {store.url}: {damage}. Set aside (its manifest is now {name}); "
             f"trying the next older one."
         )
@@ -79,7 +81,7 @@ def _set_aside(store: Store, step: int, damage: str, say: Callable[[str], None])
 
 @dataclass
 class _Finding:
-    """What one process has found at a step: for the others, as JSON."""
+    """What one process has found at a step. Travels to the others as JSON."""
 
     digest: str | None = None
     damage: str | None = None
@@ -87,18 +89,18 @@ class _Finding:
     problems: tuple[str, ...] = ()  # of a UserError
 
     @classmethod
-    def of(cls, look: Callable[[], str | None]) -> "_Finding":
+    def of(cls, act: Callable[[], str | None]) -> "_Finding":
         try:
-            return cls(digest=look())
-        except Damaged as damage:
-            return cls(damage=str(damage))
-        except Unreadable as broken:
-            return cls(unreadable=str(broken))
-        except UserError as mistake:
-            return cls(problems=mistake.problems)
+            return cls(digest=act())
+        except Damaged as error:
+            return cls(damage=str(error))
+        except Unreadable as error:
+            return cls(unreadable=str(error))
+        except UserError as error:
+            return cls(problems=error.problems)
 
     def gathered(self, world: World) -> list["_Finding"]:
-        """Everybody's. Raises UserError in all processes if one of them has met one."""
+        """The findings of all processes, by rank. Raises UserError in all of them if one has met one."""
         findings = [_Finding(**other) for other in world.gather(asdict(self))]
         for finding in findings:
             if finding.problems:
@@ -106,8 +108,8 @@ class _Finding:
         return findings
 
 
-class _Together:
-    """The reading of one step by the processes that can see it."""
+class _CollectiveRead:
+    """Reads one step. holders: the ranks that can see it in their store; they share the parts among them."""
 
     def __init__(self, store: Store | None, step: int, holders: Sequence[int], world: World) -> None:
         self.store, self.step, self.holders, self.world = store, step, holders, world
@@ -115,11 +117,11 @@ class _Together:
         self.parts: dict[str, tuple[memoryview, dict[str, Tensor]]] = {}
 
     def read(self) -> Loaded | list[_Finding]:
-        """The snapshot; if it is damaged, what each process has found."""
+        """The snapshot; if it is damaged or unreadable, what each process has found."""
         finding = _Finding.of(self._read_manifest if self.world.rank in self.holders else lambda: None)
         findings = finding.gathered(self.world)
         digest = next((f.digest for f in findings if f.digest), None)
-        # Two nodes may hold the step with other bits, if their numerics differed: one of them has the word.
+        # Nodes with different numerics may hold different bits of one step. The lowest rank's digest is taken.
         readers = [rank for rank, f in enumerate(findings) if digest and f.digest == digest]
         if not readers:
             return findings
@@ -134,8 +136,8 @@ class _Together:
         state: dict[Kind, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name in names:
             raw, tensors = self.parts.pop(name, (None, None))
-            handed_on = self.world.broadcast_bytes(raw, reader_of[name], manifest.parts[name].size)
-            state[kind_of(name)] |= decode_part(manifest, name, handed_on) if tensors is None else tensors
+            received = self.world.broadcast_bytes(raw, reader_of[name], manifest.parts[name].size)
+            state[kind_of(name)] |= decode_part(manifest, name, received) if tensors is None else tensors
         return Loaded(manifest, state, self.world.gather(self.store.url if self.store else None)[readers[0]])
 
     def _read_manifest(self) -> str:

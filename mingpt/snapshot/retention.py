@@ -1,6 +1,6 @@
-"""Which snapshots stay, and what else may go: parts and temporary files that killed writers left.
+"""Which snapshots to delete, and which leftovers of killed writers: parts, temporary files, unfinished uploads.
 
-`steps_to_delete` is the policy, a pure function; `plan` looks at a store, and `Plan.apply` deletes.
+`steps_to_delete` is the policy, a pure function. `plan` applies it to a store's content, and `Plan.apply` deletes.
 """
 
 import math
@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.files import File
-from mingpt.snapshot.reader import look
+from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.uploads import HalfUpload, abort, half_uploads
+from mingpt.snapshot.uploads import Upload, abort, unfinished_uploads
 from mingpt.storage import place
 
 DAY = 86400
@@ -20,9 +19,9 @@ DAY = 86400
 
 @dataclass(frozen=True)
 class Retention:
-    """The newest `keep` stay, each multiple of `keep_every` (0: none), and the one with the best validation loss.
+    """Keep the newest `keep`, each multiple of `keep_every` (0: none), and the one with the best validation loss.
 
-    orphan_age: seconds after which what belongs to no snapshot is taken for a dead writer's. 0: never.
+    orphan_age: seconds after which a file that belongs to no snapshot is a dead writer's. 0: never.
     """
 
     keep: int
@@ -32,7 +31,7 @@ class Retention:
 
 
 def steps_to_delete(retention: Retention, snapshots: Mapping[int, float | None]) -> list[int]:
-    """The steps that need not stay, oldest first, of snapshots given as {step: validation loss, if measured there}."""
+    """The steps to delete, oldest first. snapshots: validation loss by step, None where it was not measured."""
     steps = sorted(snapshots)
     stay = set(steps[-max(1, retention.keep) :])
     if retention.keep_every > 0:
@@ -40,17 +39,17 @@ def steps_to_delete(retention: Retention, snapshots: Mapping[int, float | None])
     if retention.keep_best:
         measured = [(loss, step) for step in steps if (loss := snapshots[step]) is not None and math.isfinite(loss)]
         if measured:
-            stay.add(min(measured)[1])  # of equals the oldest: the first to reach it
+            stay.add(min(measured)[1])  # of equal losses the oldest step
     return [step for step in steps if step not in stay]
 
 
 @dataclass
 class Plan:
-    """What would be deleted: snapshots by step, and files and half uploads that belong to none."""
+    """What to delete: snapshots by step, and files and uploads that belong to no snapshot."""
 
     snapshots: list[int] = field(default_factory=list)
     leftovers: list[File] = field(default_factory=list)
-    uploads: list[HalfUpload] = field(default_factory=list)
+    uploads: list[Upload] = field(default_factory=list)
 
     def apply(self, store: Store) -> None:
         with place(store.key, store.url):
@@ -62,34 +61,35 @@ class Plan:
 
 
 def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | None]) -> Plan:
-    """What may go from a store whose snapshot of step `good` is known to be good.
+    """What to delete from a store whose snapshot of step `good` has been verified, or has just been written.
 
-    No snapshot goes if a newer one than `good` is there: nobody has looked at that one, and its writer deletes.
-    A snapshot whose manifest is damaged or of another format counts for nothing and stays. seen: the validation losses
-    of manifests that were read before, which is added to.
+    No snapshot is deleted if one is newer than `good`: that one has not been verified, and its own writer deletes.
+    A snapshot whose manifest is damaged or of another format stays, and does not count. seen: the validation losses of
+    manifests that were read before; this call adds to it.
     """
     steps = store.steps()
     known: dict[int, float | None] = {}
     for step in steps:
-        try:
-            known[step] = seen[step] if step in seen else look(store, step).metrics.val_loss
-        except (Damaged, OtherFormat, Unreadable):
-            continue
+        if step in seen:
+            known[step] = seen[step]
+        elif manifest := manifest_or_none(store, step):
+            known[step] = manifest.metrics.val_loss
     seen.update(known)
     old = steps_to_delete(retention, known) if steps and steps[0] == good else []
     newest = sorted(known)[-retention.keep :]
     oldest_new = newest[0] if len(newest) == retention.keep else 0
     if retention.orphan_age <= 0:
         return Plan(old)
-    uploads = [u for u in half_uploads(store) if u.started < time.time() - retention.orphan_age]
+    uploads = [u for u in unfinished_uploads(store) if u.started < time.time() - retention.orphan_age]
     return Plan(old, leftovers(store, retention.orphan_age, oldest_new), uploads)
 
 
 def leftovers(store: Store, age: float, before_step: int, now: Callable[[], float] = time.time) -> list[File]:
-    """Files of ours that belong to no snapshot, when nothing in their folder is younger than `age` seconds.
+    """Files of ours that belong to no snapshot, in folders where nothing is younger than `age` seconds.
 
-    In a folder without a manifest another attempt may be writing at this moment. A folder with a manifest that was set
-    aside is evidence, and goes only if its step is before `before_step`. A store that can't tell times keeps all.
+    In a folder without a manifest another attempt may be writing right now. A folder with a manifest that was set aside
+    is evidence, so its files are listed only if its step is before `before_step`. If the store does not report times,
+    nothing is listed.
     """
 
     def old(file: File) -> bool:
@@ -99,7 +99,7 @@ def leftovers(store: Store, age: float, before_step: int, now: Callable[[], floa
     committed = set(store.steps())
     for step in store.folders():
         if step in committed and not store.local:
-            continue  # temporary files are a local disk's
+            continue  # only local disks have temporary files
         files = store.files(step)
         evidence = any(f.is_set_aside for f in files) and step >= before_step
         if step in committed or evidence:

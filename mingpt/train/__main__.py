@@ -1,7 +1,9 @@
-"""`python -m mingpt.train [overrides]`: train a GPT, alone or as one of torchrun's or srun's processes.
+"""`mingpt train [overrides]`: train a GPT, alone or as one of torchrun's or srun's processes.
 
-Exit codes: 0 finished; 64 a mistake to fix; 75 stopped on request after a snapshot; 70 a crash, try again.
+Exit codes: 0 finished; 64 an error that the user must fix; 70 crashed, try again; 75 stopped on request, start again.
 """
+
+from typing import NoReturn
 
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
@@ -13,5 +15,9 @@ def load() -> entry.Program:
     return attempt
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
     entry.run(load, Lifetime(), worker=True)
+
+
+if __name__ == "__main__":
+    main()

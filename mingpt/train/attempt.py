@@ -1,4 +1,4 @@
-"""One attempt as its processes live it: config -> data -> model -> world -> training; each end has its exit code."""
+"""One attempt in one process: config, data, model, world, training. Every way out has an exit code."""
 
 import json
 import os
@@ -7,82 +7,82 @@ import traceback
 from mingpt.compute.numerics import differences
 from mingpt.config import compose
 from mingpt.config.affecting import settings
+from mingpt.config.checks import missing_places
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
-from mingpt.config.validation import missing_places
 from mingpt.console import complain, say
-from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
 from mingpt.train import session
 from mingpt.train.factory import build
-from mingpt.world.failures import explain
-from mingpt.world.joining import Left, join, speaks_for_node, world_size
-from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, leave_reason
-from mingpt.world.platforms import refuse_to_be_alone
+from mingpt.world.failures import classify
+from mingpt.world.joining import ReportedFailure, is_local_main, join, world_size
+from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
+from mingpt.world.platforms import require_launcher
 from mingpt.world.world import World
 
-SPEAK_SECONDS = 10  # after which a mistake that this process alone has found is printed, too
+PRINT_SECONDS = 10  # time for the node's main process to find and print the same user error
 
 
 def attempt(arguments: list[str], lifetime: Lifetime) -> int:
-    """Train as the command line says; returns the exit code."""
+    """Train; returns the exit code. arguments: the config's overrides."""
     lifetime.clock.enter("data")
     config: Config | None = None
     try:
-        refuse_to_be_alone(os.environ)
-        arguments = [*_handed_on(), *arguments]
+        require_launcher(os.environ)
+        arguments = [*_launcher_overrides(), *arguments]
         config = compose.configure(arguments, world_size())
-        if config is None:  # --help or --cfg has been answered
+        if config is None:  # --help or --cfg: printed already
             return FINISHED
         if "RANK" in os.environ and MOMENT not in os.environ:
             compose.refuse_the_time(arguments)
-        source = _opened(config)
+        source = _open_data(config)
         model = build(config, source.vocabulary.size)
         lifetime.clock.enter("rendezvous")
         with join(config.world) as world:
             lifetime.clock.enter("load")
-            lifetime.join_world()
+            lifetime.phase = Phase.JOINED
             try:
                 agree_on_inputs(world, config, source)
                 if world.is_main:
                     say(compose.as_yaml(config))
                 return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
-                raise Left(tell(error, lifetime)) from error  # first: who leaves a world may have to wait for others
-    except Left as left:
-        return left.code
+                # Printed here, before `join` leaves the world: leaving may wait for other processes.
+                raise ReportedFailure(report_failure(error, lifetime)) from error
+    except ReportedFailure as failure:
+        return failure.code
     except SystemExit as error:
-        if config is None:  # argparse's
+        if config is None:  # from argparse
             raise
-        return tell(error, lifetime)  # of code of the user's own: only a run that is finished may end with 0
+        return report_failure(error, lifetime)  # from the user's model or data: it must not end the run with 0
     except (Exception, KeyboardInterrupt) as error:
-        return tell(error, lifetime)
+        return report_failure(error, lifetime)
 
 
-def _opened(config: Config) -> Source:
-    """The data. Raises UserError, with the other places that are not there: one start finds all."""
+def _open_data(config: Config) -> Source:
+    """Open the data. Its UserError also names all other places that do not exist, so that one start finds them all."""
     try:
-        return open_source(config.data, config.model.block_size, config.batch.micro_size)
-    except UserError as mistake:
-        raise UserError(*mistake.problems, *missing_places(config, mistake.problems)) from mistake
+        return config.data.open(config.model.block_size, config.batch.micro_size)
+    except UserError as error:
+        raise UserError(*error.problems, *missing_places(config, error.problems)) from error
 
 
-def _handed_on() -> list[str]:
-    """The overrides that mingpt.launch has for its workers."""
+def _launcher_overrides() -> list[str]:
+    """The overrides that mingpt.launch has passed to this worker in its environment."""
     overrides = os.environ.pop(OVERRIDES, "[]")
     return [str(text) for text in json.loads(overrides)] if os.environ.get(AGENT_PID) == str(os.getppid()) else []
 
 
-def tell(error: BaseException, lifetime: Lifetime) -> int:
-    """Say in one line what has ended this process, once for all the processes that it has ended; returns the code."""
-    failure = explain(error, lifetime.phase)
+def report_failure(error: BaseException, lifetime: Lifetime) -> int:
+    """Print why this process ends, once per node if all processes fail alike; returns the exit code."""
+    failure = classify(error, lifetime.phase)
     leave_reason(failure.reason)
-    told_by_another = isinstance(error, UserError) and error.everywhere and not speaks_for_node()
-    # The process that speaks has found the same: it prints, exits, and torchrun ends this one. Exiting first would
-    # have torchrun end that one before it has printed.
-    if told_by_another and lifetime.linger(SPEAK_SECONDS):
+    same_in_main = isinstance(error, UserError) and error.everywhere and not is_local_main()
+    # The node's main process raises the same error. Wait until it has printed and exited, and torchrun sends SIGTERM to
+    # this one. If this process exited first, torchrun would end the main process, perhaps before it has printed.
+    if same_in_main and lifetime.wait_for_signal(PRINT_SECONDS):
         return failure.code
     if failure.trace:
         trace = "".join(traceback.format_exception(error)).splitlines()
@@ -94,7 +94,7 @@ def tell(error: BaseException, lifetime: Lifetime) -> int:
 def agree_on_inputs(world: World, config: Config, source: Source) -> None:
     """Raise UserError in every process unless all have the same config and the same data.
 
-    Where a node finds and caches the data, and how it loads them, is its own affair; that it is the same data is not.
+    Keys of `data` that do not affect the result (paths, caches, loader workers) may differ between nodes.
     """
     inputs = config.model_dump()
     affecting = settings(inputs)[1]
@@ -102,8 +102,11 @@ def agree_on_inputs(world: World, config: Config, source: Source) -> None:
     first, *others = world.gather({"data.sha256": source.sha256} | inputs | {"data": data})
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):
-            # Where only a secret differs, the keys alone are told.
+            # If only secrets differ, name the keys without values.
             shown = ", ".join(
                 differences(without_secrets(first), without_secrets(inputs)) or (c.split(":")[0] for c in changed)
             )
-            raise UserError(f"process {rank} has other settings or data than process 0: {shown}")
+            raise UserError(
+                f"process {rank} has other settings or data than process 0: {shown}: start all nodes with the same "
+                f"overrides and the same data"
+            )

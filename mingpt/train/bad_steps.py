@@ -59,12 +59,13 @@ class BadSteps:
             self._go_back(done - skips)
 
     def _skipped(self, done: int, stats: StepStats, skips: int) -> StepSkipped:
-        losses, norm, plan = stats.losses.tolist(), stats.norm(), self.compute.plan
+        losses, norm, size = stats.losses.tolist(), stats.norm(), self.config.batch.micro_size
+        ids = self.compute.plan.sample_ids(done - 1)
         bad = [m for m, loss in enumerate(losses) if not math.isfinite(loss)]
         spike = not bad and math.isfinite(norm)
         if spike:
             bad = [max(range(len(losses)), key=losses.__getitem__)]
-        samples = tuple(int(i) for m in bad for i in plan.microbatch_ids(done - 1, m))
+        samples = tuple(int(i) for m in bad for i in ids[m * size : (m + 1) * size])
         return StepSkipped(done, stats.mean_loss(), norm, skips, spike, tuple(bad), samples)
 
     def _go_back(self, good: int) -> NoReturn:
@@ -81,7 +82,7 @@ class BadSteps:
             tried = f" The run went back {used} time{'s' * (used > 1)}, and it was no help." if used else ""
             raise UserError(
                 f"nothing was learnt since step {good}: {health.max_skips} steps in a row were skipped.{tried} "
-                f"{self._way_back(there)}"
+                f"{self._advice(there)}"
             )
 
         def back() -> None:
@@ -99,12 +100,12 @@ class BadSteps:
         there = self.checkpointer.keep()
         what = f"the loss of step {done} is not finite, so it was not stored"
         if last:
-            raise UserError(f"{what}. {self._way_back(there)}")
+            raise UserError(f"{what}. {self._advice(there)}")
         if self.world.is_main:
             say(f"{what}; the newest snapshot is that of step {there}")
 
-    def _way_back(self, newest: int) -> str:
-        """newest: the step of the newest durable snapshot; 0: there is none."""
+    def _advice(self, newest: int) -> str:
+        """What the user can do. newest: the step of the newest durable snapshot; 0: there is none."""
         if not newest:
             return (
                 "The run has diverged, and nothing was stored: the same command with a lower optimizer.lr starts afresh"
@@ -112,5 +113,5 @@ class BadSteps:
         place = shlex.quote(str(without_secrets(self.config.run.dir)))
         return (
             f"The run has diverged: give a lower optimizer.lr, and go back to a step before the trouble, {newest} at "
-            f"the latest (`python -m mingpt.snapshots rewind {place} --step N`), or start in another run.dir"
+            f"the latest (`mingpt snapshots rewind {place} --step N`), or start in another run.dir"
         )

@@ -1,6 +1,6 @@
-"""How good a model is on a whole split: its loss, and the share of questions that it answers right.
+"""Evaluates a model on a whole split: its loss, and its accuracy if the samples have answers.
 
-The figures are the same for any world size: losses are added along one tree, counts are whole numbers.
+The figures do not depend on the world size: losses are added along one tree, and counts are whole numbers.
 """
 
 import math
@@ -19,18 +19,18 @@ from mingpt.world.world import World
 
 
 @runtime_checkable
-class Predicts(Protocol):
-    """What a model has besides `forward` if it can be asked questions."""
+class HasLogits(Protocol):
+    """A model whose accuracy can be measured."""
 
     def loss_and_logits(self, tokens: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(sum of the losses, number of targets, (batch, time, vocabulary) how likely each token is)."""
+        """(sum of the losses, number of targets, logits of shape (batch, time, vocabulary))."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """loss: nats a target, NaN if none counts. targets: how many there were, or their weights.
+    """loss: nats per target; NaN without targets. targets: their number, or the sum of their weights.
 
-    questions: samples that have an answer. spelled: bytes of text that the targets stand for.
+    questions: samples that have an answer. right: those answered correctly. spelled: bytes of the targets' text.
     """
 
     loss: float
@@ -41,12 +41,12 @@ class Figures:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of questions that were answered right; None if none was asked."""
+        """The share of questions that were answered correctly; None without questions."""
         return self.right / self.questions if self.questions else None
 
     @property
     def bits_per_byte(self) -> float | None:
-        """The loss of the whole split, in bits, over the length of its text: comparable between vocabularies."""
+        """The split's loss in bits over its text's length in bytes: comparable between vocabularies."""
         return self.loss * self.targets / math.log(2) / self.spelled if self.spelled else None
 
 
@@ -62,10 +62,10 @@ def evaluate(
     seed: int,
     step: int,
 ) -> Figures:
-    """The model's figures on a split of at least one microbatch. All processes of the world call it, and get the same.
+    """The model's figures on a split of at least one microbatch. Collective: all processes call it and get the same.
 
-    answer_length: see Source. Without `loss_and_logits`, accuracy is not measured. byte_lengths: see Spelling.
-    seed, step: the run's; a model that draws random numbers draws the same ones for a microbatch, whoever computes it.
+    answer_length: see Source; accuracy is measured for models with `loss_and_logits` only. byte_lengths: see Spelling.
+    seed, step: of the run. They seed torch for each microbatch, for models that draw random numbers.
     """
     model.eval()
     lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
@@ -75,24 +75,25 @@ def evaluate(
         targets, right, questions = tensors[1], none, none
         torch.manual_seed(derive("evaluation", seed, step, microbatch))
         with autocast:
-            if answer_length and isinstance(model, Predicts):
+            if answer_length and isinstance(model, HasLogits):
                 loss, count, logits = model.loss_and_logits(*tensors)
-                right, questions = answers(logits, targets, answer_length)
+                right, questions = count_answers(logits, targets, answer_length)
             else:
                 loss, count = model(*tensors)
         spelled = lengths[targets.where(targets != IGNORE, -1)].sum() if byte_lengths else none
         rows.append(torch.stack([x.double() for x in (loss, count, right, questions, spelled)]))
     mine = torch.stack(rows).tolist() if rows else []
-    everybodys = [row for part in world.gather(mine) for row in part]
-    losses, counts, *whole = zip(*everybodys, strict=True)
+    all_rows = [row for part in world.gather(mine) for row in part]
+    losses, counts, *integers = zip(*all_rows, strict=True)
     total, targets = tree_sum_of(losses), sum(counts)
-    return Figures(total / targets if targets else math.nan, targets, *(int(sum(column)) for column in whole))
+    return Figures(total / targets if targets else math.nan, targets, *(int(sum(column)) for column in integers))
 
 
-def answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """(right answers, questions) of a microbatch. Right: all of a sample's last `length` targets are the likeliest.
+def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """(correct answers, questions) of a microbatch. A sample's answer is its last `length` targets.
 
-    Targets of IGNORE are neither right nor wrong; a sample that has nothing else there is no question.
+    An answer is correct if each of its targets is the likeliest token. Targets of IGNORE are left out; a sample with no
+    other target there is no question.
     """
     wanted, likeliest = targets[:, -length:], logits[:, -length:].argmax(-1)
     counts = wanted != IGNORE

@@ -1,7 +1,7 @@
-"""The module that a config's `model` names, and the GPT that a snapshot holds."""
+"""Builds the model of a config, and the GPT of a snapshot."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,43 +10,38 @@ from pydantic import ValidationError
 from torch import nn
 
 from mingpt.compute.batches import derive
-from mingpt.config.schema import Config, Model
+from mingpt.config.schema import Config
+from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.train import own_model
 
-SHOWN = 40  # names in one message
+SHOWN = 40  # parameter names in one message
 LAYER = "transformer.h.0."
 
 
-def gpt_config(model: Model, vocab_size: int) -> GPTConfig:
-    return GPTConfig(vocab_size, **model.model_dump(include={f.name for f in fields(GPTConfig)}))
-
-
 def build(config: Config, vocab_size: int) -> nn.Module:
-    """The model with its first weights, on the CPU: the same in every process.
+    """The model with its initial weights on the CPU, the same in every process.
 
-    vocab_size: 0 if the data has no tokens. Raises UserError if it can't be built, or is none.
+    vocab_size: 0 if the data has no tokens. Raises UserError if the model can't be built.
     """
-    torch.set_num_threads(config.train.threads)  # an initialisation may be a matter of bits, too
+    torch.set_num_threads(config.train.threads)  # the bits of an initialisation may depend on it
     torch.manual_seed(derive("weights", config.seed))
-    if not isinstance(config.model, Model):
-        model = own_model.module(config.model, vocab_size)
-    elif vocab_size:
-        model = GPT(gpt_config(config.model, vocab_size))
-    else:
-        raise UserError("the data has no tokens, and a GPT needs some: choose other data, or name a model._target_")
+    model = config.model.build(vocab_size)
+    if isinstance(config.model, Own):
+        own_model.check_module(model, config.model)
     freeze(model, config.train.freeze)
     return model
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are not frozen: those that the optimizer, its state and the reduction know."""
+    """The parameters that are not frozen. Only these are reduced and updated, and have optimizer state."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Keep what matches a pattern as it is. Raises UserError if one matches nothing, or all together everything."""
+    """Freeze the parameters that match a pattern. Raises UserError if one matches none, or none is left to train."""
     parameters = dict(model.named_parameters())
     problems = []
     for pattern in patterns:
@@ -68,10 +63,10 @@ def some(names: list[str]) -> str:
 def gpt_of(
     config: Mapping[str, Any], shapes: Mapping[str, tuple[str, Sequence[int]]], vocab_size: int, where: str
 ) -> GPT:
-    """The GPT of a snapshot, from its manifest alone: on the meta device, for what it needs in memory is not taken yet.
+    """The GPT that a snapshot's manifest describes, on the meta device: without memory for its weights.
 
-    shapes: dtype and shape of each of the snapshot's weights. where: names the snapshot. Raises UserError if it is not
-    one of a GPT of this package; what a snapshot of another module names is never imported.
+    shapes: dtype and shape of each of the snapshot's weights. where: names the snapshot in messages. Raises UserError
+    if the snapshot is not one of this package's GPT. Nothing is imported because a manifest names it.
     """
     section = config.get("model")
     if isinstance(section, dict) and section.get("kind") == "own":
@@ -81,19 +76,22 @@ def gpt_of(
         )
     other = f"{where}: not a snapshot of a GPT of this version: "
     try:
-        model = Model.model_validate(section)
+        model = GPTModel.model_validate(section)
         if model.n_embd % model.n_head:
             raise ValueError(f"n_head={model.n_head} does not divide n_embd={model.n_embd}")
-        if differences := _differences(gpt_config(model, vocab_size), shapes):
+        if differences := _differences(model.shape(vocab_size), shapes):
             raise ValueError(differences)
         with torch.device("meta"):
-            return GPT(gpt_config(model, vocab_size))
-    except (ValidationError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # of torch: a vast shape
+            return GPT(model.shape(vocab_size))
+    except (ValidationError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # torch's: absurd sizes
         raise UserError(f"{other}{str(error).splitlines()[0]}") from error
 
 
 def _differences(shape: GPTConfig, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> str:
-    """What a snapshot has otherwise than the GPT that its config describes, which may have millions of layers."""
+    """The first difference between a snapshot's tensors and the GPT of its config; empty if there is none.
+
+    Builds one layer only, since a config may claim millions of them.
+    """
     with torch.device("meta"):
         one = GPT(replace(shape, n_layer=1)).state_dict()
     layer = {name: tensor for name, tensor in one.items() if name.startswith(LAYER)}

@@ -1,7 +1,7 @@
-"""What happens step by step. Read `train` from top to bottom; step.py is one step, session.py builds the Run.
+"""The training loop. step.py does one step, session.py builds the Run.
 
-Only the weights and `Update.state()` are state; everything else in here is a function of (config, step), so an attempt
-that starts at any step with any number of processes computes what an undisturbed run would have.
+Only the weights and `Update.state()` are state; everything else is a function of (config, step). So an attempt that
+starts at any step with any number of processes computes what an undisturbed run would have computed.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def train(run: "Run") -> int:
     """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
 
-    Every decision is made alike in all processes, from what travels with the step.
+    All processes decide alike, since each decides by figures and flags that the step's exchange has made equal.
     """
     for step in range(run.start, run.last_step):
         stats = train_step(run, step)
@@ -27,20 +27,20 @@ def train(run: "Run") -> int:
         run.reporter.step(done, stats)
         run.bad_steps.check(done, stats)
         best = run.evaluation.after_step(done, last)
-        with run.clock.within("snapshot"):
+        with run.lifetime.clock.within("snapshot"):
             due = last or stop > 0 or run.checkpointer.is_due(done, flags) or best
             if due:
                 run.check_buffers()
             if last or stop > 0:
                 return _end(run, done, run.content(stats), last, stopping=stop > 0)
-            # While steps are skipped, nothing is learnt, and no snapshot may push the good ones out.
-            if due and run.update.skipped_in_a_row() == 0:
+            # After a skipped step the weights are not new. Retention would delete older, good snapshots for such ones.
+            if due and run.compute.update.skipped_in_a_row() == 0:
                 run.checkpointer.after_step(done, partial(run.content, stats), flags, best)
     raise AssertionError("the last step returns")
 
 
 def _end(run: "Run", done: int, content: "Content", last: bool, stopping: bool) -> int:
-    """The attempt's last snapshot. FINISHED only if the run's last step is durable."""
+    """Store the attempt's last snapshot; returns FINISHED only if the run's last step is durable."""
     digest = None
     if content[1].loss is None:
         run.bad_steps.leave_without_a_loss(done, last)
@@ -49,7 +49,7 @@ def _end(run: "Run", done: int, content: "Content", last: bool, stopping: bool) 
     finished = bool(run.world.broadcast(last and digest is not None))
     run.checkpointer.close()
     run.reporter.end(done, finished, digest)
-    # Before the barrier: an agent signals the workers that are left as soon as one has exited.
+    # Before the barrier: after it, the first process to exit makes its agent send SIGTERM to the others.
     run.lifetime.settle()
     run.world.barrier()
     return FINISHED if finished else STOPPED

@@ -1,4 +1,4 @@
-"""A model of one's own: what it must be, and what it must not do while it trains."""
+"""Checks a user's own model (model._target_): that it is a module that can be trained, and keeps its buffers."""
 
 from collections.abc import Sequence
 
@@ -6,32 +6,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from mingpt.config.plugin import call, describe
-from mingpt.config.schema import OwnModel
+from mingpt.config.plugin import describe
+from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.snapshot.format import DTYPES
 from mingpt.world.world import World
 
 CURE = "take a layer without running statistics (LayerNorm, GroupNorm in place of BatchNorm)"
-# What the optimizer remembers besides its moments: one snapshot has one tensor of a name.
+# Names of optimizer state that belong to no parameter. A snapshot can't hold two tensors of one name.
 RESERVED = {"loss_scale", "loss_scale.finite_steps"}
 
 
-def module(settings: OwnModel, vocab_size: int) -> nn.Module:
-    """The module of one's own. Raises UserError if it is none, or holds what no snapshot can."""
+def check_module(made: object, settings: Own) -> None:
+    """Raise UserError if what the user's code has built is no torch module, or its state can't be stored."""
     shown = f"model._target_={settings.target}"
-    made = call("model", settings, vocab_size=vocab_size, block_size=settings.block_size)
     if not isinstance(made, nn.Module):
-        raise UserError(f"{shown} gives a {type(made).__name__}, and no torch.nn.Module")
+        raise UserError(f"{shown} returned a {type(made).__name__}, not a torch.nn.Module")
     if lazy := [n for n, p in made.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise UserError(
             f"{shown}: {', '.join(lazy)} have no shape before the first forward: give the layers their sizes"
         )
     state = made.state_dict()
     if others := [n for n, v in state.items() if not isinstance(v, Tensor) or v.dtype not in DTYPES]:
-        raise UserError(f"{shown}: snapshots hold plain tensors, and its state_dict has others: {', '.join(others)}")
+        raise UserError(
+            f"{shown}: its state_dict has values that snapshots can't hold: {', '.join(others)}: use plain tensors"
+        )
     if taken := sorted(state.keys() & RESERVED):
-        raise UserError(f"{shown}: snapshots have tensors of their own named {', '.join(taken)}: take other names")
+        raise UserError(f"{shown}: {', '.join(taken)} are names of optimizer state in snapshots: take other names")
     if views := [n for n, p in made.named_parameters() if torch.empty_like(p).stride() != p.stride()]:
         raise UserError(
             f"{shown}: {', '.join(views)} are views into other memory (expanded, or with gaps), which can't be "
@@ -39,33 +40,32 @@ def module(settings: OwnModel, vocab_size: int) -> nn.Module:
         )
     if not any(p.requires_grad for p in made.parameters()):
         raise UserError(f"{shown} has no parameter to train")
-    return made
 
 
-def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) -> None:
-    """One forward and backward, to see that the protocol is kept. Raises UserError; leaves the model as it was."""
+def try_out(model: nn.Module, settings: Own, microbatch: Sequence[Tensor]) -> None:
+    """Run one forward and backward. Raises UserError if the model breaks the protocol. Leaves the model as it was."""
     shown = f"model._target_={settings.target}"
-    takes = f"forward({', '.join(f'{list(x.shape)} {str(x.dtype)[6:]}' for x in microbatch)})"
+    called = f"forward({', '.join(f'{list(x.shape)} {str(x.dtype)[6:]}' for x in microbatch)})"
     buffers = copy_buffers(model)
     model.train()
     try:
-        answer = model(*microbatch)
+        output = model(*microbatch)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{shown}: {takes} failed: {describe(error, type(model))}") from error
-    parts = answer if isinstance(answer, tuple) else (answer,)
+        raise UserError(f"{shown}: {called} failed: {describe(error, type(model))}") from error
+    parts = output if isinstance(output, tuple) else (output,)
     got = ", ".join(f"{list(x.shape)} {x.device.type}" if isinstance(x, Tensor) else type(x).__name__ for x in parts)
     scalar = f"[] {microbatch[0].device.type}"
     if got != f"{scalar}, {scalar}":
-        raise UserError(f"{shown}: {takes} must give (loss_sum, count), scalar tensors on its device, and gave ({got})")
-    loss, count = answer
+        raise UserError(f"{shown}: {called} must return (loss_sum, count), scalars on its device, and returned ({got})")
+    loss, count = output
     if loss.dtype != torch.float32 or not loss.requires_grad:
         raise UserError(f"{shown}: loss_sum must be float32 and depend on the parameters")
     if not torch.isfinite(loss):
-        raise UserError(f"{shown}: {takes} gives the loss {loss.item()}: no step could be made from it")
+        raise UserError(f"{shown}: {called} returned the loss {loss.item()}: it must be finite")
     if not torch.isfinite(count) or count < 0:
-        raise UserError(f"{shown}: {takes} gives the count {count.item()}: it is how many targets the loss is over")
+        raise UserError(f"{shown}: {called} returned the count {count.item()}: it must be the number of targets")
     try:
         loss.backward()
     except (MemoryError, torch.OutOfMemoryError):
@@ -73,7 +73,7 @@ def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) 
     except (Exception, SystemExit) as error:
         hint = ", or choose reduce=fast" if "deterministic" in str(error) else ""
         raise UserError(
-            f"{shown}: backward after {takes} failed: {describe(error, type(model))}: change it{hint}"
+            f"{shown}: backward after {called} failed: {describe(error, type(model))}: change it{hint}"
         ) from error
     gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     model.zero_grad(set_to_none=True)
@@ -82,12 +82,10 @@ def try_out(model: nn.Module, settings: OwnModel, microbatch: Sequence[Tensor]) 
             f"{shown}: the loss does not depend on {', '.join(idle)}: take them out, or name them in train.freeze"
         )
     if sparse := [name for name, gradient in gradients.items() if gradient is not None and gradient.is_sparse]:
-        raise UserError(
-            f"{shown}: {', '.join(sparse)} have sparse gradients, which can't be added up: give sparse=False"
-        )
+        raise UserError(f"{shown}: {', '.join(sparse)} have sparse gradients, which can't be reduced: set sparse=False")
     if moving := _changed(model, buffers):
         raise UserError(
-            f"{shown}: forward changes the buffers {', '.join(moving)}, which would depend on who computes what: {CURE}"
+            f"{shown}: forward changes the buffers {', '.join(moving)}, so they would depend on the world size: {CURE}"
         )
 
 
@@ -96,7 +94,7 @@ def copy_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
-    """The buffers that are not what they were, by their bits."""
+    """The names of buffers whose bits have changed."""
 
     def same(a: Tensor, b: Tensor) -> bool:
         alike = (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -106,11 +104,11 @@ def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
     return [n for n in now | before if n not in now or n not in before or not same(now[n], before[n])]
 
 
-def check_buffers(model: nn.Module, before: dict[str, Tensor], settings: OwnModel, world: World) -> None:
-    """Raise UserError in all processes if forward has changed a buffer in one. All call it, before each snapshot."""
+def check_buffers(model: nn.Module, before: dict[str, Tensor], settings: Own, world: World) -> None:
+    """Raise UserError in all processes if a buffer has changed in one. Collective; called before each snapshot."""
     moving = {name for names in world.gather(_changed(model, before)) for name in names}
     if moving:
         raise UserError(
             f"model._target_={settings.target}: forward has changed the buffers {', '.join(sorted(moving))} since the "
-            f"last snapshot, and they depend on who computed what, so this step is not stored: {CURE}"
+            f"last snapshot, so they depend on the world size, and this step is not stored: {CURE}"
         )

@@ -1,4 +1,4 @@
-"""How much data a run has, takes a step, and sees in all: said at the start, before hours are spent on it."""
+"""Prints at the start how much data the run has, how much a step takes, and how many epochs that makes."""
 
 from collections.abc import Iterator
 
@@ -7,13 +7,13 @@ from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.data.windows import WindowDataset
 
-MANY_EPOCHS = 50  # beyond which a model learns the data by heart
+MANY_EPOCHS = 50  # with more, a model memorises its data
 
 
 def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str]:
-    """One line of proportions, and one for each that looks like a slip."""
+    """One line of figures, and a WARNING for each that looks like an error."""
     what, size, block = "samples", len(source.train), 1
-    if isinstance(source.train, WindowDataset):  # overlapping samples: what counts are the tokens of the text
+    if isinstance(source.train, WindowDataset):  # its samples overlap, so tokens are counted
         what, block = "tokens", config.model.block_size
         size = source.train.stop - source.train.start
     taken = plan.global_size * block

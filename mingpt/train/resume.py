@@ -1,6 +1,7 @@
-"""A run is one experiment: a resume may change a setting that affects the result only if the user says so.
+"""Checks that a snapshot belongs to this run: the same settings, the same model, the same vocabulary.
 
-Which settings these are, the schema says (config/affecting.py). Where data lie is none of them; what they hold is.
+A run is one experiment. A resume may change a setting that affects the result only with resume.changed=true. The schema
+marks these settings (config/affecting.py). The data's place is none of them; its content is.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import batch_factor, misfits, schedule_factor, state_layout
 from mingpt.config.affecting import section_of, settings
+from mingpt.config.keys import filled
 from mingpt.config.schema import Batch, Config, Optimizer, Schedule
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
@@ -24,17 +26,17 @@ from mingpt.snapshot.reader import Loaded
 from mingpt.train.factory import some
 from mingpt.world.world import World
 
-Changes = dict[str, list[Any]]  # of each key, the value before and the one that holds now
+Changes = dict[str, list[Any]]  # by key: the old value and the new one
 INIT_FROM = "model.init_from"
-LONGEST = 100  # characters of a value that are shown
+LONGEST = 100  # characters of a value in a message
 
 
 def check(
     manifest: Manifest, config: Config, numerics: Mapping[str, Any], world: World, say: Callable[[str], None]
 ) -> Changes:
-    """What has changed since the snapshot that an attempt starts from, for the history; told by one process.
+    """The settings that have changed since the snapshot, for the history. Rank 0 prints them. Collective.
 
-    Raises UserError, in all processes alike, if that affects the result and resume.changed does not allow it.
+    Raises UserError in all processes if one of them affects the result and resume.changed does not allow it.
     """
     step, before, after = manifest.step, manifest.config, without_secrets(config.model_dump())
 
@@ -48,18 +50,18 @@ def check(
             )
         return changes
 
-    changes: Changes = world.run_on_main(find)  # what counts as a secret depends on a process's environment
+    changes: Changes = world.run_on_main(find)  # in rank 0: what is redacted depends on its environment
     if not world.is_main:
         return changes
-    # Another machine's numbers are nobody's decision, and no reason to stop.
+    # Another machine is no change of the experiment, so this is printed, and the run goes on.
     different, unrecorded = numerics_changes(manifest.fingerprint, dict(numerics))
     if found := [d for d in different if not d.startswith("data: ")]:
         say(f"the numerics changed ({', '.join(found)}): after step {step}, equality with an undisturbed run ends")
     if unrecorded:
         say(f"an older mingpt wrote step {step} and did not record {', '.join(unrecorded)}: they may have changed")
     if changes:
-        told = ", ".join(_lines(changes) + consequences(manifest, config, changes, world))
-        say(f"the config changed ({told}): after step {step}, equality with an undisturbed run ends")
+        shown = ", ".join(_lines(changes) + consequences(manifest, config, changes, world))
+        say(f"the config changed ({shown}): after step {step}, equality with an undisturbed run ends")
     for moved in differences(
         section_of(before, "model").get("init_from"), section_of(after, "model").get("init_from"), INIT_FROM
     ):
@@ -87,11 +89,11 @@ def _shown(value: Any) -> str:
 
 
 def consequences(manifest: Manifest, config: Config, changes: Changes, world: World) -> list[str]:
-    """What some changes do to the next step, which their values don't tell."""
-    step, before, notes = manifest.step, manifest.config, list[str]()
-    with suppress(ValidationError):  # a manifest of another version, or a strange one
-        optimizer, schedule = Optimizer(**section_of(before, "optimizer")), Schedule(**section_of(before, "schedule"))
-        batch = Batch(**section_of(before, "batch"))
+    """What some changes do to the next step: the samples that it skips or repeats, and its learning rate."""
+    step, before, notes = manifest.step, filled(manifest.config), list[str]()
+    with suppress(ValidationError):  # a manifest of another version, or a damaged one
+        optimizer, schedule = Optimizer(**before["optimizer"]), Schedule(**before["schedule"])
+        batch = Batch(**before["batch"])
         if batch.per_process_size is None and config.batch.per_process_size is None:
             old_size, new_size = batch.global_size, config.batch.global_size
             first, last = sorted((step * old_size, step * new_size))
@@ -104,7 +106,7 @@ def consequences(manifest: Manifest, config: Config, changes: Changes, world: Wo
         new = config.optimizer.lr * batch_factor(config.optimizer, new_size) * schedule_factor(config.schedule, step)
         if old != new:
             keep = f"; schedule.decay_steps={schedule.decay_steps} keeps the old schedule"
-            note = f"the learning rate of step {step + 1} becomes {new:.2e}, and was to be {old:.2e}"
+            note = f"the learning rate of step {step + 1} becomes {new:.2e}, and would have been {old:.2e}"
             notes.append(note + (keep if "schedule.decay_steps" in changes else ""))
     return notes
 
@@ -117,8 +119,8 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str]) -> str:
             *(f"  {line}" for line in lines),
             "Set them back, or choose:",
             "  another run.name (or run.dir) starts a run of its own;",
-            f"  resume.changed=true goes on from step {step} with what is set now, and the history tells both;",
-            f"  `python -m mingpt.snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",
+            f"  resume.changed=true goes on from step {step} with the new values, and the history records both;",
+            f"  `mingpt snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",
         ]
     )
 
@@ -136,19 +138,19 @@ def check_fits(loaded: Loaded, config: Config, vocabulary: Mapping[str, Any], mo
     if model_problems:
         changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
         raise UserError(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
-    # What it holds follows from its own config: parameters may have been frozen, or the precision changed, since.
-    frozen, fp16 = _as_stored(loaded.manifest.config)
+    # Expect what the snapshot's own config implies: train.freeze or the precision may have changed since.
+    frozen, fp16 = _freeze_and_fp16(loaded.manifest.config)
     named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
-    remembered = loaded.state["optimizer"]
-    if problems := misfits(state_layout(named, fp16) | guard_layout(list(remembered)), remembered):
+    stored = loaded.state["optimizer"]
+    if problems := misfits(state_layout(named, fp16) | guard_layout(list(stored)), stored):
         raise UserError(
             f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
             f"(set this one's folder aside), or take another run.dir"
         )
 
 
-def _as_stored(config: dict[str, Any]) -> tuple[list[str], bool]:
-    """(train.freeze, whether the precision is fp16) of a manifest's config, which may hold anything."""
+def _freeze_and_fp16(config: dict[str, Any]) -> tuple[list[str], bool]:
+    """(train.freeze, whether the precision is fp16) of a manifest's config, whose types are not validated."""
     train = config.get("train")
     patterns = train.get("freeze") if isinstance(train, dict) else None
     frozen = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []

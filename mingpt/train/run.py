@@ -1,6 +1,6 @@
-"""What the loop needs, built once for an attempt (session.py).
+"""What the training loop uses, built once per attempt (session.py).
 
-`mine`, `batches`, `reduction` and `observers` (none but in rank 0) differ between processes; the rest is equal in all.
+`mine`, `batches`, `reduction` and `observers` (empty except in rank 0) differ between processes; the rest is equal.
 """
 
 import math
@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import Reduction
-from mingpt.config.schema import Config, OwnModel
+from mingpt.config.schema import Config
+from mingpt.config.section import Own
 from mingpt.data.source import Source
 from mingpt.observe.events import Evaluated, Observers
 from mingpt.snapshot.attempts import RunRecord
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Compute:
-    """What a step is made of. autocast: the context in which the model computes in its precision."""
+    """What computes a step. autocast: the context manager of config.precision."""
 
     model: nn.Module
     update: Update
@@ -44,13 +45,13 @@ class Compute:
     device: torch.device
 
     def state(self) -> State:
-        """All that is state; the tensors themselves, not copies."""
+        """All state of the run; the tensors themselves, not copies."""
         return {"model": self.model.state_dict(), "optimizer": self.update.state()}
 
 
 @dataclass
 class Evaluation:
-    """When the run's model is evaluated, and what came of it. val_loss: after the last step; None: it was not due."""
+    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due."""
 
     compute: Compute
     config: Config
@@ -62,7 +63,7 @@ class Evaluation:
     val_loss: float | None = None
 
     def after_step(self, done: int, last: bool) -> bool:
-        """Evaluate if that is due; whether the model is the best so far."""
+        """Evaluate if due; returns whether the validation loss is the lowest so far."""
         every, self.val_loss = self.config.train.eval_every, None
         if not len(self.source.validation) or not (last or (every and done % every == 0)):
             return False
@@ -85,9 +86,10 @@ class Evaluation:
 
 @dataclass
 class Run:
-    """One attempt. start: steps that were done before it. mine: this process's microbatches of each step.
+    """One attempt.
 
-    batches: their tensors, in order. buffers: what the model's buffers held before the first step.
+    start: the number of steps done before it. mine: indices of this process's microbatches in each step.
+    batches: their tensors, in order. buffers: copies of the model's buffers from before the first step.
     """
 
     config: Config
@@ -114,16 +116,8 @@ class Run:
     def last_step(self) -> int:
         return self.config.train.max_steps
 
-    @property
-    def clock(self) -> Clock:
-        return self.lifetime.clock
-
-    @property
-    def update(self) -> Update:
-        return self.compute.update
-
     def content(self, stats: StepStats) -> Content:
-        """What a snapshot of the step that has just been done holds."""
+        """What a snapshot after this step holds. Waits for the device."""
         best = self.evaluation.best_val_loss
         metrics = Metrics.of(
             loss=stats.mean_loss(),
@@ -133,6 +127,6 @@ class Run:
         return self.compute.state(), metrics
 
     def check_buffers(self) -> None:
-        """Raise UserError if an own model's buffers have changed: they would depend on who computed what."""
-        if isinstance(self.config.model, OwnModel):
+        """Raise UserError if the buffers of a user's model have changed: they would depend on the world size."""
+        if isinstance(self.config.model, Own):
             own_model.check_buffers(self.compute.model, self.buffers, self.config.model, self.world)

@@ -1,4 +1,4 @@
-"""One attempt, in the order in which it is built: compute, checkpointer, restore, record, run; then the loop."""
+"""Builds what an attempt needs, in this order: compute, checkpointer, restore, record, run. Then runs the loop."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, FastReduction
-from mingpt.config.schema import Config, OwnModel
+from mingpt.config.schema import Config
+from mingpt.config.section import Own
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
@@ -38,12 +39,11 @@ from mingpt.world.world import World
 
 
 def train(config: Config, source: Source, model: nn.Module, world: World, lifetime: Lifetime) -> int:
-    """Train to train.max_steps, or until somebody asks one of the processes to stop; returns the exit code.
+    """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
 
-    model: as `factory.build` gives it, with the same first weights in every process.
+    model: from factory.build, with the same initial weights in every process.
     """
     compute = build_compute(config, source, model, world)
-    # All of that is equal in all processes by construction; what follows starts from the same snapshot.
     state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
     checkpointer = Checkpointer(config, world, state_bytes, say)
     origin = restore(config, source, compute, checkpointer, world)
@@ -55,7 +55,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         return FINISHED
     record = claim_attempt(config, source, origin, checkpointer, world)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
-    observers = run.observers  # not the run: the writer's thread must not hold DDP at the end
+    observers = run.observers  # the lambda must not capture `run`: the writer's thread would keep DDP alive at the end
     checkpointer.begin(record, lambda *committed: observers.publish(SnapshotCommitted(*committed)))
     if complete:
         return store_the_end(run, complete)
@@ -66,7 +66,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
 
 @dataclass
 class Origin:
-    """What an attempt goes on from. history: of the attempts before it. numerics: its own fingerprint."""
+    """What an attempt resumes from. loaded: None for a new run. history: of attempts. numerics: its fingerprint."""
 
     loaded: Loaded | None
     step: int
@@ -77,7 +77,7 @@ class Origin:
 
 
 def build_compute(config: Config, source: Source, model: nn.Module, world: World) -> Compute:
-    """Model, optimizer and plan on this process's device. Raises UserError if an own model does not run."""
+    """Model, optimizer and batch plan on this process's device. Raises UserError if a user's model can't be trained."""
     pin(config, world.device)
     model.to(world.device)
     plan = BatchPlan(len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size)
@@ -92,7 +92,7 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
         health=config.health,
     )
     autocast = autocast_for(config, world.device)
-    if isinstance(config.model, OwnModel):
+    if isinstance(config.model, Own):
         first = source.train[list(range(min(plan.micro_size, len(source.train))))]
         with autocast:
             own_model.try_out(model, config.model, [x.to(world.device) for x in first])
@@ -100,17 +100,20 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
 
 
 def restore(config: Config, source: Source, compute: Compute, checkpointer: Checkpointer, world: World) -> Origin:
-    """Load the newest good snapshot, or the weights of model.init_from, or nothing.
+    """Load the newest good snapshot; without one, the weights of model.init_from, if that is set.
 
-    Raises UserError if that is one of another experiment.
+    Raises UserError if the snapshot belongs to another experiment.
     """
     numerics = fingerprint(config, world.device, source.sha256)
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
     if mixed and world.is_main:
-        say(f"the processes compute differently ({', '.join(sorted(set(mixed)))}): bits depend on who computes what")
+        say(
+            f"WARNING: the processes have different numerics ({', '.join(sorted(set(mixed)))}): the bits of the result "
+            f"depend on which process computes what"
+        )
     origin = Origin(checkpointer.restore(), 0, numerics, [], resume.Changes(), math.inf)
     if origin.loaded:
-        _go_on(origin, origin.loaded, config, source, compute, world)
+        _resume(origin, origin.loaded, config, source, compute, world)
         since = origin.loaded.manifest.attempt
         compute.plan = leave_out(compute.plan, compute.update.guard.dropped, config, since, world)
         compute.update.guard.dropped = compute.plan.dropped
@@ -121,7 +124,7 @@ def restore(config: Config, source: Source, compute: Compute, checkpointer: Chec
     return origin
 
 
-def _go_on(origin: Origin, loaded: Loaded, config: Config, source: Source, compute: Compute, world: World) -> None:
+def _resume(origin: Origin, loaded: Loaded, config: Config, source: Source, compute: Compute, world: World) -> None:
     manifest = loaded.manifest
     resume.check_fits(loaded, config, source.vocabulary.to_json(), compute.model)
     compute.model.load_state_dict(loaded.state["model"])
@@ -129,7 +132,7 @@ def _go_on(origin: Origin, loaded: Loaded, config: Config, source: Source, compu
     origin.step, origin.history = manifest.step, manifest.history
     if manifest.metrics.best_val_loss is not None:
         origin.best_val_loss = manifest.metrics.best_val_loss
-    origin.numerics["init_from"] = manifest.fingerprint.get("init_from")  # where the run began, not model.init_from
+    origin.numerics["init_from"] = manifest.fingerprint.get("init_from")  # model.init_from is not read again
     origin.changes = resume.check(manifest, config, origin.numerics, world, say)
     if world.is_main:
         say(f"resumed from step {manifest.step} of {loaded.url} (digest {manifest.digest})")
@@ -138,20 +141,20 @@ def _go_on(origin: Origin, loaded: Loaded, config: Config, source: Source, compu
 def claim_attempt(
     config: Config, source: Source, origin: Origin, checkpointer: Checkpointer, world: World
 ) -> RunRecord:
-    """Take this attempt's number. Raises UserError unless all processes see what rank 0 has written in run.dir."""
-    claims = list[Attempt]()  # rank 0's
+    """Take this attempt's number in run.dir. Raises UserError unless every process sees what rank 0 has written."""
+    claims = list[Attempt]()  # stays empty in other processes than rank 0
 
     def claim() -> int:
-        grew_from = (origin.loaded.manifest.digest, origin.loaded.manifest.attempt) if origin.loaded else (None, 0)
-        claims.append(Attempt.claim(config.run.dir, origin.step, *grew_from))
+        parent = (origin.loaded.manifest.digest, origin.loaded.manifest.attempt) if origin.loaded else (None, 0)
+        claims.append(Attempt.claim(config.run.dir, origin.step, *parent))
         return claims[0].number
 
     attempt = world.run_on_main(claim)
     blind = [rank for rank, sees in enumerate(world.gather(is_visible(config.run.dir, attempt))) if not sees]
-    if blind:  # at once, and not at the first snapshot, hours later
+    if blind:  # checked now: the first snapshot would fail, perhaps hours later
         raise UserError(
-            f"run.dir={without_secrets(config.run.dir)} is not one place for all: process {blind[0]} does not see what "
-            f"process 0 has written there; nodes with a disk each need a folder that all share, or a bucket"
+            f"run.dir={without_secrets(config.run.dir)} is not shared by all: process {blind[0]} does not see what "
+            f"process 0 has written there: take a folder that all nodes share, or a bucket"
         )
     this_attempt = {
         "attempt": attempt,
@@ -183,9 +186,9 @@ def build_run(
     world: World,
     lifetime: Lifetime,
 ) -> Run:
-    """Wrap the model for the exchange, and open what the loop reads from and reports to."""
+    """Wrap the model in DDP, start the data loader, and open the observers."""
     plan = compute.plan
-    buffers = own_model.copy_buffers(compute.model)  # before DDP, which overwrites them by rank 0's
+    buffers = own_model.copy_buffers(compute.model)  # before DDP, which broadcasts rank 0's
     if config.train.compile:
         compute.model.compile()  # before DDP wraps it: see numerics.pin
     ddp = DistributedDataParallel(compute.model, gradient_as_bucket_view=True)
@@ -218,7 +221,7 @@ def build_run(
 
 
 def open_observers(config: Config, record: RunRecord, world: World) -> Observers:
-    """Rank 0 alone watches."""
+    """The observers of rank 0; none in other processes."""
     if not world.is_main:
         return Observers([], say)
     last, every = config.train.max_steps, config.train.log_every
@@ -233,17 +236,17 @@ def open_observers(config: Config, record: RunRecord, world: World) -> Observers
 
 
 def store_the_end(run: Run, loaded: Loaded) -> int:
-    """The run's last step, which only the memory of a node has: now it is made durable."""
+    """Make the run's last snapshot durable, which is only in a node's memory so far."""
     stored = run.checkpointer.make_durable(loaded)
     if run.world.is_main:
-        say(f"finished: step {run.start}, digest {stored}: only the memory of a node had it; now it is stored")
+        say(f"finished: step {run.start}, digest {stored}: it was in a node's memory only; now it is durable")
     run.lifetime.settle()
     run.world.barrier()
     return FINISHED
 
 
 def announce(run: Run) -> None:
-    """Say at the start what will be computed, and by whom."""
+    """Print what this attempt will compute, and on which devices."""
     if not run.world.is_main:
         return
     plan, world = run.compute.plan, run.world

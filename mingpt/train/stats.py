@@ -1,6 +1,6 @@
-"""What travels with each step's reduction besides gradients: losses, token counts, and flags (stop, snapshot).
+"""The figures that processes exchange in each step besides gradients: losses, token counts, flags (stop, snapshot).
 
-All of it is known before the last microbatch's backward, so the exchange runs beside it and costs no time of its own.
+All are known before the last microbatch's backward, so the exchange runs during that backward and costs no extra time.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,11 @@ from mingpt.world.world import World, all_gather, share
 
 @dataclass(frozen=True)
 class StepStats:
-    """A step's figures, equal in every process, on the device that sent them.
+    """A step's figures, equal in every process, on `World.comm_device`.
 
-    losses: (M,) float64, each microbatch's summed loss. tokens: scalar, targets that counted (or their weights).
-    flags: (K,) float64, for each flag the number of processes that have raised it. grad_norm: scalar, before clipping.
+    losses: (M,) float64, the summed loss of each microbatch. tokens: float64 scalar, the number of targets (or the sum
+    of their weights). flags: (K,) float64, the number of processes that raised each flag. grad_norm: scalar, on the
+    model's device, before clipping.
     """
 
     losses: Tensor
@@ -28,7 +29,7 @@ class StepStats:
     grad_norm: Tensor | None = None
 
     def mean_loss(self) -> float:
-        """Nats a token, added up along the tree. Waits for the device."""
+        """Nats per token, added along the tree. Waits for the device."""
         return tree_sum_of(self.losses.tolist()) / max(1.0, self.tokens.item())
 
     def norm(self) -> float:
@@ -38,6 +39,8 @@ class StepStats:
 
 
 class StatsExchange:
+    """One all-gather per step. flags: how many there are."""
+
     def __init__(self, world: World, microbatches: int, flags: int) -> None:
         self.world, self.flags = world, flags
         self.shares = [len(share(r, world.size, microbatches)) for r in range(world.size)]
@@ -47,7 +50,7 @@ class StatsExchange:
         self._work: dist.Work | None = None
 
     def start(self, losses: Sequence[Tensor], tokens: Sequence[Tensor], flags: Sequence[bool]) -> None:
-        """Losses and token counts of this process's microbatches (float32 scalars), and its flags."""
+        """Begin the all-gather. losses, tokens: of this process's microbatches, float32 scalars."""
         n, longest = len(losses), self.longest
         # float64 holds each float32 exactly.
         row = torch.zeros(2 * longest + self.flags, dtype=torch.float64, device=losses[0].device)
@@ -65,15 +68,15 @@ class StatsExchange:
         self._work.wait()
         rows, longest = self._received.view(self.world.size, -1), self.longest
         losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
-        # Weights are fractions, so their sum depends on the order: all M in the order of the microbatches first.
+        # Weights are fractions, so the sum's order matters: all M in the order of the microbatches.
         tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
         return StepStats(losses, tokens, rows[:, 2 * longest :].sum(0))
 
 
 class DelayedRead:
-    """Reads small device tensors without waiting for the device: on CUDA, each call gives the value of the call before.
+    """Reads a small tensor without waiting for the device: on CUDA, each call returns the value of the call before.
 
-    All processes are late by the same one call, so they still act alike at the same step.
+    All processes are late by the same one call, so they still act at the same step.
     """
 
     def __init__(self) -> None:

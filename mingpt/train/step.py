@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def train_step(run: "Run", step: int) -> StepStats:
-    """Do step number `step` (0 is the first). Reading what it returns may wait for the device."""
+    """Do step number `step`, counted from 0. The figures are on the device: reading one waits for it."""
     model, update, plan, device = run.compute.model, run.compute.update, run.compute.plan, run.compute.device
     model.train()
     update.optimizer.zero_grad(set_to_none=True)
@@ -28,9 +28,9 @@ def train_step(run: "Run", step: int) -> StepStats:
                 loss, count = run.ddp(*tensors)
             losses.append(loss)
             tokens.append(count)
-            if last:  # all that the others must know is known, and travels beside the last backward
+            if last:  # all figures but the gradients are known; they are sent while backward computes
                 run.stats.start(losses, tokens, (run.lifetime.stop, *run.checkpointer.flags()))
-            if loss.requires_grad:  # else the microbatch uses no parameter, and its gradient is zeros
+            if loss.requires_grad:  # otherwise the microbatch uses no parameter, and its gradients are zeros
                 update.scaled(loss).backward()
         if not last:
             run.reduction.push(microbatch)

@@ -1,4 +1,4 @@
-"""Whether somebody's GPT-2 fits the model that is configured: all that does not, and what to set."""
+"""Compare a GPT-2 from Hugging Face with the configured model: everything that does not fit, and what to set."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,9 +11,9 @@ from mingpt.data.vocabulary import Vocabulary
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.weights.tokenizer import numbers_in, tokenizer_files
 
-# What a config.json that doesn't say means: the defaults of transformers' GPT2Config.
+# What a config.json leaves out has these values: the defaults of transformers' GPT2Config.
 DEFAULTS = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}
-# GPT-2 as it was published; transformers knows variants, which other code than ours computes.
+# The values of the published GPT-2. transformers also knows variants, which our model does not compute.
 PUBLISHED: dict[str, tuple[object, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
     "layer_norm_epsilon": (1e-5,),
@@ -23,15 +23,15 @@ PUBLISHED: dict[str, tuple[object, ...]] = {
     "tie_word_embeddings": (True,),
 }
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
-LARGEST = 2**31 - 1  # of any size: as in the schema, beyond it torch overflows
-SHOWN = 4  # names of tensors in one message
+LARGEST = 2**31 - 1  # of any size, as in the schema: larger ones overflow in torch
+SHOWN = 4  # names in one message
 
 
 def config_problems(config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
-    """What a config.json has otherwise than the model section and the data's vocabulary."""
+    """How a config.json differs from the model section and the data's vocabulary, with what to set."""
     sizes = DEFAULTS | {name: config[name] for name in DEFAULTS if name in config}
     if wrong := [f"{name}={value!r}" for name, value in sizes.items() if not _is_size(value)]:
-        return [f"config.json says {', '.join(wrong)}: not a whole number from 1 to {LARGEST}"]
+        return [f"config.json says {', '.join(wrong)}: give whole numbers from 1 to {LARGEST}"]
     problems = [
         f"weights of another architecture: config.json says {name}={config[name]!r}, GPT-2 has {known[0]!r}"
         for name, known in PUBLISHED.items()
@@ -47,7 +47,7 @@ def config_problems(config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
         problems.append(f"the weights have {theirs}, the model has {ours}: set {cure}")
     if shape.block_size > sizes["n_positions"]:
         problems.append(
-            f"the weights know {sizes['n_positions']} positions, and model.block_size={shape.block_size}: set "
+            f"the weights have {sizes['n_positions']} positions, and model.block_size={shape.block_size}: set "
             f"model.block_size={sizes['n_positions']} or less"
         )
     if sizes["vocab_size"] not in (shape.vocab_size, shape.padded_vocab_size):
@@ -64,7 +64,7 @@ def config_problems(config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
 
 
 def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
-    """What the tensors, under our names, have otherwise than their own config.json says."""
+    """How the tensors, under our names, differ from what their own config.json says."""
     sizes = DEFAULTS | {name: config[name] for name in DEFAULTS if name in config}
     with torch.device("meta"):  # shapes only
         theirs = replace(shape, vocab_size=sizes["vocab_size"], block_size=sizes["n_positions"], vocab_multiple=1)
@@ -82,20 +82,23 @@ def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], sh
             },
         ),
         *_named(
-            "tensors that are no floating-point numbers: ",
+            "tensors that do not hold floating-point numbers: ",
             {f"{n} ({t.dtype})".replace("torch.", "") for n, t in found.items() if not t.is_floating_point()},
         ),
     ]
     if not problems:
         problems += _named(
             "tensors with numbers that are not finite: ",
-            {n for n, t in found.items() if not torch.isfinite(t.float()).all()},  # of float8, torch can't tell
+            {n for n, t in found.items() if not torch.isfinite(t.float()).all()},  # torch has no isfinite for float8
         )
     if problems:
         return ["the file does not hold the weights that config.json describes: " + "; ".join(problems)]
     head = tensors.get(HEAD)
     if head is not None and not torch.equal(head, tensors[EMBEDDING]):
-        return [f"{HEAD} is not {EMBEDDING}: the model's output layer is its embedding, and can't take over another"]
+        return [
+            f"{HEAD} is not {EMBEDDING}, but the model uses its embedding as output layer: take weights in which both "
+            f"are equal"
+        ]
     return []
 
 
@@ -104,13 +107,14 @@ def _is_size(value: object) -> bool:
 
 
 def _named(what: str, names: set[str]) -> Iterator[str]:
+    """One message with the first few names; none without names."""
     if names:
         shown, rest = sorted(names)[:SHOWN], len(names) - SHOWN
         yield what + ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
 
 
 def vocabulary_problems(tokenizer: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
-    """Whether the tokenizer files beside the weights number the data's tokens otherwise than the data does."""
+    """Tokens whose numbers differ between the tokenizer files beside the weights and the data."""
     try:
         theirs = numbers_in(tokenizer)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""`model.init_from`: a run that starts with the weights of a GPT-2 in Hugging Face's form, instead of random ones."""
+"""`model.init_from`: start a run with the weights of a GPT-2 in Hugging Face's form, instead of random ones."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from mingpt.config.validation import no_weights
+from mingpt.config.checks import no_weights
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
@@ -29,28 +29,28 @@ MASK = re.compile(r"\.attn\.(masked_)?bias$")
 
 
 class Folder:
-    """The files of one URL; whatever is wrong with them is a UserError that names the key, the URL and the file."""
+    """The files under one URL. Methods raise UserError, which names the key, the URL and the file."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.fs, path = open_fs(url, KEY)
         self.path = path.rstrip("/")
-        self.hashes: dict[str, str] = {}  # of the files that were read
+        self.hashes: dict[str, str] = {}  # sha256 by name, of the files that were read
 
-    def mistake(self, *problems: str) -> UserError:
+    def error(self, *problems: str) -> UserError:
         return UserError(*(f"{KEY}={without_secrets(self.url)}: {problem}" for problem in problems))
 
     def read(self, name: str, limit: int | None = None) -> bytes | None:
-        """A file's content, None if there is no such file."""
+        """A file's content; None if it does not exist. limit: the largest size, in bytes."""
         file = f"{self.path}/{name}"
         with place(KEY, self.url):
             try:
                 info = self.fs.info(file)
-                if info["type"] != "file":  # a folder; a pipe or a device, which may never end
-                    raise self.mistake(f"{name} is no regular file")
+                if info["type"] != "file":  # a folder; or a FIFO or a device, which may never end
+                    raise self.error(f"{name} is not a regular file: copy it again")
                 if limit is not None and (info.get("size") or 0) > limit:
-                    raise self.mistake(
-                        f"{name} has {info['size']} bytes, more than any such file: is it the right one?"
+                    raise self.error(
+                        f"{name} has {info['size']} bytes, more than any such file (limit: {limit}): copy the right one"
                     )
                 content: bytes = self.fs.cat_file(file)
             except (FileNotFoundError, NotADirectoryError):
@@ -65,9 +65,9 @@ class Folder:
         try:
             fields = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise self.mistake(f"{name} is not JSON: {error}") from error
+            raise self.error(f"{name} is not JSON: {error}") from error
         if not isinstance(fields, dict):
-            raise self.mistake(f"{name} is not a JSON object")
+            raise self.error(f"{name} is not a JSON object")
         return fields
 
     def text(self, name: str) -> str | None:
@@ -77,36 +77,40 @@ class Folder:
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors under our model's names, ready to be loaded, and the identity of the files that they are from."""
+    """Tensors under our model's names, and a sha256 over the files that they come from."""
 
     tensors: dict[str, Tensor]
     sha256: str
 
 
 def start_from(model: GPT, url: str, vocabulary: Vocabulary, world: World) -> str:
-    """Give the model the weights at a URL, read once for the whole job; returns their identity.
+    """Load the weights at a URL into the model; returns the sha256 of their files.
 
-    Called by all processes; one whose node does not have the folder gets the weights from the one that reads. Raises
-    UserError in all of them if the weights don't fit the model or the vocabulary.
+    Called by all processes. Rank 0 reads and broadcasts, so the other nodes need not have the folder. Raises UserError
+    in all processes if the weights don't fit the model or the vocabulary.
     """
     read: list[Weights] = []
 
-    def ask() -> str:
+    def read_on_main() -> str:
         read.append(read_weights(url, model.config, vocabulary))
         return read[0].sha256
 
-    identity: str = world.run_on_main(ask)
+    identity: str = world.run_on_main(read_on_main)
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
             mine = parameter.cpu().contiguous() if not read else _padded(read[0].tensors[name], parameter)
             raw = mine.flatten().view(torch.uint8).numpy().data
-            handed = world.broadcast_bytes(raw if read else None, 0, len(raw))
-            parameter.copy_(torch.frombuffer(handed, dtype=mine.dtype).view(mine.shape))
+            received = world.broadcast_bytes(raw if read else None, 0, len(raw))
+            parameter.copy_(torch.frombuffer(received, dtype=mine.dtype).view(mine.shape))
     return identity
 
 
 def _padded(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """In float32. Rows that only the model has are padding, which no token uses: they stay; positions may be fewer."""
+    """The tensor in float32, in the parameter's shape.
+
+    Rows that only the parameter has (padding, which no token uses) keep its values. Rows that only the tensor has
+    (positions after model.block_size) are left out.
+    """
     whole = parameter.detach().to("cpu", torch.float32, copy=True).contiguous()
     rows = min(len(whole), len(tensor))
     whole[:rows] = tensor[:rows]
@@ -114,49 +118,49 @@ def _padded(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def read_weights(url: str, shape: GPTConfig, vocabulary: Vocabulary) -> Weights:
-    """Read and check everything. Raises UserError with all that does not fit."""
+    """Read the folder and compare it with the model and the vocabulary. Raises UserError with all that does not fit."""
     folder = Folder(url)
     config = folder.json(CONFIG)
     if config is None:
         raise UserError(no_weights(url))
     if (kind := config.get("model_type")) != "gpt2":
-        raise folder.mistake(f"weights of another architecture ({CONFIG}: model_type={kind!r}): take those of a GPT-2")
+        raise folder.error(f"weights of another architecture ({CONFIG}: model_type={kind!r}): take those of a GPT-2")
     if problems := config_problems(config, shape):
-        raise folder.mistake(*problems)
+        raise folder.error(*problems)
     tensors = _in_our_names(_read_tensors(folder))
     identity = sha256("".join(f"{name} {h}\n" for name, h in sorted(folder.hashes.items())).encode()).hexdigest()
     tokenizer = {name: text for name in TOKENIZERS if (text := folder.text(name)) is not None}
     if problems := [*tensor_problems(tensors, config, shape), *vocabulary_problems(tokenizer, vocabulary)]:
-        raise folder.mistake(*problems)
+        raise folder.error(*problems)
     return Weights(tensors, identity)
 
 
 def _read_tensors(folder: Folder) -> dict[str, Tensor]:
-    """Of the one file, or of those that an index names."""
+    """Read model.safetensors, or else the files that model.safetensors.index.json names."""
     if (content := folder.read(WEIGHTS)) is not None:
         return _decoded(folder, WEIGHTS, content)
     index = folder.json(INDEX)
     if index is None:
         if folder.fs.exists(f"{folder.path}/{PICKLE}"):
-            raise folder.mistake(
-                f"there is a {PICKLE}, a pickle, which could run anything and is never read, but no {WEIGHTS}: write "
-                f"one with transformers: GPT2LMHeadModel.from_pretrained(folder).save_pretrained(folder)"
+            raise folder.error(
+                f"there is no {WEIGHTS}, and {PICKLE} is never read, since a pickle can run any code: convert it with "
+                f"transformers: GPT2LMHeadModel.from_pretrained(folder).save_pretrained(folder)"
             )
-        raise folder.mistake(f"there is no {WEIGHTS}, nor a {INDEX}: check the spelling")
+        raise folder.error(f"there is no {WEIGHTS} and no {INDEX}: check the spelling")
     names = index.get("weight_map")
     files = sorted(set(names.values())) if isinstance(names, dict) and all(map(_is_name, names.values())) else []
     if not files:
-        raise folder.mistake(f"{INDEX} has no weight_map from tensors to files of this folder")
+        raise folder.error(f"{INDEX} has no weight_map from tensors to files of this folder: copy it again")
     tensors: dict[str, Tensor] = {}
     for name in files:
         if (content := folder.read(name)) is None:
-            raise folder.mistake(f"{INDEX} names {name}, which is missing: copy the whole folder")
+            raise folder.error(f"{INDEX} names {name}, which is missing: copy the whole folder")
         tensors |= _decoded(folder, name, content)
     return tensors
 
 
 def _is_name(value: object) -> bool:
-    """Whether it names a file of the folder itself."""
+    """Whether a value names a file in the folder itself, not in another one or on another server."""
     return (
         isinstance(value, str)
         and value.isprintable()
@@ -169,10 +173,10 @@ def _decoded(folder: Folder, name: str, content: bytes) -> dict[str, Tensor]:
     try:
         return load_safetensors(content)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise folder.mistake(f"{name} is no whole safetensors file ({error}): copy it again") from error
+        raise folder.error(f"{name} is damaged, or not a safetensors file ({error}): copy it again") from error
 
 
 def _in_our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The published checkpoints leave out `transformer.`; older ones hold attention's mask, which is no weight."""
+    """Add `transformer.`, which the published checkpoints leave out; drop older ones' attention masks."""
     weights = {name: tensor for name, tensor in tensors.items() if not MASK.search(name)}
     return {n if n.startswith(("transformer.", HEAD)) else f"transformer.{n}": t for n, t in weights.items()}

@@ -1,18 +1,12 @@
-"""A vocabulary as the files that Hugging Face's tokenizers are made from."""
+"""Write a vocabulary as the files of a Hugging Face tokenizer, and read the token numbers out of such files."""
 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mingpt.data.bpe import BYTE_OF_LETTER, END_OF_TEXT, GPT2Tokens
+
 Files = dict[str, str]
-
-
-def byte_letters() -> list[str]:
-    """GPT-2's letter for each byte: printable ones stand for themselves, the others come after, from 256 on."""
-    plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    others = [b for b in range(256) if b not in plain]
-    letters = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
-    return [letters[b] for b in range(256)]
 
 
 def _tokenizer_json(model: Mapping[str, Any], pre_tokenizer: Mapping[str, Any], decoder: Mapping[str, Any]) -> Files:
@@ -27,7 +21,7 @@ def _tokenizer_json(model: Mapping[str, Any], pre_tokenizer: Mapping[str, Any], 
         "decoder": decoder,
         "model": model,
     }
-    # Without this file transformers would take GPT-2's own tokenizer for every model of GPT-2's kind.
+    # Without this file transformers would use GPT-2's own tokenizer, because the model's type is gpt2.
     how = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     return {"tokenizer.json": _as_text(tokenizer), "tokenizer_config.json": _as_text(how)}
 
@@ -37,7 +31,7 @@ def _as_text(fields: Mapping[str, Any]) -> str:
 
 
 def _characters(vocabulary: Mapping[str, Any]) -> Files:
-    """One "word" for each character. The unknown word is none of them, so an unknown character is an error."""
+    """Word-level, with each character a word. The unknown token has no number, so an unknown character is an error."""
     ids = {c: i for i, c in enumerate(vocabulary["characters"])}
     return _tokenizer_json(
         {"type": "WordLevel", "vocab": ids, "unk_token": "<|unknown|>"},
@@ -48,17 +42,14 @@ def _characters(vocabulary: Mapping[str, Any]) -> Files:
 
 def _bytes(vocabulary: Mapping[str, Any]) -> Files:
     """Byte-level BPE that never merges; a token's number is its byte."""
-    ids = {letter: byte for byte, letter in enumerate(byte_letters())}
+    ids = dict(sorted(BYTE_OF_LETTER.items(), key=lambda item: item[1]))
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return _tokenizer_json({"type": "BPE", "vocab": ids, "merges": []}, level, level)
 
 
 def _gpt2(vocabulary: Mapping[str, Any]) -> Files:
     """GPT-2's own two files: the merges as they are, and each token's number, which follows from them."""
-    lines = [line for line in vocabulary["merges"].split("\n") if line and not line.startswith("#version")]
-    letters = byte_letters()
-    plain = sorted(letters, key=lambda letter: (ord(letter) >= 256, ord(letter)))  # the order of GPT-2's first 256
-    tokens = [*plain, *(line.replace(" ", "") for line in lines), "<|endoftext|>"]
+    tokens = [*GPT2Tokens(vocabulary["merges"]).spelled(), END_OF_TEXT]
     numbers = {token: number for number, token in enumerate(tokens)}
     how = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "clean_up_tokenization_spaces": False}
     return {
@@ -68,7 +59,7 @@ def _gpt2(vocabulary: Mapping[str, Any]) -> Files:
     }
 
 
-# By the `kind` in a vocabulary's JSON. One that is not here (images, sums) has no text, and no such files.
+# By the `kind` in a vocabulary's JSON. Other kinds (images, sums) are not text and have no such files.
 FILES: dict[str, Callable[[Mapping[str, Any]], Files]] = {
     "char": _characters,
     "byte": _bytes,
@@ -78,16 +69,13 @@ FILES: dict[str, Callable[[Mapping[str, Any]], Files]] = {
 
 
 def tokenizer_files(vocabulary: Mapping[str, Any]) -> Files:
-    """The files, by name, of a vocabulary's JSON; none if its tokens are no text."""
+    """The tokenizer's files by name, from a vocabulary's JSON; none if its tokens are not text."""
     make = FILES.get(vocabulary["kind"])
     return make(vocabulary) if make else {}
 
 
 def numbers_in(files: Mapping[str, str]) -> dict[str, int] | None:
-    """Each token's number as tokenizer files say, so that two vocabularies can be compared; None if they don't.
-
-    Raises ValueError if a file is damaged.
-    """
+    """Each token's number in tokenizer files; None if they don't say. Raises ValueError if a file is damaged."""
     if "vocab.json" in files:
         numbers = json.loads(files["vocab.json"])
     elif "tokenizer.json" in files:
@@ -102,10 +90,10 @@ def numbers_in(files: Mapping[str, str]) -> dict[str, int] | None:
 
 
 def _added(tokens: object) -> dict[str, int]:
-    """Raises ValueError."""
+    """The numbers of tokenizer.json's added_tokens. Raises ValueError if they are malformed."""
     if not isinstance(tokens, list):
-        raise ValueError("added_tokens is no list")
+        raise ValueError("added_tokens is not a list")
     known = [t for t in tokens if isinstance(t, dict) and {"content", "id"} <= t.keys()]
     if not all(isinstance(t["content"], str) for t in known):
-        raise ValueError("added_tokens has one whose content is no text")
+        raise ValueError("added_tokens has an entry whose content is not text")
     return {t["content"]: t["id"] for t in known}

@@ -1,14 +1,14 @@
-"""`python -m mingpt.snapshots export`: a snapshot's GPT as a folder that transformers loads, tokenizer included."""
+"""`mingpt export`: write a GPT as a folder that transformers loads, with its tokenizer."""
 
 import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from safetensors.torch import save as encode_safetensors
 
+from mingpt.atomic import write_whole
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT
@@ -22,7 +22,7 @@ KEY = "FOLDER"
 
 
 def config_json(gpt: GPT, end_of_text: int | None) -> dict[str, Any]:
-    """GPT-2's config as transformers reads it."""
+    """The config.json of transformers' GPT2Config. end_of_text: the token's number, if there is one."""
     c = gpt.config
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -34,8 +34,8 @@ def config_json(gpt: GPT, end_of_text: int | None) -> dict[str, Any]:
         "n_layer": c.n_layer,
         "n_head": c.n_head,
         "n_inner": None,
-        # GPT-2's own, which transformers also knows as gelu_new; by this name it computes it with torch's kernel, as we
-        # do, and the logits are equal to the bit.
+        # The same function as gelu_new. Under this name transformers uses torch's kernel, as we do, so that the logits
+        # are bit-equal.
         "activation_function": "gelu_pytorch_tanh",
         "resid_pdrop": c.dropout,
         "embd_pdrop": c.dropout,
@@ -50,9 +50,9 @@ def config_json(gpt: GPT, end_of_text: int | None) -> dict[str, Any]:
 
 
 def folder_of(gpt: GPT, vocabulary: Vocabulary) -> dict[str, bytes]:
-    """The files by name, the weights last. The embedding's padding stays behind: no token uses it."""
+    """The files by name, the weights last. Leaves out the embedding's padding rows, which no token uses."""
     end_of_text: int | None = None
-    with suppress(UserError):  # a tokenizer.json that has no such token
+    with suppress(UserError):  # its tokenizer.json has no such token
         end_of_text = getattr(vocabulary, "end_of_text", None)
     tensors = {name: tensor.contiguous() for name, tensor in gpt.state_dict().items()}
     tensors[EMBEDDING] = tensors[EMBEDDING][: gpt.config.vocab_size].contiguous()
@@ -69,23 +69,16 @@ def _json(fields: dict[str, Any]) -> bytes:
 
 
 def write_folder(url: str, files: dict[str, bytes], overwrite: bool) -> None:
-    """Each file whole or not at all. Raises UserError if one is there already, unless it may be overwritten."""
+    """Write each file atomically. Raises UserError if one exists, unless `overwrite`."""
     fs, path = open_fs(url, KEY)
     shown, path = without_secrets(url), path.rstrip("/")
     with place(KEY, url):
         if is_local(fs) and os.path.exists(path) and not os.path.isdir(path):
             raise UserError(f"{KEY}={shown} is a file: name a folder")
         if there := [name for name in files if not overwrite and fs.exists(f"{path}/{name}")]:
-            raise UserError(f"{KEY}={shown} has {', '.join(there)} already: choose another folder, or say --overwrite")
-        if is_local(fs):
-            Path(path).mkdir(parents=True, exist_ok=True)
+            raise UserError(f"{KEY}={shown} has {', '.join(there)} already: choose another folder, or add --overwrite")
         for name, content in files.items():
             if is_local(fs):
-                temporary = Path(path, f".{name}.{uuid4().hex}.tmp")
-                try:
-                    temporary.write_bytes(content)
-                    temporary.replace(Path(path, name))
-                finally:
-                    temporary.unlink(missing_ok=True)
+                write_whole(Path(path, name), [content])
             else:
                 fs.pipe_file(f"{path}/{name}", content)

@@ -1,6 +1,6 @@
-"""Where the seconds of a process's life go: each belongs to one named phase.
+"""Measures how a process spends its time: each second belongs to one named phase.
 
-Only the standard library is imported here: the clock starts before torch does.
+Imports only the standard library, since the clock starts before torch is imported.
 """
 
 import time
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Starts in `phase`. now: seconds, from any point in time."""
+    """Starts in `phase`. now: returns a time in seconds; only differences count."""
 
     def __init__(self, phase: str = "import", now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._since = now, now()
@@ -18,14 +18,14 @@ class Clock:
         self._seconds: Counter[str] = Counter()
 
     def enter(self, phase: str) -> None:
-        """From now on, time belongs to this phase."""
+        """Count the time from now on for this phase."""
         now = self._now()
         self._seconds[self.phase] += now - self._since  # type: ignore[assignment]
         self.phase, self._since = phase, now
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Time inside belongs to this phase, and then to the one before it again."""
+        """Count the time inside the block for this phase, then return to the phase before it."""
         before = self.phase
         self.enter(phase)
         try:
@@ -34,5 +34,5 @@ class Clock:
             self.enter(before)
 
     def seconds(self, phase: str) -> float:
-        """All that this phase has had so far."""
+        """Seconds counted for this phase so far."""
         return self._seconds[phase] + (self._now() - self._since if phase == self.phase else 0.0)

@@ -1,6 +1,6 @@
-"""The first and the last lines of the programs that signals and launchers deal with: train, evaluate, launch.
+"""How train, evaluate and launch begin and end: the programs that receive stop signals and return exit codes.
 
-Only the standard library is imported here: see lifetime.py.
+Imports only the standard library: see lifetime.py.
 """
 
 import os
@@ -17,25 +17,26 @@ Program = Callable[[list[str], Lifetime], int]
 
 
 def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoReturn:
-    """Run a program and end with its exit code. worker: it may be one of srun's tasks, which make a world.
+    """Run a program, and end this process with its exit code.
 
-    load: imports it. Not before signals and the agent's death are watched: torch takes seconds.
+    load: imports the program. Called after signals are handled, since importing torch takes seconds.
+    worker: the program joins a world, so if srun has started it, set torchrun's variables from Slurm's.
     """
     try:
         if worker:
-            slurm.announce(os.environ)
-    except UserError as mistake:
-        complain(f"error: {mistake}")
+            slurm.set_torchrun_variables(os.environ)
+    except UserError as error:
+        complain(f"error: {error}")
         sys.exit(USER_ERROR)
     lifetime.begin()
     try:
         program = load()
-    except ImportError as error:  # a library of torch's that is not there, or half an installation
+    except ImportError as error:  # one of torch's libraries is missing, or the installation is incomplete
         complain(f"error: this Python environment is broken: {error}: install the project again, as its README says")
         sys.exit(USER_ERROR)
     code = program(sys.argv[1:], lifetime)
     sys.stdout.flush()
     sys.stderr.flush()
-    # The exit code is what launchers act on. After an error, its traceback still holds DDP and with it gloo's threads
-    # (see joining.join), so Python's own shutdown could replace the code by SIGABRT.
+    # Not sys.exit: launchers act on the exit code, and Python's shutdown could replace it by SIGABRT. After an error,
+    # the traceback keeps DDP and with it gloo's threads alive (see joining.join).
     os._exit(code)

@@ -1,4 +1,4 @@
-"""What went wrong, in one line for people, and whether trying again can help."""
+"""Turns an exception into a one-line reason and an exit code."""
 
 import re
 from dataclasses import dataclass
@@ -9,41 +9,40 @@ from mingpt.errors import CRASHED, USER_ERROR, Damaged, SnapshotFailed, Transien
 from mingpt.redact import without_secrets
 from mingpt.world.lifetime import Phase
 
-LOST_PEER = "lost contact with another process"  # a victim's words: the cause is in somebody else's
+LOST_PEER = "lost contact with another process"  # a consequence: the cause is in another process's log
 
-# torch's allocator, and what it says of sizes that no machine could have.
+# Messages of torch's allocator; the second is for sizes that overflow an integer.
 NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A reason, the exit code that it asks for, and whether a stack trace helps to find the cause."""
+    """trace: whether to print a stack trace, too."""
 
     reason: str
     code: int
     trace: bool
 
 
-def explain(error: BaseException, phase: Phase) -> Failure:
-    """Sort an error by what the reader has to do. `phase` is how far this process has come."""
+def classify(error: BaseException, phase: Phase) -> Failure:
+    """The reason to print and the exit code to end with. phase: how far this process had come."""
     text = str(error).strip()
     first_line = str(without_secrets(text.splitlines()[0])) if text else ""
-    first_line = re.sub(r"^\[[^]]*\] ", "", first_line).partition(". This is typically")[
-        0
-    ]  # gloo's source line and guess
+    # gloo begins with a source line in brackets, and ends with a guess at the cause.
+    first_line = re.sub(r"^\[[^]]*\] ", "", first_line).partition(". This is typically")[0]
     if isinstance(error, UserError):
         return Failure(str(error), USER_ERROR, False)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in NO_MEMORY):
         cure = "lower batch.micro_size, model.block_size or the model's size"
-        if phase < Phase.TRAINING:  # it would be so again
+        if phase < Phase.TRAINING:  # a retry would run out of memory again
             return Failure(f"out of memory in the first step: {cure} ({first_line})", USER_ERROR, False)
         return Failure(f"out of memory: if it happens again, {cure} ({first_line})", CRASHED, False)
     if "DataLoader worker" in text:
         cure = "if it happens again, look for the system's out-of-memory killer and lower data.workers"
         return Failure(f"a data loader process died: {cure} ({first_line})", CRASHED, False)
-    if isinstance(error, (TimeoutError, TransientError, SnapshotFailed, Damaged)):  # ours, and told in full
+    if isinstance(error, (TimeoutError, TransientError, SnapshotFailed, Damaged)):  # our own, with complete messages
         return Failure(text, CRASHED, False)
-    if isinstance(error, RuntimeError):  # as torch.distributed reports whatever happens to the others
+    if isinstance(error, RuntimeError):  # torch.distributed raises it when another process fails
         if "timed out" in text.lower() or "timeout" in text.lower():
             what = "another process has not answered for world.timeout_seconds: look for the one whose log ends earlier"
             return Failure(f"{what} ({first_line})", CRASHED, False)

@@ -1,4 +1,4 @@
-"""How processes become a world, and how they leave it on every way out."""
+"""Joins the processes to a world (torch's process group), and leaves it on every way out."""
 
 import errno
 import gc
@@ -13,17 +13,18 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
-from mingpt.config.schema import LARGEST, WorldConfig
+from mingpt.config.schema import WorldConfig
+from mingpt.config.section import LARGEST
 from mingpt.errors import CRASHED, UserError
 from mingpt.world import network, slurm
 from mingpt.world.rendezvous import open_store
 from mingpt.world.world import World
 
-LEAVE_SECONDS = 20  # for leaving the world after a failure; torchrun kills 30 s after it has seen one
+LEAVE_SECONDS = 20  # limit for leaving the world after a failure; torchrun kills its workers after 30 s
 
 
-def _announced(name: str, least: int, most: int, default: str = "") -> int:
-    """A number out of the environment, where a launcher has put it, or a person."""
+def _variable(name: str, least: int, most: int, default: str = "") -> int:
+    """An environment variable that holds a number. Raises UserError if it is not one from `least` to `most`."""
     text = os.environ.get(name, default)
     if not text.isdecimal() or not least <= int(text) <= most:
         raise UserError(
@@ -33,12 +34,12 @@ def _announced(name: str, least: int, most: int, default: str = "") -> int:
 
 
 def world_size() -> int:
-    """The number of processes that the launcher announced; 1 without a launcher."""
-    return _announced("WORLD_SIZE", 1, LARGEST, "1")
+    """The number of processes, from the launcher's WORLD_SIZE; 1 without a launcher."""
+    return _variable("WORLD_SIZE", 1, LARGEST, "1")
 
 
-def speaks_for_node() -> bool:
-    """Whether this process prints what all processes of a node would print alike (before there is a world)."""
+def is_local_main() -> bool:
+    """Whether this process prints for all processes of its node, before they have joined a world."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -56,11 +57,11 @@ def _device(config: WorldConfig, local_rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
-    """The store that the launcher's variables announce, this process's rank, and the number of processes.
+def _connect_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
+    """The store at MASTER_ADDR and MASTER_PORT, this process's rank, and the number of processes.
 
-    Not through torch's env:// rendezvous: with torchrun's own store that puts every key under the agent's restart
-    count, and nodes whose agents have counted differently would never meet.
+    Not by torch's env:// rendezvous: it prefixes every key with the agent's restart count, and agents that have
+    restarted their workers a different number of times would never meet.
     """
     environment = os.environ
     if missing := [k for k in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if k not in environment]:
@@ -68,26 +69,26 @@ def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
             f"RANK is set in the environment, but not {', '.join(missing)}: start with torchrun, or set all"
         )
     size = world_size()
-    rank = _announced("RANK", 0, size - 1)
-    host, port = environment["MASTER_ADDR"], _announced("MASTER_PORT", 1, 65535)
-    # torchrun's agent may host the store itself.
+    rank = _variable("RANK", 0, size - 1)
+    host, port = environment["MASTER_ADDR"], _variable("MASTER_PORT", 1, 65535)
+    # Otherwise torchrun's agent hosts the store.
     hosts = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    found, failed = list[dist.Store](), list[Exception]()
+    stores, errors = list[dist.Store](), list[Exception]()
 
     def connect() -> None:
         try:
             own, several = host if hosts else None, environment.get("LOCAL_WORLD_SIZE") != str(size)
-            found.append(open_store(host, port, own, several, timedelta(seconds=limit_seconds)))
+            stores.append(open_store(host, port, own, several, timedelta(seconds=limit_seconds)))
         except Exception as error:
-            failed.append(error)
+            errors.append(error)
 
-    # In a thread: torch's limit does not cover the wait for the first words of a stranger that listens there.
+    # In a thread: if another program listens there and never answers, torch waits without a limit.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(limit_seconds + 1)
-    if found:
-        return found[0], rank, size
-    error = failed[0] if failed else None
+    if stores:
+        return stores[0], rank, size
+    error = errors[0] if errors else None
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         raise UserError(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
     if error and not isinstance(error, (dist.DistNetworkError, OSError)):
@@ -99,13 +100,14 @@ def _announced_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
 
 
 def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float) -> dist.Store:
-    """The part of a store that this attempt shares with no earlier one; the processes find it by asking each other.
+    """The store with a key prefix that only this attempt uses. The processes agree on the prefix through the store.
 
     torchrun keeps one store through all its restarts (torch 2.13: TCPStore sharing, and always for static rendezvous),
-    and keys of the dead stay in it. A process that reads a dead peer's address before the living one has overwritten it
-    fails to connect: measured, most restarts needed two or three tries. Restart counts can't serve as a namespace, they
-    differ between nodes. So process 0 draws a number and tells it to whoever says hello with a name used only once;
-    a dead one's hello is answered, too, and nobody reads the answer.
+    and the keys of ended processes stay in it. A process that reads such a peer's address before the new peer has
+    overwritten it fails to connect: measured, most restarts needed two or three tries. The restart count can't be the
+    prefix, since it differs between nodes. So rank 0 takes a new number from the store. Every other process writes a
+    random name under its rank, and rank 0 answers that name with the number. A name left by an ended process is
+    answered, too; nobody reads that answer.
     """
     deadline = time.monotonic() + limit_seconds
 
@@ -139,9 +141,9 @@ def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float
 
 
 def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
-    """Tell NCCL and gloo which interface leads to the other nodes, unless the user has.
+    """Set NCCL's and gloo's variables to the interface that leads to the other nodes, unless the user has set them.
 
-    With one node only, it is loopback's: they listen at its address, and nobody outside can talk to them.
+    With a single node, that is the loopback interface: no other machine can reach the ports opened there.
     """
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         os.environ.update(network.settings(network.interface_of("127.0.0.1"), os.environ))
@@ -149,7 +151,7 @@ def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
     mine = network.address_towards(os.environ["MASTER_ADDR"])
     store.set(f"address/{rank}", mine)
     if network.is_loopback(mine):
-        # On the head, its own name may mean loopback: there, the way to any other node is the one.
+        # On the head, MASTER_ADDR may resolve to loopback. There, take the route to any other node.
         others = [raw.decode() for raw in store.multi_get([f"address/{r}" for r in range(size)])]
         far = next((address for address in others if not network.is_loopback(address)), None)
         if far is None:
@@ -158,15 +160,15 @@ def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
     os.environ.update(network.settings(network.interface_of(mine), os.environ))
 
 
-class Left(Exception):
-    """This process leaves its world because of an error that has been told; `code` is what it ends with."""
+class ReportedFailure(Exception):
+    """An error that has been printed already. `code`: the exit code that it asks for."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
         self.code = code
 
 
-def _limit_the_rest_of_life(seconds: float, code: int) -> None:
+def _exit_after(seconds: float, code: int) -> None:
     timer = threading.Timer(seconds, os._exit, [code])
     timer.daemon = True
     timer.start()
@@ -174,22 +176,23 @@ def _limit_the_rest_of_life(seconds: float, code: int) -> None:
 
 @contextmanager
 def join(config: WorldConfig) -> Iterator[World]:
-    """Join the world that torchrun's variables describe, or be a world of one; leave it on every way out.
+    """Join the world that torchrun's variables describe, or a world of one; leave it on every way out.
 
-    Raises UserError if the configured device or backend is not there.
+    Raises UserError if the configured device or backend is not available, or a variable is wrong; TimeoutError if the
+    other processes do not come within world.init_timeout_seconds.
     """
     environment = os.environ
-    local_rank = _announced("LOCAL_RANK", 0, LARGEST, "0")
+    local_rank = _variable("LOCAL_RANK", 0, LARGEST, "0")
     device = _device(config, local_rank)
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":
         raise UserError("world.backend=nccl, but no GPU is visible: use world.backend=gloo, or auto")
-    # On GPUs the small messages (JSON, agreement) go over gloo and gradients over nccl.
+    # On GPUs, small messages (JSON, barriers) go over gloo, and gradients over nccl.
     backends = f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else backend
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if "RANK" in environment:
-        shared, rank, size = _announced_store(config.init_timeout_seconds)
+        shared, rank, size = _connect_store(config.init_timeout_seconds)
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
         store = _own_namespace(shared, rank, size, config.init_timeout_seconds)
         _choose_interface(store, rank, size)
@@ -198,17 +201,17 @@ def join(config: WorldConfig) -> Iterator[World]:
     dist.init_process_group(
         backends, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=config.timeout_seconds)
     )
-    if "RANK" in environment:  # again: nccl's watchdog has a connection of its own
+    if "RANK" in environment:  # again, for the connection that nccl's watchdog has opened
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
     try:
         yield World(rank, size, local_rank, device, backend)
     except BaseException as error:
-        # After a failure, nccl's own destruction may wait for peers that are gone.
-        _limit_the_rest_of_life(LEAVE_SECONDS, error.code if isinstance(error, Left) else CRASHED)
+        # After a failure, destroying nccl's group may wait for peers that have ended.
+        _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)
         raise
     finally:
-        # DDP sits in reference cycles. Alive, it keeps gloo's threads running into Python's shutdown, where one of them
-        # asking for the interpreter lock ends the process with SIGABRT (measured: 8 of 20 short runs at world 4; with
-        # this, 0 of 20).
+        # DDP is part of reference cycles. While it lives, gloo's threads run on into Python's shutdown, and a thread
+        # that asks for the interpreter lock there ends the process with SIGABRT (measured: 8 of 20 short runs at world
+        # 4; with this line, 0 of 20).
         gc.collect()
         dist.destroy_process_group()

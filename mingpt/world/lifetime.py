@@ -1,6 +1,6 @@
-"""How a training process ends when something outside wants it to: signals, its agent's death, the reason it leaves.
+"""What ends a process from outside: stop signals, and the death of the agent that started it.
 
-Only the standard library is imported here: all of this must be in place before the seconds that torch's import takes.
+Imports only the standard library: signals must be handled before torch is imported, which takes seconds.
 """
 
 import ctypes
@@ -20,83 +20,69 @@ from mingpt.errors import CRASHED, STOPPED
 from mingpt.world import slurm
 from mingpt.world.clock import Clock
 
-# All that torchrun can hand on to its workers. Slurm warns with SIGUSR1 if asked to, a closed terminal with SIGHUP.
+# The signals that torchrun can forward to its workers. Slurm sends SIGUSR1 if asked to, a closed terminal sends SIGHUP.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")]
 AGENT_PID = "MINGPT_AGENT_PID"  # set by mingpt.launch for its workers
-OVERRIDES = "MINGPT_OVERRIDES"  # of the config, a JSON list; as AGENT_PID
-# Slurm and SkyPilot signal every process of a job, and torchrun hands its own signal on to its workers: one request
-# arrives several times within a moment. Only a signal after this many seconds is a second request.
+OVERRIDES = "MINGPT_OVERRIDES"  # the config's overrides as a JSON list; set by mingpt.launch for its workers
+# Slurm and SkyPilot signal every process of a job, and torchrun forwards its own signal to its workers, so one request
+# arrives several times. Only a signal that comes more than this many seconds later is a second request.
 AGAIN_SECONDS = 2.0
-PARENT_SECONDS = 1.0  # between two looks at the parent, for systems that have no parent-death signal
+PARENT_SECONDS = 1.0  # between two checks of the parent's pid, for systems without a parent-death signal
 
 
 class Phase(IntEnum):
-    STARTING = 0  # no world yet: a stop ends this process at once, nothing would be lost
-    JOINED = 1  # in a world, before the first step: a stop waits for that step
-    TRAINING = 2
-    OVER = 3  # the exit code is settled: signals change nothing any more
+    STARTING = 0  # no world yet: a stop ends this process at once, since there is nothing to lose
+    JOINED = 1  # in a world: a stop takes effect with the next step, whose exchange carries it to all processes
+    TRAINING = 2  # the first step is done: running out of memory may be temporary now (see failures.py)
+    OVER = 3  # the exit code is decided: signals are ignored
 
 
 class Lifetime:
-    """The life of this process in its attempt. `stop`: whether somebody has asked this process to stop.
+    """Handles stop signals according to the phase of this process. stop: whether this process was asked to stop.
 
-    says: how its last words begin.
+    prefix: printed before the reason if a signal ends this process; may contain {code}, the exit code.
     """
 
-    def __init__(self, says: str = "") -> None:
-        self.says = says
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
         self.phase = Phase.STARTING
         self.stop = False
         self.clock = Clock()
         self._asked_at = 0.0
-        self._released = threading.Event()
+        self._signalled = threading.Event()
         self._parent: int | None = None
 
     def begin(self) -> None:
-        """Listen to signals, and end with the agent that has started this process. Call it first, in the main thread.
+        """Handle stop signals, and end when the parent dies. Call it first, in the main thread.
 
-        A thread listens, through the interpreter's wake-up pipe: Python runs signal handlers in the main thread only,
-        and that one may sit in a collective for minutes when the second signal says "now".
+        A thread reads the signals from the interpreter's wake-up pipe. Python runs signal handlers in the main thread
+        only, which may be inside a collective for minutes when the second signal asks for an immediate end.
         """
         under_agent = "TORCHELASTIC_RUN_ID" in os.environ
         if under_agent:
             self._parent = int(os.environ.get(AGENT_PID, os.getppid()))
             end_with_parent(self._parent)
-        else:  # without its slurmstepd, Slurm has forgotten us, and may give our GPUs to others
+        else:  # once its slurmstepd is dead, Slurm no longer counts this process, and may give its GPUs to others
             self._parent = slurm.supervisor()
         pipe, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
-            # What is ignored from the start (nohup, a shell's `&`) stays so; but an agent hands on what it was sent.
+            # A signal that is ignored from the start (nohup, a shell's `&`) stays ignored; not under an agent, which
+            # forwards only what it handles itself.
             if under_agent or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # mingpt.launch has blocked them for its workers
-
-    def join_world(self) -> None:
-        """From now on a stop waits for the first step, in which all processes hear of it."""
-        self.phase = Phase.JOINED
-
-    def train(self) -> None:
-        """The first step is done: what goes wrong from here on may go well at the next try."""
-        self.phase = Phase.TRAINING
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # launch/agent.py blocks them for its workers
 
     def settle(self) -> None:
-        """The exit code is settled: signals change nothing any more."""
+        """The exit code is decided. From now on, signals are ignored."""
         self.phase = Phase.OVER
 
-    def wait_for_nodes(self) -> None:
-        """Of an agent without workers: a signal ends it at once, since torch's waits hear none."""
-        self.phase = Phase.STARTING
-
-    def linger(self, seconds: float) -> bool:
-        """Wait, but not beyond the next signal: an agent sends one as soon as another of its workers has ended.
-
-        Returns whether there was one.
-        """
+    def wait_for_signal(self, seconds: float) -> bool:
+        """Whether a signal comes in time. The agent sends one as soon as another of its workers has ended."""
         self.settle()
-        return self._released.wait(seconds)
+        return self._signalled.wait(seconds)
 
     def _watch(self, pipe: int) -> None:
         while True:
@@ -109,7 +95,7 @@ class Lifetime:
     def _on_signal(self, number: signal.Signals) -> None:
         if number not in STOP_SIGNALS:
             return
-        self._released.set()
+        self._signalled.set()
         if self.phase is Phase.OVER:
             return
         if not self.stop:
@@ -122,14 +108,14 @@ class Lifetime:
     def _end(self, code: int, reason: str) -> None:
         leave_reason(reason)
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            complain(self.says.format(code=code) + reason)
+            complain(self.prefix.format(code=code) + reason)
         os._exit(code)
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies (Linux); end here if that has happened already.
+    """Have the kernel kill this process when its parent dies (Linux); exit if the parent is dead already.
 
-    torchrun starts workers in sessions of their own: without this they outlive a killed agent and go on training.
+    torchrun starts each worker in its own session. Without this, workers survive a killed agent and keep training.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -140,13 +126,13 @@ def end_with_parent(parent: int) -> None:
 
 @contextmanager
 def children_ignore_signals() -> Iterator[None]:
-    """Processes started in this block never see a stop signal, from their first instruction on.
+    """Processes started in this block inherit a mask that blocks stop signals.
 
-    They inherit the mask. A signal to this process is not lost: another thread takes it.
+    A signal to this process is not lost: another thread, which does not block it, receives it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        resource_tracker.ensure_running()  # once for all children; its start ends with SIGTERM and SIGINT unblocked
+        resource_tracker.ensure_running()  # starting it later, with the first child, would unblock SIGTERM and SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         yield
     finally:
@@ -154,9 +140,9 @@ def children_ignore_signals() -> Iterator[None]:
 
 
 def leave_reason(text: str) -> None:
-    """Write the error file of torch's `record`, from which the agent learns in one line why this process ended.
+    """Write why this process ends to the error file that torchrun's agent reads (TORCHELASTIC_ERROR_FILE).
 
-    Not through `record` itself: its files hold a stack trace, which torchrun would print as the reason.
+    Not by torch's `record`: it writes a stack trace, which torchrun would print as the reason.
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}

@@ -1,8 +1,8 @@
-"""Which network interface leads to another node: the kernel's routing table knows, and nobody has to be asked.
+"""Finds the network interface that leads to the other nodes, by the kernel's routing table; opens sockets.
 
-Each node may call its own differently (eth0, ens1f1, ens1f0np0, …), so NCCL and gloo are told on each node anew. Left
-alone, gloo takes the address of the host's own name, which often means loopback (Debian: 127.0.1.1), and NCCL the first
-interface that it finds, which may be a container bridge's.
+Interface names differ between nodes (eth0, ens1f1, ens1f0np0, …), so NCCL's and gloo's variables are set on each node.
+Without them, gloo takes the address that the host's own name resolves to, often loopback (Debian: 127.0.1.1), and NCCL
+takes the first interface that it finds, perhaps a container bridge.
 """
 
 import ipaddress
@@ -18,12 +18,12 @@ import psutil
 
 from mingpt.errors import UserError
 
-BACKLOG = 2048  # nodes and processes that may knock at the same moment
+BACKLOG = 2048  # connections that may be waiting to be accepted
 NCCL, GLOO, NO_INFINIBAND = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to a host, of this machine or another. Raises OSError if there is no way."""
+    """This machine's address on the route to `host`, which may be this machine. Raises OSError if there is no route."""
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as s:
         s.connect(address)  # sends nothing
@@ -35,14 +35,15 @@ def is_loopback(address: str) -> bool:
 
 
 def bind(host: str, port: int, several: bool) -> socket.socket:
-    """A socket at the address that `host` means on this machine, and at no other, to be listened on. Raises OSError.
+    """A socket bound to the one address that `host` resolves to on this machine. Raises OSError.
 
-    several: nodes on other machines come here. A name that means loopback here (Debian's 127.0.1.1, Kubernetes'
-    localhost) does not tell where they come to: then it is one of every address. Port 0: the system chooses.
+    several: other machines will connect. If `host` is a name that resolves to loopback here (Debian's 127.0.1.1,
+    Kubernetes' localhost), it does not say at which address they will, so the socket is bound to all addresses.
+    port: 0 lets the system choose.
     """
     address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     if not is_of_this_machine(address):
-        address = address_towards(host)  # behind NAT: the router hands on to this one
+        address = address_towards(host)  # behind NAT: the router forwards to this address
     everywhere = several and is_loopback(address) and host != address
     v6 = socket.has_dualstack_ipv6() if everywhere else ":" in address
     s = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
@@ -58,7 +59,7 @@ def bind(host: str, port: int, several: bool) -> socket.socket:
 
 
 def listen(host: str, port: int, several: bool) -> socket.socket:
-    """As `bind`, and it listens."""
+    """A listening socket; parameters as for `bind`."""
     s = bind(host, port, several)
     s.listen(BACKLOG)
     return s
@@ -74,37 +75,37 @@ def is_of_this_machine(ip: str) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this address."""
+    """The name of the interface that has this address."""
     plain = address.partition("%")[0]  # of IPv6, without its scope
     found = psutil.net_if_addrs().items()
     return next((name for name, all_of_it in found if plain in {a.address.partition("%")[0] for a in all_of_it}), None)
 
 
 def limit_silence(port: int | None, seconds: float) -> None:
-    """Have this process's connections to a port (None: to any) fail once the other side has not answered for so long.
+    """Set TCP timeouts on this process's connections to `port` (None: to any port), by keepalive and TCP_USER_TIMEOUT.
 
-    For torch's stores: what waits for an answer there waits without a limit of its own, for as long as the kernel
-    believes in the connection. When a machine vanishes without a word (a cable, a power supply), that is a quarter of
-    an hour where something was sent (tcp_retries2), and for ever where nothing was. And for groups of processes that
-    may wait long for each other: a slow one is alive, and its kernel answers. Linux only.
+    A connection then fails once the other machine's kernel has not answered for `seconds`. Requests to torch's stores
+    have no limit of their own: they end when the kernel gives the connection up. If the other machine loses power or
+    network, that takes a quarter of an hour after data was sent (tcp_retries2), and for ever if none was. A slow
+    process on a live machine causes no timeout, since its kernel answers. Linux only.
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
-    # What the kernel takes at most: 9 hours between two questions, 24 days in all.
-    ask, limit = min(max(1, int(seconds / 4)), 32767), min(max(1, int(seconds * 1000)), 2**31 - 1)
+    # Bounded by what the kernel accepts: 9 hours between two probes, 24 days in all.
+    interval, limit = min(max(1, int(seconds / 4)), 32767), min(max(1, int(seconds * 1000)), 2**31 - 1)
     for name in os.listdir("/dev/fd"):
-        with suppress(OSError):  # closed meanwhile, or not connected
+        with suppress(OSError):  # not connected, or closed by another thread
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as s:  # the options are of the connection, not of this name
+            with socket.socket(fileno=os.dup(int(name))) as s:  # a duplicate shares the connection's options
                 if s.family not in (socket.AF_INET, socket.AF_INET6) or s.getpeername()[1] != (
                     port or s.getpeername()[1]
                 ):
                     continue
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ask)
-                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ask)
+                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
+                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
 
 
 def infiniband_devices() -> list[str]:
@@ -113,41 +114,44 @@ def infiniband_devices() -> list[str]:
 
 
 def settings(interface: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """What NCCL and gloo are told on this node: each where the user has said nothing.
+    """NCCL's and gloo's variables for `interface`, without those that `environment` has already.
 
-    Raises UserError if what the user has said means no interface of this node.
+    Raises UserError if one of those names no interface of this node.
     """
     problems = [problem for name in (NCCL, GLOO) if (problem := wrong_interface(name, environment))]
     if problems:
         raise UserError(*problems)
-    told: dict[str, str] = {}
+    variables: dict[str, str] = {}
     if interface:
-        told = {NCCL: f"={interface}", GLOO: interface}  # without =, NCCL takes all that begin so
+        variables = {NCCL: f"={interface}", GLOO: interface}  # without =, NCCL matches a prefix
     if not infiniband_devices():
-        told[NO_INFINIBAND] = "1"
-    return {name: value for name, value in told.items() if not environment.get(name)}
+        variables[NO_INFINIBAND] = "1"
+    return {name: value for name, value in variables.items() if not environment.get(name)}
 
 
 def chosen(variable: str, value: str) -> list[str]:
-    """The interfaces of this node that a value of one of the two variables means; NCCL's are prefixes, ^ all others."""
-    there = list(psutil.net_if_addrs())
+    """The interfaces of this node that a value of NCCL's or gloo's variable selects.
+
+    NCCL's value is a list of prefixes, or of names after `=`; after `^`, of what not to use. gloo's is a list of names.
+    """
+    names = list(psutil.net_if_addrs())
     if variable == GLOO:
         wanted = value.split(",")
-        return [name for name in there if name in wanted]
+        return [name for name in names if name in wanted]
     mark = re.match(r"\^?=?", value)
     sign = mark[0] if mark else ""
     wanted = [name for name in value[len(sign) :].split(",") if name]
-    hit = [n for n in there if n in wanted or ("=" not in sign and any(n.startswith(w) for w in wanted))]
-    return [n for n in there if n not in hit] if "^" in sign else hit
+    matching = [n for n in names if n in wanted or ("=" not in sign and any(n.startswith(w) for w in wanted))]
+    return [n for n in names if n not in matching] if "^" in sign else matching
 
 
 def wrong_interface(variable: str, environment: Mapping[str, str]) -> str | None:
-    """What to say of a variable that names no interface of this node."""
+    """The error message if the variable selects no interface of this node; else None."""
     value = environment.get(variable, "")
     if not value or chosen(variable, value):
         return None
-    there = ", ".join(psutil.net_if_addrs())
+    names = ", ".join(psutil.net_if_addrs())
     return (
         f"{variable}={value} in the environment: this node ({socket.gethostname()}) has no such interface, only "
-        f"{there}: unset it, then the one that leads to the other nodes is found"
+        f"{names}: unset it, then the one that leads to the other nodes is found"
     )

@@ -1,4 +1,4 @@
-"""Where this node stands among the nodes of its job, as the platform's environment variables tell it."""
+"""Reads this node's rank and the other nodes' addresses from the platform's environment variables."""
 
 import re
 import socket
@@ -11,19 +11,19 @@ from mingpt.world import slurm as slurm_job
 
 PORT = 29500  # torchrun's own default
 CONTAINER = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX", "SING_MASTER_ADDR")
-NAMES_SECONDS = 60  # a platform may tell a container's name to its DNS some time after its start
+NAMES_SECONDS = 60  # limit for name resolution: a container may start before the platform's DNS knows its name
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One node's place: all that a torchrun command needs to know of the others."""
+    """This node's place among the nodes of its job."""
 
     platform: str
-    addresses: tuple[str, ...]  # one a node, the head's first
-    rank: int  # this node's place in `addresses`
-    gpus: int | None  # of this node; None: the platform does not say
-    job: str  # the same on all nodes and after a recovery, different for every job
-    port: int = PORT  # of the head, unless the user says another
+    addresses: tuple[str, ...]  # one per node, the head's first
+    rank: int  # this node's index in `addresses`
+    gpus: int | None  # on this node; None: the platform does not say
+    job: str  # an id: the same on all nodes and after a recovery, different for every job
+    port: int = PORT  # default port of the rendezvous on the head
 
     @property
     def head(self) -> str:
@@ -35,11 +35,12 @@ class Placement:
 
 
 def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], others: Sequence[str] = ()) -> None:
-    """Raise UserError if some of the `needed` variables are missing. `others`: those that are set and name nodes.
+    """Raise UserError if some of the `needed` variables are missing or empty.
 
-    A node that has lost one of them must not take itself for the only one: several would train into one run.dir.
+    others: further variables that announce several nodes, for the message. A node without its variables would train
+    alone, and several such nodes would write into one run.dir.
     """
-    if missing := [name for name in needed if not environment.get(name)]:  # a template may set all, some to nothing
+    if missing := [name for name in needed if not environment.get(name)]:
         there = [f"{name}={environment[name]}" for name in (*needed, *others) if environment.get(name)]
         raise UserError(
             f"{where}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} set in the environment, but not "
@@ -48,15 +49,15 @@ def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], 
         )
 
 
-def _several(environment: Mapping[str, str], *names: str) -> list[str]:
-    """Those of the variables that are set and count more than one."""
+def _above_one(environment: Mapping[str, str], *names: str) -> list[str]:
+    """Those of the variables that are set to more than one."""
     return [name for name in names if environment.get(name, "1").strip() not in ("", "0", "1")]
 
 
 def skypilot(environment: Mapping[str, str]) -> Placement | None:
-    """SkyPilot's distributed-job variables; None outside of it. Raises UserError if they contradict each other."""
+    """From SkyPilot's variables; None outside of SkyPilot. Raises UserError if they contradict each other."""
     needed = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
-    several = _several(environment, "SKYPILOT_NUM_NODES")
+    several = _above_one(environment, "SKYPILOT_NUM_NODES")
     if not several and not any(map(environment.get, needed)):
         return None
     _require("SkyPilot's variables", needed, environment, several)
@@ -79,20 +80,23 @@ def skypilot(environment: Mapping[str, str]) -> Placement | None:
 
 
 def slurm(environment: Mapping[str, str]) -> Placement | None:
-    """The variables that Slurm sets in a step with one task a node; None outside of Slurm."""
+    """From Slurm's variables in a step with one task per node; None outside of Slurm.
+
+    Raises UserError if they contradict each other, or this is not such a step.
+    """
     job = f"Slurm's job {environment.get('SLURM_JOB_ID', '')}".rstrip()
     started_by_srun = slurm_job.is_task(environment)
     if "SLURM_JOB_NODELIST" not in environment:
-        if started_by_srun and (several := _several(environment, "SLURM_NNODES", "SLURM_NTASKS")):
+        if started_by_srun and (several := _above_one(environment, "SLURM_NNODES", "SLURM_NTASKS")):
             _require(job, ["SLURM_STEP_ID", "SLURM_JOB_NODELIST"], environment, several)
         return None
     addresses = tuple(slurm_job.nodes(environment))
     otherwise = f"or unset SLURM_JOB_NODELIST{' and SLURM_STEP_ID' if started_by_srun else ''} to be on your own"
-    # A batch script runs on one of the job's nodes; salloc's shell on a machine that need not be one of them.
+    # A batch script of a job with one node is that node. salloc's shell may run on a machine outside of the job.
     if not started_by_srun and addresses != (environment.get("SLURMD_NODENAME"),):
         raise UserError(
             f"this is the shell of {job}, on one machine, and the job's nodes are {', '.join(addresses)}: start it on "
-            f"each with `srun --ntasks-per-node=1 python -m mingpt.launch …`, {otherwise}"
+            f"each with `srun --ntasks-per-node=1 mingpt launch …`, {otherwise}"
         )
     try:
         rank, nodes = int(environment["SLURM_NODEID"]), int(environment.get("SLURM_NNODES", len(addresses)))
@@ -108,7 +112,7 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
             f"{job}: its variables contradict each other: SLURM_NNODES={nodes}, SLURM_NODEID={rank}, and the nodes "
             f"{', '.join(addresses)}: start with srun, {otherwise}"
         )
-    if tasks != nodes:  # fewer: some nodes have none, and would be waited for
+    if tasks != nodes:  # with fewer, the others would wait for nodes without a task
         raise UserError(
             f"{job}: SLURM_NTASKS={tasks}, SLURM_NNODES={nodes}, and mingpt.launch is for one task a node: give srun "
             f"--ntasks={nodes} --ntasks-per-node=1"
@@ -120,9 +124,9 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
 
 
 def container(environment: Mapping[str, str]) -> Placement | None:
-    """The variables of a platform that starts one container a node; None outside of one.
+    """From the variables of a container platform (SING_*) with one container per node; None outside of one.
 
-    Node R of job J has the name J-R.SUFFIX. Raises UserError if variables, names and this machine don't agree.
+    Node R of job J has the host name J-R.SUFFIX. Raises UserError if the variables contradict each other or the DNS.
     """
     if not any(map(environment.get, CONTAINER)):
         return None
@@ -141,7 +145,7 @@ def container(environment: Mapping[str, str]) -> Placement | None:
         raise UserError(
             f"{where} contradict each other: SING_HOST_ADDR={own}, but node {rank} is {addresses[rank]}: {cure}"
         )
-    from mingpt.world.network import is_of_this_machine  # beyond the standard library, and only here
+    from mingpt.world.network import is_of_this_machine  # imports psutil; all else needs no package
 
     if not any(map(is_of_this_machine, ips := resolved(own))):
         raise UserError(
@@ -157,7 +161,7 @@ def container(environment: Mapping[str, str]) -> Placement | None:
 
 
 def resolved(name: str) -> list[str]:
-    """Its addresses, in order. Raises UserError if the DNS does not tell them for a minute."""
+    """The addresses of a host, sorted. Raises UserError if the DNS does not know it within NAMES_SECONDS."""
     deadline = time.monotonic() + NAMES_SECONDS
     while True:
         try:
@@ -171,7 +175,7 @@ def resolved(name: str) -> list[str]:
             time.sleep(1)
 
 
-# What torchrun takes from PET_… in place of an option. Kubeflow's TrainJob and its elastic PyTorchJob set them.
+# torchrun's options that may come from PET_… variables. Kubeflow's TrainJob and its elastic PyTorchJob set them.
 OPTIONS = (
     *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port"),
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
@@ -180,22 +184,22 @@ JOB = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR"
 
 
 def options_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's options as the environment gives them: PET_…, or a PyTorchJob's four variables of a pod.
+    """torchrun's options from PET_… variables, or from the four variables of a PyTorchJob.
 
-    Raises UserError if some of them speak of other nodes, but not all are there: no pod takes itself for the only one.
+    Raises UserError if they announce other nodes but are incomplete: the pod would train alone.
     """
     found = {name: value for name in OPTIONS if (value := environment.get(f"PET_{name.upper()}", "").strip())}
     of_others = [f"PET_{name.upper()}" for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in found]
     if of_others and "nnodes" not in found:
         _require("torchrun's variables", ["PET_NNODES"], environment, of_others)
-    if not found and (_several(environment, "WORLD_SIZE") or environment.get("RANK", "0").strip() not in ("", "0")):
+    if not found and (_above_one(environment, "WORLD_SIZE") or environment.get("RANK", "0").strip() not in ("", "0")):
         _require("a PyTorchJob's variables", list(JOB.values()), environment)
         found = {option: environment[name].strip() for option, name in JOB.items()}
     return found
 
 
-def refuse_to_be_alone(environment: Mapping[str, str]) -> None:
-    """Raise UserError for a process without a rank where torchrun's variables announce several nodes."""
+def require_launcher(environment: Mapping[str, str]) -> None:
+    """Raise UserError if PET_NNODES announces several nodes, but no launcher has given this process a rank."""
     if "RANK" not in environment and re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
         raise UserError(
             f"PET_NNODES={nodes} in the environment announces several nodes, and this process would train alone: start "
@@ -207,5 +211,5 @@ PLATFORMS = (skypilot, slurm, container)
 
 
 def find_placement(environment: Mapping[str, str]) -> Placement | None:
-    """This node's place as the first platform tells it that is there; None on a machine of one's own."""
+    """This node's place by the first platform whose variables are set; None without a platform."""
     return next((p for platform in PLATFORMS if (p := platform(environment))), None)

@@ -1,10 +1,10 @@
-"""torchrun's rendezvous with closed doors: a store that listens at one address, and no stranger's pickle.
+"""torchrun's two rendezvous backends, made safe: the store listens at one address, and its pickles are authenticated.
 
-torch's own listen at every address of a machine, and nothing on them asks for a password. Its c10d rendezvous
-unpickles what stands under a key of the store (dynamic_rendezvous.py, the only `pickle.loads` on the way), so whoever
-reaches that port runs code on every node. Here, what is unpickled carries an HMAC made with a secret that the job's
-nodes share.
-torchrun knows these as --rdzv-backend=mingpt-static and mingpt-c10d (plugins.py).
+torch's own stores listen at every address of the machine, without a password. Its c10d rendezvous unpickles the value
+of a key of the store (dynamic_rendezvous.py has the only `pickle.loads`), so whoever reaches the port can run code on
+every node. Here that value carries an HMAC, made with a secret that the job's nodes share.
+
+torchrun finds these backends as --rdzv-backend=mingpt-static and mingpt-c10d (plugins.py).
 """
 
 import errno
@@ -37,17 +37,18 @@ from mingpt.world.secret import C10D, STATIC, take_secret
 
 MAC_BYTES = hashlib.sha256().digest_size
 REFUSED = (
-    "the rendezvous' state was not written with this job's secret, and is not read: either this node has another "
-    "MINGPT_RDZV_SECRET than the others, or a stranger reaches the rendezvous' port: close it to all but the nodes"
+    "the rendezvous' state was not written with this job's secret, and is not read: set the same MINGPT_RDZV_SECRET on "
+    "all nodes; if they have the same, somebody else reaches the rendezvous' port: close it to all but the nodes"
 )
 
 
 def open_store(
     host: str, port: int, own: str | None, several: bool, limit: timedelta, nodes: int | None = None
 ) -> TCPStore:
-    """The store at host:port. own: where this node listens for it, if this node hosts it.
+    """Connect to the TCPStore at host:port, and host it if `own` is given.
 
-    nodes: wait until so many have come. several: they are on other machines.
+    own: the address at which this node hosts the store; None: another process hosts it. several: see network.bind.
+    nodes: wait until so many have connected.
     """
     waits = nodes is not None
     if own is None:
@@ -59,8 +60,8 @@ def open_store(
     return TCPStore(address, port, nodes, True, limit, wait_for_workers=waits, master_listen_fd=listener.detach())
 
 
-class Static(StaticTCPRendezvous):
-    """torch's static rendezvous on a store that listens at one address; with one node, at a port that is free."""
+class StaticRendezvous(StaticTCPRendezvous):
+    """torch's static rendezvous on a store that listens at one address. Port 0: the system chooses one."""
 
     def __init__(self, host: str, port: int, rank: int, nodes: int, run_id: str, timeout: int, own: str) -> None:
         super().__init__(host, port, rank, nodes, run_id, timeout)
@@ -70,7 +71,7 @@ class Static(StaticTCPRendezvous):
         return STATIC
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._store is None:  # torch makes one of its own only where there is none
+        if self._store is None:  # torch's method opens one only if there is none
             own = self.own if self.rank == 0 else None
             several = self.world_size > 1
             store = open_store(self.master_addr, self.master_port, own, several, self.timeout, self.world_size)
@@ -78,10 +79,10 @@ class Static(StaticTCPRendezvous):
         return super().next_rendezvous()
 
 
-class Sealed(RendezvousBackend):
-    """A c10d rendezvous' state behind an HMAC: what does not carry it is never unpickled.
+class SignedBackend(RendezvousBackend):
+    """Adds an HMAC to the state of a c10d rendezvous, and verifies it before torch unpickles the state.
 
-    The rendezvous' id goes into it, so that another job's state with the same secret is refused, too.
+    The rendezvous id is part of the HMAC's input, so state of another job with the same secret is refused, too.
     """
 
     def __init__(self, backend: RendezvousBackend, secret: str, run_id: str) -> None:
@@ -94,25 +95,26 @@ class Sealed(RendezvousBackend):
     def _mac(self, state: bytes) -> bytes:
         return hmac.digest(self._key, self._context + state, "sha256")
 
-    def _opened(self, found: tuple[bytes, Token] | None) -> tuple[bytes, Token] | None:
-        if found is None:
+    def _verified(self, stored: tuple[bytes, Token] | None) -> tuple[bytes, Token] | None:
+        """The state without its HMAC. Raises RendezvousStateError if that is wrong."""
+        if stored is None:
             return None
-        sealed, token = found
-        mac, state = sealed[:MAC_BYTES], sealed[MAC_BYTES:]
+        signed, token = stored
+        mac, state = signed[:MAC_BYTES], signed[MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(state)):
             raise RendezvousStateError(REFUSED)
         return state, token
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        return self._opened(self._backend.get_state())
+        return self._verified(self._backend.get_state())
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         answer = self._backend.set_state(self._mac(state) + state, token)
         if answer is None:
             return None
-        opened = self._opened(answer[:2])
-        assert opened is not None
-        return (*opened, answer[2])
+        verified = self._verified(answer[:2])
+        assert verified is not None
+        return (*verified, answer[2])
 
 
 def create_static(params: RendezvousParameters) -> RendezvousHandler:
@@ -121,7 +123,7 @@ def create_static(params: RendezvousParameters) -> RendezvousHandler:
     if rank is None or timeout is None:
         raise UserError(f"--rdzv-backend={STATIC} needs --rdzv-conf=rank=N, this node's number from 0")
     own = params.local_addr or host
-    return Static(host, port, rank, params.max_nodes, params.run_id, timeout, own)
+    return StaticRendezvous(host, port, rank, params.max_nodes, params.run_id, timeout, own)
 
 
 def create_c10d(params: RendezvousParameters) -> RendezvousHandler:
@@ -129,33 +131,34 @@ def create_c10d(params: RendezvousParameters) -> RendezvousHandler:
     several = params.max_nodes > 1
     secret = take_secret(os.environ)
     limit = timedelta(seconds=params.get_as_int("read_timeout", 60) or 60)
-    told = params.get_as_bool("is_host")
-    hosts = _means_this_machine(host) if told is None else told
+    is_host = params.get_as_bool("is_host")
+    hosts = _is_this_machine(host) if is_host is None else is_host
     try:
-        store = _open_or_find(host, port, params.local_addr or host, several, limit, hosts, sure=told is not None)
+        store = _host_or_connect(host, port, params.local_addr or host, several, limit, hosts, sure=is_host is not None)
     except (OSError, RuntimeError) as error:
         raise RendezvousConnectionError(str(error)) from error
-    sealed = Sealed(C10dRendezvousBackend(store, params.run_id), secret, params.run_id)
-    return create_handler(store, sealed, params)
+    signed = SignedBackend(C10dRendezvousBackend(store, params.run_id), secret, params.run_id)
+    return create_handler(store, signed, params)
 
 
-def _open_or_find(host: str, port: int, own: str, several: bool, limit: timedelta, hosts: bool, sure: bool) -> Store:
+def _host_or_connect(host: str, port: int, own: str, several: bool, limit: timedelta, hosts: bool, sure: bool) -> Store:
+    """hosts: whether this node hosts the store. sure: False if that was guessed from the host's address."""
     if hosts:
         try:
             return open_store(host, port, own, several, limit)
         except OSError as error:
-            if sure or error.errno != errno.EADDRINUSE:  # else another agent of this machine hosts it
+            if sure or error.errno != errno.EADDRINUSE:  # in use: another agent on this machine hosts the store
                 raise
     return open_store(host, port, None, several, limit)
 
 
-def _means_this_machine(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     with suppress(OSError):
         return any(network.is_of_this_machine(str(a[4][0])) for a in socket.getaddrinfo(host, None))
     return False
 
 
 def register() -> None:
-    """For mingpt.launch, which may run from a checkout that no entry point names."""
+    """Register both backends with torch. A checkout that is not installed has no entry points for that."""
     rendezvous_handler_registry.register(STATIC, plugins.static())
     rendezvous_handler_registry.register(C10D, plugins.c10d())

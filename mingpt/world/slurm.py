@@ -1,6 +1,6 @@
-"""What Slurm tells a process about its job, and how srun's tasks become a world without torchrun.
+"""Reads Slurm's variables, and lets srun's tasks form a world without torchrun.
 
-Only the standard library is imported here: this is asked before the seconds that torch's import takes.
+Imports only the standard library: it runs before torch is imported, which takes seconds.
 """
 
 import os
@@ -11,22 +11,22 @@ from pathlib import Path
 
 from mingpt.errors import UserError
 
-# Ids from here on are not those of srun's steps, but of Slurm's own: a batch script's, an interactive salloc's shell.
+# Step ids from here on belong to batch scripts and salloc's shells, not to steps of srun.
 NO_STEP = 0xFFFFFFF0
-# Below Linux's ephemeral ports (32768 to 60999), which any program may be holding.
+# Below Linux's ephemeral ports (32768 to 60999), any of which may be in use.
 FIRST_PORT, PORTS = 10000, 20000
 RANGE = re.compile(r"(\d+)-(\d+)")  # in a host list
-STEPS = 16  # of one job, before their ports meet those of the next job, which may be on the same node
+STEPS = 16  # ports reserved for each job; the next job, perhaps on the same node, has the next ones
 
 
 def hostnames(text: str) -> list[str]:
     """The names in a host list: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login.
 
-    Not by `scontrol show hostnames`: inside of a container there is often no Slurm, only its variables.
-    Raises UserError if it is no such list: read as far as it goes, it would give other nodes than there are.
+    Not by `scontrol show hostnames`: a container often has Slurm's variables, but not its programs. Raises UserError
+    if the text is no complete host list: the part that can be read would name too few nodes.
     """
-    # One character at a time: with [^][,]+ here, a name could be matched in as many ways as it can be cut into pieces,
-    # and all of them would be tried on a list that is cut off, for hours.
+    # Single characters, not [^][,]+, which has exponentially many ways to match a name: a truncated list would make
+    # the regular expression backtrack for hours.
     word = r"(?:[^][,]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
     backwards = any(int(a) > int(b) for part in re.findall(r"\[(.*?)\]", text) for a, b in RANGE.findall(part))
     if text and (backwards or not re.fullmatch(f"{word}(?:,{word})*", text)):
@@ -56,27 +56,28 @@ def _numbers(ranges: str) -> list[str]:
 
 
 def is_task(environment: Mapping[str, str]) -> bool:
-    """Whether srun has started this process. (SLURM_PROCID is set in a batch script, too, and is 0 there.)"""
+    """Whether srun has started this process. SLURM_PROCID alone does not say so: in a batch script it is set to 0."""
     step = environment.get("SLURM_STEP_ID", "")
     return "SLURM_PROCID" in environment and step.isdecimal() and int(step) < NO_STEP
 
 
 def nodes(environment: Mapping[str, str]) -> list[str]:
-    """The names of the step's nodes, or of the job's; the first has the process of rank 0."""
+    """The names of the step's nodes, or else of the job's; rank 0 is on the first."""
     return hostnames(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
 
 
 def port(environment: Mapping[str, str]) -> int:
-    """A port that the step's processes agree on, and other jobs on the same nodes avoid."""
+    """A port that follows from job and step, so that all processes agree on it and other jobs have another."""
     job, step = (environment.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     number = int(job) * STEPS if job.isdecimal() else 0
     return FIRST_PORT + (number + (int(step) % STEPS if step.isdecimal() else 0)) % PORTS
 
 
-def announce(environment: MutableMapping[str, str]) -> None:
-    """Tell this process what torchrun would: its rank, the others, and where to meet, if srun has started it.
+def set_torchrun_variables(environment: MutableMapping[str, str]) -> None:
+    """If srun has started this task, set the variables that torchrun would: RANK, WORLD_SIZE, MASTER_ADDR and so on.
 
-    Nothing is changed under a launcher, nor for the only task of a step. What is announced is checked where it is read.
+    Changes nothing under a launcher, nor for the only task of a step. Raises UserError if one of Slurm's variables is
+    missing; their values are checked where they are used (joining.py).
     """
     if "RANK" in environment or "SKYPILOT_NODE_IPS" in environment or not is_task(environment):
         return
@@ -104,14 +105,14 @@ def announce(environment: MutableMapping[str, str]) -> None:
 
 
 def hides_gpus(environment: Mapping[str, str], visible: int) -> bool:
-    """Whether Slurm shows this task its own GPUs only (--gpus-per-task, --gpu-bind), fewer than the node gives."""
+    """Whether Slurm hides the other tasks' GPUs from this task (--gpus-per-task, --gpu-bind)."""
     given = environment.get("SLURM_GPUS_ON_NODE", "")
     alone = is_task(environment) and "TORCHELASTIC_RUN_ID" not in environment
     return alone and given.isdecimal() and 0 < visible < int(given)
 
 
 def supervisor() -> int | None:
-    """The process id of this process's parent if that is a slurmstepd, by which Slurm counts and signals us."""
+    """The pid of this process's parent if that is a slurmstepd, through which Slurm tracks and signals this process."""
     parent = os.getppid()
     with suppress(OSError):
         if Path(f"/proc/{parent}/comm").read_text().strip() == "slurmstepd":

@@ -1,4 +1,4 @@
-"""The world: the processes of this attempt, and how they talk and agree."""
+"""The world: the processes of this attempt, and the messages between them."""
 
 import json
 from collections.abc import Callable
@@ -11,50 +11,53 @@ import torch.distributed as dist
 
 from mingpt.errors import UserError
 
-# torch 2.13 renamed it; the old name warns there, the new one is missing before.
+# Renamed in torch 2.13, where the old name gives a warning.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def share(rank: int, size: int, count: int) -> range:
-    """The contiguous share of `count` items that process `rank` of `size` takes; even up to one item."""
+    """The contiguous share of `count` items for process `rank` of `size`. Shares differ by at most one item."""
     return range(rank * count // size, (rank + 1) * count // size)
 
 
 @dataclass(frozen=True)
 class World:
-    """rank, size, local rank, device and backend of this attempt. Weights and optimizer state never depend on them."""
+    """One process's view of the attempt. Weights and optimizer state never depend on it.
+
+    rank, size: of the processes that `group` has. group: for messages; None: all processes of the attempt.
+    """
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
     backend: str
-    group: dist.ProcessGroup | None = None  # for messages; None: the group of all
+    group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
-        """Whether this process prints and does what only one must do (console, metrics, the manifest)."""
+        """Whether this is rank 0, which alone writes to the console, the metrics and the manifest."""
         return self.rank == 0
 
     @property
     def comm_device(self) -> torch.device:
-        """Where tensors must lie to be sent: gloo exchanges CPU memory only."""
+        """The device that tensors must be on to be sent. gloo sends from CPU memory only."""
         return torch.device("cpu") if self.backend == "gloo" else self.device
 
     def side_group(self, limit_seconds: float) -> "World":
-        """The same processes with a group of their own, for a thread whose messages must not wait for training's."""
+        """The same processes with a new gloo group, for a thread whose messages must not wait for training's."""
         if self.size == 1:
             return self
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_seconds))
         return replace(self, group=group)
 
     def node_group(self, identity: str, limit_seconds: float) -> "World":
-        """The processes that have the same identity as this one, with a group of their own (see `side_group`)."""
+        """The processes with the same `identity` as this one, with a new gloo group; ranks count within it."""
         if self.size == 1:
             return self
         identities = self.gather(identity)
         mine = self
-        for node in sorted(set(identities)):  # every process takes part in making every group
+        for node in sorted(set(identities)):  # new_group is collective: every process makes every group
             ranks = [rank for rank, other in enumerate(identities) if other == node]
             group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=limit_seconds))
             if node == identity:
@@ -66,7 +69,7 @@ class World:
         return share(self.rank, self.size, count)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's JSON value, by rank. JSON, not pickle: nothing that arrives can run code."""
+        """All-gather: every process's JSON value, by rank. JSON, not pickle: received data can't run code."""
         if self.size == 1:
             return [value]
         raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -81,7 +84,7 @@ class World:
         return [json.loads(bytes(row[:n].tolist())) for row, n in zip(rows, sizes.tolist(), strict=True)]
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's JSON value, in every process. Takes less memory than `gather`, which has all values everywhere."""
+        """Rank 0's JSON value, in every process."""
         if self.size == 1:
             return value
         raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if self.is_main else None
@@ -91,21 +94,21 @@ class World:
         dist.broadcast(content, group=self.group, group_src=0)
         return json.loads(content.numpy().tobytes())
 
-    def run_on_main(self, ask: Callable[[], Any]) -> Any:
-        """Run `ask` in rank 0 alone: every process gets its JSON value, or raises the same UserError."""
-        answer: dict[str, Any] = {}
+    def run_on_main(self, function: Callable[[], Any]) -> Any:
+        """Call `function` in rank 0 only. Every process returns its JSON value, or raises its UserError."""
+        result: dict[str, Any] = {}
         if self.is_main:
             try:
-                answer = {"value": ask()}
-            except UserError as mistake:
-                answer = {"problems": mistake.problems}
-        answer = self.broadcast(answer)
-        if "problems" in answer:
-            raise UserError(*answer["problems"])
-        return answer["value"]
+                result = {"value": function()}
+            except UserError as error:
+                result = {"problems": error.problems}
+        result = self.broadcast(result)
+        if "problems" in result:
+            raise UserError(*result["problems"])
+        return result["value"]
 
     def broadcast_bytes(self, raw: memoryview | None, source: int, size: int) -> memoryview:
-        """In every process, the `size` bytes that process `source` gives; in that one they are not copied."""
+        """The `size` bytes `raw` of process `source`, in every process. The others pass None."""
         content = torch.empty(size, dtype=torch.uint8) if raw is None else torch.frombuffer(raw, dtype=torch.uint8)
         if self.size > 1:
             dist.broadcast(content, src=source, group=self.group)

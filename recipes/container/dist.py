@@ -1,8 +1,8 @@
-"""What a container platform starts in each container of a job: `python dist.py`, without arguments.
+"""A container platform starts `python dist.py`, without arguments, in each container of a job.
 
-The platform says in SING_* who this container is among the others (world/platforms.py), the user in these, if at all:
-EXPERIMENT (mnist), RUN_DIR (a bucket's URL, or a folder that all containers share), OVERRIDES (Hydra's, between
-spaces), PREFLIGHT=0 (no look at the machines and the network first).
+The platform sets SING_*, which say which of the containers this is (world/platforms.py). The user may set EXPERIMENT
+(default: mnist), RUN_DIR (a bucket's URL, or a folder that all containers share), OVERRIDES (Hydra's, separated by
+spaces) and PREFLIGHT=0 (do not check the machines and the network first).
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 RUNS = Path("/runs")  # where the platform mounts a folder for all containers
-# A third of the experiment: 67 s in two containers with an idle CPU each, and 94.9% of the test images told right.
+# A third of the experiment: 67 s in two containers with an idle CPU each; 94.9% of the test images are right.
 DEFAULT = ["experiment=mnist", "train.max_steps=800", "train.eval_every=400"]
 
 given = os.environ.get
@@ -23,15 +23,15 @@ elif os.access(RUNS, os.W_OK):
     overrides += [f"run.dir={RUNS}/${{run.name}}"]
 overrides += given("OVERRIDES", "").split()
 
-# For whatever else runs in this container; the launcher compares.
+# For other programs in this container. The launcher compares it with the other variables.
 if {"SING_JOB_NAME", "SING_RANK", "SING_HOSTNAME_SUFFIX"} <= os.environ.keys():
     name = "{SING_JOB_NAME}-{SING_RANK}.{SING_HOSTNAME_SUFFIX}".format_map(os.environ)
     os.environ.setdefault("SING_HOST_ADDR", name)
 if given("PREFLIGHT") != "0":
-    # As process 1 of a container it would hear no signal without a handler. 75: nothing is lost, as in mingpt.launch.
+    # Process 1 of a container gets no signal without a handler. 75, as in mingpt.launch: nothing is lost.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     look = [sys.executable, "-m", "mingpt.preflight", "--seconds=300", *overrides]  # containers may start minutes apart
     if code := subprocess.run(look).returncode:
-        sys.exit(code if code > 0 else 70)  # below 0: a signal has ended it
-# In place of this process: the platform's signals reach the launcher.
+        sys.exit(code if code > 0 else 70)  # below 0: a signal ended it
+# The launcher replaces this process, so it gets the platform's signals.
 os.execv(sys.executable, [sys.executable, "-m", "mingpt.launch", *overrides])

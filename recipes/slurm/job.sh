@@ -1,28 +1,28 @@
-# What the scripts of this folder share. Sourced by them, in the project's folder: Slurm runs a copy of a batch script
-# from a folder of its own, so nothing is found beside it.
+# Functions that the scripts of this folder share. They source it from the project's folder: Slurm runs a copy of a batch
+# script in a folder of its own, which has no other files.
 # shellcheck shell=bash
-set -uf -o pipefail # -f: Hydra's overrides may hold * and [
+set -uf -o pipefail # -f: Hydra's overrides may contain * and [
 
 complain() { echo "error: $*" >&2; }
 [ -n "${SLURM_JOB_NUM_NODES:-}" ] || { complain "this is no job of Slurm's: start it with sbatch"; exit 64; }
 
-# srun, once on each node and with all that the job has there, however many tasks it was submitted with. The variables
-# would count as options; srun would divide CPUs and GPUs among tasks that aren't there.
+# srun, with one task on each node, which gets everything that the job has there, however many tasks the job was submitted
+# with. srun would take the variables as options, and divide CPUs and GPUs among tasks that don't exist.
 ONCE_A_NODE=(env -u SLURM_NTASKS -u SLURM_NPROCS -u SLURM_NTASKS_PER_NODE -u SLURM_CPUS_PER_TASK -u SLURM_GPUS_PER_TASK
   srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1)
 ALL=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES")
-# A job with GPUs for each task gives a step of fewer tasks fewer GPUs.
+# In a job with GPUs per task, a step with fewer tasks would get fewer GPUs.
 [ -z "${SLURM_GPUS_PER_TASK:-}" ] || ALL+=(--gpus=$((${SLURM_GPUS_PER_TASK##*:} * SLURM_NTASKS)))
 
 step='' warned='' code=0
-# Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…) reaches this shell; the step is told by it.
+# This shell gets Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…), and passes it to the step.
 trap 'warned=1; [ -z "$step" ] || kill -USR1 "$step"' USR1
 
-# Slurm gives all tasks of an array the same arguments: without a word about it, each has a run of its own, by its number.
+# Slurm gives all tasks of an array the same arguments. So by default each task has its own run, named by its number.
 SLURM_JOB_NAME=${SLURM_JOB_NAME:-run} ITS_OWN=()
 [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || ITS_OWN=("run.name=${SLURM_JOB_NAME//[^[:alnum:]._-]/-}-$SLURM_ARRAY_TASK_ID")
 
-# names_run ARGUMENT…: RUN, the last of them that says where the run is.
+# names_run ARGUMENT…: sets RUN to the last argument that sets the run's place or name.
 names_run() {
   local word
   RUN=''
@@ -32,7 +32,7 @@ names_run() {
   [ -n "$RUN" ]
 }
 
-# refuse_one_run_for_all ARGUMENT…: that the tasks of an array share a run, where each would end the others.
+# refuse_one_run_for_all ARGUMENT…: exits if the tasks of an array would share a run; each would end the others.
 refuse_one_run_for_all() {
   [ -n "${SLURM_ARRAY_TASK_ID:-}" ] || return 0
   names_run "$@" || RUN='no run.name or run.dir'
@@ -43,13 +43,13 @@ refuse_one_run_for_all() {
   }
 }
 
-# prepare ARGUMENT…: sets PYTHON to one that can train, made by recipes/setup.sh on each node unless MINGPT_PYTHON names
-# it (the program, or the folder of a conda or virtual environment); then looks whether the nodes can train.
+# prepare ARGUMENT…: sets PYTHON, then runs the preflight. MINGPT_PYTHON may name a program, or the folder of a conda or
+# virtual environment; otherwise recipes/setup.sh makes an environment on each node.
 prepare() {
   local overrides=() word
   refuse_one_run_for_all "$@"
   for word; do
-    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # the launcher's options are not for set-up
+    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # set-up does not take the launcher's options
   done
   if [ -n "${MINGPT_PYTHON:-}" ]; then
     PYTHON=$MINGPT_PYTHON
@@ -57,7 +57,7 @@ prepare() {
     [ -x "$PYTHON" ] || { complain "MINGPT_PYTHON=$MINGPT_PYTHON: there is no such program or environment"; exit 64; }
   else
     PYTHON=$PWD/.venv/bin/python
-    # =0: each node finds a mistake by itself, and a signal to the others would be the higher code, which srun returns.
+    # =0: each node finds a user error by itself. A signal to the others would give a higher code, which srun returns.
     "${ONCE_A_NODE[@]}" "${ALL[@]}" --kill-on-bad-exit=0 bash recipes/setup.sh "${overrides[@]}" || {
       local ended=$?
       [ $ended = 64 ] && code=64 || code=70
@@ -68,7 +68,7 @@ prepare() {
   fi
   export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
   [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0
-  # =0: each node says what it has found, and has limits of its own.
+  # =0: each node prints what it found, and has time limits of its own.
   "${ONCE_A_NODE[@]}" "${ALL[@]}" --kill-on-bad-exit=0 "$PYTHON" -m mingpt.preflight "$@" || {
     [ $? = 64 ] && code=64 || code=70
     complain "preflight: the nodes can't train as they are (MINGPT_PREFLIGHT=0 leaves this check out)"
@@ -76,8 +76,8 @@ prepare() {
   }
 }
 
-# run COMMAND…: runs srun; sets `code` to 0, 64, 70 or 75. srun itself returns the highest code of its tasks: 75 if one
-# made a mistake (64) and the others were asked to stop because of that. So its words about each are read.
+# run COMMAND…: runs srun and sets `code` to 0, 64, 70 or 75. srun itself returns the highest code of its tasks: 75 if one
+# ended with 64 and the others were stopped because of that. So `judge` reads srun's messages about each task.
 run() {
   local said interrupted
   [ -z "$warned" ] || { code=75; return; } # while the nodes were prepared
@@ -86,7 +86,7 @@ run() {
   "$@" 2>&"$said" {said}>&- &
   step=$!
   [ -z "$warned" ] || kill -USR1 "$step"
-  # A signal ends `wait`, too, and not the step.
+  # A signal ends `wait`, but not the step.
   while :; do
     interrupted=$warned
     wait "$step"
@@ -122,7 +122,7 @@ finish() {
   exit "$code"
 }
 
-# launch_on_all ARGUMENT…: mingpt.launch once a node, which starts a process for each GPU.
+# launch_on_all ARGUMENT…: runs mingpt.launch on each node, which starts one process per GPU.
 launch_on_all() {
   names_run "$@" || set -- "$@" "${ITS_OWN[@]}"
   prepare "$@"
@@ -130,7 +130,7 @@ launch_on_all() {
   finish
 }
 
-# train_as_tasks ARGUMENT…: mingpt.train as each of the job's tasks, without torchrun.
+# train_as_tasks ARGUMENT…: runs mingpt.train as each of the job's tasks, without torchrun.
 train_as_tasks() {
   names_run "$@" || set -- "$@" "${ITS_OWN[@]}"
   prepare "$@"

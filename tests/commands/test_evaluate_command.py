@@ -1,4 +1,4 @@
-"""`python -m mingpt.evaluate`: the training's own figures again, in any world, on other data, with clear refusals."""
+"""`mingpt evaluate`: the training's own figures again, in any world, on other data, with clear refusals."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`python -m mingpt.generate`: where prompts come from, several texts, and text that is told as it grows."""
+"""`mingpt generate`: where prompts come from, several texts, and text that is told as it grows."""
 
 import io
 import re
@@ -15,9 +15,9 @@ import torch
 import bpe_kit
 from mingpt.commands import generate
 from mingpt.commands.generate import BETWEEN, Text
-from mingpt.config.schema import Model
 from mingpt.data.vocabulary import Bytes
 from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, save, state_of
 from web_kit import served
@@ -39,7 +39,7 @@ def trained(folder: Path, vocabulary: dict[str, Any], size: int, broken: bool = 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(torch.nan if broken else 30)
-    config = {"model": Model.model_validate(shape).model_dump()}
+    config = {"model": GPTModel.model_validate(shape).model_dump()}
     state = {"model": model.state_dict(), "optimizer": state_of(1)["optimizer"]}
     save(Store(f"{folder}/snapshots"), 1, state, provenance=PROVENANCE | {"vocabulary": vocabulary, "config": config})  # type: ignore[arg-type]
     return folder
@@ -126,21 +126,21 @@ def test_text_is_told_as_it_grows_and_the_next_one_after_it(run: Path, monkeypat
     assert len(second) == len("ab") + 5 + 1
 
 
-def told(chunks: Sequence[Sequence[int]]) -> list[str]:
+def texts_of(chunks: Sequence[Sequence[int]]) -> list[str]:
     """What is told after each chunk of bytes, and at the end."""
     text, out = Text([], 0), []
     for i, chunk in enumerate(chunks):
         text.tokens.extend(chunk)
-        out.append(text.news(Bytes(), end=i == len(chunks) - 1))
+        out.append(text.new_text(Bytes(), end=i == len(chunks) - 1))
     return out
 
 
 def test_half_a_character_waits_for_its_rest() -> None:
-    assert told([[b] for b in "aé漢😀b".encode()]) == ["a", "", "é", "", "", "漢", "", "", "", "😀", "b"]
+    assert texts_of([[b] for b in "aé漢😀b".encode()]) == ["a", "", "é", "", "", "漢", "", "", "", "😀", "b"]
 
 
 def test_what_never_becomes_a_character_is_told_once_that_is_clear() -> None:
-    assert told([[0x61], [0xFF], [0xC3], [0x62], [0xC3]]) == ["a", "", "", "\ufffd\ufffdb", "\ufffd"]
+    assert texts_of([[0x61], [0xFF], [0xC3], [0x62], [0xC3]]) == ["a", "", "", "\ufffd\ufffdb", "\ufffd"]
 
 
 def test_what_is_told_is_the_whole_text_however_it_is_cut() -> None:
@@ -149,7 +149,7 @@ def test_what_is_told_is_the_whole_text_however_it_is_cut() -> None:
         content = torch.tensor([*"aé漢😀\ufffd".encode(), 0xFF, 0xC3])
         row = content[torch.randint(len(content), (12,), generator=drawn)].tolist()
         row[4:4] = list("é漢".encode())
-        assert "".join(told([[b] for b in row])) == Bytes().decode(row)
+        assert "".join(texts_of([[b] for b in row])) == Bytes().decode(row)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_an_empty_file_is_a_mistake(
     run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, content: bytes, lines: list[str]
 ) -> None:
     feed(monkeypatch, content)
-    assert refused(run, capsys, "--file", "-", *lines).startswith("error: --file -: nothing is in it")
+    assert refused(run, capsys, "--file", "-", *lines).startswith("error: --file -: it holds nothing to continue")
 
 
 def test_bytes_that_are_no_text_are_a_mistake_where_tokens_are_text(

@@ -1,4 +1,4 @@
-"""`python -m mingpt.snapshots` and `python -m mingpt.generate`: exit codes, and exactly what they print."""
+"""`mingpt snapshots` and `mingpt generate`: exit codes, and exactly what they print."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from mingpt.commands import generate, snapshots
-from mingpt.config.schema import Model
 from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.model.sampling import generate as continue_tokens
 from mingpt.redact import escaped
 from mingpt.snapshot.reader import read
@@ -115,7 +115,7 @@ def test_verify_says_good_of_each_step(run: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(("file", "tensor"), [("model-*", "b"), ("optimizer-*", "w.step")])
 def test_a_damaged_part_is_named(run: Path, capsys: Captured, file: str, tensor: str) -> None:
     name = damage(run, 4, file)
-    what = f"{run}/snapshots/step-000000004: {name}: {tensor} does not have the checksum that the manifest gives"
+    what = f"{run}/snapshots/step-000000004: {name}: {tensor} does not match its checksum in the manifest"
     assert snapshots.main(["verify", str(run)]) == 1
     assert capsys.readouterr() == (f"step 30: good, digest {digest(run, 30)}\nstep 4: DAMAGED: {what}\n", "")
     assert snapshots.main(["verify", str(run), "--step", "30"]) == 0
@@ -179,7 +179,7 @@ def train(folder: Path, step: int, kind: str = "char") -> GPT:
     """A snapshot as the trainer writes it."""
     characters = VOCABULARY if kind == "char" else ""
     model = gpt(step, len(characters) or 256)
-    settings = Model(n_layer=1, n_head=2, n_embd=8, block_size=8, vocab_multiple=4)
+    settings = GPTModel(n_layer=1, n_head=2, n_embd=8, block_size=8, vocab_multiple=4)
     provenance = PROVENANCE | {
         "vocabulary": {"kind": kind, "characters": characters},
         "config": {"model": settings.model_dump()},
@@ -235,8 +235,8 @@ def test_generate_needs_no_good_optimizer_but_a_good_model(tmp_path: Path, capsy
     assert generate.main([str(tmp_path)]) == 64
     assert capsys.readouterr() == (
         "",
-        f"error: {tmp_path}/snapshots/step-000000001: {name}: transformer.wte.weight does not have the checksum that "
-        f"the manifest gives: choose another with --step\n",
+        f"error: {tmp_path}/snapshots/step-000000001: {name}: transformer.wte.weight does not match its checksum in "
+        f"the manifest: choose another with --step\n",
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m mingpt.snapshots prune|copy|show|list --json`, and stores that can only be read."""
+"""`mingpt snapshots prune|copy|show|list --json`, and stores that can only be read."""
 
 import functools
 import http.server
@@ -104,7 +104,7 @@ def test_show_commands_no_terminal(run: Path, capsys: Captured) -> None:
     )
     assert snapshots.main(["show", str(run)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("run \ufffd[2J\ufffd, step 31")
+    assert out.startswith("run \\x1b[2J\\x9b, step 31")
     assert all(c.isprintable() or c == "\n" for c in out)
 
 
@@ -160,7 +160,7 @@ def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: Ca
     assert snapshots.main(["prune", str(run), "--keep", "1"]) == 1
     assert capsys.readouterr() == (
         "",
-        f"error: {run}/snapshots/step-000000030: {name}: b does not have the checksum that the manifest gives: "
+        f"error: {run}/snapshots/step-000000030: {name}: b does not match its checksum in the manifest: "
         f"nothing was deleted, since older ones may be needed\n",
     )
     assert contents(run) == before
@@ -302,7 +302,7 @@ def test_list_of_a_folder_of_runs_is_a_table_of_them(run: Path, tmp_path: Path, 
     assert snapshots.main(["list", str(tmp_path)]) == 0
     head, first, second = capsys.readouterr().out.splitlines()
     assert head.split() == ["run", "step", "age", "size", "digest", "loss", "val_loss", "state"]
-    assert first.startswith("b\ufffd[2J")
+    assert first.startswith("b\\x1b[2J")
     assert first.split()[1] == "7"
     assert second.split()[:2] == ["run", "30"]
     assert second.endswith("looks good")

@@ -78,8 +78,8 @@ def clip() -> str:
     parameters["b"].grad = torch.tensor([0.0, 12.0, 0.0])
     update = Update(
         parameters.items(),
-        Optimizer(clip_norm=0.7),
-        Schedule(),
+        Optimizer(clip_norm=0.7, reference_batch=64),
+        Schedule(decay_steps=1000),
         global_size=64,
         tokens_per_microbatch=3,
         fp16=False,

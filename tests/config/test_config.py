@@ -5,11 +5,16 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from pydantic.fields import FieldInfo
 
 from mingpt.config import compose
-from mingpt.config.schema import Config, Model
-from mingpt.config.validation import KINDS, SECTIONS, keys, named, schemas, validate
+from mingpt.config.groups import config_dir
+from mingpt.config.keys import KINDS, default, keys, named, schema_of
+from mingpt.config.schema import Config
+from mingpt.config.section import MISSING
+from mingpt.config.validation import validate
 from mingpt.errors import UserError
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.redact import without_secrets
 
 TEXT = "data.path=text.txt"  # some options leave it open
@@ -20,7 +25,7 @@ OPEN = {
     **dict.fromkeys(("data=addition", "data=sort", "data=random", "experiment=classifier", "experiment=synthetic"), ()),
     "experiment=finetune": (TEXT, "model.init_from=gpt2"),
 }
-FILES = sorted(compose.config_dir().glob("*/*.yaml"))
+FILES = sorted(config_dir().glob("*/*.yaml"))
 # The keys that the issue promises to scripts.
 PROMISED = {
     "": ("seed", "reduce", "precision"),
@@ -51,8 +56,8 @@ def value(config: Config, key: str) -> Any:
     return found
 
 
-def gpt(config: Config) -> Model:
-    assert isinstance(config.model, Model)
+def gpt(config: Config) -> GPTModel:
+    assert isinstance(config.model, GPTModel)
     return config.model
 
 
@@ -82,19 +87,52 @@ def test_every_option_composes_and_has_a_line_of_help(file: Path) -> None:
     assert compose.groups()[file.parent.name][file.stem] != ""
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.parent.name != "experiment"], ids=stem)
-def test_an_option_has_exactly_the_keys_of_its_section(file: Path) -> None:
-    group, yaml = file.parent.name, yaml_of(file)
-    assert set(yaml) == named(schemas({group: yaml})[group]).keys()
+def said(file: Path) -> dict[str, Any]:
+    """The keys that a file sets, but the one that names its option."""
+    yaml: dict[str, Any] = OmegaConf.to_container(yaml_of(file))  # type: ignore[assignment]
+    yaml.pop("defaults", None)
+    group = file.parent.name
+    sections = {group: yaml} if group in compose.groups() and group != "experiment" else yaml
+    flat = {f"{s}.{k}": v for s, held in sections.items() if isinstance(held, dict) for k, v in held.items()}
+    flat |= {key: v for key, v in sections.items() if not isinstance(v, dict)}
+    names_the_option = ("model.kind", "data.kind", "schedule.kind", "optimizer.name")
+    return {k: v for k, v in flat.items() if k not in names_the_option}
 
 
-def test_train_yaml_and_its_groups_have_exactly_the_keys_of_the_schema() -> None:
-    yaml = yaml_of(compose.config_dir() / "train.yaml")
+def repeated(file: Path) -> list[str]:
+    """The keys of a file whose values are the schema's defaults, and would be without it, whatever else is chosen."""
+    config = configured(stem(file), *OPEN.get(stem(file), (TEXT,))) if file in FILES else configured()
+    raw = {section: {"kind": value(config, f"{section}.kind")} for section in KINDS}
+    known, own = keys(raw), file.parent.name
+    by_options = {key for f in FILES if f.parent.name not in ("experiment", own) for key in said(f)}
+    return [
+        key
+        for key, held in said(file).items()
+        if key in known and key not in by_options and held == field_of(key, raw).get_default()
+    ]
+
+
+def field_of(key: str, raw: dict[str, Any]) -> FieldInfo:
+    section, _, name = key.rpartition(".")
+    return named(schema_of(section, raw))[name]
+
+
+@pytest.mark.parametrize("file", [*FILES, config_dir() / "train.yaml"], ids=stem)
+def test_a_file_holds_only_what_differs_from_the_schema(file: Path) -> None:
+    assert repeated(file) == []
+
+
+def test_a_file_that_repeats_a_default_would_be_found(tmp_path: Path) -> None:
+    file = tmp_path / "snapshot" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("keep: 3\nevery_seconds: 60\ndir: ${run.dir}/snapshots\n")
+    assert repeated(file) == ["snapshot.keep", "snapshot.dir"]
+
+
+def test_train_yaml_has_a_default_of_each_group() -> None:
+    yaml = yaml_of(config_dir() / "train.yaml")
     groups = {key for default in yaml.pop("defaults") if isinstance(default, DictConfig) for key in default}
     assert groups == compose.groups().keys()
-    assert set(yaml) | groups == Config.model_fields.keys() | {"experiment"}
-    for name in SECTIONS.keys() - groups:  # each kind of the others has an option
-        assert set(yaml[name]) == SECTIONS[name].model_fields.keys()
 
 
 def test_every_key_has_a_line_of_help() -> None:
@@ -183,30 +221,48 @@ def test_a_new_key_is_refused(new: str) -> None:
     assert problems(new) == ["batch.new is not a key"]
 
 
-NULL = ("batch.per_process_size", "data.tokenizer", "model.init_from")
-
-
-# Hydra takes a key that is null for one that is not there, and refuses to delete it.
-@pytest.mark.parametrize("key", [key for key in keys({}) if key not in NULL])
+@pytest.mark.parametrize("key", keys({}))
 def test_a_deleted_key_takes_the_schemas_default(key: str) -> None:
-    section, _, name = key.rpartition(".")
-    default = named(schemas({})[section] if section else Config)[name].get_default()
-    assert value(configured(f"~{key}"), key) == default
+    assert value(configured(f"~{key}"), key) == default(field_of(key, {}), {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "expected"),
+    [
+        (("experiment=shakespeare_char", "~train.max_steps"), "train.max_steps", 1000),
+        (("experiment=shakespeare_char", "~train.max_steps"), "schedule.decay_steps", 1000),
+        (("snapshot=often", "~snapshot.every_seconds"), "snapshot.every_seconds", 600),
+        (("~data.tokenizer",), "data.tokenizer", None),
+        (("~batch", "batch.micro_size=8"), "batch.micro_size", 8),
+        (("run.dir=/x", "~snapshot"), "snapshot.dir", "/x/snapshots"),
+        (("~seed", "seed=7"), "seed", 7),
+        (("~train.max_steps", "++train.max_steps=7"), "schedule.decay_steps", 7),
+    ],
+)
+def test_a_deleted_key_is_as_if_nobody_had_said_it(arguments: tuple[str, ...], key: str, expected: object) -> None:
+    assert value(configured(*arguments), key) == expected
+
+
+def test_a_deletion_that_names_another_value_is_a_mistake() -> None:
+    assert configured("~seed=1").seed == 1
+    assert problems("~seed=7") == ["~seed=7: Could not delete from config. The value of 'seed' is 1 and not 7."]
 
 
 @pytest.mark.parametrize(("section", "kind"), [(section, kind) for section in KINDS for kind in KINDS[section]])
-def test_each_kind_has_an_option_of_its_name_and_defaults_for_deleted_keys(section: str, kind: str) -> None:
-    option = yaml_of(compose.config_dir() / section / f"{kind}.yaml")
-    assert option["kind"] == kind
-    open_keys = [str(k) for k in option if OmegaConf.is_missing(option, k)]
-    given = [f"{section}.{k}=x" for k in open_keys]
-    if kind == "own":
-        given, open_keys = [OWN[section]], ["target"]
+def test_each_kind_has_an_option_of_its_name_with_the_schemas_defaults(section: str, kind: str) -> None:
     fields = named(KINDS[section][kind])
-    defaults = {k: f.get_default() for k, f in fields.items() if k not in (*open_keys, "_target_")}
-    deleted = [f"~{section}.{k}" for k, default in defaults.items() if k != "kind" and default is not None]
-    config = configured(f"{section}={kind}", *given, *deleted)
-    assert value(config, section).model_dump(exclude=set(open_keys)) == defaults
+    required = {name for name, field in fields.items() if field.get_default() == MISSING or name == "path"}
+    given = [OWN[section]] if kind == "own" else [f"{section}.{name}=x" for name in required]
+    config = (
+        configured(f"{section}={kind}", "model.block_size=64", *given)
+        if section == "data"
+        else configured(f"{section}={kind}", *given)
+    )
+    held = value(config, section).model_dump()
+    expected = {name: field.get_default() for name, field in fields.items()}
+    assert {k: v for k, v in held.items() if k not in (*required, "_target_")} == {
+        k: v for k, v in expected.items() if k not in (*required, "_target_")
+    }
 
 
 @pytest.mark.parametrize("order", [("data.kind=shards", "data.path=x"), ("data.path=x", "data.kind=shards")])
@@ -277,7 +333,7 @@ def test_the_printed_config_is_yaml_without_secrets() -> None:
 
 def test_no_two_experiments_have_one_name() -> None:
     """A run is found by its name: the second would go on where the first ended."""
-    files = sorted((compose.config_dir() / "experiment").glob("*.yaml"))
+    files = sorted((config_dir() / "experiment").glob("*.yaml"))
     names = [configured(stem(f), *OPEN.get(stem(f), (TEXT,))).run.name for f in files]
     assert sorted(set(names)) == sorted(names)
     assert configured().run.name not in names

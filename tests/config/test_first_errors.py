@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mingpt.config import compose
-from mingpt.config.validation import no_weights
+from mingpt.config.checks import no_weights
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.prepare.fetch import CORPORA
 from mingpt.storage import FETCHED
@@ -40,7 +40,7 @@ def test_data_that_is_not_there_can_be_fetched(
 ) -> None:
     error = told(capsys, f"experiment={experiment}")
     assert error.startswith("error: data.path=data/")
-    assert error.endswith(f", or get it with `python -m mingpt.data.fetch {name}`\n")
+    assert error.endswith(f", or get it with `mingpt fetch {name}`\n")
 
 
 def test_what_can_be_fetched_is_what_fetch_writes() -> None:
@@ -52,8 +52,8 @@ def test_what_can_be_fetched_is_what_fetch_writes() -> None:
 
 def test_fine_tuning_lists_all_its_problems_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = (
-        "data.tokenizer=data/gpt2: there is no such file or bucket: check the spelling, or get it with `python -m "
-        "mingpt.data.fetch gpt2-vocabulary`"
+        "data.tokenizer=data/gpt2: there is no such file or bucket: check the spelling, or get it with "
+        "`mingpt fetch gpt2-vocabulary`"
     )
     weights = (
         "model.init_from=gpt2: there is no config.json: give a folder in Hugging Face's form, as save_pretrained "
@@ -70,7 +70,7 @@ def test_fine_tuning_lists_all_its_problems_at_once(here: Path, capsys: pytest.C
 def test_a_run_is_exported_before_another_starts_from_it(here: Path) -> None:
     (here / "runs/cc/snapshots").mkdir(parents=True)
     assert no_weights("runs/cc").endswith(
-        "there is no config.json, but a run of ours: export it first: python -m mingpt.snapshots export runs/cc FOLDER"
+        "there is no config.json, but a run of ours: export it first: mingpt export runs/cc FOLDER"
     )
 
 

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 import bpe_kit
-from mingpt.config.schema import TextData
 from mingpt.data import bpe
 from mingpt.data.bpe import END_OF_TEXT, GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
-from mingpt.data.opening import open_source
+from mingpt.data.kinds.text import TextData
 from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
 from mingpt.errors import UserError
 from mingpt.prepare import fetch, prepare
@@ -95,7 +94,7 @@ def test_a_snapshot_gives_back_the_vocabulary_with_no_file_at_hand(both: tuple[G
     ],
 )
 def test_a_strangers_vocabulary_is_refused_in_one_sentence(content: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=r"^(a damaged vocabulary of the kind|no tokenizer\.json)"):
+    with pytest.raises(UserError, match=r"^(a damaged vocabulary of the kind|not a tokenizer\.json)"):
         vocabulary_of(content)
 
 
@@ -143,7 +142,7 @@ def opened(
     config = TextData(
         path=str(tmp_path / "text.txt"), tokens="bpe", tokenizer=str(tokenizer), cache_dir=str(tmp_path / "cache")
     )
-    source = open_source(config, 4, 2)
+    source = config.open(4, 2)
     assert isinstance(source.vocabulary, TextVocabulary)
     return source.train[range(2)][0].numpy(), source.vocabulary
 
@@ -174,12 +173,12 @@ def test_a_text_with_what_no_token_is_for_is_a_mistake(tmp_path: Path, words_onl
     with pytest.raises(UserError) as error:
         opened(tmp_path, words_only, "the queen " * 40)
     assert str(error.value) == (
-        f"data.path={tmp_path}/text.txt: data.tokenizer={words_only}: the tokenizer cannot tell this text (WordLevel "
-        "error: Missing [UNK] token from the vocabulary): take one with a token for what it does not know, or of bytes"
+        f"data.path={tmp_path}/text.txt: data.tokenizer={words_only}: the tokenizer cannot encode this text (WordLevel "
+        "error: Missing [UNK] token from the vocabulary): take a tokenizer with an unknown token, or one of bytes"
     )
 
 
-def test_prepare_names_a_tokenizer_that_cannot_tell_its_text(
+def test_prepare_names_a_tokenizer_that_cannot_encode_its_text(
     tmp_path: Path, words_only: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = json.loads((words_only / "tokenizer.json").read_text())
@@ -189,7 +188,7 @@ def test_prepare_names_a_tokenizer_that_cannot_tell_its_text(
     out = ["--out", str(tmp_path / "out"), "--tokenizer", str(words_only), "--processes", "1"]
     assert prepare.main([str(tmp_path / "a.txt"), *out]) == 64
     told = capsys.readouterr().err
-    assert told.startswith(f"error: {tmp_path}/a.txt: --tokenizer: the tokenizer cannot tell this text (")
+    assert told.startswith(f"error: {tmp_path}/a.txt: --tokenizer: the tokenizer cannot encode this text (")
 
 
 @pytest.mark.parametrize("added", [[5], None])
@@ -200,7 +199,7 @@ def test_added_tokens_of_a_strangers_tokenizer_may_be_anything(added: object) ->
 
 @pytest.mark.parametrize("added", [7, "x", {"a": 1}])
 def test_added_tokens_that_are_no_list_are_damage(added: object) -> None:
-    with pytest.raises(ValueError, match=r"^added_tokens is no list$"):
+    with pytest.raises(ValueError, match=r"^added_tokens is not a list$"):
         numbers_in({"tokenizer.json": json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added})})
 
 
@@ -230,7 +229,7 @@ def test_files_that_do_not_belong_together_are_a_mistake(tmp_path: Path) -> None
 @pytest.mark.parametrize(("name", "content"), [("vocab.bpe", "{}"), ("tokenizer.json", "#version"), ("x.json", "[1]")])
 def test_a_file_that_is_no_vocabulary_is_a_mistake(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    assert problem(tmp_path / name).startswith(f"data.tokenizer={tmp_path / name}: no ")
+    assert problem(tmp_path / name).startswith(f"data.tokenizer={tmp_path / name}: not a ")
 
 
 def test_a_strangers_tokenizer_moves_no_cursor(tmp_path: Path) -> None:

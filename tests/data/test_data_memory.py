@@ -17,7 +17,8 @@ MIB = 1 << 20
 # In a process of its own: what the code takes beyond its imports.
 MEASURE = """
 import json, resource, sys
-from mingpt.prepare.documents import Options, blocks, find_files, pieces_of
+from mingpt.prepare.documents import Options, blocks, pieces_of
+from mingpt.prepare.sources import find_files
 from mingpt.data.images.imagefiles import find_images
 from mingpt.errors import UserError
 import pyarrow.parquet

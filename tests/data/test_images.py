@@ -13,11 +13,10 @@ import torch
 
 from image_kit import idx, write_cifar, write_cifar_archive, write_idx
 from mingpt.config import compose
-from mingpt.config.schema import ImagesData
-from mingpt.data.evenly import PaddedBatches
 from mingpt.data.images.images import Images, shifted
 from mingpt.data.images.imagetokens import ImageTokens
-from mingpt.data.opening import open_source
+from mingpt.data.kinds.images import ImagesData
+from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters
 from mingpt.errors import UserError
@@ -26,7 +25,7 @@ from mingpt.model.gpt2 import IGNORE
 
 def opened(path: Path, block_size: int = 5, vocabulary: Any = None, **changes: object) -> Source:
     settings = {"path": str(path), "cache_dir": str(path.parent / "cache"), "codes": 16, "classes": 4}
-    return open_source(ImagesData.model_validate(settings | changes), block_size, 4, vocabulary)
+    return ImagesData.model_validate(settings | changes).open(block_size, 4, vocabulary)
 
 
 def tokens_of(source: Source) -> ImageTokens:
@@ -66,7 +65,7 @@ def test_cifars_planes_become_pixels(tmp_path: Path) -> None:
 def test_a_folder_may_be_at_any_url(tmp_path: Path) -> None:
     local = opened(write_idx(tmp_path / "images"))
     settings = {"path": f"file://{tmp_path}/images", "cache_dir": str(tmp_path / "other"), "codes": 16, "classes": 4}
-    assert open_source(ImagesData.model_validate(settings), 5, 4).sha256 == local.sha256
+    assert ImagesData.model_validate(settings).open(5, 4).sha256 == local.sha256
 
 
 # --- samples ---
@@ -175,9 +174,11 @@ def test_a_snapshots_codebook_is_kept(tmp_path: Path) -> None:
 
 def test_a_snapshots_vocabulary_of_another_kind_or_shape_is_a_mistake(tmp_path: Path) -> None:
     write_idx(tmp_path / "images")
-    with pytest.raises(UserError, match=r"^data\.path=.*: images cannot be told in the snapshot's vocabulary"):
+    with pytest.raises(
+        UserError, match=r"^data\.path=.*: the snapshot's vocabulary cannot encode images: take data of"
+    ):
         opened(tmp_path / "images", vocabulary=Characters("ab"))
-    with pytest.raises(UserError, match=r"images of 8 x 8 x 1 in 4 classes, the snapshot's .* 4 x 4 x 1 in 4"):
+    with pytest.raises(UserError, match=r"images of 8 x 8 x 1 in 4 classes, but the snapshot's .* 4 x 4 x 1 in 4"):
         opened(tmp_path / "images", vocabulary=ImageTokens((4, 4, 1), 2, 4, b"abcd"))
 
 
@@ -192,17 +193,17 @@ Damage = Callable[[bytes], bytes]
         ("train-images-idx3-ubyte", lambda raw: b"\0\0\x08\x01" + raw[4:],
          "train-images-idx3-ubyte begins with 00000801, not with 00000803 as images do (it holds labels): get"),
         ("t10k-labels-idx1-ubyte", lambda raw: b"\x1f\x8b" + raw[2:],
-         "t10k-labels-idx1-ubyte begins with 1f8b0801, not with 00000801 as labels do (it is no IDX file of bytes)"),
+         "t10k-labels-idx1-ubyte begins with 1f8b0801, not with 00000801 as labels do (it is not an IDX file)"),
         ("train-images-idx3-ubyte", lambda raw: b"", "begins with , not with 00000803"),
         ("train-images-idx3-ubyte", lambda raw: raw[:-1],
          "has 3855 bytes, but its first 16 announce 3856 (60 x 8 x 8 images): get the file again"),
         ("t10k-images-idx3-ubyte", lambda raw: idx(np.zeros((0, 8, 8), np.uint8)),
-         "t10k-images-idx3-ubyte announces 0 x 8 x 8 images, which is none: get the file again"),
+         "t10k-images-idx3-ubyte announces 0 x 8 x 8 images, so it has none: get the file again"),
         ("t10k-labels-idx1-ubyte", lambda raw: raw[:6], "has 6 bytes, but its first 8 announce"),
         ("train-labels-idx1-ubyte", lambda raw: idx(np.zeros(59, np.uint8)),
          "60 images in train-images-idx3-ubyte, but 59 labels in train-labels-idx1-ubyte: take both from one data set"),
         ("train-labels-idx1-ubyte", lambda raw: raw[:-1] + b"\4",
-         "the label of training image 59 is 4, beyond 0 to 3: set data.classes, or get the files again"),
+         "the label of training image 59 is 4, beyond 0 to 3: raise data.classes=4, or get the files again"),
         ("t10k-labels-idx1-ubyte", lambda raw: raw[:8] + b"\xff" + raw[9:], "the label of test image 0 is 255, beyond"),
         ("t10k-images-idx3-ubyte", lambda raw: idx(np.zeros((21, 4, 4), np.uint8)),
          "images of 8 x 8 in train-images-idx3-ubyte, of 4 x 4 in t10k-images-idx3-ubyte: take both from one data set"),
@@ -267,7 +268,7 @@ def test_a_patch_that_does_not_fit_is_a_mistake(tmp_path: Path) -> None:
     write_idx(tmp_path / "images")
     with pytest.raises(UserError, match=r"^data\.patch=3 does not divide .* 8 x 8: choose one of 1, 2, 4, 8$"):
         opened(tmp_path / "images", patch=3)
-    with pytest.raises(UserError, match=r"^model\.block_size=4, but .* are 5: set model\.block_size=5, or raise"):
+    with pytest.raises(UserError, match=r"^model\.block_size=4 is too short: .* are 5: set model\.block_size=5, or"):
         opened(tmp_path / "images", block_size=4)
 
 

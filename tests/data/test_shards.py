@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 import bpe_kit
 from mingpt.compute.batches import BatchPlan, RankSampler
-from mingpt.config.schema import ShardsData
 from mingpt.data import shardcache
-from mingpt.data.dataset import DataSet, Look, Shard, to_bytes
+from mingpt.data.dataset import DataSet, Scan, Shard, to_bytes
+from mingpt.data.kinds.shards import ShardsData
 from mingpt.data.loader import load
-from mingpt.data.opening import open_source
-from mingpt.data.shards import ShardRow, open_shards
+from mingpt.data.shards import ShardedTokens, open_shards
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.data.windows import WindowDataset
@@ -85,7 +84,7 @@ def samples(source: Source) -> list[list[int]]:
 @given(st.lists(st.integers(1, 40), max_size=12), st.integers(0, 300), st.integers(0, 300))
 def test_any_part_of_a_row_is_read_across_its_shards(sizes: list[int], a: int, b: int) -> None:
     whole = np.arange(sum(sizes), dtype=np.uint16)
-    row = ShardRow([Shard.model_construct(name="x", tokens=n) for n in sizes], "uint16", Path("nowhere"))
+    row = ShardedTokens([Shard.model_construct(name="x", tokens=n) for n in sizes], "uint16", Path("nowhere"))
     row._mapped = dict(enumerate(np.split(whole, np.cumsum(sizes)[:-1]) if sizes else []))
     start, stop = sorted((min(a, len(whole)), min(b, len(whole))))
     assert len(row) == len(whole)
@@ -94,7 +93,7 @@ def test_any_part_of_a_row_is_read_across_its_shards(sizes: list[int], a: int, b
 
 @pytest.mark.parametrize("sizes", [(1000,), (300, 300, 300, 100), (1,) * 1000])
 def test_the_samples_are_the_same_however_the_shards_are_cut(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    source = open_source(config(write(tmp_path / "set", sizes), tmp_path, stride=3), 16, 2)
+    source = config(write(tmp_path / "set", sizes), tmp_path, stride=3).open(16, 2)
     assert samples(source) == [TRAIN[i : i + 16].tolist() for i in range(0, 1000 - 16, 3)]
     targets = [t for i in range(len(source.validation)) for t in source.validation[i][1].flatten().tolist()]
     assert targets[:89] == VALIDATION[1:].tolist()
@@ -103,9 +102,9 @@ def test_the_samples_are_the_same_however_the_shards_are_cut(tmp_path: Path, siz
 
 
 def test_local_shards_are_mapped_where_they_are_and_travel_as_a_path(tmp_path: Path) -> None:
-    source = open_source(config(write(tmp_path / "set"), tmp_path), 16, 2)
+    source = config(write(tmp_path / "set"), tmp_path).open(16, 2)
     assert isinstance(source.train, WindowDataset)
-    assert isinstance(source.train.tokens, ShardRow)
+    assert isinstance(source.train.tokens, ShardedTokens)
     expected = samples(source)
     assert all(isinstance(m, np.memmap) for m in source.train.tokens._mapped.values())
     pickled = pickle.dumps(source.train)
@@ -116,7 +115,7 @@ def test_local_shards_are_mapped_where_they_are_and_travel_as_a_path(tmp_path: P
 
 def test_the_identity_is_that_of_the_content(tmp_path: Path) -> None:
     def identity(path: Path) -> str:
-        return open_source(config(path, tmp_path), 16, 2).sha256
+        return config(path, tmp_path).open(16, 2).sha256
 
     first = identity(write(tmp_path / "a"))
     assert identity(write(tmp_path / "b")) == first  # in another place
@@ -135,13 +134,16 @@ def nanogpt(folder: Path) -> Path:
 
 def test_nanogpts_files_are_read_as_they_are(tmp_path: Path) -> None:
     folder = nanogpt(tmp_path / "nano")
-    source = open_source(config(folder, tmp_path), 16, 2)
+    source = config(folder, tmp_path).open(16, 2)
     assert samples(source) == [TRAIN[i : i + 16].tolist() for i in range(1000 - 16)]
     assert source.vocabulary == Numbers(int(max(TRAIN.max(), VALIDATION.max())) + 1)
     tokenizer = bpe_kit.write_gpt2(tmp_path / "gpt2")
-    assert open_source(config(folder, tmp_path, tokenizer=str(tokenizer)), 16, 2).vocabulary == VOCABULARY
-    with pytest.raises(UserError, match=r"token 269 is there, but the vocabulary has only 3: take the right one$"):
-        open_source(config(folder, tmp_path), 16, 2, Characters("abc"))
+    assert config(folder, tmp_path, tokenizer=str(tokenizer)).open(16, 2).vocabulary == VOCABULARY
+    with pytest.raises(
+        UserError,
+        match=r"has token 269, but the vocabulary only 3: set data.tokenizer to the one that made these files$",
+    ):
+        config(folder, tmp_path).open(16, 2, Characters("abc"))
     (folder / "val.bin").write_bytes(b"abc")
     assert "val.bin has 3 bytes, which are no 16-bit tokens" in problem(folder, tmp_path)
 
@@ -169,7 +171,7 @@ def cached(tmp_path: Path) -> int:
 @pytest.mark.parametrize("limit", [10_000, 1300, 600])
 def test_shards_are_fetched_into_a_bounded_folder(tmp_path: Path, remote: str, limit: int) -> None:
     write(tmp_path / "remote" / "set")
-    source = open_source(config(f"{remote}/set", tmp_path, cache_bytes=limit, stride=7), 16, 2)
+    source = config(f"{remote}/set", tmp_path, cache_bytes=limit, stride=7).open(16, 2)
     order = np.random.default_rng(3).permutation(len(source.train))
     for i in order[:60].tolist():
         assert source.train[[i]][0][0].tolist() == TRAIN[7 * i : 7 * i + 16].tolist()
@@ -184,7 +186,7 @@ def test_shards_are_fetched_into_a_bounded_folder(tmp_path: Path, remote: str, l
 def test_the_least_recently_used_goes_first(tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mingpt.data.shardcache.TOUCH_SECONDS", 0)
     write(tmp_path / "remote" / "set")
-    source = open_source(config(f"{remote}/set", tmp_path, cache_bytes=1400, stride=100), 16, 2)
+    source = config(f"{remote}/set", tmp_path, cache_bytes=1400, stride=100).open(16, 2)
     names = [hashlib.sha256(TRAIN[i : i + 300].tobytes()).hexdigest() for i in (0, 300, 600, 900)]
     for sample in (0, 3, 0, 6):  # of shards 0, 1, 0, 2: two have room
         assert source.train[[sample]][0].shape == (1, 16)
@@ -215,7 +217,7 @@ DAMAGES = {
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_damaged_remote_shard_is_a_mistake_and_not_kept(tmp_path: Path, remote: str, kind: str, workers: int) -> None:
     damage(write(tmp_path / "remote" / "set"), kind)
-    source = open_source(config(f"{remote}/set", tmp_path, stride=100), 16, 2)
+    source = config(f"{remote}/set", tmp_path, stride=100).open(16, 2)
     work = RankSampler(BatchPlan(len(source.train), 1, 8, 8), range(1), 0, 3)
     with pytest.raises(UserError) as error:
         list(load(source.train, work, workers, 60, torch.device("cpu")))
@@ -229,11 +231,11 @@ def test_a_damaged_remote_shard_is_a_mistake_and_not_kept(tmp_path: Path, remote
 def test_a_damaged_note_of_a_local_data_set_is_made_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
-    expected = samples(open_source(config(write(tmp_path / "set"), tmp_path), 16, 2))
+    expected = samples(config(write(tmp_path / "set"), tmp_path).open(16, 2))
     (note,) = (tmp_path / "cache").glob("shards-*.json")
     whole = note.read_bytes()
     note.write_bytes(content)
-    assert samples(open_source(config(tmp_path / "set", tmp_path), 16, 2)) == expected
+    assert samples(config(tmp_path / "set", tmp_path).open(16, 2)) == expected
     assert f"{note.name} is damaged: it is made again" in capsys.readouterr().out
     assert note.read_bytes() == whole
 
@@ -241,7 +243,7 @@ def test_a_damaged_note_of_a_local_data_set_is_made_again(
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_local_shard_is_a_mistake_before_anything_starts(tmp_path: Path, kind: str) -> None:
     folder = write(tmp_path / "set")
-    open_source(config(folder, tmp_path), 16, 2)  # it was good once, and is read again only if it changes
+    config(folder, tmp_path).open(16, 2)  # it was good once, and is read again only if it changes
     message = problem(damage(folder, kind), tmp_path)
     known = DAMAGES | {"missing": f"train-00001.bin is missing: {CURE}"}
     assert message == f"data.path={folder}: {known[kind]}"
@@ -259,11 +261,11 @@ def test_a_cached_file_that_is_not_its_shard_is_fetched_again(
     """As after a power cut: the name is there, and the content never reached the disk."""
     settings = config(f"{remote}/set", tmp_path, stride=100)
     write(tmp_path / "remote" / "set")
-    assert open_source(settings, 16, 2).train[[0]][0].tolist() == [TRAIN[:16].tolist()]
+    assert settings.open(16, 2).train[[0]][0].tolist() == [TRAIN[:16].tolist()]
     cached_file = only_cached(tmp_path)
     cached_file.write_bytes(content)
     capfd.readouterr()
-    source = open_source(settings, 16, 2)
+    source = settings.open(16, 2)
     assert source.train[[0]][0].tolist() == [TRAIN[:16].tolist()]
     told = capfd.readouterr().out
     assert told.count("\n") == 1
@@ -276,19 +278,19 @@ def test_a_cached_shard_is_hashed_once_a_process_and_its_size_looked_at_each_tim
     tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = list[str]()
-    real = shardcache.look_at
+    real = shardcache.scan
 
-    def watched(file: IO[bytes], dtype: str) -> Look:
+    def watched(file: IO[bytes], dtype: str) -> Scan:
         hashed.append(file.name)
         return real(file, dtype)
 
     write(tmp_path / "remote" / "set")
     settings = config(f"{remote}/set", tmp_path, stride=100)
-    open_source(settings, 16, 2).train[[0]]
-    monkeypatch.setattr(shardcache, "look_at", watched)
-    source = open_source(settings, 16, 2)
+    settings.open(16, 2).train[[0]]
+    monkeypatch.setattr(shardcache, "scan", watched)
+    source = settings.open(16, 2)
     assert isinstance(source.train, WindowDataset)
-    assert isinstance(source.train.tokens, ShardRow)
+    assert isinstance(source.train.tokens, ShardedTokens)
     for _ in range(3):
         source.train.tokens._mapped.clear()
         source.train[[0]]
@@ -314,7 +316,7 @@ def test_a_fetched_shard_is_on_the_disk_before_it_has_its_name(
         replace(source, target)
 
     write(tmp_path / "remote" / "set")
-    source = open_source(config(f"{remote}/set", tmp_path), 16, 2)
+    source = config(f"{remote}/set", tmp_path).open(16, 2)
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "replace", watched_replace)
     source.train[[0]]
@@ -328,11 +330,11 @@ def test_a_token_beyond_the_vocabulary_is_a_mistake_in_a_remote_shard_too(
     folder, largest = write(tmp_path / "remote" / "set"), int(max(TRAIN[:300]))
     settings = config(f"{remote}/set", tmp_path, stride=100)
     if again:  # a data set of a larger vocabulary has left it in the cache
-        open_source(settings, 16, 2).train[[0]]
+        settings.open(16, 2).train[[0]]
     small = write(tmp_path / "small", vocabulary=Numbers(largest))
     (folder / "manifest.json").write_bytes((small / "manifest.json").read_bytes())
     with pytest.raises(UserError) as error:
-        open_source(settings, 16, 2).train[[0]]
+        settings.open(16, 2).train[[0]]
     assert str(error.value) == (
         f"data.path={remote}/set: train-00000.bin has token {largest}, but the vocabulary only {largest}: {CURE}"
     )
@@ -342,7 +344,7 @@ def test_a_server_that_sends_more_than_a_shard_is_not_read_to_its_end(tmp_path: 
     folder = write(tmp_path / "remote" / "set")
     with open(folder / "train-00000.bin", "ab") as f:
         f.truncate(1 << 30)
-    source = open_source(config(f"{remote}/set", tmp_path), 16, 2)
+    source = config(f"{remote}/set", tmp_path).open(16, 2)
     with pytest.raises(UserError, match=r"train-00000\.bin has more than 600 bytes"):
         source.train[[0]]
     assert cached(tmp_path) == 0
@@ -350,7 +352,7 @@ def test_a_server_that_sends_more_than_a_shard_is_not_read_to_its_end(tmp_path: 
 
 def test_a_shard_larger_than_the_cache_is_a_mistake(tmp_path: Path, remote: str) -> None:
     write(tmp_path / "remote" / "set")
-    source = open_source(config(f"{remote}/set", tmp_path, cache_bytes=599), 16, 2)
+    source = config(f"{remote}/set", tmp_path, cache_bytes=599).open(16, 2)
     with pytest.raises(
         UserError, match=r"^data\.cache_bytes=599 is less than a shard .* takes: raise it to 600 or more"
     ):
@@ -359,7 +361,7 @@ def test_a_shard_larger_than_the_cache_is_a_mistake(tmp_path: Path, remote: str)
 
 def read_all(settings: ShardsData, seed: int) -> int:
     """In a process of its own: every sample, in an order of its own."""
-    source = open_source(settings, 16, 2)
+    source = settings.open(16, 2)
     for i in np.random.default_rng(seed).permutation(len(source.train)).tolist():
         assert source.train[[i]][0][0].tolist() == TRAIN[7 * i : 7 * i + 16].tolist()
         with FileLock(Path(settings.cache_dir) / "shards" / "room.lock"):
@@ -417,9 +419,9 @@ def test_a_strangers_manifest_leads_nowhere(
 def test_a_vocabulary_that_does_not_match_is_a_mistake(tmp_path: Path) -> None:
     folder = write(tmp_path / "set")
     with pytest.raises(UserError, match=r"its vocabulary is not the snapshot's: prepare the text with that one$"):
-        open_source(config(folder, tmp_path), 16, 2, Characters("abc"))
+        config(folder, tmp_path).open(16, 2, Characters("abc"))
     other = bpe_kit.write_tokenizer(tmp_path / "hf")
-    assert "its vocabulary is another than data.tokenizer's: leave that out" in problem(
+    assert "its vocabulary is not that of data.tokenizer: leave data.tokenizer out" in problem(
         folder, tmp_path, tokenizer=str(other)
     )
     small = write(tmp_path / "small", vocabulary=Numbers(100))
@@ -430,4 +432,4 @@ def test_a_data_set_too_short_for_a_block_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"^model\.block_size=1000 is longer than the data: .* has 1000 training tokens"
     ):
-        open_source(config(write(tmp_path / "set"), tmp_path), 1000, 2)
+        config(write(tmp_path / "set"), tmp_path).open(1000, 2)

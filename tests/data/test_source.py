@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mingpt.config.schema import TextData
-from mingpt.data.opening import open_source
+from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.errors import UserError
@@ -16,7 +15,7 @@ from mingpt.errors import UserError
 def opened(tmp_path: Path, content: str, vocabulary: Characters | Bytes | None = None, **changes: object) -> Source:
     (tmp_path / "source.txt").write_text(content)
     settings = {"path": str(tmp_path / "source.txt"), "cache_dir": str(tmp_path / "cache")}
-    return open_source(TextData.model_validate(settings | changes), 4, 2, vocabulary)
+    return TextData.model_validate(settings | changes).open(4, 2, vocabulary)
 
 
 def test_a_text_is_a_source(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mingpt.config import compose
-from mingpt.config.schema import AdditionData, Data, RandomData, SortData
-from mingpt.data.evenly import PaddedBatches
-from mingpt.data.opening import open_source
+from mingpt.config.kinds import Data
+from mingpt.data.kinds.addition import AdditionData
+from mingpt.data.kinds.random import RandomData
+from mingpt.data.kinds.sort import SortData
+from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Samples, Source
 from mingpt.data.synthetic import RandomTokens, addition, sorting
 from mingpt.data.vocabulary import Characters, Numbers
@@ -20,7 +22,7 @@ from mingpt.model.gpt2 import IGNORE
 
 
 def opened(data: Data, block_size: int = 32, micro_size: int = 4) -> Source:
-    return open_source(data, block_size, micro_size)
+    return data.open(block_size, micro_size)
 
 
 def lines(source: Source, samples: Samples) -> list[str]:
@@ -102,7 +104,7 @@ def test_random_tokens_fill_any_block_with_any_vocabulary() -> None:
     assert len(source.validation) == 0
 
 
-def test_evenly_asks_each_once_and_ignores_the_filling() -> None:
+def test_padded_batches_ask_each_sample_once_and_ignore_the_padding() -> None:
     split = PaddedBatches(RandomTokens(5, 7, 2), 3)
     assert len(split) == 3
     targets = torch.cat([split[i][1] for i in range(3)])
@@ -113,8 +115,8 @@ def test_evenly_asks_each_once_and_ignores_the_filling() -> None:
 
 def test_a_snapshot_with_another_vocabulary_is_a_mistake() -> None:
     with pytest.raises(UserError, match=r"^data\.kind=sort has another vocabulary than the snapshot"):
-        open_source(SortData(), 16, 4, Characters("ab"))
-    assert open_source(SortData(), 16, 4, Characters("0123456789=")).vocabulary == Characters("0123456789=")
+        SortData().open(16, 4, Characters("ab"))
+    assert SortData().open(16, 4, Characters("0123456789=")).vocabulary == Characters("0123456789=")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from mingpt.config.schema import TextData
 from mingpt.data import text as text_module
+from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
 from mingpt.data.text import open_text
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingpt.config.schema import TextData
+from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Samples, Source
 from mingpt.data.text import open_text
 from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset

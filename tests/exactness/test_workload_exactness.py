@@ -97,7 +97,7 @@ def test_images_are_drawn_and_another_codebook_is_refused(make_run: MakeRun, tmp
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
     asked_for_text = generate(run.dir)
     assert asked_for_text.returncode == 64
-    assert "say where to draw them to with --out FILE.png" in asked_for_text.stderr
+    assert "give a file for them with --out FILE.png" in asked_for_text.stderr
 
     other = run.start(1, "train.max_steps=4", "data.codes=12")
     assert other.wait() == 64, other.output

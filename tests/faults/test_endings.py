@@ -188,7 +188,7 @@ def test_nodes_that_do_not_share_the_run_directory_are_told_at_the_start(
     for node in nodes:
         output = finish(node, 64)
         assert not re.search(r"^step ", output, re.M)
-    told = "error: run.dir=run is not one place for all: process 1 does not see what process 0 has written there; "
+    told = "error: run.dir=run is not shared by all: process 1 does not see what process 0 has written there: "
     assert any(line.startswith(told) for line in nodes[0].lines), nodes[0].output
 
 

@@ -242,11 +242,11 @@ DAMAGE = [
     for name, forms, damage, says in (
         ("manifest truncated", BOTH, manifest(lambda raw: raw[:99]), "manifest.json is not JSON"),
         ("manifest names a path outside", BOTH, fields(lambda f: renamed_part(f, "../../../text.txt")),
-         "is no part's name"),
+         "is not a part's name"),
         ("manifest with an absurd size", TRAIN, fields(lambda f: f | {"parts": {
             k: v | {"size": 10**18} for k, v in f["parts"].items()}}), "does not fit the tensors in it"),
         ("part is a link that leads outside", TRAIN, moved_out, "is a link"),
-        ("manifest a pipe", TRAIN, piped, "manifest.json is no file"),
+        ("manifest a pipe", TRAIN, piped, "manifest.json is not a regular file"),
         ("manifest a terabyte long", TRAIN, endless,
          "larger than"),
     )

@@ -12,33 +12,35 @@ KINDS = {
     "worker": "one training process",
     "agent": "the launcher's own process",
     "node": "all processes of a node, with the other node alive where there are two",
-    "machine": "the same, and what the node had in memory is gone",
+    "machine": "as node, and the node's memory is lost",
     "boundary, process": "the process that writes, at a boundary of a snapshot's writes",
-    "boundary, server": "the storage server, at such a boundary",
+    "boundary, server": "the storage server, at a boundary of a snapshot's writes",
     "server": "the storage server, at a random moment",
-    "stop": "nothing: SIGTERM to a launcher, with much, little or no time for the last snapshot",
-    "slow write": "nothing: a write takes longer than the processes wait for each other: they end, and start again",
-    "double start": "nothing: the run is started twice at once; the older attempt ends with 64",
-    "rollback": "nothing: `snapshots rewind` to an older step, while a node has newer ones in its memory",
-    "server before a start": "the same: this start ends with 70 in bounded time, the next one goes on",
+    "stop": "no process: SIGTERM to a launcher, with much, little or no time for the last snapshot",
+    "slow write": "no process: a write takes longer than the processes wait for each other; they end and are restarted",
+    "double start": "no process: the run is started twice at once; the older attempt ends with 64",
+    "rollback": "no process: `snapshots rewind` to an older step, while a node has newer ones in its memory",
+    "server before a start": "the storage server; this start ends with 70 in bounded time, the next one continues",
 }
 EXPLANATION = """\
-Each run trains a tiny GPT for 200 steps, with a durable snapshot every 7 and a hot one every 3, on one of two nodes or
-on both, by a number of processes that changes from start to start; its directory is on a disk or in a bucket. The
-storage server comes back after up to 8 seconds, on the same port and data; it ignores conditional puts.
+Each run trains a tiny GPT for 200 steps, with a durable snapshot every 7 steps and a hot one every 3. It uses one of
+two nodes or both, and a number of processes that changes from start to start. Its directory is on a disk or in a
+bucket. A killed storage server comes back within 8 seconds, on the same port, with the same data; it ignores
+conditional puts.
 
-After each start, when nothing of it lives any more, every committed snapshot in the store is read and verified, and
-before the next start all that its nodes have in memory.
+After each start, when all its processes have ended, every committed snapshot in the store is read and verified.
+Before the next start, all hot snapshots of its nodes are, too. These rules must hold:
 
 - The digest of each snapshot is that of the undisturbed run's same step.
-- Each step that was ever seen committed is there, unless the retention policy lets it go; the newest never goes back.
-- The next attempt starts from the newest step that one of its nodes can see, in the store or in memory; after a
-  rollback from the step that somebody went back to, whatever is left in memory.
-- Nothing was found damaged, no process is left behind, and at a run's end nothing is left in its nodes' memory.
-- A launcher that was not killed ends with 0, with 70 if the other node or the storage server died, with 75 if it was
-  asked to stop, or with 64 if a newer attempt has started.
+- Each step that was ever seen committed is there, unless the retention policy deletes it. The newest step never goes
+  back.
+- The next attempt starts from the newest step that one of its nodes can see, in the store or in memory. After a
+  rollback it starts from the step of the rollback, whatever is left in memory.
+- No snapshot is damaged, no process is left behind, and after a run's end nothing is left in its nodes' memory.
+- A launcher that was not killed ends with 0; with 70 if the other node or the storage server died; with 75 if it was
+  asked to stop; or with 64 if a newer attempt has started.
 
-`tests/kits/crash_campaign.py` is the campaign, and `tests/faults/test_crash_campaign.py` a short one for every day.
+`tests/kits/crash_campaign.py` runs the campaign; `tests/faults/test_crash_campaign.py` runs a short one in the tests.
 """
 
 
@@ -81,13 +83,13 @@ def markdown(f: Mapping[str, Any]) -> str:
     visited = f"{left} boundaries of writes were not visited" if left else "every boundary of a write was visited"
     return "\n".join(
         [
-            "# Campaign of crashes",
+            "# Crash campaign",
             "",
             f"`make crash-campaign N={f['asked for']} SEED={f['seed']}`, torch {f['torch']}, "
             f"{f['seconds'] / 60:.0f} minutes.",
             "",
             f"**{f['kills']} kills, no violation**; {visited}. {f['starts']} starts of a launcher, {f['attempts']} "
-            f"attempts, {runs}; each of them ended with the digest of a run that nobody disturbed, `{f['digest']}`.",
+            f"attempts, {runs}; each of them ended with the digest of an undisturbed run, `{f['digest']}`.",
             "",
             EXPLANATION,
             *_table(["killed", "what that is", "times"], [[k, KINDS[k], n] for k, n in f["by kind"].items()]),

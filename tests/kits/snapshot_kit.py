@@ -46,7 +46,7 @@ def save(
     val_loss: float | None = None,
 ) -> str:
     retention = Retention(keep) if isinstance(keep, int) else keep
-    writer = SnapshotWriter(store, ALONE, retention, provenance, say=print)
+    writer = SnapshotWriter(store, ALONE, retention, provenance, log=print)
     return writer.save(step, state or state_of(step), Metrics(loss=step / 8, val_loss=val_loss))
 
 

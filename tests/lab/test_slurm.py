@@ -263,4 +263,4 @@ def test_the_batch_shell_is_told_to_use_srun(project: Path, jobs: list[Job]) -> 
     number = as_user(project, "sbatch", "--parsable", "--nodes=2", "--output=shell_%j.out", f"--wrap={script}").strip()
     jobs.append(Job(number, project, "shell"))
     assert jobs[-1].wait() == ("FAILED", "64")
-    assert "start it on each with `srun --ntasks-per-node=1 python -m mingpt.launch …`" in jobs[-1].log()
+    assert "start it on each with `srun --ntasks-per-node=1 mingpt launch …`" in jobs[-1].log()

@@ -15,10 +15,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from mingpt.config import compose
 from mingpt.errors import SnapshotFailed, UserError
 from mingpt.launch import agent
-from mingpt.launch.agent import Ending
+from mingpt.launch.ending import Ending
 from mingpt.launch.launcher import launch
 from mingpt.launch.torchrun import Torchrun, parse
-from mingpt.world.failures import explain
+from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.platforms import find_placement
 from mingpt.world.secret import SECRET
@@ -130,7 +130,7 @@ def test_an_elastic_pytorchjob_is_elastic() -> None:
     [
         ({"PET_NODE_RANK": "1"}, "torchrun's variables: PET_NODE_RANK=1 is set in the environment, but not PET_NNODES"),
         ({"PET_NNODES": "2"}, "--nnodes=2 needs --rdzv-endpoint=HOST:PORT"),
-        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "etcd"}, "--rdzv-backend=etcd: c10d or static"),
+        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "etcd"}, "--rdzv-backend=etcd: unknown: choose c10d or static"),
         ({"RANK": "1"}, "a PyTorchJob's variables: RANK=1 is set in the environment, but not WORLD_SIZE, MASTER_ADDR"),
         ({"WORLD_SIZE": "2"}, "a PyTorchJob's variables: WORLD_SIZE=2 is set in the environment, but not RANK, MAS"),
     ],
@@ -194,8 +194,8 @@ def test_no_platform_gives_no_placement() -> None:
             ["--max_restarts=3"],
             {},
             [
-                "--max-restarts: restarts go on as long as attempts leave new snapshots: leave it out, or set how many "
-                "may leave none: launch.max_attempts_without_progress"
+                "--max-restarts: not supported, since restarts go on as long as attempts leave new snapshots: leave it "
+                "out, or set how many may leave none: launch.max_attempts_without_progress"
             ],
         ),
         (["--nproc-per-node=0"], {}, ["--nproc-per-node=0: give a number from 1"]),
@@ -279,7 +279,9 @@ def test_a_port_that_is_not_for_users_is_a_mistake_too(monkeypatch: pytest.Monke
 
 def test_a_c10d_rendezvous_of_several_nodes_needs_a_secret() -> None:
     node = Torchrun.compose(options("--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29500"), {})
-    with pytest.raises(UserError, match=f"^{SECRET} is not set: who reaches the port .* or give each its number"):
+    with pytest.raises(
+        UserError, match=f"^{SECRET} is not set: whoever reaches the port .* or give each node its number"
+    ):
         node.check({})
     with pytest.raises(UserError, match=f"^{SECRET} is shorter than 16 characters: "):
         node.check({SECRET: "short"})
@@ -374,6 +376,6 @@ MEMORY = "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate 
     ],
 )
 def test_an_error_says_what_to_do(error: Exception, phase: Phase, code: int, reason: str, trace: bool) -> None:
-    failure = explain(error, phase)
+    failure = classify(error, phase)
     assert (failure.code, failure.trace) == (code, trace)
     assert failure.reason.startswith(reason)

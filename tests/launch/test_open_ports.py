@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from fault_kit import training
 from mingpt.world import network
-from mingpt.world.rendezvous import REFUSED, Sealed
+from mingpt.world.rendezvous import REFUSED, SignedBackend
 from mingpt.world.secret import SECRET, take_secret
 from node_kit import Node, free_port, wait_until
 from paths_kit import ROOT
@@ -123,7 +123,7 @@ class Place(RendezvousBackend):
 
 def test_nodes_with_one_secret_read_each_others_state() -> None:
     place = Place()
-    mine, others = (Sealed(place, "one secret", "job 7") for _ in range(2))
+    mine, others = (SignedBackend(place, "one secret", "job 7") for _ in range(2))
     assert mine.get_state() is None
     assert mine.set_state(b"state") == (b"state", b"token", True)
     assert others.get_state() == (b"state", b"token")
@@ -143,10 +143,10 @@ def test_nodes_with_one_secret_read_each_others_state() -> None:
 )
 def test_a_state_without_the_jobs_seal_is_refused(secret: str, job: str, change: Callable[[bytes], bytes]) -> None:
     place = Place()
-    Sealed(place, "one secret", "job 7").set_state(b"state")
+    SignedBackend(place, "one secret", "job 7").set_state(b"state")
     assert place.found
     place.found = change(place.found)
-    reader = Sealed(place, secret, job)
+    reader = SignedBackend(place, secret, job)
     with pytest.raises(RendezvousStateError, match=r"^the rendezvous' state was not written with this job's secret"):
         reader.get_state()
     found, place.found = place.found, None

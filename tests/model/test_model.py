@@ -9,9 +9,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional as F
 
-from mingpt.config.schema import Model
 from mingpt.model.gpt2 import GPT, MLP, Attention, GPTConfig
-from mingpt.train.factory import gpt_config
+from mingpt.model.kinds.gpt import GPTModel
 from paths_kit import ROOT
 
 SIZES = ROOT / "configs/model"
@@ -85,9 +84,9 @@ def test_every_size_in_configs_is_one_of_the_published() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED_SHAPES)
 def test_each_size_has_its_published_shape_and_parameter_count(name: str) -> None:
-    values = Model.model_validate(OmegaConf.to_container(OmegaConf.load(SIZES / f"{name}.yaml")))
+    values = GPTModel.model_validate(OmegaConf.to_container(OmegaConf.load(SIZES / f"{name}.yaml")))
     assert (values.n_layer, values.n_head, values.n_embd) == PUBLISHED_SHAPES[name]
-    shape = replace(gpt_config(values, vocab_size=50257), block_size=1024, vocab_multiple=1)
+    shape = replace(values.shape(vocab_size=50257), block_size=1024, vocab_multiple=1)
     with torch.device("meta"):  # shapes without memory: gpt2-xl alone would be 6 GB
         model = GPT(shape)
     layers, _, width = PUBLISHED_SHAPES[name]

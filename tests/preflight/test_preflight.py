@@ -16,7 +16,7 @@ import mingpt
 from mingpt.errors import UserError
 from mingpt.preflight import command as preflight
 from mingpt.preflight import compare
-from mingpt.preflight.finding import Finding, exit_code, told_by
+from mingpt.preflight.finding import Finding, exit_code, findings_of
 from mingpt.preflight.machine import source_sha256
 from net_kit import Net, hosts, needs_hosts
 from node_kit import free_port
@@ -92,7 +92,7 @@ class TestNodes:
         assert b_sets == f"b sets NCCL_SOCKET_IFNAME==ens1f0np0 GLOO_SOCKET_IFNAME=ens1f0np0{infiniband}"
         assert re.fullmatch(
             r"all-reduce over TCP: \d+ MB/s from each node; the exact sum of about 0\.8 M gradients sends \d+ MB: "
-            r"\d+\.\d\d s of each step, part of it beside computing",
+            r"\d+\.\d\d s of each step, part of it while computing",
             reduced,
         )
         assert re.fullmatch(r"preflight: 2 nodes in \d+\.\d s: no problems, 0 warnings", end)
@@ -240,9 +240,7 @@ class TestNodes:
         wait = f"import socket, time\nwhile socket.socket().connect_ex(('127.0.0.1', {store.port})): time.sleep(0.1)"
         nodes.net.run("a", [sys.executable, "-c", wait])
         bucket = "run.dir=s3://runs/x"
-        warning = (
-            "this store overwrites what a put must not: never start two runs in one run.dir, or choose another store"
-        )
+        warning = "this store has no conditional put: never start two runs in one run.dir, or choose another store"
         assert nodes.findings(bucket, env={"a": client, "b": client}) == (
             0,
             [f"warning on {n} (run.dir): snapshot.dir=s3://runs/x/snapshots: {warning}" for n in "ab"],
@@ -284,7 +282,7 @@ class TestNodes:
         code, output = nodes.check(on=["b"])["b"]
         assert code == 70
         assert shown(parsed(output)) == [
-            "unreachable on b (ports): nobody listens at port 29500 of a (10.98.0.11): see whether that node is the "
+            "unreachable on b (ports): nothing listens at port 29500 of a (10.98.0.11): see whether that node is the "
             "head, and what its log says; start preflight there, too"
             if up
             else "unreachable on b (ports): no answer at all from a (10.98.0.11) (No route to host): see whether that "
@@ -336,7 +334,7 @@ def test_two_launchers_on_one_machine(tmp_path: Path) -> None:
     both = [on_loopback(tmp_path, rank, port) for rank in (0, 1)]
     outputs = [process.communicate(timeout=LIMIT)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
-    assert [[n["told"] for n in parsed(output)["nodes"]] for output in outputs] == [[None, None]] * 2
+    assert [[n["environment"] for n in parsed(output)["nodes"]] for output in outputs] == [[None, None]] * 2
 
 
 def test_under_slurm_the_head_has_no_loopback_address(tmp_path: Path) -> None:
@@ -390,7 +388,7 @@ def test_the_most_common_version_is_right_and_the_head_decides_a_tie() -> None:
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
 def test_a_time_that_is_none_is_a_mistake(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight.main([f"--seconds={seconds}"]) == 64
-    assert capsys.readouterr().err == f"error: --seconds {seconds}: a number, 0 or more\n"
+    assert capsys.readouterr().err == f"error: --seconds {seconds}: give a number, 0 or more\n"
 
 
 def test_what_else_may_differ() -> None:
@@ -422,6 +420,6 @@ def test_exit_codes() -> None:
     assert exit_code([]) == exit_code([warning]) == 0
     assert exit_code([warning, unreachable]) == 70
     assert exit_code([unreachable, problem]) == 64
-    assert str(told_by(UserError("run.dir=x: denied: ask"), "a", "run.dir")[0]) == (
+    assert str(findings_of(UserError("run.dir=x: denied: ask"), "a", "run.dir")[0]) == (
         "problem on a (run.dir): run.dir=x: denied: ask"
     )

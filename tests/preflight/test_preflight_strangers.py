@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from mingpt.preflight.meeting import LONGEST, Line, Meeting, Refused, host, visit
+from mingpt.preflight.meeting import LONGEST, Connection, Meeting, Refused, host, join
 from node_kit import free_port, listening, wait_until
 
 NONSENSE = {
@@ -45,9 +45,9 @@ def test_nonsense_is_refused_and_the_nodes_meet(raw: bytes, capfd: pytest.Captur
         with suppress(OSError):  # the head need not hear it to its end
             s.sendall(raw)
             s.shutdown(socket.SHUT_WR)
-        meeting = visit("127.0.0.1", head.port, 1, 2, 20)
+        meeting = join("127.0.0.1", head.port, 1, 2, 20)
     head.join(20)
-    assert (head.error, list(head.meeting.lines), meeting.rank) == ("", [1], 1)
+    assert (head.error, list(head.meeting.connections), meeting.rank) == ("", [1], 1)
     assert "preflight: a connection from 127.0.0.1 is refused: " in capfd.readouterr().err
     for part in (head.meeting, meeting):
         part.close()
@@ -56,15 +56,15 @@ def test_nonsense_is_refused_and_the_nodes_meet(raw: bytes, capfd: pytest.Captur
 def test_a_number_that_is_taken_is_refused_until_its_node_has_gone() -> None:
     head = Head(3)
     port = head.port
-    first = visit("127.0.0.1", port, 1, 3, 20)
+    first = join("127.0.0.1", port, 1, 3, 20)
     with pytest.raises(Refused, match="another node has the number 1"):
-        visit("127.0.0.1", port, 1, 3, 20)
-    first.lines[0].socket.close()
+        join("127.0.0.1", port, 1, 3, 20)
+    first.connections[0].socket.close()
     time.sleep(0.1)  # until the head's side has heard of it
-    again = visit("127.0.0.1", port, 1, 3, 20)
-    other = visit("127.0.0.1", port, None, 3, 20)
+    again = join("127.0.0.1", port, 1, 3, 20)
+    other = join("127.0.0.1", port, None, 3, 20)
     head.join(20)
-    assert (head.error, again.rank, other.rank, sorted(head.meeting.lines)) == ("", 1, 2, [1, 2])
+    assert (head.error, again.rank, other.rank, sorted(head.meeting.connections)) == ("", 1, 2, [1, 2])
     for part in (again, other, head.meeting):
         part.close()
 
@@ -72,16 +72,16 @@ def test_a_number_that_is_taken_is_refused_until_its_node_has_gone() -> None:
 @pytest.mark.parametrize("told", ["[]", "7", "[" * 100_000 + "]" * 100_000, '"x"'])
 def test_a_node_that_turns_out_to_be_none_is_as_one_that_has_gone(told: str) -> None:
     near, far = socket.socketpair()
-    meeting = Meeting(0, 2, {1: Line(near)})
+    meeting = Meeting(0, 2, {1: Connection(near)})
     far.sendall(told.encode() + b"\n")
     assert meeting.gather({"rank": 0}, 5) == [{"rank": 0}, None]
-    assert meeting.lines == {}
+    assert meeting.connections == {}
     far.close()
 
 
 def test_what_a_node_tells_arrives() -> None:
     near, far = socket.socketpair()
     far.sendall(json.dumps({"rank": 1}).encode() + b"\n")
-    assert Meeting(0, 2, {1: Line(near)}).gather({"rank": 0}, 5) == [{"rank": 0}, {"rank": 1}]
+    assert Meeting(0, 2, {1: Connection(near)}).gather({"rank": 0}, 5) == [{"rank": 0}, {"rank": 1}]
     near.close()
     far.close()

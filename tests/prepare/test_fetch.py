@@ -17,7 +17,6 @@ from mingpt.atomic import write_whole
 from mingpt.config import compose
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.images.imagefiles import find_images
-from mingpt.data.opening import open_source
 from mingpt.errors import TransientError, UserError
 from mingpt.prepare import extras, fetch
 from paths_kit import ROOT
@@ -242,13 +241,13 @@ def test_missing_data_is_told_with_the_command_that_fetches_them(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         open_it()
-    assert str(error.value).endswith(f", or get it with `python -m mingpt.data.fetch {name}`")
+    assert str(error.value).endswith(f", or get it with `mingpt fetch {name}`")
 
 
 def opened(overrides: list[str]) -> object:
     config = compose.configure([*overrides, "data.cache_dir=cache"])
     assert config is not None
-    return open_source(config.data, config.model.block_size, 1)
+    return config.data.open(config.model.block_size, 1)
 
 
 def test_data_of_ones_own_that_are_missing_are_not_to_be_fetched(tmp_path: Path) -> None:

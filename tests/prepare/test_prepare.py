@@ -24,10 +24,11 @@ import web_kit
 from mingpt.data import bpe
 from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
 from mingpt.errors import UserError
-from mingpt.prepare import documents
+from mingpt.prepare import documents, sources
 from mingpt.prepare.documents import Options, is_validation
 from mingpt.prepare.prepare import Progress, main, prepare
 from mingpt.prepare.shardwriter import ShardWriter
+from mingpt.prepare.sources import File
 
 VOCABULARY = bpe_kit.small()
 WORDS = ["the", "king", "is", "dead", "long", "live", "woe", "größer", "漢字", "🙂", "1234", "\n", "  "]
@@ -168,14 +169,14 @@ class Killed(Exception):
 
 
 def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.prepare.prepare.NOTE_SECONDS", 0)
+    monkeypatch.setattr("mingpt.prepare.prepare.RECORD_SECONDS", 0)
     for i in range(6):
         write_jsonl(tmp_path / f"{i}.jsonl", some_texts(30, seed=i))
     sources = [f"{tmp_path}/*.jsonl"]
     undisturbed = prepared(sources, tmp_path / "undisturbed", val_fraction=0.1, shard_tokens=100)
     read, real, add = list[str](), documents.blocks, ShardWriter.add
 
-    def watched(file: documents.File, options: Options, contents: dict[str, str]) -> Iterator[documents.Block]:
+    def watched(file: File, options: Options, contents: dict[str, str]) -> Iterator[documents.Block]:
         read.append(file.url.rpartition("/")[2])
         return real(file, options, contents)
 
@@ -247,7 +248,7 @@ def test_a_finished_data_set_is_left_alone_and_another_refused(tmp_path: Path) -
     assert prepared([source], tmp_path / "out") == first
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == before
     with pytest.raises(
-        UserError, match=r"another data set is there, of other sources or options, or .*: choose another$"
+        UserError, match=r"another data set is there, of other sources or options, or .*: choose another folder$"
     ):
         prepared([source], tmp_path / "out", val_fraction=0.5)
 
@@ -290,7 +291,7 @@ def test_a_source_that_changed_under_its_name_and_size_is_noticed(
 def test_a_store_that_tells_no_versions_has_its_sources_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "VERSION_KEYS", ())
+    monkeypatch.setattr(sources, "VERSION_KEYS", ())
     monkeypatch.setattr(web_kit._Quiet, "date_time_string", lambda *_: "")
     with web_kit.served(tmp_path) as url:
         write_jsonl(tmp_path / "a.jsonl", ["king"])
@@ -377,7 +378,7 @@ def test_a_signature_in_an_address_is_no_part_of_the_name_and_never_shown(
         assert main([f"{url}/a.doc?X-Signature=s3cret", "--out", str(tmp_path / "other"), *tokenizer]) == 64
     assert row(tmp_path / "out", dataset, "train") == 2 * expected(texts, 0, False)
     told = capsys.readouterr()
-    assert f"SOURCES={url}/a.doc?***: .doc tells no form" in told.err
+    assert f"SOURCES={url}/a.doc?***: unknown form .doc" in told.err
     assert "s3cret" not in told.out + told.err
 
 
@@ -397,9 +398,7 @@ def test_a_server_that_cannot_be_reached_is_no_mistake(tmp_path: Path, capsys: p
     assert re.match(rf"error: SOURCES={url}/a\.txt: Cannot connect to host .*: try again;", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    ("text", "cure"), [("the king", "part the text"), ("the\n\nking", "raise it, or part the text")]
-)
+@pytest.mark.parametrize(("text", "cure"), [("the king", "cut the text"), ("the\n\nking", "raise it, or cut the text")])
 def test_documents_that_all_go_to_training_are_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, cure: str
 ) -> None:
@@ -408,7 +407,7 @@ def test_documents_that_all_go_to_training_are_noted(
     arguments = [str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--tokenizer", tokenizer, "--processes", "1"]
     assert main([*arguments, "--separator", r"\n\n"]) == 0
     assert (
-        "note: no document's hash is in --val-fraction 0.01, and there is nothing to evaluate on: "
+        "note: there is nothing to evaluate on: no document's hash falls into --val-fraction 0.01: "
         rf"{cure} into documents with --separator, as in '\n\n'" in capsys.readouterr().out
     )
 
@@ -439,7 +438,7 @@ def test_another_data_set_does_not_go_on_with_a_begun_one(tmp_path: Path, monkey
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"\n', r"a\.jsonl line 3: not JSON \("),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', r"a\.jsonl line 2: no field 'text'; there are 'body': name one"),
         ("a.jsonl", b'{"text": "a"}\n[1]', r"a\.jsonl line 2: list in place of an object"),
-        ("a.jsonl", b'{"text": 5}', r"a\.jsonl line 1: field 'text' is no string"),
+        ("a.jsonl", b'{"text": 5}', r"a\.jsonl line 1: field 'text' is not a string"),
         ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl line 1: not UTF-8 at byte 10 of the line"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl line 1: not JSON \("),
         ("a.txt", "größer".encode() + b"\xff", r"a\.txt: not UTF-8 at byte 8: convert the file"),
@@ -448,7 +447,7 @@ def test_another_data_set_does_not_go_on_with_a_begun_one(tmp_path: Path, monkey
         ("a.txt.gz", b"no gzip", r"a\.txt\.gz: cannot be unpacked \("),
         ("a.txt.gz", gzip.compress(b"the king" * 99, mtime=0)[:-9], r"a\.txt\.gz: cannot be unpacked \("),
         ("a.parquet", b"no parquet", r"a\.parquet: not Parquet \("),
-        ("a.doc", b"the king", r"a\.doc: \.doc tells no form: say --form text, jsonl or parquet"),
+        ("a.doc", b"the king", r"a\.doc: unknown form \.doc: give --form text, jsonl or parquet"),
     ],
 )
 def test_bad_input_is_one_clear_error_and_exit_64(
@@ -494,7 +493,7 @@ def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: pytest.
 
 
 def test_bad_lines_of_finished_files_count_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.prepare.prepare.NOTE_SECONDS", 0)
+    monkeypatch.setattr("mingpt.prepare.prepare.RECORD_SECONDS", 0)
     for i in range(3):
         write_with_bad_lines(tmp_path / f"{i}.jsonl", some_texts(20, seed=i))
     sources = [tmp_path / f"{i}.jsonl" for i in range(3)]
@@ -617,7 +616,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setattr("mingpt.prepare.prepare.DRAW_SECONDS", 0)
-    progress = Progress([documents.File("x.txt", "text", 100)])
+    progress = Progress([File("x.txt", "text", 100)])
     progress.add(50, 1234)
     drawn = terminal.getvalue()
     assert drawn.startswith(f"\r\033[K[{'#' * 15}{' ' * 15}]  50%  ")

@@ -24,8 +24,8 @@ ROOMS = (
     "prepare",
     "commands",
 )
-# `python -m` names of commands; what they start lies in a room above them.
-ENTRIES = {"evaluate", "generate", "snapshots", "plugins", "metrics", "data/fetch", "data/prepare"}
+# `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.
+ENTRIES = {"cli", "completion", "evaluate", "generate", "snapshots", "plugins", "metrics", "data/fetch", "data/prepare"}
 READING_PATH = (
     "train/loop",
     "train/step",

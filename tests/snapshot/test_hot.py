@@ -173,7 +173,7 @@ def test_memory_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) ->
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"mingpt-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="belongs to somebody else"):
+    with pytest.raises(UserError, match="belongs to another user"):
         hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, 10)
 
 

@@ -11,7 +11,7 @@ from mingpt.commands import snapshots
 from mingpt.errors import Superseded
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import REWIND, Attempt, records
-from mingpt.snapshot.lineage import Follows, Newest, overtaken, set_overtaken_aside, strangers
+from mingpt.snapshot.lineage import HotBase, Newest, overtaken, set_overtaken_aside, stale_steps
 from mingpt.snapshot.restore import restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.rewinding import rewind
@@ -250,7 +250,7 @@ def test_memory_continues_what_is_durable_or_is_removed(
     durable, memory = Store(str(tmp_path / "durable")), Store(str(tmp_path / "memory"), "snapshot.hot_dir")
     save(memory, 9, provenance=of(2, 0.2))
     seven = save(Store(str(tmp_path / "elsewhere")), 7)
-    Follows(2, 7, seven).write(memory)
+    HotBase(2, 7, seven).write(memory)
     save(durable, newest, provenance=of(attempt, lr))
     said: list[str] = []
     loaded = restore(durable, memory, ALONE, said.append, Newest.of(durable))
@@ -263,31 +263,31 @@ def test_memory_continues_what_is_durable_or_is_removed(
 def test_memory_that_grew_from_other_bits_of_the_same_step_is_removed(tmp_path: Path) -> None:
     durable, memory = Store(str(tmp_path / "durable")), Store(str(tmp_path / "memory"), "snapshot.hot_dir")
     save(memory, 9)
-    Follows(1, 7, "0" * 64).write(memory)
+    HotBase(1, 7, "0" * 64).write(memory)
     save(durable, 7)
-    assert strangers(memory, Newest.of(durable)) == [9]
+    assert stale_steps(memory, Newest.of(durable)) == [9]
 
 
 def test_memory_that_grew_from_a_snapshot_that_is_damaged_now_is_needed_most(tmp_path: Path) -> None:
     durable, memory = Store(str(tmp_path / "durable")), Store(str(tmp_path / "memory"), "snapshot.hot_dir")
     save(durable, 5)
-    Follows(1, 7, save(durable, 7)).write(memory)
+    HotBase(1, 7, save(durable, 7)).write(memory)
     save(memory, 9)
     (tmp_path / "durable/step-000000007/manifest.json").write_bytes(b"{")
     assert Newest.of(durable).unreadable == (7,)
-    assert strangers(memory, Newest.of(durable)) == []
+    assert stale_steps(memory, Newest.of(durable)) == []
     durable.set_aside(7)
-    assert strangers(memory, Newest.of(durable)) == []
+    assert stale_steps(memory, Newest.of(durable)) == []
 
 
 def test_memory_without_anything_durable_counts_only_if_nothing_ever_was(tmp_path: Path) -> None:
     durable, memory = Store(str(tmp_path / "durable")), Store(str(tmp_path / "memory"), "snapshot.hot_dir")
     save(memory, 9)
-    assert strangers(memory, Newest.of(durable)) == [9]  # of an older version of this program: no note
-    Follows(1, 0, None).write(memory)
-    assert strangers(memory, Newest.of(durable)) == []
-    Follows(1, 7, "0" * 64).write(memory)
-    assert strangers(memory, Newest.of(durable)) == [9]
+    assert stale_steps(memory, Newest.of(durable)) == [9]  # of an older version of this program: no note
+    HotBase(1, 0, None).write(memory)
+    assert stale_steps(memory, Newest.of(durable)) == []
+    HotBase(1, 7, "0" * 64).write(memory)
+    assert stale_steps(memory, Newest.of(durable)) == [9]
 
 
 # --- going back ---
@@ -298,15 +298,15 @@ def test_a_rewind_on_another_machine_is_not_undone_by_a_nodes_memory(tmp_path: P
     run, durable = str(tmp_path), Store(str(tmp_path / "snapshots"))
     memory = Store(str(tmp_path / "memory"), "snapshot.hot_dir")
     claim(tmp_path, 0)
-    Follows(1, 30, save(durable, 30)).write(memory)
+    HotBase(1, 30, save(durable, 30)).write(memory)
     save(memory, 38)
-    assert strangers(memory, Newest.of(durable, records(run))) == []
+    assert stale_steps(memory, Newest.of(durable, records(run))) == []
     rewind(run, durable, 30, str(tmp_path / "another machine's"), print)
-    assert strangers(memory, Newest.of(durable, records(run))) == [38]
+    assert stale_steps(memory, Newest.of(durable, records(run))) == [38]
     save(durable, 35, provenance=of(3))
-    assert strangers(memory, Newest.of(durable, records(run))) == [38]
-    Follows(3, 35, Newest.of(durable).digest).write(memory)
-    assert strangers(memory, Newest.of(durable, records(run))) == []
+    assert stale_steps(memory, Newest.of(durable, records(run))) == [38]
+    HotBase(3, 35, Newest.of(durable).digest).write(memory)
+    assert stale_steps(memory, Newest.of(durable, records(run))) == []
 
 
 def test_a_rewind_sets_all_newer_snapshots_aside_in_both_tiers(

@@ -112,7 +112,7 @@ def test_a_clean_up_that_fails_costs_no_snapshot(
 
     monkeypatch.setattr(store.fs, "rm_file", refused)
     digest = save(store, 2, keep=1)
-    assert "what need not stay could not be deleted: snapshot.dir=" in capsys.readouterr().out
+    assert "old snapshots could not be deleted: snapshot.dir=" in capsys.readouterr().out
     assert read(store, 2).manifest.digest == digest
     monkeypatch.undo()
     save(store, 3, keep=1)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mingpt.errors import Damaged, SnapshotFailed, UserError
 from mingpt.snapshot import format as snapshot_format
-from mingpt.snapshot import writer
+from mingpt.snapshot import manifest as snapshot_manifest
+from mingpt.snapshot import staging
 from mingpt.snapshot.format import DTYPES, Kind, Manifest, Part, PartInfo, State, lay_out
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -49,7 +50,7 @@ def encoded(state: State, part_bytes: int) -> tuple[Manifest, dict[str, bytearra
         tensors=tensors,
         **PROVENANCE,
     )
-    return snapshot_format.decode_manifest(snapshot_format.encode_manifest(manifest)), {
+    return snapshot_manifest.decode_manifest(snapshot_manifest.encode_manifest(manifest)), {
         part.name: bytearray().join(part.pieces) for part in parts
     }
 
@@ -189,7 +190,7 @@ def test_a_snapshot_is_its_parts_and_a_manifest_and_nothing_else(store: Store) -
 
 def test_many_parts_come_back_and_have_the_same_digest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = save(store, 1, state_of(7))
-    monkeypatch.setattr(writer, "lay_out", partial(lay_out, part_bytes=1))
+    monkeypatch.setattr(staging, "lay_out", partial(lay_out, part_bytes=1))
     assert save(store, 2, state_of(7)) == whole
     assert len([name for name in listing(store) if name.startswith("step-000000002/")]) == 5
     assert equal(read(store, 2).state, state_of(7))

@@ -15,7 +15,7 @@ import torch
 
 from mingpt.commands import snapshots
 from mingpt.errors import Damaged, TransientError, UserError
-from mingpt.snapshot.format import decode_manifest
+from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from snapshot_kit import equal, files, read_newest, save, signed, state_of
@@ -107,7 +107,7 @@ def manifest_of_format(number: object) -> Callable[[Path], str]:
 def manifest_of_a_format_that_a_flipped_bit_makes(folder: Path) -> str:
     path = folder / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"format": 3', b'"format": 2'))
-    return "manifest.json does not have its own checksum"
+    return "manifest.json does not match its own checksum"
 
 
 def part_that_is_a_link_to_outside(folder: Path) -> str:
@@ -117,8 +117,8 @@ def part_that_is_a_link_to_outside(folder: Path) -> str:
     return f"{path.name} is a link"
 
 
-HEADER = " does not have the header that the manifest gives"
-TENSOR = " does not have the checksum that the manifest gives"
+HEADER = ": the header does not match the manifest"
+TENSOR = " does not match its checksum in the manifest"
 DAMAGES = {
     "model part truncated": truncated("model", 0.9),
     "model part empty": truncated("model", 0),
@@ -167,14 +167,14 @@ def test_a_manifest_that_is_no_file_is_set_aside_without_reading_it(store: Store
     said: list[str] = []
     assert (loaded := read_newest(store, said.append))
     assert loaded.manifest.step == 2
-    assert "manifest.json is no file" in said[0]
+    assert "manifest.json is not a regular file" in said[0]
 
 
 def test_a_part_that_is_a_folder_is_damage(store: Store) -> None:
     path = part(newest(store), "model")
     path.unlink()
     path.mkdir()
-    with pytest.raises(Damaged, match=f"^{path.name} is no file$"):
+    with pytest.raises(Damaged, match=f"^{path.name} is not a regular file$"):
         read(store, 3)
 
 
@@ -257,7 +257,7 @@ def test_a_part_of_another_size_is_not_even_read(store: Store, monkeypatch: pyte
         seen.append(size)
         return real(size, **options)
 
-    monkeypatch.setattr("mingpt.snapshot.store.torch.empty", watched)
+    monkeypatch.setattr("mingpt.snapshot.pieces.torch.empty", watched)
     with pytest.raises(Damaged, match=r"^model-"):
         read(store, 3)
     assert seen  # for the manifest

@@ -12,7 +12,7 @@ import pytest
 
 from mingpt.errors import Damaged
 from mingpt.plainfile import open_file
-from mingpt.snapshot.format import decode_manifest
+from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from snapshot_kit import digest_of, read_newest, save, signed
@@ -89,7 +89,7 @@ def test_a_name_that_is_no_parts_name_is_refused_and_nothing_outside_is_read(
     monkeypatch.setattr("mingpt.plainfile.open_file", watched)
     with pytest.raises(Damaged) as damage:
         read(store, 3)
-    assert str(damage.value) == f"manifest.json names a part {name!r}, which is no part's name"
+    assert str(damage.value) == f"manifest.json names a part {name!r}, which is not a part's name"
     assert seen == [f"{store.folder(3)}/manifest.json"]
 
 
@@ -289,5 +289,5 @@ def test_a_part_whose_header_lies_under_a_right_name_is_damaged(store: Store) ->
     for old, new in ((b"[24,32]", b"[20,28]"), (b"[24,32]", b"[24,99]"), (b'"b"', b'"c"'), (b"BF16", b"I16 ")):
         assert old in raw
         path.write_bytes(raw.replace(old, new))
-        with pytest.raises(Damaged, match=f"^{path.name} does not have the header that the manifest gives$"):
+        with pytest.raises(Damaged, match=f"^{path.name}: the header does not match the manifest$"):
             read(store, 3)

@@ -14,7 +14,7 @@ from mingpt.observe.jsonl import MetricsLog, read_metrics
 from mingpt.snapshot import hot, retention
 from mingpt.snapshot.attempts import newest_number
 from mingpt.snapshot.files import File
-from mingpt.snapshot.reader import look, read, verify
+from mingpt.snapshot.reader import read, read_manifest, verify
 from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store
 from snapshot_kit import files, read_newest, save, state_of
@@ -62,7 +62,7 @@ OPERATIONS: dict[str, Callable[[Store], object]] = {
     "read_manifest": lambda store: store.read_manifest(10),
     "read_part": lambda store: store.read_part(10, "manifest.json", 1),
     "read_pieces": lambda store: list(store.read_pieces(10, "manifest.json", 1)),
-    "look": lambda store: look(store, 10),
+    "reader.read_manifest": lambda store: read_manifest(store, 10),
     "read": lambda store: read(store, 10),
     "verify": lambda store: verify(store, 10),
     "write": lambda store: store.write(10, "model-00001-0000000000000000.safetensors", [b"x"]),
@@ -114,8 +114,8 @@ def test_a_dangling_link_a_fifo_and_a_file_are_no_folders_either(run: Path) -> N
     path = run / "snapshots/step-000000999"
     for make, what in (
         (lambda: path.symlink_to(run.parent / "new"), "is a link"),
-        (lambda: os.mkfifo(path), "is no folder"),
-        (lambda: path.write_text("x"), "is no folder"),
+        (lambda: os.mkfifo(path), "is not a folder"),
+        (lambda: path.write_text("x"), "is not a folder"),
     ):
         make()
         with pytest.raises(UserError, match=f"step-000000999 {what}, and"):
@@ -169,7 +169,7 @@ def test_a_file_of_a_snapshot_that_is_none_is_damage_that_names_it(
     put(path, outside)
     before = outside.read_bytes() if outside.exists() else b""
     for act in (read, verify):
-        with pytest.raises(Damaged, match=rf"^{path.name} is (a link|no file)$"):
+        with pytest.raises(Damaged, match=rf"^{path.name} is (a link|not a regular file)$"):
             act(of(run), 40)
     assert snapshots.main(["list", str(run)]) == 1
     assert f"DAMAGED: {path.name} is " in capsys.readouterr().out
@@ -226,7 +226,9 @@ def test_a_link_that_comes_between_looking_and_opening_is_not_followed(
 # run-id and metrics
 
 
-@pytest.mark.parametrize(("put", "what"), [(put_link, "a link"), (put_fifo, "no file"), (put_endless, "a link")])
+@pytest.mark.parametrize(
+    ("put", "what"), [(put_link, "a link"), (put_fifo, "not a regular file"), (put_endless, "a link")]
+)
 def test_a_run_id_that_is_no_file_is_neither_read_nor_replaced(
     tmp_path: Path, put: Callable[[Path, Path], None], what: str
 ) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from mingpt.config.schema import Model
 from mingpt.errors import Damaged, UserError
-from mingpt.snapshot.format import MANIFEST_LIMIT, MOST_VALUES, TensorInfo, decode_manifest, encode_manifest, header_of
-from mingpt.snapshot.reader import look, read, verify
+from mingpt.model.kinds.gpt import GPTModel
+from mingpt.snapshot.format import TensorInfo, header_of
+from mingpt.snapshot.manifest import MANIFEST_LIMIT, MOST_VALUES, decode_manifest, encode_manifest
+from mingpt.snapshot.reader import read, read_manifest, verify
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, digest_of, equal, save, signed, state_of
 
@@ -72,13 +73,13 @@ def test_a_part_that_is_long_and_takes_no_room_is_hashed_as_a_stream(run: Path, 
     target = [str(run / "target")] if command == "copy" else []
     size, code, told = peak("mingpt.snapshots", command, str(run), *target)
     assert code == 1
-    assert f"{name}: a does not have the checksum that the manifest gives" in told
+    assert f"{name}: a does not match its checksum in the manifest" in told
     assert size < 450
 
 
 def test_an_honest_state_is_verified_as_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.snapshot.store.PIECE_BYTES", 1000)
-    monkeypatch.setattr("mingpt.snapshot.store.RANGE_BYTES", 1000)
+    monkeypatch.setattr("mingpt.snapshot.pieces.PIECE_BYTES", 1000)
+    monkeypatch.setattr("mingpt.snapshot.pieces.RANGE_BYTES", 1000)
     state = {
         "model": {f"w{i}": torch.arange(i * 100.0) for i in range(20)} | {"empty": torch.zeros(0, 4)},
         "optimizer": {"s": torch.ones(())},
@@ -93,9 +94,9 @@ def test_an_honest_state_is_verified_as_a_stream(tmp_path: Path, monkeypatch: py
         store = Store(url)
         save(store, 1, state)  # type: ignore[arg-type]
         with monkeypatch.context() as watched:
-            watched.setattr("mingpt.snapshot.store._room", watched_room)
+            watched.setattr("mingpt.snapshot.pieces._buffer", watched_room)
             manifest = verify(store, 1)
-        assert manifest == look(store, 1)
+        assert manifest == read_manifest(store, 1)
         assert max(pieces) <= 1000
         assert equal(read(store, 1).state, state)  # type: ignore[arg-type]
         [name] = (n for n in manifest.parts if n.startswith("model"))
@@ -114,7 +115,7 @@ def test_an_honest_state_is_verified_as_a_stream(tmp_path: Path, monkeypatch: py
 def test_the_config_of_a_huge_model_in_a_small_snapshot_takes_no_memory(
     tmp_path: Path, command: str, shape: dict[str, int]
 ) -> None:
-    settings = Model.model_validate({"n_head": 4, "block_size": 1024} | shape).model_dump()
+    settings = GPTModel.model_validate({"n_head": 4, "block_size": 1024} | shape).model_dump()
     provenance = PROVENANCE | {"config": {"model": settings}}
     save(Store(str(tmp_path / "snapshots")), 3, provenance=provenance)
     arguments = {
@@ -190,19 +191,19 @@ def test_marks_inside_a_text_are_no_values(run: Path) -> None:
     """A tokenizer.json is full of them, and of quotes."""
     text = '{"a\\\\": [1, 2], "\\"": {}},\n' * 200_000
     changed(run, lambda fields: fields["vocabulary"].update(characters=text))
-    assert look(Store(f"{run}/snapshots"), 3).vocabulary["characters"] == text
+    assert read_manifest(Store(f"{run}/snapshots"), 3).vocabulary["characters"] == text
 
 
 def test_a_manifest_that_no_reader_would_take_is_not_written(run: Path) -> None:
     """Else a run would write snapshots for days that are set aside when they are needed."""
-    manifest = look(Store(f"{run}/snapshots"), 3)
+    manifest = read_manifest(Store(f"{run}/snapshots"), 3)
     for vocabulary in ({"text": "a" * MANIFEST_LIMIT}, {"list": [0] * (MOST_VALUES + 1)}):
         with pytest.raises(UserError, match="take a smaller vocabulary"):
             encode_manifest(manifest.model_copy(update={"vocabulary": vocabulary}))
 
 
 def test_the_largest_gpt_2_fits_many_times(run: Path) -> None:
-    manifest = look(Store(f"{run}/snapshots"), 3)
+    manifest = read_manifest(Store(f"{run}/snapshots"), 3)
     [tensor, *_] = manifest.tensors.values()
     names = [f"transformer.h.{i % 48}.{i}.exp_avg_sq" for i in range(4 * 580)]
     of_xl = manifest.model_copy(update={"tensors": dict.fromkeys(names, tensor)})
@@ -271,7 +272,7 @@ def test_this_server_can_tell_the_truth(liar: str) -> None:
     store = Store(f"{liar}/snapshots")
     assert store.steps() == [3]
     assert equal(read(store, 3).state, state_of(3))
-    assert verify(store, 3) == look(store, 3)
+    assert verify(store, 3) == read_manifest(store, 3)
 
 
 @pytest.mark.slow
@@ -280,9 +281,9 @@ def test_what_a_web_server_sends_without_end_is_not_taken_into_memory(liar: str,
     Liar.lies = {file: "endless"}
     size, code, told = peak("mingpt.snapshots", "verify", liar)
     assert code == 1, told
-    assert "bytes that its server tells" in told
+    assert "bytes that its server announces" in told
     assert size < 450
-    with pytest.raises(Damaged, match="bytes that its server tells"):
+    with pytest.raises(Damaged, match="bytes that its server announces"):
         read(Store(f"{liar}/snapshots"), 3)
 
 

@@ -17,14 +17,15 @@ import botocore.exceptions
 import numpy as np
 import pytest
 
-from mingpt.config.schema import TextData, WorldConfig
+from mingpt.config.schema import WorldConfig
+from mingpt.data.kinds.text import TextData
 from mingpt.data.text import open_text
 from mingpt.errors import TransientError, UserError
 from mingpt.snapshot.find import find
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
-from mingpt.train.attempt import tell
-from mingpt.world.failures import explain
+from mingpt.train.attempt import report_failure
+from mingpt.world.failures import classify
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime, Phase
 
@@ -107,18 +108,18 @@ def test_a_file_that_the_web_client_calls_missing_may_be_there(behind: Exception
 
 
 def test_an_error_without_words_is_told_by_its_name() -> None:
-    assert explain(KeyboardInterrupt(), Phase.TRAINING).reason == "KeyboardInterrupt"
+    assert classify(KeyboardInterrupt(), Phase.TRAINING).reason == "KeyboardInterrupt"
 
 
 def test_a_traceback_shows_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tell(OSError("no answer from https://me:hunter2@host/x?X-Signature=s3cret"), Lifetime()) == 70
+    assert report_failure(OSError("no answer from https://me:hunter2@host/x?X-Signature=s3cret"), Lifetime()) == 70
     told = capsys.readouterr().err
     assert told.count("OSError: no answer from https://***@host/x?***\n") == 2
     assert not re.search("hunter2|s3cret", told)
 
 
 def test_an_error_that_may_pass_ends_with_70_and_no_stack_trace() -> None:
-    failure = explain(TransientError("data.path=x: down: try again"), Phase.STARTING)
+    failure = classify(TransientError("data.path=x: down: try again"), Phase.STARTING)
     assert (failure.code, failure.trace) == (70, False)
 
 

@@ -1,4 +1,4 @@
-"""What a store is not trusted with: to answer, to keep the bytes, to hand over whole files, to forget half uploads."""
+"""What a store is not trusted with: to answer, to keep the bytes, to hand over whole files, to drop old uploads."""
 
 import socket
 from pathlib import Path
@@ -10,11 +10,11 @@ import torch
 
 from mingpt.commands import snapshots
 from mingpt.errors import Damaged, SnapshotFailed, TransientError, UserError
-from mingpt.snapshot import store as store_module
+from mingpt.snapshot import pieces
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.uploads import half_uploads
+from mingpt.snapshot.uploads import unfinished_uploads
 from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, equal, save, state_of
 from store_kit import Stores
@@ -70,7 +70,7 @@ def test_a_byte_flipped_on_the_way_is_seen_at_once_where_parts_are_read_back(mon
 
     trusting = SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append)
     trusting.save(3, state_of(3))  # its size is right
-    with pytest.raises(Damaged, match=r"^optimizer-.*does not have the checksum that the manifest gives$"):
+    with pytest.raises(Damaged, match=r"^optimizer-.*does not match its checksum in the manifest$"):
         read(store, 3)
 
 
@@ -78,7 +78,7 @@ def test_a_byte_flipped_on_the_way_is_seen_at_once_where_parts_are_read_back(mon
 def test_a_part_is_the_same_whatever_the_ranges(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     store = Store(f"memory://{uuid4().hex}")
     save(store, 1)
-    monkeypatch.setattr(store_module, "RANGE_BYTES", size)
+    monkeypatch.setattr(pieces, "RANGE_BYTES", size)
     assert equal(read(store, 1).state, state_of(1))
 
 
@@ -98,7 +98,9 @@ def test_a_download_that_was_cut_off_is_no_damage(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_half_uploads_go_after_a_safe_age_and_others_stay(serve: Stores, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unfinished_uploads_go_after_a_safe_age_and_others_stay(
+    serve: Stores, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a writer leaves that was killed between two pieces of a large part."""
     url = f"{serve('moto').url}/run/snapshots"
     store = Store(url)
@@ -114,14 +116,14 @@ def test_half_uploads_go_after_a_safe_age_and_others_stay(serve: Stores, capsys:
 
     everything = left()
     assert len(everything) == 3
-    assert [u.path for u in half_uploads(store)] == [part]
+    assert [u.path for u in unfinished_uploads(store)] == [part]
     # This server says of each that it was begun in 2010.
     assert plan(store, Retention(9, orphan_age=1e9), 1, {}).uploads == []  # its writer may be alive
     assert snapshots.main(["prune", url, "--dry-run"]) == 0
-    assert f"would delete the half upload of {part}\n" in capsys.readouterr().out
+    assert f"would delete the unfinished upload of {part}\n" in capsys.readouterr().out
     assert left() == everything
     assert snapshots.main(["prune", url]) == 0
-    assert f"deleted the half upload of {part}\n" in capsys.readouterr().out
+    assert f"deleted the unfinished upload of {part}\n" in capsys.readouterr().out
     assert left() == [f"other/snapshots/{part}", "run/snapshots/step-000000002/notes.txt"]
     assert store.steps() == [1]
 

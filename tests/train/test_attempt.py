@@ -8,7 +8,6 @@ import pytest
 from mingpt.compute.batches import BatchPlan
 from mingpt.config import compose
 from mingpt.config.schema import Config
-from mingpt.data.opening import open_source
 from mingpt.data.source import Source
 from mingpt.errors import UserError
 from mingpt.train.attempt import agree_on_inputs
@@ -25,7 +24,7 @@ def configured(*arguments: str) -> Config:
 
 
 def source_of(config: Config) -> Source:
-    return open_source(config.data, config.model.block_size, config.batch.micro_size)
+    return config.data.open(config.model.block_size, config.batch.micro_size)
 
 
 def agree(mine: Config, theirs: Config, sha256: str) -> None:
@@ -61,7 +60,9 @@ def test_all_else_must_be_equal(setting: str) -> None:
 
 
 def test_the_same_path_with_other_content_is_refused() -> None:
-    with pytest.raises(UserError, match=r"process 1 has other settings or data than process 0: data\.sha256: a -> b$"):
+    with pytest.raises(
+        UserError, match=r"process 1 has other settings or data than process 0: data\.sha256: a -> b: start all "
+    ):
         agree(configured(), configured(), "b")
 
 

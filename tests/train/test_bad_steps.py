@@ -16,6 +16,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
+from paths_kit import KITS
 from poison_kit import MICRO, PLAN, POISONED, poison
 from run_kit import Run
 
@@ -54,7 +55,7 @@ def test_a_bad_batch_is_skipped_and_named(
     what: str,
 ) -> None:
     assert train("health.spike_sigma=8", *poison([20], times)) == FINISHED
-    samples = PLAN.microbatch_ids(20, 1).tolist()
+    samples = PLAN.sample_ids(20)[MICRO : 2 * MICRO].tolist()
     named = re.escape(f"microbatch 1 {'' if times < 1e9 else 'is not finite '}(samples {samples[0]}, {samples[1]})")
     assert re.findall(
         rf"^step 21: SKIPPED \(1 in a row\): loss \S+, norm \S+: {what} {named}$", capsys.readouterr().out, re.M
@@ -148,9 +149,7 @@ def test_every_world_decides_alike_whatever_is_killed_between_skip_and_rollback(
     bad = (*POISONED, *GUARDED, "health.max_rollbacks=2", "health.max_skips=3", *poison([12, 17, 18, 19, 30, 31, 32]))
 
     def new(name: str) -> Run:
-        return Run(
-            f"{tmp_path}/{name}", text, cache, (*bad, "run.name=" + name), {"PYTHONPATH": KITS}
-        )
+        return Run(f"{tmp_path}/{name}", text, cache, (*bad, "run.name=" + name), {"PYTHONPATH": str(KITS)})
 
     alone = new("alone")
     output = finish(alone, 1)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, STOPPED, USER_ERROR, SnapshotFailed
-from mingpt.snapshot import writer as writer_module
+from mingpt.snapshot import storewriter
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
@@ -55,7 +55,7 @@ class Asked(Lifetime):
 @pytest.fixture(autouse=True)
 def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure a process has some seconds to live. This one has more tests to run."""
-    monkeypatch.setattr("mingpt.world.joining._limit_the_rest_of_life", lambda seconds, code: None)
+    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
     monkeypatch.undo()
     assert train(GRACE, HOT) == FINISHED
     digest = read(durable, STEPS).manifest.digest
-    said = f"finished: step {STEPS}, digest {digest}: only the memory of a node had it; now it is stored"
+    said = f"finished: step {STEPS}, digest {digest}: it was in a node's memory only; now it is durable"
     assert said in capsys.readouterr().out.splitlines()
     assert list((tmp_path / "memory").glob("mingpt-*/*")) == []
     assert train(GRACE, HOT) == FINISHED
@@ -218,8 +218,8 @@ def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapsho
     assert durable.steps() == [100, 75]
     assert (
         "error: nothing was learnt since step 107: the gradients are not finite, so steps are skipped. The run has "
-        "diverged: give a lower optimizer.lr, and go back to a step before the trouble, 100 at the latest (`python -m "
-        f"mingpt.snapshots rewind {tmp_path}/run --step N`), or start in another run.dir"
+        "diverged: give a lower optimizer.lr, and go back to a step before the trouble, 100 at the latest (`mingpt "
+        f"snapshots rewind {tmp_path}/run --step N`), or start in another run.dir"
     ) in capsys.readouterr().err
 
 
@@ -253,7 +253,7 @@ def test_a_snapshot_of_format_2_is_read_without_what_is_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, state = Store(str(tmp_path)), state_of(3)
-    monkeypatch.setattr(writer_module, "FORMAT", 2)
+    monkeypatch.setattr(storewriter, "FORMAT", 2)
     old = {**state, "optimizer": {**state["optimizer"], "best_val_loss": torch.tensor(1.5, dtype=torch.float64)}}
     digest = save(store, 3, old)
     monkeypatch.undo()
@@ -270,7 +270,7 @@ def test_a_thread_that_raises_anything_is_heard_and_counts(tmp_path: Path, monke
     said: list[str] = []
     writer = SnapshotWriter(Store(str(tmp_path)), ALONE, Retention(9), PROVENANCE, said.append)
     with monkeypatch.context() as patch:
-        patch.setattr(writer_module, "digest_of", lambda tensors: 1 / 0)
+        patch.setattr(storewriter, "digest_of", lambda tensors: 1 / 0)
         writer.start(1, state_of(1))
         with pytest.raises(SnapshotFailed, match="division by zero"):
             writer.wait()

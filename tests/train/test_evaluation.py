@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from bpe_kit import small, write_tokenizer
 from mingpt.commands import evaluate as evaluator
 from mingpt.compute.reduction import tree_sum_of
-from mingpt.config.compose import reconfigure
+from mingpt.config.trusted import reconfigure
 from mingpt.data.bpe import tokenizer_of
 from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, IGNORE, GPTConfig
-from mingpt.train.evaluation import Figures, answers, evaluate
+from mingpt.train.evaluation import Figures, count_answers, evaluate
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World, share
 from snapshot_kit import ALONE
@@ -112,7 +112,7 @@ def test_what_is_ignored_is_neither_right_nor_wrong() -> None:
             [1, IGNORE, IGNORE],  # no question
         ]
     )
-    assert [int(x) for x in answers(logits, targets, 2)] == [2, 3]
+    assert [int(x) for x in count_answers(logits, targets, 2)] == [2, 3]
 
 
 def test_the_padding_of_the_vocabulary_is_never_the_answer(model: GPT) -> None:

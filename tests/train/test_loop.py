@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.config import compose
 from mingpt.config.schema import WorldConfig
-from mingpt.data.opening import open_source
 from mingpt.errors import FINISHED, STOPPED, SnapshotFailed, UserError
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import AttemptEnded, Evaluated, Event, Observer, Observers, SnapshotCommitted, StepDone
@@ -109,7 +108,7 @@ def open_run(
         places = (f"run.dir={place}", f"data.path={text}", f"data.cache_dir={cache}", "snapshot.every_steps=2")
         config = compose.configure([*TINY, *length, *places, *overrides])
         assert config is not None
-        source = open_source(config.data, config.model.block_size, config.batch.micro_size)
+        source = config.data.open(config.model.block_size, config.batch.micro_size)
         model = build(config, source.vocabulary.size)
         compute = session.build_compute(config, source, model, world)
         checkpointer = Checkpointer(config, world, 0, print)

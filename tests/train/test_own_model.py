@@ -12,10 +12,10 @@ import torch
 
 from examples.classifier import Classifier, rows
 from mingpt.config import compose
-from mingpt.config.schema import Config, OwnModel
-from mingpt.data.opening import open_source
+from mingpt.config.schema import Config
 from mingpt.data.own import source_of
 from mingpt.errors import UserError
+from mingpt.model.kinds.own import OwnModel
 from mingpt.snapshot.reader import read
 from mingpt.train import own_model
 from mingpt.train.attempt import attempt
@@ -48,7 +48,7 @@ def test_the_target_brings_its_section_and_its_arguments_need_no_plus() -> None:
     # An experiment's keys can be changed, too.
     changed = configured("experiment=classifier", "model.hidden=9", "data.count=99")
     assert changed.model.model_dump()["hidden"] == 9
-    assert len(open_source(changed.data, 1, 8).train) == 89
+    assert len(changed.data.open(1, 8).train) == 89
 
 
 def test_arguments_of_known_names_are_supplied() -> None:
@@ -116,18 +116,18 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("own_kit.gives_none", "gives a NoneType, and no torch.nn.Module"),
+        ("own_kit.gives_none", "returned a NoneType, not a torch.nn.Module"),
         ("own_kit.fails model.hidden=3", r"failed with \(hidden=3\): ValueError: 3 is odd \(.*own_kit.py, line \d+\)"),
         ("own_kit.quits", r"failed with \(\): SystemExit: 0 \(.*own_kit.py, line \d+\)"),
         (
             "own_kit.Lazy",
             "layer.weight, layer.bias have no shape before the first forward: give the",
         ),
-        ("own_kit.Complex", "snapshots hold plain tensors, and its state_dict has others: z"),
+        ("own_kit.Complex", "its state_dict has values that snapshots can't hold: z: use plain tensors"),
         ("torch.nn.Identity", "has no parameter to train"),
         ("own_kit.Expanded", r"shift are views into other memory \(expanded, or with gaps\), which can't be trained"),
         ("own_kit.Gaps", "shift are views into other memory"),
-        ("own_kit.Scaled", "snapshots have tensors of their own named loss_scale: take other names"),
+        ("own_kit.Scaled", "loss_scale are names of optimizer state in snapshots: take other names"),
     ],
 )
 def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
@@ -143,15 +143,15 @@ def test_what_gives_no_module_is_a_mistake(target: str, message: str) -> None:
             r": forward\(\[2, 10\] float32, \[2\] int64\) failed: KeyError: 'no luck' \(.*own_kit.py, line \d+",
         ),
         ("Quits", r": forward\(.*\) failed: SystemExit: 0 \(.*own_kit.py, line \d+"),
-        ("Infinite", r": forward\(.*\) gives the loss inf: no step could be made from it"),
-        ("Uncounted", r": forward\(.*\) gives the count nan: it is how many targets the loss is over"),
-        ("OneTensor", r": forward\(.*\) must give \(loss_sum, count\), scalar tensors on its device, and gave"),
-        ("Means", r": forward\(.*\) must give \(loss_sum, count\), scalar tensors .* gave \(\[\] cpu, int\)"),
+        ("Infinite", r": forward\(.*\) returned the loss inf: it must be finite"),
+        ("Uncounted", r": forward\(.*\) returned the count nan: it must be the number of targets"),
+        ("OneTensor", r": forward\(.*\) must return \(loss_sum, count\), scalars on its device, and returned"),
+        ("Means", r": forward\(.*\) must return \(loss_sum, count\), scalars .* returned \(\[\] cpu, int\)"),
         (
             "Idle",
             ": the loss does not depend on unused.weight, unused.bias: take them out, or name them in train.freeze",
         ),
-        ("Sparse", ": shift.weight have sparse gradients, which can't be added up: give sparse=False"),
+        ("Sparse", ": shift.weight have sparse gradients, which can't be reduced: set sparse=False"),
         ("Refuses", ": backward after forward.* failed: RuntimeError: x does not have a deterministic .*reduce=fast"),
         ("Normed", ": forward changes the buffers norm.running_mean, .*take a layer without running statistics"),
     ],
@@ -177,7 +177,7 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("gives_none", " gives a NoneType, and no mingpt.data.source.Source: see source_of"),
+        ("gives_none", " returns a NoneType: return a mingpt.data.source.Source, as source_of does"),
         ("no_rows", ": the training set has no samples"),
         ("uneven", None),
     ],
@@ -185,7 +185,7 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
 def test_what_gives_no_source_is_a_mistake(target: str, message: str | None) -> None:
     expected = f"^data._target_=own_kit.{target}{message}" if message else "train must be tensors with the same number"
     with pytest.raises(UserError, match=expected):
-        open_source(configured(f"data._target_=own_kit.{target}").data, 1, 2)
+        configured(f"data._target_=own_kit.{target}").data.open(1, 2)
 
 
 def test_a_gpt_needs_tokens() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from mingpt.commands.snapshots import main as snapshots
 from mingpt.config import affecting, compose
+from mingpt.config.keys import keys
 from mingpt.config.schema import Config
-from mingpt.config.validation import keys
 from mingpt.errors import UserError
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import read
@@ -76,11 +76,11 @@ def test_another_learning_rate_is_another_experiment() -> None:
     assert message == (
         "run.dir=runs/run has step 200 of another experiment: the settings differ that affect the result:\n"
         "  optimizer.lr: 0.001 -> 1.0\n"
-        "  the learning rate of step 201 becomes 1.00e+00, and was to be 1.00e-03\n"
+        "  the learning rate of step 201 becomes 1.00e+00, and would have been 1.00e-03\n"
         "Set them back, or choose:\n"
         "  another run.name (or run.dir) starts a run of its own;\n"
-        "  resume.changed=true goes on from step 200 with what is set now, and the history tells both;\n"
-        "  `python -m mingpt.snapshots copy runs/run NEW`, then run.dir=NEW resume.changed=true goes on in a copy"
+        "  resume.changed=true goes on from step 200 with the new values, and the history records both;\n"
+        "  `mingpt snapshots copy runs/run NEW`, then run.dir=NEW resume.changed=true goes on in a copy"
     )
 
 
@@ -98,8 +98,8 @@ def test_an_extension_tells_both_learning_rates_and_the_way_out() -> None:
     message = refused(short, long, step=100)
     assert "\n  schedule.decay_steps: 100 -> 1000\n" in message
     assert (
-        "\n  the learning rate of step 101 becomes 9.81e-04, and was to be 1.00e-04; schedule.decay_steps=100 keeps "
-        "the old schedule\n"
+        "\n  the learning rate of step 101 becomes 9.81e-04, and would have been 1.00e-04; schedule.decay_steps=100 "
+        "keeps the old schedule\n"
     ) in message
     assert checked(short, (*long, "schedule.decay_steps=100"), step=100) == ({}, [])
 
@@ -131,6 +131,13 @@ def test_a_key_that_an_older_version_lacked_had_its_default() -> None:
     config = configured().model_dump()
     del config["train"]["freeze"], config["resume"]
     assert checked((), (), config=config) == ({}, [])
+    # One that follows others had their values.
+    config = configured("train.max_steps=99", "batch.global_size=32").model_dump()
+    del config["schedule"]["decay_steps"], config["optimizer"]["reference_batch"]
+    assert checked((), ("train.max_steps=99", "batch.global_size=32"), config=config) == ({}, [])
+    assert "\n  the learning rate of step 201 becomes 2.00e-04, and was to be 1.00e-04\n" in refused(
+        (), ("train.max_steps=99", "batch.global_size=32", "optimizer.lr=2e-3"), config=config
+    )
 
 
 def test_what_a_strangers_manifest_says_begins_no_line_of_its_own() -> None:

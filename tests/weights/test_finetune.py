@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from mingpt.config import compose
-from mingpt.config.schema import Model
 from mingpt.errors import UserError
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.snapshot.reader import Loaded, read
 from mingpt.train.factory import build, freeze, trainable
 from run_kit import Run
@@ -34,7 +34,7 @@ def frozen(name: str) -> bool:
 def test_the_experiment_is_ready_but_for_weights_and_text() -> None:
     config = compose.configure(["experiment=finetune", "model.init_from=s3://b/gpt2", "data.path=text"])
     assert config is not None
-    assert isinstance(config.model, Model)
+    assert isinstance(config.model, GPTModel)
     assert (config.model.n_layer, config.model.init_from, config.optimizer.lr) == (12, "s3://b/gpt2", 5e-5)
     assert config.data.model_dump()["tokens"] == "bpe"
     with pytest.raises(UserError, match=r"  1\. data\.path: Missing mandatory value"):

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 
 import bpe_kit
 from mingpt.commands import generate, snapshots
-from mingpt.config.schema import Model
 from mingpt.data.bpe import GPT2Tokens
 from mingpt.data.vocabulary import Bytes, Characters, NoTokens, Numbers, TextVocabulary, Vocabulary
 from mingpt.model.gpt2 import GPT
+from mingpt.model.kinds.gpt import GPTModel
 from mingpt.snapshot.store import Store
 from mingpt.weights.reading import start_from
 from snapshot_kit import PROVENANCE, save, state_of
@@ -28,7 +28,7 @@ Captured = pytest.CaptureFixture[str]
 def train(folder: Path, model: GPT, vocabulary: Vocabulary) -> None:
     """A snapshot as the trainer writes it."""
     c = model.config
-    section = Model(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.block_size,
+    section = GPTModel(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.block_size,
                     vocab_multiple=c.vocab_multiple)  # fmt: skip
     provenance = PROVENANCE | {"vocabulary": vocabulary.to_json(), "config": {"model": section.model_dump()}}
     state = {"model": model.state_dict(), "optimizer": state_of(1)["optimizer"]}
@@ -109,7 +109,7 @@ def test_nothing_is_overwritten_without_being_told(tmp_path: Path, capsys: Captu
     (tmp_path / "out" / "config.json").write_text("mine")
     assert export(tmp_path, tmp_path / "out") == 64
     assert capsys.readouterr().err == (
-        f"error: FOLDER={tmp_path}/out has config.json already: choose another folder, or say --overwrite\n"
+        f"error: FOLDER={tmp_path}/out has config.json already: choose another folder, or add --overwrite\n"
     )
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["config.json"]
     assert export(tmp_path, tmp_path / "out", "--overwrite") == 0
@@ -133,7 +133,7 @@ def test_a_damaged_snapshot_is_not_exported(tmp_path: Path, capsys: Captured) ->
     content[-1] ^= 1
     part.write_bytes(content)
     assert export(tmp_path, tmp_path / "out") == 1
-    assert "does not have the checksum that the manifest gives: nothing was written" in capsys.readouterr().err
+    assert "does not match its checksum in the manifest: nothing was written" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

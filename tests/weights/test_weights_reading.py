@@ -165,11 +165,11 @@ OTHER = "weights of another architecture"
         (config(activation_function="relu"), f"{OTHER}: config.json says activation_function='relu', GPT-2 has"),
         (config(layer_norm_epsilon=1e-6), f"{OTHER}: config.json says layer_norm_epsilon=1e-06, GPT-2 has 1e-05"),
         (config(n_inner=48), f"{OTHER}: config.json says n_inner=48, not 4 x n_embd"),
-        (config(n_layer="two"), "config.json says n_layer='two': not a whole number"),
-        (no_weights, "there is no model.safetensors, nor a model.safetensors.index.json"),
-        (pickled, ".*a pickle, which could run anything and is never read.*save_pretrained"),
-        (truncated, "model.safetensors is no whole safetensors file"),
-        (text("model.safetensors", "hello"), "model.safetensors is no whole safetensors file"),
+        (config(n_layer="two"), "config.json says n_layer='two': give whole numbers"),
+        (no_weights, "there is no model.safetensors and no model.safetensors.index.json"),
+        (pickled, "there is no model.safetensors, and pytorch_model.bin is never read.* pickle .*save_pretrained"),
+        (truncated, "model.safetensors is damaged, or not a safetensors file"),
+        (text("model.safetensors", "hello"), "model.safetensors is damaged, or not a safetensors file"),
         (index("{}"), ".*has no weight_map"),
         (index('{"weight_map": {"a": "../x"}}'), ".*has no weight_map from tensors to files of this folder"),
         (index('{"weight_map": {"a": "x.safetensors"}}'), ".*names x.safetensors, which is missing: copy the whole"),
@@ -179,7 +179,7 @@ OTHER = "weights of another architecture"
             weights(lambda t: {n: v.T if "c_fc.weight" in n else v for n, v in t.items()}),
             r".*tensors of other shapes.*transformer.h.0.mlp.c_fc.weight \[96, 24\] in place of \[24, 96\]",
         ),
-        (weights(lambda t: {n: v.int() for n, v in t.items()}), ".*tensors that are no floating-point numbers"),
+        (weights(lambda t: {n: v.int() for n, v in t.items()}), ".*tensors that do not hold floating-point numbers"),
         (weights(lambda t: {n: v * float("nan") if "wpe" in n else v for n, v in t.items()}),
          f"{NOT_DESCRIBED}tensors with numbers that are not finite: transformer.wpe.weight$"),
         (weights(lambda t: {n: (v * float("nan")).to(torch.float8_e5m2) if "wpe" in n else v for n, v in t.items()}),
@@ -189,7 +189,7 @@ OTHER = "weights of another architecture"
         (text("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": 7}'), "tokenizer.json is damaged"),
         (text("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [{"content": [1], "id": 2}]}'),
          "tokenizer.json is damaged"),
-        (config(n_positions=10**30), f"config.json says n_positions={10**30}: not a whole number from 1 to 2147483647"),
+        (config(n_positions=10**30), f"config.json says n_positions={10**30}: give whole numbers from 1 to 2147483647"),
         (index('{"weight_map": {"a": "x\\u0000.safetensors"}}'), ".*has no weight_map from tensors to files of this"),
     ],
 )  # fmt: skip
@@ -208,7 +208,7 @@ def test_all_differences_are_listed_with_what_to_set(folder: Path) -> None:
     assert [p.removeprefix(f"model.init_from={folder}: ") for p in mistake.value.problems] == [
         "the weights have n_layer 2, n_embd 24, the model has n_layer 3, n_embd 48: "
         "set model.n_layer=2 model.n_embd=24",
-        "the weights know 16 positions, and model.block_size=20: set model.block_size=16 or less",
+        "the weights have 16 positions, and model.block_size=20: set model.block_size=16 or less",
         "the weights are for 37 tokens, and the data's vocabulary has 9: take data in the tokens that the weights were "
         "trained with",
     ]

@@ -128,7 +128,7 @@ def test_skypilot_on_slurm_has_the_word() -> None:
     assert place is not None
     assert (place.platform, place.head) == ("SkyPilot", "10.0.0.1")
     environment = TASK | SKYPILOT
-    slurm.announce(environment)
+    slurm.set_torchrun_variables(environment)
     assert environment == TASK | SKYPILOT
 
 
@@ -139,10 +139,7 @@ def test_the_batch_script_of_one_node_is_that_node() -> None:
     assert (place.addresses, place.gpus) == (("n1",), 2)
 
 
-SRUN = (
-    "start it on each with `srun --ntasks-per-node=1 python -m mingpt.launch …`, or unset SLURM_JOB_NODELIST to be on "
-    "your own"
-)
+SRUN = "start it on each with `srun --ntasks-per-node=1 mingpt launch …`, or unset SLURM_JOB_NODELIST to be on your own"
 NODES = "Slurm's job 7, on one machine, and the job's nodes are"
 
 
@@ -186,9 +183,9 @@ def test_what_contradicts_itself_is_a_mistake(environment: dict[str, str], probl
 
 
 def announced(environment: dict[str, str]) -> dict[str, str]:
-    """What slurm.announce adds."""
+    """What slurm.set_torchrun_variables adds."""
     after = dict(environment)
-    slurm.announce(after)
+    slurm.set_torchrun_variables(after)
     assert after.items() >= environment.items()
     return {k: v for k, v in after.items() if k not in environment}
 

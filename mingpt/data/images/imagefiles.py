@@ -1,4 +1,4 @@
-"""Labelled images from the files that the data sets come in: IDX (MNIST, Fashion-MNIST), CIFAR-10's binary version."""
+"""Labelled images from the data sets' own files: IDX (MNIST, Fashion-MNIST) and the binary version of CIFAR-10."""
 
 import gzip
 import io
@@ -18,7 +18,7 @@ from mingpt.storage import fetch_it, open_fs, place
 
 KEY = "data.path"
 IMAGES, LABELS = 0x0803, 0x0801  # an IDX file begins with two zeros, the type (8: bytes) and the number of dimensions
-# For each split, the files of its images and of its labels.
+# Each split's files: images, labels.
 IDX = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -26,7 +26,8 @@ IDX = {
 CIFAR = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
 CIFAR_SHAPE = (32, 32, 3)
 AGAIN = "get the file again"
-PLAIN_BYTES, MOST_PACKED = 64 << 20, 100  # a packed file may be unpacked to this, or to this many times its size
+# Bounds against a gzip bomb: a file may unpack to PLAIN_BYTES, or to MOST_PACKED times its size if that is more.
+PLAIN_BYTES, MOST_PACKED = 64 << 20, 100
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,14 @@ class Labelled:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Where the files are. identity: changes when they do."""
+    """A data set's files. identity: their place, sizes, times and ETags, which change when the files do."""
 
     identity: list[Any]
-    read: Callable[[], tuple[Labelled, Labelled]]  # the training and the test images
+    read: Callable[[], tuple[Labelled, Labelled]]  # returns the training images, then the test images
 
 
 def find_images(url: str) -> ImageFiles:
-    """The data set at a URL. Raises UserError if there is none that is known, or if a file of it is missing."""
+    """The data set at a URL, not read yet. Raises UserError if no known data set is there, or a file is missing."""
     fs, root = open_fs(url, KEY)
     shown = f"{KEY}={without_secrets(url)}"
     if root.endswith((".tar.gz", ".tgz")):
@@ -55,7 +56,7 @@ def find_images(url: str) -> ImageFiles:
         )
 
     def path(name: str) -> str:
-        """Of a file there, plain or packed."""
+        """The path of the file, plain or with .gz; empty if neither is there."""
         for candidate in (name, f"{name}.gz"):
             with place(KEY, url):
                 if fs.exists(f"{root}/{candidate}"):
@@ -94,7 +95,7 @@ def _plain(raw: bytes, shown: str) -> bytes:
 
 
 def _unzipped(raw: bytes, shown: str, what: str) -> bytes:
-    """A few bytes of gzip can stand for a thousand times as many, so it is read no further than images are packed."""
+    """Unpack gzip, but no more bytes than images pack into. what: the kind of file, for the error. Raises UserError."""
     most = max(PLAIN_BYTES, MOST_PACKED * len(raw))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
@@ -107,7 +108,7 @@ def _unzipped(raw: bytes, shown: str, what: str) -> bytes:
 
 
 def _unpacked(raw: bytes, shown: str) -> dict[str, bytes]:
-    """The files of CIFAR-10's archive, by name. They are read, never extracted, so no name in it reaches the disk."""
+    """The files of CIFAR-10's archive, by name. They are read in memory: no name in the archive reaches the disk."""
     wanted = {name for names in CIFAR.values() for name in names}
     found: dict[str, bytes] = {}
     plain = _unzipped(raw, shown, "a .tar.gz")
@@ -148,13 +149,13 @@ def _idx_array(raw: bytes, magic: int, shown: str) -> Pixels:
     what, other = ("images", "labels") if magic == IMAGES else ("labels", "images")
     begins = int.from_bytes(raw[:4], "big")
     if len(raw) < 4 or begins != magic:
-        hint = f"it holds {other}" if begins in (IMAGES, LABELS) else "it is no IDX file of bytes"
+        hint = f"it holds {other}" if begins in (IMAGES, LABELS) else "it is not an IDX file"
         raise UserError(f"{shown} begins with {raw[:4].hex()}, not with {magic:08x} as {what} do ({hint}): {AGAIN}")
     dimensions = magic & 0xFF
     header = 4 + 4 * dimensions
     sizes = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, header, 4)]
     if len(raw) >= header and 0 in sizes:
-        raise UserError(f"{shown} announces {_by(sizes)} {what}, which is none: {AGAIN}")
+        raise UserError(f"{shown} announces {_by(sizes)} {what}, so it has none: {AGAIN}")
     if len(raw) != header + prod(sizes):
         raise UserError(
             f"{shown} has {len(raw)} bytes, but its first {header} announce {header + prod(sizes)} "

@@ -1,12 +1,12 @@
-"""Images as tokens, each followed by its label: one GPT tells what an image shows, and draws.
+"""Images as tokens, each followed by its label: one GPT classifies images and draws them.
 
-A sample has a first token, then the image's codes row by row, then the label. To learn to classify, the first token
-says nothing (`unknown`), so the label at the end can only come from the image. To learn to draw, it is the label
-itself; then the one at the end is no target, since it was told. Which of the two a sample is, and by how much its image
-is shifted, follows from the sample's number.
+A sample is a first token, then the image's codes row by row, then the label. To learn to classify, the first token is
+`unknown`: the model has to find the label at the end in the image. To learn to draw, the first token is the label; then
+the label at the end is no target, since the model would only copy it. The sample's number decides which of the two it
+is, and by how many pixels its image is shifted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mingpt.config.schema import ImagesData
-from mingpt.data.cache import Made, made_once
-from mingpt.data.evenly import PaddedBatches
+from mingpt.data.cache import Cached, cached
 from mingpt.data.images.codebook import Pixels, fit, patches_of
-from mingpt.data.images.imagefiles import KEY, find_images
+from mingpt.data.images.imagefiles import KEY, Labelled, find_images
 from mingpt.data.images.imagetokens import ImageTokens
+from mingpt.data.kinds.images import ImagesData
+from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.data.windows import TokenFile
@@ -31,7 +31,11 @@ CACHE_VERSION = 2  # raise when what is cached changes, or how a codebook is fit
 
 
 class Images(Samples):
-    """The records [start, stop) of a file whose rows are a label and an image's pixels."""
+    """Samples of the records [start, stop) of a file. A record is a label, then the image's pixels.
+
+    image_weight: the weight of an image's tokens as targets; the label's is 1. shift: images move by up to so many
+    pixels. draw: each image and shift is two samples, one to classify and one to draw.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class Images(Samples):
     ) -> None:
         self.records, self.start, self.stop, self.tokens = records, start, stop, tokens
         self.image_weight, self.shift, self.draw = image_weight, shift, draw
-        self.places = 2 * shift + 1  # in each direction
+        self.places = 2 * shift + 1  # shifts in each direction
         self.variants = self.places**2 * (1 + draw)
 
     def __len__(self) -> int:
@@ -60,25 +64,28 @@ class Images(Samples):
         images = rows[:, 1:].reshape(-1, *self.tokens.shape)
         codes = torch.from_numpy(self.tokens.encode(shifted(images, self.shift, *np.divmod(variant, self.places))))
         label = torch.from_numpy(self.tokens.label(rows[:, :1]))
-        told = torch.from_numpy(drawn > 0)[:, None]
-        tokens = torch.cat([torch.where(told, label, self.tokens.unknown), codes], 1)
-        targets = torch.cat([codes, torch.where(told, IGNORE, label)], 1)
+        label_first = torch.from_numpy(drawn > 0)[:, None]
+        tokens = torch.cat([torch.where(label_first, label, self.tokens.unknown), codes], 1)
+        targets = torch.cat([codes, torch.where(label_first, IGNORE, label)], 1)
         weights = torch.full(targets.shape, self.image_weight, dtype=torch.float32)
         weights[:, -1] = 1
         return tokens, targets, weights
 
 
 def shifted(images: Pixels, most: int, down: NDArray[Any], right: NDArray[Any]) -> Pixels:
-    """Each image moved by (down - most, right - most) pixels; what comes in is black."""
+    """Move each image (n, height, width, channels) by (down - most, right - most) pixels; fill with black.
+
+    down, right: (n,), from 0 to 2 * most.
+    """
     _, height, width, _ = images.shape
     padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
-    # To move an image down is to cut it out further up.
+    # Cutting a window further up out of the padded image moves its content down.
     starts = zip(2 * most - down, 2 * most - right, strict=True)
     return np.stack([image[y : y + height, x : x + width] for image, (y, x) in zip(padded, starts, strict=True)])
 
 
-def _made(config: ImagesData, read: Any, given: ImageTokens | None) -> Made:
-    """All records, the training ones first, and what is known of them."""
+def _records(config: ImagesData, read: Callable[[], tuple[Labelled, Labelled]], given: ImageTokens | None) -> Cached:
+    """All records, the training ones first, and their vocabulary, number and sha256. given: a snapshot's vocabulary."""
     shown = f"{KEY}={without_secrets(config.path)}"
     train, test = read()
     height, width, channels = shape = train.images.shape[1:]
@@ -86,7 +93,7 @@ def _made(config: ImagesData, read: Any, given: ImageTokens | None) -> Made:
         if len(beyond := np.flatnonzero(labels >= config.classes)):
             raise UserError(
                 f"{shown}: the label of {name} image {beyond[0]} is {labels[beyond[0]]}, beyond 0 to "
-                f"{config.classes - 1}: set data.classes, or get the files again"
+                f"{config.classes - 1}: raise data.classes={config.classes}, or get the files again"
             )
     if given is not None:
         tokens = given
@@ -102,9 +109,8 @@ def _made(config: ImagesData, read: Any, given: ImageTokens | None) -> Made:
         tokens = ImageTokens(shape, config.patch, config.classes, book.tobytes())
     if (tokens.shape, tokens.classes) != (shape, config.classes):
         raise UserError(
-            f"{shown} has images of {height} x {width} x {channels} in {config.classes} classes, the snapshot's "
-            f"vocabulary those of {' x '.join(map(str, tokens.shape))} in {tokens.classes}: take the data "
-            "it was made of"
+            f"{shown} has images of {height} x {width} x {channels} in {config.classes} classes, but the snapshot's "
+            f"vocabulary is for {' x '.join(map(str, tokens.shape))} in {tokens.classes}: take data like the snapshot's"
         )
     splits = [np.concatenate([s.labels[:, None], s.images.reshape(len(s.labels), -1)], 1) for s in (train, test)]
     records = np.concatenate(splits)
@@ -113,21 +119,26 @@ def _made(config: ImagesData, read: Any, given: ImageTokens | None) -> Made:
 
 
 def open_images(config: ImagesData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-    """Read the files (once per node), fit the codebook unless `vocabulary` has one; the test split validates.
+    """Read the files and fit the codebook, once per node; the test split validates.
 
-    Raises UserError if files are missing, damaged or at odds, or if an image takes more tokens than block_size.
+    vocabulary: that of a snapshot, whose codebook is used in place of a fitted one. Raises UserError if files are
+    missing, damaged or do not belong together, or if an image takes more tokens than block_size.
     """
     if vocabulary is not None and not isinstance(vocabulary, ImageTokens):
-        raise UserError(f"{KEY}={without_secrets(config.path)}: images cannot be told in the snapshot's vocabulary")
+        raise UserError(
+            f"{KEY}={without_secrets(config.path)}: the snapshot's vocabulary cannot encode images: take data of the "
+            "kind that the snapshot was trained on"
+        )
     found = find_images(config.path)
     keys = [config.patch, config.codes, config.classes]
     identity = ["images", CACHE_VERSION, *keys, found.identity, vocabulary and vocabulary.to_json()]
-    path, about = made_once(config, identity, lambda: _made(config, found.read, vocabulary))
+    path, about = cached(config, identity, lambda: _records(config, found.read, vocabulary))
     tokens, records, border = ImageTokens.of_json(about["vocabulary"]), TokenFile(path), int(about["train"])
-    if block_size < 1 + tokens.per_image:
+    length = 1 + tokens.per_image
+    if block_size < length:
         raise UserError(
-            f"model.block_size={block_size}, but an image in patches of data.patch={tokens.patch} and a first token "
-            f"are {1 + tokens.per_image}: set model.block_size={1 + tokens.per_image}, or raise data.patch"
+            f"model.block_size={block_size} is too short: a first token and an image in patches of "
+            f"data.patch={tokens.patch} are {length}: set model.block_size={length}, or raise data.patch"
         )
     weight = config.image_weight
     train = Images(records, 0, border, tokens, image_weight=weight, shift=config.shift, draw=config.draw)

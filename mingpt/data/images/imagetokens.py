@@ -1,4 +1,4 @@
-"""The vocabulary of images: codes of patches, a label for each class, and one token for "the class is not told"."""
+"""The vocabulary of images: codes of patches, a label for each class, and a token for an unknown class."""
 
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from mingpt.data.images.codebook import Pixels, images_of, nearest, patches_of
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """shape: height, width and channels of an image. codebook: the pixels of each code, one after the other.
+    """Tokens: first the codes, then the labels, then `unknown`.
 
-    Tokens: the codes, then the labels, then `unknown`.
+    shape: (height, width, channels) of an image. patch: pixels of a patch's side. codebook: the pixels of one
+    code after the other. Raises ValueError if they do not fit each other.
     """
 
     shape: tuple[int, int, int]
@@ -49,15 +50,15 @@ class ImageTokens:
 
     @property
     def per_image(self) -> int:
-        """Tokens of an image without its label."""
+        """The number of tokens of an image without its label."""
         return self.shape[0] // self.patch * (self.shape[1] // self.patch)
 
     def label(self, classes: NDArray[Any]) -> NDArray[np.int64]:
-        """The tokens of class numbers."""
+        """The tokens of class numbers, of the same shape."""
         return classes.astype(np.int64) + self.codes
 
     def encode(self, images: Pixels) -> NDArray[np.int64]:
-        """Images (n, *shape) as the nearest codes of their patches, row by row: (n, per_image)."""
+        """Images (n, *shape) as the codes (n, per_image) nearest to their patches, row by row."""
         patches = patches_of(images, self.patch)
         return nearest(patches.reshape(-1, patches.shape[2]), self.table).reshape(len(images), -1)
 

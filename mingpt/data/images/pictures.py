@@ -12,20 +12,23 @@ from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.model.gpt2 import GPT
 from mingpt.model.sampling import finite
 
-GAP, GREY = 2, 128  # pixels between two images, and what they look like
-COLORS = {1: 0, 3: 2}  # channels, and what PNG calls them: grey, or red, green and blue
+GAP, GREY = 2, 128  # pixels between two images, and their value
+COLORS = {1: 0, 3: 2}  # PNG's color types, by channels: grey; red, green and blue
 
 
 @torch.no_grad()
 def draw(
     model: GPT, tokens: ImageTokens, each: int, *, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
 ) -> Pixels:
-    """`each` images of every class, drawn after its label: (classes, each, height, width, channels)."""
+    """Draw `each` images of every class, each after its label: (classes, each, height, width, channels).
+
+    temperature, top_k: as in mingpt.model.sampling. The same seed gives the same images.
+    """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.from_numpy(tokens.label(np.arange(tokens.classes)))
     drawn: Tensor = labels.repeat_interleave(each)[:, None]
     for _ in range(tokens.per_image):
-        logits = finite(model.logits(drawn)[:, -1, : tokens.codes])  # a label inside an image would be no patch
+        logits = finite(model.logits(drawn)[:, -1, : tokens.codes])  # codes only: a label is no patch
         if top_k is not None and top_k < tokens.codes:
             logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
         if temperature == 0:
@@ -37,7 +40,7 @@ def draw(
 
 
 def grid(images: Pixels) -> Pixels:
-    """(rows, columns, height, width, channels) as one picture: a row below the other, with gaps between."""
+    """Images (rows, columns, height, width, channels) as one picture (height, width, channels), with gaps between."""
     rows, columns, height, width, channels = images.shape
     out = np.full((rows, height + GAP, columns, width + GAP, channels), GREY, dtype=np.uint8)
     out[:, :height, :, :width] = images.swapaxes(1, 2)
@@ -45,7 +48,7 @@ def grid(images: Pixels) -> Pixels:
 
 
 def png(picture: Pixels) -> bytes:
-    """(height, width, 1 or 3) as a PNG file."""
+    """A picture (height, width, 1 or 3 channels) as a PNG file."""
     height, width, channels = picture.shape
 
     def chunk(kind: bytes, content: bytes) -> bytes:

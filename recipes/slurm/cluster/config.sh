@@ -4,24 +4,23 @@
 #   bash config.sh FOLDER CONTROLLER ADDRESS < nodes.txt
 #
 # CONTROLLER and ADDRESS: host name and address of the machine that runs slurmctld. A line of nodes.txt is one machine:
-#   NAME ADDRESS CPUS MEMORY_MB GPUS    with GPUS as TYPE:NUMBER (`slurmd -C` and `nvidia-smi -L` tell), or 0
-# The same list gives the same three files, so they can be written anew and compared at any time. The lab of tests/lab
-# runs on what this script writes.
+#   NAME ADDRESS CPUS MEMORY_MB GPUS    with GPUS as TYPE:NUMBER (see `slurmd -C` and `nvidia-smi -L`), or 0
+# The same list always gives the same three files. The lab of tests/lab runs on what this script writes.
 set -euo pipefail
 folder=$1 controller=$2 address=$3
 
-# For clusters that are laid out in another way than Debian's packages (the lab is one).
+# For clusters whose folders are not those of Debian's packages, such as the lab.
 cluster=${CLUSTER_NAME:-mingpt} user=${SLURM_USER:-slurm}
 state=${STATE_FOLDER:-/var/lib/slurm/slurmctld} spool=${SPOOL_FOLDER:-/var/lib/slurm/slurmd}
 log=${LOG_FOLDER:-/var/log/slurm} run=${RUN_FOLDER:-/run} devices=${GPU_DEVICES:-/dev/nvidia}
-# cgroups hold every process of a job, also one that has left its session: with linuxproc such ones outlive the job, and
-# an Epilog must find them.
+# cgroups contain every process of a job, also one that has left its session. With linuxproc such a process outlives the job,
+# and an Epilog must find it.
 proctrack=${PROCTRACK:-proctrack/cgroup} task=${TASK_PLUGIN:-task/cgroup,task/affinity}
 cgroup=${CGROUP_CONF:-$'ConstrainCores=yes\nConstrainDevices=yes\nConstrainRAMSpace=yes'}
 more=${MORE:-} # lines of slurm.conf
 
 names=() nodes='' gres=''
-while read -r name own cpus memory gpus _ || [ -n "$name" ]; do # the last line may have no end
+while read -r name own cpus memory gpus _ || [ -n "$name" ]; do # the last line may lack a newline
   case $name in '' | \#*) continue ;; esac
   [[ $own && $cpus =~ ^[0-9]+$ && $memory =~ ^[0-9]+$ && $gpus =~ ^(0|[A-Za-z0-9_.-]+:[1-9][0-9]*)$ ]] || {
     echo "config.sh: '$name ${own:-} ${cpus:-} ${memory:-} ${gpus:-}': a line is NAME ADDRESS CPUS MEMORY_MB TYPE:NUMBER, or 0 GPUs" >&2
@@ -54,12 +53,12 @@ SlurmdLogFile=$log/slurmd-%n.log
 ProctrackType=$proctrack
 TaskPlugin=$task
 MpiDefault=none
-# GPUs, CPUs and memory are given out one by one; a job gets what it asks for and no more.
+# A job gets the GPUs, CPUs and memory that it asks for, and no more.
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 GresTypes=gpu
-# A node that does not answer for 20 s is lost: its jobs end or are requeued, and train on elsewhere. One that comes
-# back is used again without an administrator.
+# A node that does not answer for 20 s is lost: its jobs end or are requeued, and resume elsewhere. A node that comes back is
+# used again without an administrator.
 SlurmdTimeout=20
 ReturnToService=2
 JobRequeue=1

@@ -3,8 +3,8 @@
 #
 #   sudo bash controller.sh nodes.txt [ADDRESS]
 #
-# ADDRESS: how the nodes reach this machine (default: the one on the way to the first node). May be run again at any
-# time: it writes the same files and restarts what has changed. Then run node.sh on every node.
+# ADDRESS: how the nodes reach this machine (default: its address on the route to the first node). You may run it again at
+# any time: it writes the same files and restarts the services. Then run node.sh on every node.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 nodes=${1:?controller.sh: name the file that lists the nodes, as nodes.example does}
@@ -17,7 +17,7 @@ apt-get update -qq
 apt-get install -y -qq slurmctld slurm-client munge >/dev/null # munge makes its key if there is none
 install -d -o slurm -g slurm -m 755 /var/lib/slurm/slurmctld /var/log/slurm
 bash "$here/config.sh" /etc/slurm "$(hostname -s)" "$address" <"$nodes"
-# What a node needs to belong to this cluster: whoever has the key may run jobs as anyone, so it is root's alone.
+# What a node needs to join this cluster. Whoever has the key can run jobs as any user, so only root may read it.
 install -d -m 700 /root/slurm-node
 install -m 600 /etc/munge/munge.key /etc/slurm/slurm.conf /etc/slurm/gres.conf /etc/slurm/cgroup.conf \
   "$here/node.sh" /root/slurm-node

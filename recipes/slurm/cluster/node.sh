@@ -3,7 +3,7 @@
 #
 #   sudo bash slurm-node/node.sh
 #
-# It stands beside the key and the configuration that controller.sh has put into one folder. May be run again.
+# controller.sh has put it into one folder with the key and the configuration. You may run it again.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 [ "$(id -u)" = 0 ] || { echo "node.sh: needs root" >&2; exit 64; }
@@ -18,7 +18,7 @@ install -o munge -g munge -m 400 "$here/munge.key" /etc/munge/munge.key
 install -m 644 "$here/slurm.conf" "$here/gres.conf" "$here/cgroup.conf" /etc/slurm
 install -d -m 755 /var/lib/slurm/slurmd /var/log/slurm
 
-# A driver that is there, but whose devices are not yet (no X, no CUDA program since the boot): nvidia-smi makes them.
+# The driver makes its device files at the first use after the boot; nvidia-smi is such a use.
 want=$(sed -nE 's/.* Gres=gpu:[^:]+:([0-9]+).*/\1/p' <<<"$line")
 have=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
 [ "${want:-0}" = "$have" ] ||

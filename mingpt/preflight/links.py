@@ -1,4 +1,4 @@
-"""The ways between nodes: is each open, do large messages pass, how long does a round trip take, what is lost?"""
+"""Measures the links between nodes: is each open, do large packets pass, the round trip, the share of lost packets."""
 
 import socket
 import statistics
@@ -11,15 +11,15 @@ from typing import Any
 CONNECT_SECONDS = 3.0
 LARGE_BYTES, LARGE_SECONDS = 2**18, 3.0
 PINGS = 7
-PACKETS, PACKET_BYTES, LOSS_SECONDS = (
-    400,
-    64,
-    1.5,
-)  # as many as fit into a socket's buffer when nobody reads for a while
+# As many UDP packets as a socket's buffer holds while the other node is busy.
+PACKETS, PACKET_BYTES, LOSS_SECONDS = 400, 64, 1.5
 
 
 class Echo:
-    """A listener at a free port, as training's processes have, that sends back what comes; another one for UDP."""
+    """Listens at a free port, as training's processes do, and sends back what comes; the same on a UDP port.
+
+    name: sent first on each connection, so that the other side knows that it has reached this node.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,39 +56,41 @@ class Echo:
 
 
 @dataclass
-class Way:
-    """What was met on the way to one address of one node. loss: None where UDP is not answered at all."""
+class Link:
+    """The link to one address of one node."""
 
     rank: int
     address: str
-    error: str = ""  # why it is closed
-    rtt: float = 0.0
-    large: bool = True
-    loss: float | None = None
+    error: str = ""  # why it can't be used; empty: it can
+    rtt: float = 0.0  # seconds
+    large: bool = True  # whether large packets pass
+    loss: float | None = None  # share of UDP packets; None: UDP is not answered at all
 
 
-def probe(rank: int, address: str, ports: tuple[int, int], name: str) -> Way:
-    """Twice, if need be: a node that has much to do while others start may answer late."""
-    way = _try(rank, address, ports, name)
-    return _try(rank, address, ports, name) if way.error or not way.large else way
+def probe(rank: int, address: str, ports: tuple[int, int], name: str) -> Link:
+    """Measure a link; a bad one a second time, since a node that is busy starting may answer late.
+
+    ports: of the other node's Echo, for TCP and UDP. name: of that Echo.
+    """
+    link = _try(rank, address, ports, name)
+    return _try(rank, address, ports, name) if link.error or not link.large else link
 
 
-def _try(rank: int, address: str, ports: tuple[int, int], name: str) -> Way:
-    way = Way(rank, address)
+def _try(rank: int, address: str, ports: tuple[int, int], name: str) -> Link:
+    link = Link(rank, address)
     try:
         with socket.create_connection((address, ports[0]), CONNECT_SECONDS) as s:
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            met = _receive(s, len(name) + 1)
-            if met != f"{name}\n".encode():
-                way.error = "another program answers there"
-                return way
-            way.rtt = statistics.median(_ping(s) for _ in range(PINGS))
-            way.large = _passes(s)
-        if way.large:
-            way.loss = _loss(address, ports[1])
+            if _receive(s, len(name) + 1) != f"{name}\n".encode():
+                link.error = "another program answers there"
+                return link
+            link.rtt = statistics.median(_ping(s) for _ in range(PINGS))
+            link.large = _passes(s)
+        if link.large:
+            link.loss = _loss(address, ports[1])
     except OSError as error:
-        way.error = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-    return way
+        link.error = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    return link
 
 
 def _receive(s: socket.socket, count: int) -> bytes:
@@ -106,7 +108,7 @@ def _ping(s: socket.socket) -> float:
 
 
 def _passes(s: socket.socket) -> bool:
-    """Whether any of a large message comes back. (All of it may take longer, on a slow way.)"""
+    """Whether a first part of a large message comes back. All of it may take too long on a slow link."""
     threading.Thread(target=_send, args=(s, LARGE_BYTES), daemon=True).start()
     s.settimeout(LARGE_SECONDS)
     try:
@@ -121,7 +123,7 @@ def _send(s: socket.socket, count: int) -> None:
 
 
 def _loss(address: str, port: int) -> float | None:
-    """The share of packets that don't come back; None if none do: UDP may be closed, and training needs none."""
+    """The share of packets that don't come back; None if none do: UDP may be closed, and training does not use it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
@@ -141,14 +143,14 @@ def _loss(address: str, port: int) -> float | None:
 
 
 def probe_all(wanted: list[tuple[int, str, tuple[int, int], str]]) -> list[dict[str, Any]]:
-    """Every way at the same time."""
-    found: list[Way] = []
+    """Measure all links at the same time. wanted: the arguments of `probe`. Returns each Link as a dict."""
+    found: list[Link] = []
     threads = [threading.Thread(target=lambda w=w: found.append(probe(*w)), daemon=True) for w in wanted]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 2 * (CONNECT_SECONDS + LARGE_SECONDS) + LOSS_SECONDS + 3
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    seen = {(way.rank, way.address) for way in list(found)}
-    silent = [Way(rank, address, "no answer") for rank, address, _, _ in wanted if (rank, address) not in seen]
-    return [asdict(way) for way in [*found, *silent]]
+    seen = {(link.rank, link.address) for link in list(found)}
+    silent = [Link(rank, address, "no answer") for rank, address, _, _ in wanted if (rank, address) not in seen]
+    return [asdict(link) for link in [*found, *silent]]

@@ -1,4 +1,4 @@
-"""A whole split of separate samples as microbatches of one shape."""
+"""A split of separate samples as microbatches of one shape, for evaluation."""
 
 import torch
 
@@ -7,13 +7,13 @@ from mingpt.model.gpt2 import IGNORE
 
 
 class PaddedBatches:
-    """Each sample once, in order; the last microbatch is filled up with samples whose targets are IGNORE."""
+    """Each sample once, in order; samples whose targets are IGNORE fill up the last microbatch."""
 
     def __init__(self, samples: Samples, micro_size: int) -> None:
         self.samples, self.micro_size = samples, micro_size
 
     def __len__(self) -> int:
-        """Microbatches of a split."""
+        """The number of microbatches."""
         return -(-len(self.samples) // self.micro_size)
 
     def __getitem__(self, index: int, /) -> Microbatch:

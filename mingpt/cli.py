@@ -1,0 +1,103 @@
+"""The `mingpt` command: one verb a line, each a program of its own that `python -m` of its module starts, too.
+
+Only the standard library is imported here: help and completion answer at once, and a verb's module decides itself what
+comes before the seconds that torch's import takes.
+"""
+
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module, metadata
+
+from mingpt import NUMERICS, __version__
+from mingpt.command import INTERRUPTED
+from mingpt.console import complain, say
+from mingpt.errors import FINISHED, USER_ERROR
+
+
+@dataclass(frozen=True)
+class Verb:
+    """module: its main() does it. options: the module, if another, whose parser() says what it takes, without torch.
+
+    several: the module has several commands, and this is one of them.
+    """
+
+    help: str
+    module: str
+    options: str = ""
+    several: bool = False
+
+
+GROUPS = {
+    "Train": {
+        "train": Verb("train a GPT in this process", "mingpt.train.__main__", "mingpt.config.commandline"),
+        "launch": Verb("train with several, on one node or many", "mingpt.launch.__main__", "mingpt.launch.torchrun"),
+        "preflight": Verb("look at the nodes before training", "mingpt.preflight.__main__", "mingpt.preflight.command"),
+    },
+    "Look and use": {
+        "generate": Verb("continue texts or draw images with a run's model", "mingpt.generate"),
+        "evaluate": Verb("say how good a run's model is", "mingpt.evaluate"),
+        "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "mingpt.snapshots"),
+        "export": Verb("write a run's model for Hugging Face's transformers", "mingpt.snapshots", several=True),
+    },
+    "Prepare": {
+        "fetch": Verb("get a corpus or a vocabulary", "mingpt.data.fetch", "mingpt.prepare.fetch"),
+        "prepare": Verb("turn text into token shards", "mingpt.data.prepare", "mingpt.prepare.prepare"),
+        "completion": Verb("have bash, zsh or fish complete all of this", "mingpt.completion"),
+    },
+}
+VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
+
+
+def main() -> int:
+    """Run the verb of the command line. Returns the exit code, or the verb ends the process itself."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks at a TAB
+        from mingpt.completion import answer
+
+        answer(VERBS)
+    if len(sys.argv) < 2:
+        complain(help_text())
+        return USER_ERROR
+    name, *arguments = sys.argv[1:]
+    if name in ("--help", "-h"):
+        say(help_text())
+        return FINISHED
+    if name == "--version":
+        say(version_text())
+        return FINISHED
+    if name not in VERBS:
+        close = get_close_matches(name, VERBS, n=1)
+        complain(
+            f"error: there is no verb {name!r}{f' (did you mean {close[0]}?)' if close else ''}; see mingpt --help"
+        )
+        return USER_ERROR
+    return run(name, arguments)
+
+
+def run(name: str, arguments: list[str]) -> int:
+    verb = VERBS[name]
+    sys.argv = [f"mingpt {'snapshots' if verb.several else name}", *([name] if verb.several else []), *arguments]
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path[0] = ""  # code of one's own is found where the command is started, as with `python -m`
+    try:
+        return int(import_module(verb.module).main())
+    except KeyboardInterrupt:  # while it was imported
+        return INTERRUPTED
+
+
+def help_text() -> str:
+    lines = ["usage: mingpt VERB …", ""]
+    for title, verbs in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<12} {verb.help}" for name, verb in verbs.items()), ""]
+    return "\n".join([*lines, "mingpt VERB --help says what a verb takes; mingpt --version, which versions are here."])
+
+
+def version_text() -> str:
+    """The versions that the bits of a result depend on. torch is not asked, for its import takes seconds."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "not installed"
+    return f"mingpt {__version__}\nnumerics {NUMERICS}\ntorch {torch}\nPython {platform.python_version()}"

@@ -1,0 +1,114 @@
+"""What cannot go together in a config, and which local places are not there. What one kind forbids, it says itself."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mingpt.config.schema import Config
+from mingpt.config.section import Own
+from mingpt.redact import without_secrets
+from mingpt.storage import fetch_it
+
+MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
+
+
+@dataclass(frozen=True)
+class Check:
+    """An impossible combination: the keys that it reads, and a test that gives the problem or None.
+
+    Every key that is read is named, so that a check whose keys are mistyped already is passed over: one mistake, one
+    line.
+    """
+
+    reads: tuple[str, ...]
+    problem: Callable[[Config, int], str | None]
+
+
+def _microbatches(c: Config, world_size: int) -> str | None:
+    size, micro = c.global_size(world_size), c.batch.micro_size
+    if c.batch.per_process_size is not None:
+        if c.batch.per_process_size % micro:
+            return (
+                f"batch.per_process_size={c.batch.per_process_size} is not a multiple of batch.micro_size={micro}: "
+                f"choose a multiple"
+            )
+    elif size % micro:
+        below = size // micro * micro
+        return f"batch.global_size={size} is not a multiple of batch.micro_size={micro}: " + (
+            f"the nearest are {below} and {below + micro}" if below else f"the nearest is {micro}"
+        )
+    elif size // micro < world_size:
+        return (
+            f"{world_size} processes, but only {size // micro} microbatches (batch.global_size={size} / "
+            f"batch.micro_size={micro}): start at most {size // micro} processes, lower batch.micro_size or "
+            f"raise batch.global_size"
+        )
+    if size // micro > MOST_MICROBATCHES:
+        return (
+            f"batch.global_size={size} / batch.micro_size={micro} is {size // micro} microbatches a step, more than "
+            f"{MOST_MICROBATCHES}: lower batch.global_size or raise batch.micro_size"
+        )
+    return None
+
+
+def _backend(c: Config, _: int) -> str | None:
+    if c.world.backend == "nccl" and c.world.device == "cpu":
+        return "world.backend=nccl needs GPUs, but world.device=cpu: use world.backend=gloo"
+    return None
+
+
+def _own(section: str) -> Check:
+    """The code of the user's own that a section names: it can be imported, and takes the arguments that are there."""
+
+    def problem(c: Config, _: int) -> str | None:
+        settings = getattr(c, section)
+        if not isinstance(settings, Own):
+            return None
+        from mingpt.config import plugin  # imports torch, which is slow, and needed for this alone
+
+        return plugin.problem(section, settings)
+
+    return Check((f"{section}._target_",), problem)
+
+
+def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str]:
+    """One problem for each combination that cannot be. wrong: keys whose values are replaced by defaults already."""
+    checks = (
+        _own("model"),
+        _own("data"),
+        Check(config.data.reads, lambda c, _: c.data.problem(c)),
+        Check(config.model.reads, lambda c, _: c.model.problem(c)),
+        Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
+        Check(("world.backend", "world.device"), _backend),
+    )
+    for check in checks:
+        if not wrong.intersection(check.reads) and (problem := check.problem(config, world_size)):
+            yield problem
+
+
+def no_weights(url: str) -> str:
+    """What to say of a model.init_from without a config.json."""
+    shown = f"model.init_from={without_secrets(url)}: there is no config.json"
+    if Path(url, "snapshots").is_dir() or Path(url, "manifest.json").exists():
+        return f"{shown}, but a run of ours: export it first: mingpt export {url} FOLDER"
+    hub = url if re.fullmatch(r"[\w.-]+/[\w.-]+", url) else f"openai-community/{url}"
+    known = re.fullmatch(r"(openai-community/)?(gpt2(-medium|-large|-xl)?|distilgpt2)", url)
+    cure = f", for instance by `hf download {hub} --local-dir {url}`" if known else ""
+    return f"{shown}: give a folder in Hugging Face's form, as save_pretrained writes it{cure}"
+
+
+def missing_places(c: Config, problems: Sequence[str]) -> list[str]:
+    """Local places that are not there, but those that `problems` tell of, to complete that list.
+
+    They are looked for when they are needed, and one start is to find all.
+    """
+    told = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
+    found: list[str] = []
+    for key, url in c.data.places().items():
+        if "://" not in url and not Path(url).exists():
+            found.append(f"{key}={url}: there is no such file or bucket: check the spelling{fetch_it(url)}")
+    weights = getattr(c.model, "init_from", None)
+    if weights is not None and "://" not in weights and not Path(weights, "config.json").exists():
+        found.append(no_weights(weights))
+    return [problem for problem in found if problem.partition("=")[0] not in told]

@@ -1,0 +1,152 @@
+"""A command line taken apart: options, and overrides in Hydra's grammar."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from mingpt.config.groups import config_dir, folders
+from mingpt.console import complain
+from mingpt.errors import USER_ERROR
+from mingpt.redact import without_secrets
+
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+# Hydra's options that there are not here, and what to do in their place.
+NOT_THERE = {
+    "--multirun -m": "sweeps are not there: start a run for each value, with a run.name of its own",
+    "--package -p": "--cfg shows the whole config: leave it out",
+    "--run -r": "a run is what a command line without options starts: leave it out",
+    "--config-path -cp": "configs/ is always there: add a folder of your own with --config-dir",
+    "--hydra-help": "--help tells the options; docs/hydra.md tells what of Hydra is there",
+    "--shell-completion -sc": "--help lists every group and key",
+    "--experimental-rerun": "the same command resumes the run",
+}
+SEARCHPATH = "hydra.searchpath"
+MARKS = "; a value with marks such as = in it stands in quotes of its own: key='a=b'"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our exit code for a mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"error: {without_secrets(message)}; see --help")
+        sys.exit(USER_ERROR)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where configs come from: for each program that takes overrides."""
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder of your own with experiment/, model/, …")
+    parser.add_argument("--config-name", metavar="NAME", default="train", help="begin with NAME.yaml (train)")
+
+
+def parser() -> Parser:
+    """The options of `mingpt train`."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true", help="list every group and key")
+    parser.add_argument("--cfg", choices=["job"], help="print the config and stop")
+    parser.add_argument("--info", choices=INFO, const="all", nargs="?", help="print what the config is made of")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: print values in place of ${…}")
+    add_options(parser)
+    parser.add_argument("overrides", nargs="*")
+    return parser
+
+
+def given(options: argparse.Namespace) -> list[str]:
+    """These options and the overrides, as arguments for `CommandLine.of`, whatever folder that is called in."""
+    folder = [] if options.config_dir is None else [f"--config-dir={Path(options.config_dir).absolute()}"]
+    name = [] if options.config_name == "train" else [f"--config-name={options.config_name}"]
+    return [*folder, *name, *options.overrides]
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What was asked for. problems: what is no override; they are told with all others."""
+
+    help: bool
+    cfg: bool
+    info: str | None
+    resolve: bool
+    config_name: str
+    searchpath: tuple[str, ...]
+    overrides: tuple[Override, ...]
+    problems: tuple[str, ...]
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> "CommandLine":
+        """Raises UserError if the folder of --config-dir is not there; ends the process at an unknown option."""
+        train = parser()
+        for argument in arguments:
+            for names, cure in NOT_THERE.items():
+                if argument.partition("=")[0] in names.split():
+                    train.error(f"unrecognized arguments: {argument}: {cure}")
+        options = train.parse_intermixed_args(arguments)
+        overrides, problems = _parse(options.overrides)
+        searchpath = []
+        if options.config_dir is not None:
+            folder = Path(options.config_dir).absolute()
+            if not folder.is_dir():
+                problems.append(f"--config-dir={options.config_dir}: there is no such folder: check the spelling")
+            else:
+                searchpath.append(f"file://{folder}")
+        for override in (o for o in overrides if o.key_or_group == SEARCHPATH):
+            places = override.value()
+            if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
+                problems.append(f"{override.input_line}: write a list of places: {SEARCHPATH}=[file:///folder]")
+            else:
+                lost = [place for place in places if not all(f.is_dir() for f in folders([place]))]
+                problems += [f"{SEARCHPATH}: there is no folder {place}: check the spelling" for place in lost]
+                searchpath += [place for place in places if place not in lost]
+        return cls(
+            options.help,
+            bool(options.cfg),
+            options.info,
+            options.resolve,
+            options.config_name,
+            tuple(searchpath),
+            tuple(o for o in overrides if not o.key_or_group.startswith("hydra.")),
+            tuple(problems),
+        )
+
+    @property
+    def folders(self) -> list[Path]:
+        """Those of the user's own that configs are looked for in."""
+        return folders(self.searchpath)
+
+    @property
+    def main(self) -> Path:
+        """The folder that has the config to begin with; Hydra looks for that in one place, for others in all."""
+        places = (config_dir(), *self.folders)
+        return next((folder for folder in places if (folder / f"{self.config_name}.yaml").is_file()), config_dir())
+
+    @property
+    def for_hydra(self) -> list[str]:
+        """The other places, as an override."""
+        ours = [] if self.main == config_dir() else [f"file://{config_dir()}"]
+        quoted = ",".join("'" + place.replace("'", "\\'") + "'" for place in (*ours, *self.searchpath))
+        return [f"{SEARCHPATH}=[{quoted}]"] if quoted else []
+
+
+def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
+    """The overrides, and what is to be said of those that are none."""
+    parser, overrides, problems = OverridesParser.create(), list[Override](), list[str]()
+    for text in texts:
+        shown = str(without_secrets(text))  # what Hydra refuses is often a URL whose `?` is not in quotes
+        try:
+            override = parser.parse_override(text)
+        except Exception:  # Hydra's, ANTLR's, or Python's
+            marks = MARKS if re.match(r"[+~]*[a-z_.]+=", shown) else ""
+            problems.append(f"{shown!r} is not an override: write key=value, group=option, +key=value or ~key{marks}")
+            continue
+        if override.is_sweep_override():
+            problems.append(f"{shown}: a sweep over values is not there: give one, or a list as key=[a,b]")
+        elif override.key_or_group.startswith("hydra.") and override.key_or_group != SEARCHPATH:
+            problems.append(f"{shown}: not used here: set run.dir=…")
+        else:
+            overrides.append(override)
+    return overrides, problems

@@ -1,0 +1,115 @@
+"""Which keys a config has, and what is known of each: the schema of every section, by the kinds that a config names."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from mingpt.config import kinds
+from mingpt.config.kinds import FIRST, KINDS, Kind
+from mingpt.config.schema import Config
+from mingpt.config.section import Own, Section
+
+kinds.load()
+SECTIONS: dict[str, type[Section]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if name not in KINDS and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+FOLLOWED = re.compile(r"\$\{([\w.]+)\}")
+
+
+def named(schema: type[Section]) -> dict[str, FieldInfo]:
+    """A section's keys, as they are written in a config."""
+    return {field.alias or name: field for name, field in schema.model_fields.items()}
+
+
+def takes_any(section: str, kind: str) -> bool:
+    """Whether a kind has keys that no schema knows: the arguments of code of the user's own."""
+    return issubclass(KINDS[section][kind], Own)
+
+
+def kind_of(section: str, values: Any) -> str:
+    """The kind that a section's plain values are of: the first one where they name none, or none that there is."""
+    given = values.get("kind") if isinstance(values, Mapping) else None
+    return given if isinstance(given, str) and given in KINDS[section] else FIRST[section]
+
+
+def schema_of(section: str, raw: Mapping[Any, Any]) -> type[Section]:
+    """The schema of a section of a plain config; of "", the keys outside all sections, Config itself."""
+    if section in KINDS:
+        return KINDS[section][kind_of(section, raw.get(section))]
+    return SECTIONS[section] if section else Config
+
+
+def schemas(raw: Mapping[Any, Any]) -> dict[str, type[Section]]:
+    """The schema of each section of a plain config."""
+    return {name: schema_of(name, raw) for name in Config.model_fields if name in SECTIONS or name in KINDS}
+
+
+def keys(raw: Mapping[Any, Any] | None = None) -> dict[str, str]:
+    """Every key (`section.name`) with its help text: those that there are, or those that a plain config may have."""
+    out: dict[str, str] = {}
+    for name, field in Config.model_fields.items():
+        if name in SECTIONS:
+            own: list[type[Section]] = [SECTIONS[name]]
+        elif name in KINDS:
+            own = list(KINDS[name].values()) if raw is None else [schema_of(name, raw)]
+        else:
+            own = []
+            out[name] = field.description or ""
+        for schema in reversed(own):  # where kinds share a key, the first one's help text stays
+            out |= {f"{name}.{k}": f.description or "" for k, f in named(schema).items()}
+        if name in KINDS:
+            out[f"{name}.kind"] = field.description or ""
+    return out
+
+
+def choices(key: str) -> tuple[str, ...]:
+    """The words that a key takes, empty where it takes more than a few words."""
+    section, _, name = key.rpartition(".")
+    if section in KINDS:
+        if name == "kind":
+            return tuple(KINDS[section])
+        having = [named(s)[name].annotation for s in KINDS[section].values() if name in named(s)]
+        return tuple(dict.fromkeys(word for annotation in having for word in get_args(annotation)))
+    return get_args(named(schema_of(section, {}))[name].annotation)
+
+
+def kinds_having(section: str, name: str) -> list[str]:
+    return [kind for kind, schema in KINDS.get(section, {}).items() if name in named(schema)]
+
+
+def default(field: FieldInfo, raw: Mapping[str, Any]) -> Any:
+    """A field's default, which may follow other keys of a plain config."""
+    value = field.get_default()
+    if not isinstance(value, str):
+        return value
+    if whole := FOLLOWED.fullmatch(value):
+        return value_of(whole[1], raw)
+    return FOLLOWED.sub(lambda found: str(value_of(found[1], raw)), value)
+
+
+def value_of(key: str, raw: Mapping[str, Any]) -> Any:
+    """What a plain config holds for a key, or else its default."""
+    section, _, name = key.rpartition(".")
+    holder = raw.get(section) if section else raw
+    if isinstance(holder, Mapping) and name in holder:
+        return holder[name]
+    field = named(schema_of(section, raw)).get(name)
+    return default(field, raw) if field else None
+
+
+def filled(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain config with the default of each key that is missing. Nothing that is written in it is resolved."""
+    out = {name: value_of(name, raw) for name in named(Config) if name not in SECTIONS and name not in KINDS}
+    for section, schema in schemas(raw).items():
+        held = raw.get(section)
+        out[section] = {k: value_of(f"{section}.{k}", raw) for k in named(schema)}
+        out[section] |= held if isinstance(held, Mapping) else {}
+    return {**raw, **out}
+
+
+def description(kind: type[Kind]) -> str:
+    return kind.model_fields["kind"].description or ""

@@ -1,0 +1,120 @@
+"""Kinds of models and data: each is a section of its own class, in a module that registers it.
+
+To add one, put a module into one of the packages in PLUGINS; nothing else names it. They lie in rooms above this one,
+and are loaded by name: what is known of a kind here is what Model and Data declare. A kind's module imports what it
+needs (torch, a tokenizer) in the methods that need it: `--help` reads the classes alone.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+from pydantic import Field
+
+from mingpt.config.section import NO_RESULT, Section
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mingpt.config.schema import Config
+    from mingpt.data.source import Source
+    from mingpt.data.vocabulary import Vocabulary
+
+PLUGINS = {"model": "mingpt.model.kinds", "data": "mingpt.data.kinds"}
+
+
+class Kind(Section):
+    """What every kind of model and of data has. The docstring below `kind` says in a line what it is."""
+
+    kind: str
+    reads: ClassVar[tuple[str, ...]] = ()
+    """The keys that `problem` looks at; where one of them is wrong in itself, it is not asked."""
+
+    def problem(self, config: "Config") -> str | None:
+        """What cannot go together in the config, and what to do; None: nothing."""
+        return None
+
+
+class Model(Kind):
+    if TYPE_CHECKING:
+        block_size: int  # each kind has it, with a default of its own
+
+    def build(self, vocab_size: int) -> "nn.Module":
+        """The module with its first weights. vocab_size: 0 if the data has no tokens."""
+        raise NotImplementedError
+
+    def parameters(self, vocabulary: int) -> int:
+        """About how many it has; 0 where only its own code knows."""
+        return 0
+
+    def code(self) -> tuple[str | None, str | None]:
+        """sha256 of the user's own code that it is written in, and of what that imports: other code, other bits."""
+        return None, None
+
+
+class Data(Kind):
+    workers: Annotated[int, NO_RESULT] = Field(default=0, ge=0, le=1024)
+    """Loader processes for each training process. Never changes what is computed."""
+    validation: ClassVar[str] = "give it a validation split"
+    """What to do where there is nothing to evaluate on."""
+
+    def open(self, block_size: int, micro_size: int, vocabulary: "Vocabulary | None" = None) -> "Source":
+        """The data in samples of block_size tokens; validation in microbatches of micro_size samples.
+
+        vocabulary: that of a snapshot, to be used in place of one made from the data.
+        Raises UserError, naming the key, if the data can't be read, or does not fit.
+        """
+        raise NotImplementedError
+
+    def places(self) -> dict[str, str]:
+        """The files and folders that it reads, by key."""
+        given = {f"data.{name}": getattr(self, name, None) for name in ("tokenizer", "path")}
+        return {key: url for key, url in given.items() if isinstance(url, str)}
+
+    def extras(self) -> set[str]:
+        """The extras of this package that it needs, besides the client of each URL's store."""
+        return set()
+
+    def encoders(self) -> tuple[str, ...]:
+        """Installed packages that make its tokens: another version of them may give other ones."""
+        return ()
+
+    def vocabulary_size(self) -> int:
+        """About how many different tokens there are."""
+        return 50257
+
+    @classmethod
+    def vocabularies(cls) -> "dict[str, Callable[[dict[str, Any]], Vocabulary]]":
+        """Kinds of vocabularies that only this data has: from each one's JSON, which may be a stranger's, to itself."""
+        return {}
+
+
+KINDS: dict[str, dict[str, type[Kind]]] = {section: {} for section in PLUGINS}
+FIRST = {"model": "gpt", "data": "text"}  # the kind of a section that names none
+AnyKind = TypeVar("AnyKind", bound=Kind)
+
+
+def register(kind: type[AnyKind]) -> type[AnyKind]:
+    """Let configs have a kind of model or data: a decorator of its class."""
+    KINDS["model" if issubclass(kind, Model) else "data"][kind.model_fields["kind"].default] = kind
+    return kind
+
+
+@cache
+def load() -> None:
+    """Import the modules of PLUGINS, and order KINDS as messages and --help tell them."""
+    for section, package in PLUGINS.items():
+        for module in iter_modules(import_module(package).__path__):
+            import_module(f"{package}.{module.name}")
+        first = FIRST[section]
+        ordered = sorted(KINDS[section].items(), key=lambda item: (item[0] != first, item[0]))
+        KINDS[section].clear()
+        KINDS[section].update(ordered)
+
+
+def of_data() -> Iterator[type[Data]]:
+    """The kinds of data that there are."""
+    load()
+    yield from (kind for kind in KINDS["data"].values() if issubclass(kind, Data))

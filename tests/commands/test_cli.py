@@ -1,0 +1,162 @@
+"""The `mingpt` command, as the console script that an installation makes."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import mingpt
+from bpe_kit import write_gpt2
+from cli_kit import ROOT, Mingpt
+from mingpt.cli import GROUPS, VERBS
+
+SHOWN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Mingpt:
+    return Mingpt(tmp_path)
+
+
+def test_help_groups_the_verbs(run: Mingpt) -> None:
+    done = run("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for title, verbs in GROUPS.items():
+        listed = re.search(rf"^{title}:\n((?:  .*\n)+)", done.stdout, re.M)
+        assert listed
+        assert [line.split()[0] for line in listed[1].splitlines()] == list(verbs)
+
+
+def test_without_a_verb_the_help_is_shown_and_nothing_counts_as_done(run: Mingpt) -> None:
+    done = run()
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == run("-h").stdout
+
+
+def test_a_mistaken_verb_is_told_with_the_nearest_one(run: Mingpt) -> None:
+    done = run("snapshot", "list")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == "error: there is no verb 'snapshot' (did you mean snapshots?); see mingpt --help\n"
+
+
+def test_version_tells_what_bits_depend_on(run: Mingpt) -> None:
+    import torch
+
+    done = run("--version")
+    assert done.returncode == 0
+    python = ".".join(map(str, sys.version_info[:3]))
+    told = f"mingpt {mingpt.__version__}\nnumerics {mingpt.NUMERICS}\ntorch {torch.__version__}\nPython {python}\n"
+    assert done.stdout == told
+
+
+def test_each_verb_has_options_that_are_known_without_torch_and_its_name_is_in_its_usage(run: Mingpt) -> None:
+    code = (
+        "import sys; from importlib import import_module; from mingpt.cli import VERBS\n"
+        "for name, verb in VERBS.items():\n"
+        "    sys.argv = [f'mingpt {name}']\n"
+        "    print(import_module(verb.options or verb.module).parser().format_usage().split('[')[0].strip())\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=run.env, capture_output=True, text=True, timeout=200)
+    *usage, torch = done.stdout.splitlines()
+    assert torch == "False", done.stderr
+    assert [line.removeprefix("usage: ") for line in usage if line.startswith("usage: ")] == [
+        f"mingpt {name}" for name in VERBS
+    ]
+
+
+def test_help_and_completion_import_the_standard_library_alone() -> None:
+    code = "import sys; before = {*sys.modules}; import mingpt.cli; print(*({*sys.modules} - before))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
+    found = {module.partition(".")[0] for module in done.stdout.split()}
+    assert found - sys.stdlib_module_names == {"mingpt"}, done.stderr
+
+
+def test_every_verb_is_a_program_of_its_own_too() -> None:
+    for verb in VERBS.values():
+        assert callable(import_module(verb.module).main), verb
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
+def test_documents_show_verbs_that_there_are(page: Path) -> None:
+    code = re.findall(r"^```.*?^```|`[^`]+`", page.read_text(), re.M | re.S)
+    shown = {verb for text in code for verb in re.findall(r"(?:^|[\s`(/])mingpt ([a-z]+)\b", text, re.M)}
+    assert shown <= VERBS.keys()
+
+
+# --- what a verb does is what `python -m` of its module does ---
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        ("launch", ["--nnodes=0"]),
+        pytest.param("train", ["model=gpt3"], marks=pytest.mark.slow),
+        pytest.param("snapshots", ["list", "nowhere"], marks=pytest.mark.slow),
+    ],
+)
+def test_exit_codes_and_words_are_those_of_the_verbs_module(verb: str, arguments: list[str], run: Mingpt) -> None:
+    done = run(verb, *arguments)
+    with run.start(sys.executable, "-m", f"mingpt.{verb}", *arguments) as module:
+        assert (done.stdout, done.stderr) == module.communicate(timeout=200)
+    assert done.returncode == module.returncode == 64
+
+
+def test_launch_has_torchrun_start_workers_as_before(run: Mingpt) -> None:
+    done = run("launch", "--dry-run", "--nproc-per-node=2", "experiment=synthetic")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(" -m mingpt.train experiment=synthetic\n")
+
+
+@pytest.mark.slow
+def test_export_is_a_verb(run: Mingpt) -> None:
+    done = run("export", "nowhere", "folder")
+    assert (done.returncode, done.stderr[:14]) == (64, "error: nowhere")
+    assert run("export", "--help").stdout.startswith("usage: mingpt snapshots export [-h]")
+
+
+@pytest.mark.slow
+def test_code_of_ones_own_is_found_in_the_folder_where_the_command_is_started(run: Mingpt) -> None:
+    (run.folder / "mine.py").touch()
+    done = run("train", "model._target_=mine.Net", "data._target_=mine.rows")
+    assert "the module mine has no Net" in done.stderr
+
+
+@pytest.mark.slow
+def test_prepare_starts_its_processes_from_the_console_script(run: Mingpt) -> None:
+    write_gpt2(run.folder)
+    (run.folder / "a.txt").write_text("to be, or not to be")
+    done = run("prepare", "a.txt", "--out", "out", "--tokenizer", ".", "--processes", "2", "--val-fraction", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("train on it: data=shards data.path=out\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "code", "told"),
+    [
+        ("snapshots", 130, ""),
+        ("generate", 130, ""),
+        ("fetch", 130, ""),
+        ("preflight", 75, ""),
+        ("train", 75, "SIGINT: stopped on request before the first step\n"),
+        ("launch", 75, "launch: exit code 75: SIGINT: stopped on request before the first step\n"),
+    ],
+)
+def test_ctrl_c_while_libraries_are_imported_leaves_no_trace(
+    verb: str, code: int, told: str, run: Mingpt, tmp_path: Path
+) -> None:
+    for name in ("torch", "hydra"):
+        (library := tmp_path / "libraries" / name / "__init__.py").parent.mkdir(parents=True)
+        library.write_text("import time\nprint('importing', flush=True)\ntime.sleep(100)\n")
+    with run.start("mingpt", verb, PYTHONPATH=f"{tmp_path}/libraries:{run.env['PYTHONPATH']}") as process:
+        assert process.stdout
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (code, told)

@@ -1,0 +1,136 @@
+"""A kind of data or model is one module that registers itself: nothing else names it."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+from pydantic import Field
+
+import mingpt
+from mingpt.config import compose
+from mingpt.config.kinds import KINDS, PLUGINS, Data, register
+from mingpt.config.schema import Config
+from mingpt.data.own import source_of
+from mingpt.data.source import Source
+from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
+from mingpt.errors import UserError
+from mingpt.preflight import machine
+from mingpt.prepare.extras import extras
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
+
+
+class Beats(Numbers):
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "beats", "size": self.size}
+
+
+class CountdownData(Data):
+    kind: Literal["countdown"] = "countdown"
+    """numbers that count down"""
+    start: int = Field(default=9, ge=2)
+    """Where they begin."""
+    reads: ClassVar[tuple[str, ...]] = ("data.start", "model.block_size")
+
+    def problem(self, config: Config) -> str | None:
+        return "data.start is too small: raise it" if self.start <= config.model.block_size else None
+
+    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
+        rows = torch.stack([torch.arange(self.start, self.start - block_size - 1, -1)] * 16)
+        split = (rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+        return source_of(split, split, micro_size, Beats(self.start + 1))
+
+    def extras(self) -> set[str]:
+        return {"drum"}
+
+    def vocabulary_size(self) -> int:
+        return self.start + 1
+
+    @classmethod
+    def vocabularies(cls) -> dict[str, Callable[[dict[str, Any]], Vocabulary]]:
+        return {"beats": lambda json: Beats(json["size"])}
+
+
+@pytest.fixture
+def countdown() -> Iterator[None]:
+    register(CountdownData)
+    yield
+    KINDS["data"].pop("countdown", None)
+
+
+def configured(*arguments: str) -> Config:
+    config = compose.configure(arguments)
+    assert config is not None
+    return config
+
+
+def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest.CaptureFixture[str]) -> None:
+    for chosen in ("data=countdown", "data.kind=countdown"):
+        config = configured(chosen, "data.start=99")
+        assert config.data == CountdownData(start=99)
+        assert config.model_dump()["data"] == {"kind": "countdown", "workers": 0, "start": 99}
+    assert extras(config) == {"drum"}
+    assert machine.parameters(config) == config.model.parameters(100)
+    assert compose.configure(["--help"]) is None
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "countdown numbers that count down" in lines
+    assert "Keys of data.kind=countdown (numbers that count down):" in lines
+    assert "data.start Where they begin. (9)" in lines
+    with pytest.raises(UserError) as mistake:
+        configured("data=countdown", "data.start=1", "data.path=x")
+    assert [text.split(":")[0] for text in mistake.value.problems] == [
+        "data.path is not a key of data.kind=countdown, only of text, images, shards",
+        "data.start=1",
+    ]
+    with pytest.raises(UserError, match=r"^data\.start is too small: raise it$"):
+        configured("data=countdown", "data.start=64")
+
+
+def test_a_kind_that_nothing_else_names_is_trained_on(countdown: None, tmp_path: Path) -> None:
+    arguments = (
+        "data=countdown", "model.block_size=8", "model.n_layer=1", "model.n_embd=8", "train.max_steps=2",
+        "train.eval_every=0", f"run.dir={tmp_path}/run", "snapshot.hot_every_steps=0", "world.device=cpu",
+    )  # fmt: skip
+    assert attempt([*arguments], Lifetime()) == 0
+    manifest = read(Store(f"{tmp_path}/run/snapshots"), 2).manifest
+    assert manifest.config["data"] == {"kind": "countdown", "workers": 0, "start": 9}
+    assert vocabulary_of(manifest.vocabulary) == Beats(10)
+
+
+def test_what_is_gone_is_not_known(countdown: None) -> None:
+    assert vocabulary_of({"kind": "beats", "size": 3}) == Beats(3)
+    del KINDS["data"]["countdown"]
+    with pytest.raises(UserError, match="a vocabulary of the kind 'beats'"):
+        vocabulary_of({"kind": "beats", "size": 3})
+    with pytest.raises(UserError, match="there is no data 'countdown'"):
+        configured("data=countdown")
+
+
+def test_the_classes_of_kinds_are_light() -> None:
+    """What --help and mingpt.launch read: no torch, no tokenizer, no file system."""
+    script = (
+        "import sys; from mingpt.config import compose; compose.configure(['seed=1']); "
+        "print([name for name in ('torch', 'numpy', 'tiktoken', 'tokenizers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_no_file_outside_a_kinds_module_tells_kinds_apart() -> None:
+    package = Path(mingpt.__file__).parent
+    plugins = [package.parent / name.replace(".", "/") for name in PLUGINS.values()]
+    named = [f"{kind.__name__}" for kinds in KINDS.values() for kind in kinds.values()]
+    telling = {
+        f"{file.relative_to(package)}: {name}"
+        for file in package.rglob("*.py")
+        if not any(file.is_relative_to(plugin) for plugin in plugins)
+        for name in named
+        if f"isinstance(config.data, {name})" in (text := file.read_text()) or f"case {name}(" in text
+    }
+    assert telling == set()
