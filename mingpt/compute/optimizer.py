@@ -75,8 +75,10 @@ def batch_factor(config: Optimizer, global_size: int) -> float:
 
     linear: Goyal et al. 2017; sqrt: Krizhevsky 2014, the usual choice for Adam.
     """
+    if config.lr_scaling == "none":
+        return 1.0
     ratio = global_size / config.reference_batch
-    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
+    return ratio if config.lr_scaling == "linear" else math.sqrt(ratio)
 
 
 def schedule_factor(config: Schedule, step: int) -> float:
