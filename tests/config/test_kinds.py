@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 
 import mingpt
+from config_kit import configured
 from mingpt.config import compose
 from mingpt.config.kinds import KINDS, PLUGINS, Data, register
 from mingpt.config.schema import Config
@@ -62,12 +63,6 @@ def countdown() -> Iterator[None]:
     register(CountdownData)
     yield
     KINDS["data"].pop("countdown", None)
-
-
-def configured(*arguments: str) -> Config:
-    config = compose.configure(arguments)
-    assert config is not None
-    return config
 
 
 def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest.CaptureFixture[str]) -> None:
