@@ -19,7 +19,7 @@ from mingpt.config.groups import Groups, groups, offer_kinds
 from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, named, schemas, takes_any, value_of
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
-from mingpt.config.validation import validate
+from mingpt.config.validation import shown, validate
 from mingpt.console import say
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
@@ -42,8 +42,8 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     if (line.cfg or line.info) and not problems:
         if line.resolve and unresolved:
             raise UserError(*unresolved)
-        shown = without_secrets(OmegaConf.to_container(composed, resolve=line.resolve))
-        config = OmegaConf.to_yaml(OmegaConf.create(shown)).rstrip("\n")
+        plain = without_secrets(OmegaConf.to_container(composed, resolve=line.resolve))
+        config = OmegaConf.to_yaml(OmegaConf.create(plain)).rstrip("\n")
         if line.info:
             from mingpt.config.help import info
 
@@ -164,7 +164,7 @@ def _apply(composed: DictConfig, override: Override) -> str | None:
             if held is None and top not in keys(kinds) and top not in sections:  # an argument that is not there
                 return unknown(top, kinds)
             if value is not None and value != held:
-                return f"{text}: Could not delete from config. The value of '{key}' is {held} and not {value}."
+                return f"{text}: Could not delete from config. The value of '{key}' is {shown(key, held)}."
             parent = OmegaConf.select(composed, section) if rest else composed
             if isinstance(parent, DictConfig):
                 with open_dict(parent):

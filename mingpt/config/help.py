@@ -14,6 +14,7 @@ from mingpt.command import program
 from mingpt.config.commandline import CommandLine
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, description, keys, named, schema_of
+from mingpt.redact import without_secrets
 
 USAGE = """\
 Overrides have Hydra's grammar: key=value, group=option, +new=value, ~gone.
@@ -69,9 +70,10 @@ def info(line: CommandLine, config: str) -> str:
         loader = GlobalHydra.instance().config_loader()
         defaults = loader.compute_defaults_list(line.config_name, overrides, RunMode.RUN)
     listed = [f"  {d.config_path} (package {d.package or '_global_'})" for d in defaults.defaults if d.config_path]
+    places = [f"  {s.provider}: {without_secrets(f'{s.schema}://{s.path}')}" for s in sources]
     plugins = Plugins.instance().discover()
     parts = {
-        "searchpath": ["Search path:", *(f"  {s.provider}: {s.schema}://{s.path}" for s in sources)],
+        "searchpath": ["Search path:", *places],
         "defaults-tree": ["Defaults tree:", *_tree(defaults.defaults_tree, 1)],
         "defaults": ["Defaults list, where the last one wins:", *listed],
         "config": ["Config:", config],

@@ -118,5 +118,6 @@ def validate(
         assert config is not None
     problems += impossible(config, world_size, wrong)
     if problems:
+        problems = list(dict.fromkeys(problems))  # a file and the command line may have the same one
         raise UserError(*problems, *(missing_places(config, problems) if places else []))
     return config

@@ -105,6 +105,16 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
             "data.tokenizer=x",
             ["data.tokenizer=x, but data.tokens=char: set data.tokens=bpe, or leave it out"],
         ),
+        # A file and the command line set the same key: once.
+        (
+            "experiment=gpt2_124m data=random data.path=x ~data.stride",
+            [
+                "data.path is not a key of data.kind=random, only of text, images, shards: leave it out, or choose "
+                "data.kind=text",
+                "data.stride is not a key of data.kind=random, only of text, shards: leave it out, or choose "
+                "data.kind=text",
+            ],
+        ),
         ("data=shards", ["data.path: Missing mandatory value: data.path"]),
         ("data=char", ["data.path: Missing mandatory value: data.path"]),
         ("data.cache_dir=${nope}", ["data.cache_dir: Interpolation key 'nope' not found"]),

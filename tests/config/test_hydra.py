@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from config_kit import configured, problems
 
 import mingpt
 from mingpt.config import compose
 from mingpt.config.keys import keys
 from mingpt.config.names import ALIASES, INSTEAD
-from mingpt.config.schema import Config
-from mingpt.errors import UserError
 
 MINE = "# @package _global_\n# My run\nrun:\n  name: mine\nmodel:\n  n_layer: 2\n"
 
@@ -33,18 +32,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (file := tmp_path / "conf" / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     return tmp_path / "conf"
-
-
-def configured(*arguments: str) -> Config:
-    config = compose.configure(arguments)
-    assert config is not None
-    return config
-
-
-def problems(*arguments: str) -> list[str]:
-    with pytest.raises(UserError) as mistake:
-        compose.configure(arguments)
-    return list(mistake.value.problems)
 
 
 @pytest.mark.parametrize("where", ["--config-dir=conf", "hydra.searchpath=[file://{}]"])

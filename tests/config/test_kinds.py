@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from config_kit import configured
 from pydantic import Field
 
 import mingpt
@@ -62,12 +63,6 @@ def countdown() -> Iterator[None]:
     register(CountdownData)
     yield
     KINDS["data"].pop("countdown", None)
-
-
-def configured(*arguments: str) -> Config:
-    config = compose.configure(arguments)
-    assert config is not None
-    return config
 
 
 def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,7 @@ MODELS = [
 
 SET = ("data.kind=shards", "data.path={dir}/set")
 TOKENS = [
-    Case("unknown kind of data", "data.kind=shard is not one of text, shards", "did you mean shards",
+    Case("unknown kind of data", "data.kind=shard is not one of text, .*shards", "did you mean shards",
          ("data.kind=shard",)),
     Case("key of another kind", "data.tokens is not a key of data.kind=shards", "leave it out",
          (*SET, "data.tokens=char")),

@@ -21,7 +21,7 @@ ROOT = PACKAGE.parent
 ELASTIC = "torch.distributed.elastic"
 AGENT = f"{ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent"
 STATIC = f"{ELASTIC}.rendezvous.static_tcp_rendezvous.StaticTCPRendezvous"
-OURS = {AGENT: "mingpt.launch.agent.Agent", STATIC: "mingpt.world.rendezvous.Static"}
+OURS = {AGENT: "mingpt.launch.agent.Agent", STATIC: "mingpt.world.rendezvous.StaticRendezvous"}
 
 # Modules without a promise, and what is imported from them.
 NAMES = {

@@ -135,7 +135,7 @@ def test_a_key_that_an_older_version_lacked_had_its_default() -> None:
     config = configured("train.max_steps=99", "batch.global_size=32").model_dump()
     del config["schedule"]["decay_steps"], config["optimizer"]["reference_batch"]
     assert checked((), ("train.max_steps=99", "batch.global_size=32"), config=config) == ({}, [])
-    assert "\n  the learning rate of step 201 becomes 2.00e-04, and was to be 1.00e-04\n" in refused(
+    assert "\n  the learning rate of step 201 becomes 2.00e-04, and would have been 1.00e-04\n" in refused(
         (), ("train.max_steps=99", "batch.global_size=32", "optimizer.lr=2e-3"), config=config
     )
 
