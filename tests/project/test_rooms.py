@@ -34,6 +34,7 @@ READING_PATH = (
     "compute/batches",
     "compute/reduction",
     "compute/optimizer",
+    "compute/guard",
     "world/world",
     "snapshot/format",
 )

@@ -26,7 +26,7 @@ GUARDED = ("health.spike_sigma=8", "health.max_skips=2", "health.max_rollbacks=1
 @pytest.fixture(autouse=True)
 def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure a process has some seconds to live. This one has more tests to run."""
-    monkeypatch.setattr("mingpt.world.joining._limit_the_rest_of_life", lambda seconds, code: None)
+    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
 
 
 @pytest.fixture

@@ -217,7 +217,7 @@ def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapsho
     assert code == USER_ERROR
     assert durable.steps() == [100, 75]
     assert (
-        "error: nothing was learnt since step 107: the gradients are not finite, so steps are skipped. The run has "
+        "error: nothing was learnt since step 107: 100 steps in a row were skipped. The run has "
         "diverged: give a lower optimizer.lr, and go back to a step before the trouble, 100 at the latest (`mingpt "
         f"snapshots rewind {tmp_path}/run --step N`), or start in another run.dir"
     ) in capsys.readouterr().err
