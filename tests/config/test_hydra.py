@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from config_kit import configured, problems
 
 import mingpt
+from config_kit import configured, problems
 from mingpt.config import compose
 from mingpt.config.keys import keys
 from mingpt.config.names import ALIASES, INSTEAD

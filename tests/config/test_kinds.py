@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
-from config_kit import configured
 from pydantic import Field
 
 import mingpt
+from config_kit import configured
 from mingpt.config import compose
 from mingpt.config.kinds import KINDS, PLUGINS, Data, register
 from mingpt.config.schema import Config

@@ -83,7 +83,7 @@ def test_arrows_between_rooms_point_down() -> None:
 
 # What is loaded by a name in a text, and so has no arrow: kinds of models and data (their packages are named in
 # config/kinds, which knows nothing else of them), code that the command line names, and a command's own module.
-BY_NAME = {"config/kinds", "config/plugin", "command"}
+BY_NAME = {"cli", "command", "completion", "config/kinds", "config/plugin"}
 
 
 def test_only_what_is_known_is_loaded_by_name() -> None:
