@@ -29,7 +29,8 @@ def leave_out(plan: BatchPlan, dropped: tuple[Range, ...], config: Config, since
     def find() -> list[Range]:
         return [r.dropped for n, r in sorted(records(config.run.dir).items()) if n > since and r.dropped]
 
-    return replace(plan, dropped=merged([*dropped, *world.run_on_main(find)]))
+    found = [(first, end) for first, end in world.run_on_main(find)]  # lists, after their way through a message
+    return replace(plan, dropped=merged([*dropped, *found]))
 
 
 class BadSteps:

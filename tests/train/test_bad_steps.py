@@ -16,6 +16,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
+from own_kit import OwnRun
 from paths_kit import KITS
 from poison_kit import MICRO, PLAN, POISONED, poison
 from run_kit import Run
@@ -146,10 +147,11 @@ def finish(run: Run, world: int, *overrides: str) -> str:
 def test_every_world_decides_alike_whatever_is_killed_between_skip_and_rollback(
     tmp_path: Path, text: Path, cache: Path
 ) -> None:
-    bad = (*POISONED, *GUARDED, "health.max_rollbacks=2", "health.max_skips=3", *poison([12, 17, 18, 19, 30, 31, 32]))
+    bad = (*GUARDED, "health.max_rollbacks=2", "health.max_skips=3", *poison([12, 17, 18, 19, 30, 31, 32]))
 
-    def new(name: str) -> Run:
-        return Run(f"{tmp_path}/{name}", text, cache, (*bad, "run.name=" + name), {"PYTHONPATH": str(KITS)})
+    def new(name: str) -> OwnRun:
+        where = (*POISONED, "run.name=" + name, f"run.dir={tmp_path}/{name}")
+        return OwnRun(f"{tmp_path}/{name}", Path(), Path(), where, {"PYTHONPATH": str(KITS)}, bad)
 
     alone = new("alone")
     output = finish(alone, 1)
