@@ -13,6 +13,7 @@ from mingpt.config.schema import Config
 from mingpt.console import complain, say
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
+from mingpt.observe.configfile import overrides_line
 from mingpt.redact import without_secrets
 from mingpt.train import session
 from mingpt.train.factory import build
@@ -46,7 +47,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             try:
                 agree_on_inputs(world, config, source)
                 if world.is_main:
-                    say(compose.as_yaml(config))
+                    say(overrides_line(arguments))
                 return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 # Printed here, before `join` leaves the world: leaving may wait for other processes.

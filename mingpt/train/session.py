@@ -19,6 +19,7 @@ from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.gpt2 import GPT
+from mingpt.observe.configfile import write_config
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import Observers, SnapshotCommitted
 from mingpt.observe.jsonl import MetricsLog
@@ -54,6 +55,8 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
             say(f"nothing to do: the run has reached step {origin.step}, and train.max_steps={config.train.max_steps}")
         return FINISHED
     record = claim_attempt(config, source, origin, checkpointer, world)
+    if world.is_main:
+        write_config(config, say)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
     observers = run.observers  # the lambda must not capture `run`: the writer's thread would keep DDP alive at the end
     checkpointer.begin(record, lambda *committed: observers.publish(SnapshotCommitted(*committed)))

@@ -1,0 +1,65 @@
+"""What a start says of its config in one line, and the file that holds all of it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import fsspec
+import pytest
+import torch
+import yaml
+
+from mingpt.config import compose
+from mingpt.errors import FINISHED, USER_ERROR
+from mingpt.observe.configfile import overrides_line, write_config
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
+from run_kit import TINY
+
+
+@pytest.fixture
+def train(tmp_path: Path, text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
+    threads = torch.get_num_threads()
+    places = (f"run.dir={tmp_path}/run", f"data.path={text}", f"data.cache_dir={cache}")
+    yield lambda *overrides: attempt([*TINY, *places, "train.max_steps=2", *overrides], Lifetime())
+    torch.set_num_threads(threads)
+
+
+def test_a_start_says_what_was_set_and_the_file_says_all(
+    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("optimizer.lr=0.02") == FINISHED
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("config: ")] == [
+        f"config: {' '.join(TINY)} run.dir={tmp_path}/run data.path={lines[0].split('data.path=')[1]}"
+    ]
+    assert lines[0].endswith("train.max_steps=2 optimizer.lr=0.02")
+    stored = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert (stored["optimizer"]["lr"], stored["train"]["max_steps"]) == (0.02, 2)
+    assert stored["schedule"]["decay_steps"] == 24
+    # A start that is refused leaves it as it was.
+    assert train("optimizer.lr=0.03", "train.max_steps=3") == USER_ERROR
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text()) == stored
+
+
+def test_secrets_are_in_neither(tmp_path: Path) -> None:
+    assert overrides_line(["data.path=s3://key:hidden@bucket/text"]) == "config: data.path=s3://***@bucket/text"
+    assert overrides_line([]) == "config: the defaults"
+
+
+def test_the_file_is_there_in_a_bucket_and_no_failure_ends_a_run(tmp_path: Path) -> None:
+    place, said = f"memory://{uuid4().hex}", list[str]()
+    config = compose.configure([f"run.dir={place}/run"])
+    assert config is not None
+    write_config(config, said.append)
+    assert said == []
+    with fsspec.open(f"{place}/run/config.yaml", "rt") as f:
+        assert yaml.safe_load(f)["run"]["dir"] == f"{place}/run"
+    (tmp_path / "run").write_text("a file where a folder should be")
+    config = compose.configure([f"run.dir={tmp_path}/run"])
+    assert config is not None
+    write_config(config, said.append)
+    [line] = said
+    assert line.startswith("config.yaml can't be written: ")
+    assert line.endswith(" The run goes on.")
