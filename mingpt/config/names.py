@@ -13,7 +13,7 @@ ALIASES = {
     for key, names in {
         "batch.global_size": "batch_size global_batch_size train_batch_size total_batch_size",
         "batch.micro_size": "micro_batch_size device_batch_size per_device_batch_size per_device_train_batch_size",
-        "data.path": "data_dir data_path dataset dataset_path train_file",
+        "data.path": "data_dir data_path dataset_path train_file",
         "data.workers": "num_workers dataloader_num_workers",
         "model.block_size": "seq_len seq_length sequence_length max_seq_len max_seq_length context_length n_ctx "
         "n_positions max_position_embeddings",
@@ -31,7 +31,7 @@ ALIASES = {
         "run.name": "run_name experiment_name",
         "schedule.decay_steps": "lr_decay_iters lr_decay_steps",
         "schedule.kind": "lr_scheduler lr_scheduler_type lr_schedule scheduler",
-        "schedule.min_ratio": "min_lr min_lr_ratio",
+        "schedule.min_ratio": "min_lr_ratio",
         "schedule.warmup_steps": "warmup_iters num_warmup_steps lr_warmup_steps",
         "snapshot.dir": "checkpoint_dir",
         "snapshot.every_steps": "checkpoint_every checkpoint_interval save_every save_interval save_steps",
@@ -51,10 +51,16 @@ INSTEAD = {
         "epoch is as many as the samples of the data / batch.global_size",
         "accumulate_grad_batches grad_accum_steps gradient_accumulation_steps": "set batch.global_size and "
         "batch.micro_size: each process accumulates its share of their quotient",
+        "dataset": "choose data=… (a group), or set data.path to a text of yours",
         "vocab_size": "it follows from the data: set data.tokens; model.vocab_multiple pads it",
         "warmup_ratio": "set schedule.warmup_steps, a number of steps",
         "resume_from resume_from_checkpoint": "start with the same run.dir, which resumes; model.init_from starts a "
         "run of its own from weights",
+        "min_lr": "set schedule.min_ratio, which is min_lr / optimizer.lr",
+        "decay_lr": "decay_lr=false is schedule=constant",
+        "eval_iters": "an evaluation takes the whole validation split; data.val_fraction says how large that is",
+        "always_save_checkpoint": "set snapshot.every_steps; snapshot.keep_best keeps the best one",
+        "wandb_log wandb_project report_to": "there are no trackers yet: metrics are JSON lines in run.dir/metrics",
         "gpus num_gpus num_nodes nproc_per_node world_size": "start as many processes: mingpt launch "
         "--nnodes=… --nproc-per-node=…",
     }.items()
