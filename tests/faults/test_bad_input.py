@@ -66,5 +66,6 @@ def check(case: Case, form: str, result: Result) -> None:
         assert result.workers == case.workers, shown
     if case.code == 64 and case.once:
         told = [line for line in result.output.splitlines() if re.search(case.where, line)]
-        told = [line for line in told if not line.startswith("launch: ")]  # the command, and the reason of the end
+        # What the command line set, the command, and the reason of the end.
+        told = [line for line in told if not line.startswith(("config: ", "launch: "))]
         assert len(told) == 1, f"told {len(told)} times by {shown}"
