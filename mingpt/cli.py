@@ -79,8 +79,6 @@ def main() -> int:
 def run(name: str, arguments: list[str]) -> int:
     verb = VERBS[name]
     sys.argv = [f"mingpt {'snapshots' if verb.several else name}", *([name] if verb.several else []), *arguments]
-    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
-        sys.path[0] = ""  # code of one's own is found where the command is started, as with `python -m`
     try:
         return int(import_module(verb.module).main())
     except KeyboardInterrupt:  # while it was imported
