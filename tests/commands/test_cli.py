@@ -129,6 +129,30 @@ def test_code_of_ones_own_is_found_in_the_folder_where_the_command_is_started(ru
 
 
 @pytest.mark.slow
+def test_code_of_the_current_folder_shadows_no_library(run: Mingpt) -> None:
+    for name in ("numpy", "pydantic", "fsspec", "argcomplete"):
+        (run.folder / f"{name}.py").write_text(f"open('ran-{name}', 'w')")
+    for arguments in ("--help", "completion bash", "snapshots list .", "train model._target_=mine.Net"):
+        run(*arguments.split())
+        assert not [*run.folder.glob("ran-*")], arguments
+
+
+def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(run: Mingpt) -> None:
+    (package := run.folder / "mingpt").symlink_to(ROOT / "mingpt")
+    arguments = ("launch", "--dry-run", "--nproc-per-node=2", "experiment=synthetic")
+    assert run(*arguments).returncode == 0
+    package.unlink()
+    package.mkdir()
+    (package / "__init__.py").touch()
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == (
+        f"error: the workers would train with {package}, and this launcher is {ROOT / 'mingpt'}: start in another "
+        f"folder, or run `python -m mingpt.launch` here to use the first\n"
+    )
+
+
+@pytest.mark.slow
 def test_prepare_starts_its_processes_from_the_console_script(run: Mingpt) -> None:
     write_gpt2(run.folder)
     (run.folder / "a.txt").write_text("to be, or not to be")
