@@ -41,7 +41,7 @@ def test_without_a_verb_the_help_is_shown_and_nothing_counts_as_done(run: Mingpt
 def test_a_mistaken_verb_is_told_with_the_nearest_one(run: Mingpt) -> None:
     done = run("snapshot", "list")
     assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr == "error: there is no verb 'snapshot' (did you mean snapshots?); see mingpt --help\n"
+    assert done.stderr == "error: unknown command 'snapshot' (did you mean snapshots?); see mingpt --help\n"
 
 
 def test_version_tells_what_bits_depend_on(run: Mingpt) -> None:
