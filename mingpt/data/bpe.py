@@ -1,7 +1,7 @@
 """Byte-pair encodings: GPT-2's own files through tiktoken, a Hugging Face `tokenizer.json` through `tokenizers`.
 
 Each snapshot stores what its vocabulary is made from (GPT-2's list of merges, 0.5 MB; the text of a tokenizer.json), so
-`mingpt.generate` needs nothing but the snapshot. Both packages are optional (`mingpt[bpe]`): they are imported when the
+`mingpt generate` needs nothing but the snapshot. Both packages are optional (`mingpt[bpe]`): they are imported when the
 first text is encoded.
 """
 

@@ -1,4 +1,4 @@
-"""The `mingpt.launch` command: validate the config, compose a torchrun command, print it, run it, print the reason."""
+"""The `mingpt launch` command: validate the config, compose a torchrun command, print it, run it, print the reason."""
 
 import json
 import os

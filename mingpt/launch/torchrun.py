@@ -1,4 +1,4 @@
-"""Composes the torchrun command of a node from the options of mingpt.launch and the platform's variables."""
+"""Composes the torchrun command of a node from the options of `mingpt launch` and the platform's variables."""
 
 import argparse
 import errno
