@@ -154,19 +154,9 @@ class Torchrun:
         job = options.rdzv_id or (place.job if place else None)
         settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
         return cls(
-            least=least,
-            most=most,
-            processes=processes,
-            backend=backend,
-            host=host,
-            port=port,
-            rank=rank,
-            own=own,
-            option=option,
-            job=job,
-            settings=settings,
-            overrides=tuple(given(options)),
-        )
+            least=least, most=most, processes=processes, backend=backend, host=host, port=port, rank=rank, own=own,
+            option=option, job=job, settings=settings, overrides=tuple(given(options)),
+        )  # fmt: skip
 
     @property
     def fewest_processes(self) -> int:
