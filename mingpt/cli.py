@@ -19,9 +19,9 @@ from mingpt.errors import FINISHED, USER_ERROR
 
 @dataclass(frozen=True)
 class Verb:
-    """module: its main() does it. options: the module, if another, whose parser() says what it takes, without torch.
+    """module: has main(). options: module with parser(), importable without torch (default: module).
 
-    several: the module has several commands, and this is one of them.
+    several: a subcommand of `mingpt snapshots`.
     """
 
     help: str
@@ -69,9 +69,7 @@ def main() -> int:
         return FINISHED
     if name not in VERBS:
         close = get_close_matches(name, VERBS, n=1)
-        complain(
-            f"error: there is no verb {name!r}{f' (did you mean {close[0]}?)' if close else ''}; see mingpt --help"
-        )
+        complain(f"error: unknown command {name!r}{f' (did you mean {close[0]}?)' if close else ''}; see mingpt --help")
         return USER_ERROR
     return run(name, arguments)
 
@@ -79,8 +77,6 @@ def main() -> int:
 def run(name: str, arguments: list[str]) -> int:
     verb = VERBS[name]
     sys.argv = [f"mingpt {'snapshots' if verb.several else name}", *([name] if verb.several else []), *arguments]
-    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
-        sys.path[0] = ""  # code of one's own is found where the command is started, as with `python -m`
     try:
         return int(import_module(verb.module).main())
     except KeyboardInterrupt:  # while it was imported
@@ -88,10 +84,11 @@ def run(name: str, arguments: list[str]) -> int:
 
 
 def help_text() -> str:
-    lines = ["usage: mingpt VERB …", ""]
+    lines = ["usage: mingpt COMMAND …", ""]
     for title, verbs in GROUPS.items():
         lines += [f"{title}:", *(f"  {name:<12} {verb.help}" for name, verb in verbs.items()), ""]
-    return "\n".join([*lines, "mingpt VERB --help says what a verb takes; mingpt --version, which versions are here."])
+    last = "mingpt COMMAND --help says what a command takes; mingpt --version, which versions are here."
+    return "\n".join([*lines, last])
 
 
 def version_text() -> str:

@@ -20,7 +20,7 @@ Main = Callable[[list[str]], int]
 
 
 class Unfit(Exception):
-    """The command works, and what it has checked is not as it should be. Exit 1."""
+    """The command ran, and its check failed (a damaged snapshot). Exit 1."""
 
 
 def command(interrupted: str = "") -> Callable[[Main], Main]:
@@ -56,7 +56,7 @@ def _end(error: Exception, code: int) -> int:
 
 
 def program(module: str) -> str:
-    """What usage lines call a program, as it was called: `mingpt VERB` (cli.py), or `python -m` of its module."""
+    """What usage lines call a program, as it was called: `mingpt COMMAND` (cli.py), or `python -m` of its module."""
     return sys.argv[0] if sys.argv[0].startswith("mingpt ") else f"python -m {module}"
 
 

@@ -200,7 +200,7 @@ def _of_client(shown: str, error: Exception) -> UserError | TransientError:
 
 
 def fetch_it(url: str) -> str:
-    """The end of a message about a missing file: how to fetch it, if `mingpt.data.fetch` can."""
+    """The end of a message about a missing file: how to fetch it, if `mingpt fetch` can."""
     path = os.path.normpath(url)
     name = next((name for place, name in FETCHED.items() if path == place or path.startswith(f"{place}/")), None)
     return f", or get it with `mingpt fetch {name}`" if name else ""

@@ -1,4 +1,4 @@
-"""The command mingpt.evaluate: evaluate a snapshot's model on data, and print the figures as text or JSON."""
+"""`mingpt evaluate`: evaluate a snapshot's model on data, and print the figures as text or JSON."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What mingpt.generate does: continue texts or draw images with a snapshot's model."""
+"""What `mingpt generate` does: continue texts or draw images with a snapshot's model."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""What mingpt.snapshots does: one function a command. The help texts, which say what each does, are in that file."""
+"""What `mingpt snapshots` does: one function a command. mingpt/snapshots.py has the help texts."""
 
 import argparse
 import json

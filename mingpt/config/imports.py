@@ -5,6 +5,7 @@ installed have versions, and this package has `numerics.NUMERICS`.
 """
 
 import ast
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -17,10 +18,18 @@ HERE = Path(mingpt.__file__).resolve().parent
 INSTALLED = {"site-packages", "dist-packages"}
 
 
+def search_here_too() -> None:
+    """Let the user's own code be found in the current folder: last, so that no file in it shadows a package."""
+    here = os.getcwd()
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated) and not {"", here} & {*sys.path}:
+        sys.path.append(here)
+
+
 def imported_sha256(target: str) -> str | None:
     """Of all of the user's files that the module of a dotted path needs, besides its own; None if there are none."""
     module_name = target.rpartition(".")[0]
     top = module_name.partition(".")[0]
+    search_here_too()
     for entry in sys.path:
         root = Path(entry or ".").resolve()
         if (root / top).is_dir() or (root / f"{top}.py").is_file():

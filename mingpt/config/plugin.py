@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from mingpt.config.imports import search_here_too
 from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
@@ -40,6 +41,7 @@ def find(section: str, path: str) -> Callable[..., Any]:
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise UserError(f"{shown}: name a class or function: package.module.Name")
+    search_here_too()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

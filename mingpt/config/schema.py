@@ -146,9 +146,9 @@ class Resume(Section):
 
 class Launch(Section):
     max_attempts_without_progress: int = Field(default=3, ge=1)
-    """mingpt.launch gives up after this many attempts in a row that left no new snapshot."""
+    """`mingpt launch` gives up after this many attempts in a row that left no new snapshot."""
     shutdown_timeout_seconds: int = Field(default=300, ge=1)
-    """Time from a request to stop until mingpt.launch kills: more than a step and a snapshot take."""
+    """Time from a request to stop until `mingpt launch` kills: more than a step and a snapshot take."""
 
 
 class Config(Section):

@@ -1,7 +1,7 @@
 """Byte-pair encodings: GPT-2's own files through tiktoken, a Hugging Face `tokenizer.json` through `tokenizers`.
 
 Each snapshot stores what its vocabulary is made from (GPT-2's list of merges, 0.5 MB; the text of a tokenizer.json), so
-`mingpt.generate` needs nothing but the snapshot. Both packages are optional (`mingpt[bpe]`): they are imported when the
+`mingpt generate` needs nothing but the snapshot. Both packages are optional (`mingpt[bpe]`): they are imported when the
 first text is encoded.
 """
 
@@ -44,10 +44,6 @@ def _letters() -> dict[str, int]:
 BYTE_OF_LETTER = _letters()
 
 
-def _missing(package: str) -> UserError:
-    return UserError(f"BPE tokens need the package {package}: pip install -e '.[bpe]' in the checkout")
-
-
 @dataclass(frozen=True)
 class GPT2Tokens:
     """The byte-level BPE of a `vocab.bpe`: a token for each of 256 bytes and for each merge, then the end of text."""
@@ -87,7 +83,7 @@ class GPT2Tokens:
         try:
             import tiktoken
         except ImportError as error:
-            raise _missing("tiktoken") from error
+            raise _needs("tiktoken") from error
         special = {END_OF_TEXT: self.end_of_text}
         return tiktoken.Encoding("gpt2", pat_str=SPLIT, mergeable_ranks=self.ranks, special_tokens=special)
 
@@ -125,7 +121,7 @@ class HuggingFaceTokens:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise _missing("tokenizers") from error
+            raise _needs("tokenizers") from error
         try:
             tokenizer = Tokenizer.from_str(self.text)
         except BaseException as error:  # Rust's PanicException is no subclass of Exception

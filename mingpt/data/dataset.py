@@ -43,7 +43,7 @@ class Shard(Strict):
 class DataSet(Strict):
     """A manifest. made_from: a hash of the sources' names and contents and of all options.
 
-    By `made_from` a second `mingpt.data.prepare` knows whether the finished data set is the one that it would write.
+    By `made_from` a second `mingpt prepare` knows whether the finished data set is the one that it would write.
     """
 
     format: Literal["mingpt-shards-1"] = "mingpt-shards-1"
@@ -106,7 +106,7 @@ def from_bytes(raw: bytes, shown: str) -> DataSet:
         where = printable(".".join(map(str, first["loc"]))) or "the file"
         raise UserError(
             f"{shown}: {MANIFEST} is not that of a prepared data set ({where}: {first['msg']}): make the data set "
-            "again with mingpt prepare"
+            "again with `mingpt prepare`"
         ) from errors
 
 

@@ -1,4 +1,4 @@
-"""Token shards as a source: what mingpt.data.prepare wrote, or a folder with nanoGPT's train.bin and val.bin.
+"""Token shards as a source: what `mingpt prepare` wrote, or a folder with nanoGPT's train.bin and val.bin.
 
 A split is one sequence of tokens, wherever its shards end. Shards on a local path are memory-mapped in place. From
 anywhere else, each is fetched when a sample first needs it, into a bounded cache of the node (shardcache.py).
@@ -95,7 +95,7 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
         elif all(fs.isfile(f"{path}/{name}") for name in NANOGPT):
             dataset, own = _nanogpt(config, fs, path, vocabulary)
         else:
-            cure = "give the folder that mingpt.data.prepare has written, or one with nanoGPT's train.bin and val.bin"
+            cure = "give the folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin"
             raise UserError(f"{shown}: no data set is there (no {MANIFEST}): {cure}")
     _check_vocabulary(config, own, vocabulary)
     home = Path(path) if is_local(fs) else ShardCache(

@@ -1,4 +1,4 @@
-"""The `mingpt.launch` command: validate the config, compose a torchrun command, print it, run it, print the reason."""
+"""The `mingpt launch` command: validate the config, compose a torchrun command, print it, run it, print the reason."""
 
 import json
 import os
@@ -6,7 +6,10 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
 
+import mingpt
 from mingpt.config import compose
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
@@ -19,6 +22,7 @@ from mingpt.world.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
 def launch(arguments: list[str], lifetime: Lifetime) -> int:
     """Train on this node; returns the exit code. The last line of the output is the reason."""
     try:
+        refuse_another_package()
         os.environ[MOMENT] = str(time.time())
         options = parse(arguments)
         node = Torchrun.compose(options, os.environ)
@@ -54,6 +58,17 @@ def launch(arguments: list[str], lifetime: Lifetime) -> int:
         signal.signal(number, signal.SIG_IGN)
     say(f"launch: exit code {code}: {reason}")
     return code
+
+
+def refuse_another_package() -> None:
+    """Raise UserError if the workers (`python -m`: the current folder comes first) would find another mingpt."""
+    found = PathFinder.find_spec("mingpt", [os.getcwd()])
+    if found and found.origin and not os.path.samefile(found.origin, mingpt.__file__):
+        raise UserError(
+            f"the workers would train with {Path(found.origin).parent}, and this launcher is "
+            f"{Path(mingpt.__file__).parent}: start in another folder, or run `python -m mingpt.launch` here to use "
+            f"the first"
+        )
 
 
 def newest_step(config: Config) -> int:

@@ -1,4 +1,4 @@
-"""Composes the torchrun command of a node from the options of mingpt.launch and the platform's variables."""
+"""Composes the torchrun command of a node from the options of `mingpt launch` and the platform's variables."""
 
 import argparse
 import errno
@@ -153,7 +153,10 @@ class Torchrun:
             processes = max(1, _gpus() if place is None or place.gpus is None else place.gpus)
         job = options.rdzv_id or (place.job if place else None)
         settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
-        return cls(least, most, processes, backend, host, port, rank, own, option, job, settings, tuple(given(options)))
+        return cls(
+            least=least, most=most, processes=processes, backend=backend, host=host, port=port, rank=rank, own=own,
+            option=option, job=job, settings=settings, overrides=tuple(given(options)),
+        )  # fmt: skip
 
     @property
     def fewest_processes(self) -> int:

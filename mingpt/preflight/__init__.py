@@ -1,1 +1,1 @@
-"""mingpt.preflight: checks of each node, and of the links between nodes, before training starts."""
+"""`mingpt preflight`: checks of each node, and of the links between nodes, before training starts."""

@@ -1,7 +1,7 @@
 """`mingpt preflight [options] [overrides]`: check all nodes before training; run it once on each.
 
-It takes the options of mingpt.launch, and reads the platform's variables as that does. All that it leaves behind is an
-empty run.dir. Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a node can't be reached.
+It takes the options of `mingpt launch`, and reads the platform's variables as that does. All that it leaves behind is
+an empty run.dir. Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a node can't be reached.
 """
 
 import math

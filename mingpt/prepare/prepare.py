@@ -121,7 +121,7 @@ def prepare(
                 held.enter_context(lock)
             except Timeout:
                 raise UserError(
-                    f"--out={without_secrets(out)}: another mingpt.data.prepare is writing there: wait until it ends"
+                    f"--out={without_secrets(out)}: another `mingpt prepare` is writing there: wait until it ends"
                 ) from None
             dtype = dtype_for(tokenizer.size)
             writer = ShardWriter(out, home, dtype, tokenizer.end_of_text, shard_tokens, versions)

@@ -165,7 +165,7 @@ class ShardWriter:
                 self._truncate(shards, int(recorded["tokens"]))
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
             raise UserError(
-                f"{self.folder}: what an earlier mingpt.data.prepare left is damaged ({error}): delete the folder"
+                f"{self.folder}: what an earlier `mingpt prepare` left is damaged ({error}): delete the folder"
             ) from error
         if identity != self.identity:
             shown = f"--out={without_secrets(self.url)}"

@@ -95,12 +95,12 @@ class Checkpointer:
             all_processes,
             retention,
             provenance,
-            self.log,
-            durable_committed,
-            record.claim,
-            s.retry_seconds,
-            s.verify_after_write,
-            self.timeout,
+            log=self.log,
+            committed=durable_committed,
+            claim=record.claim,
+            retry_seconds=s.retry_seconds,
+            verify=s.verify_after_write,
+            limit_seconds=self.timeout,
         )
         # The hot tier needs all processes of the node.
         everywhere = all(on_node.gather(self.hot_store is not None))

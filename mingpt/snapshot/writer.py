@@ -67,7 +67,13 @@ class SnapshotWriter:
     def __post_init__(self) -> None:
         self._staging = Staging(self.world)
         self._writer = StoreWriter(
-            self.store, self.provenance, self.log, self.claim, self.retry_seconds, self.verify, self.limit_seconds
+            self.store,
+            self.provenance,
+            log=self.log,
+            claim=self.claim,
+            retry_seconds=self.retry_seconds,
+            verify=self.verify,
+            limit_seconds=self.limit_seconds,
         )
 
     @property

@@ -113,6 +113,7 @@ class BadSteps:
             )
         place = shlex.quote(str(without_secrets(self.config.run.dir)))
         return (
-            f"The run has diverged: give a lower optimizer.lr, and go back to a step before the trouble, {newest} at "
-            f"the latest (`mingpt snapshots rewind {place} --step N`), or start in another run.dir"
+            f"The run has diverged: give a lower optimizer.lr with resume.changed=true, and go back to a step before "
+            f"the trouble, {newest} at the latest (`mingpt snapshots rewind {place} --step N`), or start in another "
+            f"run.dir"
         )

@@ -258,5 +258,7 @@ def announce(run: Run) -> None:
         f"{world.device.type} ({world.backend}), {plan.microbatches} microbatches of {plan.micro_size} x "
         f"{run.config.model.block_size} tokens, {sum(p.numel() for p in run.compute.model.parameters()):,} parameters"
     )
+    if run.config.reduce == "fast":
+        say("reduce=fast: equal bits for another number of processes are not promised")
     for line in proportions(plan, run.source, run.config):
         say(line)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mingpt.config.section import LARGEST
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.weights.tokenizer import numbers_in, tokenizer_files
@@ -23,7 +24,6 @@ PUBLISHED: dict[str, tuple[object, ...]] = {
     "tie_word_embeddings": (True,),
 }
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
-LARGEST = 2**31 - 1  # of any size, as in the schema: larger ones overflow in torch
 SHOWN = 4  # names in one message
 
 

@@ -114,9 +114,9 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
         )
     if tasks != nodes:  # with fewer, the others would wait for nodes without a task
         raise UserError(
-            f"{job}: SLURM_NTASKS={tasks}, SLURM_NNODES={nodes}, and mingpt.launch is for one task a node: give srun "
+            f"{job}: SLURM_NTASKS={tasks}, SLURM_NNODES={nodes}, and `mingpt launch` is for one task a node: give srun "
             f"--ntasks={nodes} --ntasks-per-node=1"
-            + ("; or start mingpt.train in place of it, once for each GPU" if tasks > nodes else "")
+            + ("; or start `mingpt train` in place of it, once for each GPU" if tasks > nodes else "")
         )
     return Placement(
         "Slurm", addresses, rank, gpus, f"slurm-{environment.get('SLURM_JOB_ID')}", slurm_job.port(environment)
@@ -203,7 +203,7 @@ def require_launcher(environment: Mapping[str, str]) -> None:
     if "RANK" not in environment and re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
         raise UserError(
             f"PET_NNODES={nodes} in the environment announces several nodes, and this process would train alone: start "
-            f"it with mingpt.launch or torchrun, or unset PET_NNODES"
+            f"it with `mingpt launch` or torchrun, or unset PET_NNODES"
         )
 
 

@@ -41,7 +41,7 @@ def test_without_a_verb_the_help_is_shown_and_nothing_counts_as_done(run: Mingpt
 def test_a_mistaken_verb_is_told_with_the_nearest_one(run: Mingpt) -> None:
     done = run("snapshot", "list")
     assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr == "error: there is no verb 'snapshot' (did you mean snapshots?); see mingpt --help\n"
+    assert done.stderr == "error: unknown command 'snapshot' (did you mean snapshots?); see mingpt --help\n"
 
 
 def test_version_tells_what_bits_depend_on(run: Mingpt) -> None:
@@ -126,6 +126,30 @@ def test_code_of_ones_own_is_found_in_the_folder_where_the_command_is_started(ru
     (run.folder / "mine.py").touch()
     done = run("train", "model._target_=mine.Net", "data._target_=mine.rows")
     assert "the module mine has no Net" in done.stderr
+
+
+@pytest.mark.slow
+def test_code_of_the_current_folder_shadows_no_library(run: Mingpt) -> None:
+    for name in ("numpy", "pydantic", "fsspec", "argcomplete"):
+        (run.folder / f"{name}.py").write_text(f"open('ran-{name}', 'w')")
+    for arguments in ("--help", "completion bash", "snapshots list .", "train model._target_=mine.Net"):
+        run(*arguments.split())
+        assert not [*run.folder.glob("ran-*")], arguments
+
+
+def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(run: Mingpt) -> None:
+    (package := run.folder / "mingpt").symlink_to(ROOT / "mingpt")
+    arguments = ("launch", "--dry-run", "--nproc-per-node=2", "experiment=synthetic")
+    assert run(*arguments).returncode == 0
+    package.unlink()
+    package.mkdir()
+    (package / "__init__.py").touch()
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == (
+        f"error: the workers would train with {package}, and this launcher is {ROOT / 'mingpt'}: start in another "
+        f"folder, or run `python -m mingpt.launch` here to use the first\n"
+    )
 
 
 @pytest.mark.slow

@@ -385,7 +385,7 @@ def test_processes_share_a_cache_that_is_too_small_for_them(tmp_path: Path, remo
 
 def test_a_place_without_a_data_set_is_a_mistake(tmp_path: Path) -> None:
     assert problem(tmp_path, tmp_path) == (
-        f"data.path={tmp_path}: no data set is there (no manifest.json): give the folder that mingpt.data.prepare has "
+        f"data.path={tmp_path}: no data set is there (no manifest.json): give the folder that `mingpt prepare` has "
         "written, or one with nanoGPT's train.bin and val.bin"
     )
     assert "no data set is there" in problem(tmp_path / "none", tmp_path)

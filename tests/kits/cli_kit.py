@@ -22,7 +22,8 @@ class Mingpt:
         script.parent.mkdir()
         script.write_text("\n".join([*lines, "    sys.exit(main())\n"]))
         script.chmod(0o755)
-        libraries = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+        # Without an empty entry, which would be the current folder.
+        libraries = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.folder = folder
         self.env = {**os.environ, "PATH": f"{script.parent}:{os.environ['PATH']}", "PYTHONPATH": libraries}
 

@@ -11,6 +11,7 @@ import torch
 from mingpt.commands import snapshots
 from mingpt.errors import Damaged, SnapshotFailed, TransientError, UserError
 from mingpt.snapshot import pieces
+from mingpt.snapshot import store as store_module
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
@@ -80,6 +81,36 @@ def test_a_part_is_the_same_whatever_the_ranges(monkeypatch: pytest.MonkeyPatch,
     save(store, 1)
     monkeypatch.setattr(pieces, "RANGE_BYTES", size)
     assert equal(read(store, 1).state, state_of(1))
+
+
+def test_of_a_manifest_no_more_is_asked_for_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its server has announced less."""
+    store = Store(f"memory://{uuid4().hex}")
+    save(store, 1)
+    content, announced = store.read_manifest(1), store.size(1, "manifest.json")
+    monkeypatch.setattr(store_module, "MANIFEST_LIMIT", announced)
+    assert store.read_manifest(1) == content
+    store.fs.pipe_file(f"{store.folder(1)}/manifest.json", content * 9)
+    monkeypatch.setattr(store, "size", lambda *_: announced)
+    real, came = store.fs.cat_file, []
+
+    def cat_file(path: str, **options: Any) -> bytes:
+        came.append(bytes(real(path, **options)))
+        return came[-1]
+
+    monkeypatch.setattr(store.fs, "cat_file", cat_file)
+    with pytest.raises(Damaged, match=rf"^manifest\.json is larger than {announced} bytes"):
+        store.read_manifest(1)
+    assert [len(c) for c in came] == [announced + 1]
+
+
+def test_a_manifest_without_content_is_damaged(serve: Stores) -> None:
+    """A range of nothing is an error of S3's."""
+    store = Store(f"{serve('moto').url}/{uuid4().hex}")
+    save(store, 1)
+    store.fs.pipe_file(f"{store.folder(1)}/manifest.json", b"")
+    with pytest.raises(Damaged):
+        read(store, 1)
 
 
 def test_a_download_that_was_cut_off_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:

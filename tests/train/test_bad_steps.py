@@ -108,8 +108,8 @@ def test_a_run_that_has_gone_back_often_enough_ends(
     # Batch 25 is that of step 23: two are left out.
     assert (
         "error: nothing was learnt since step 23: 2 steps in a row were skipped. The run went back 1 time, and it was "
-        "no help. The run has diverged: give a lower optimizer.lr, and go back to a step before the trouble, 20 at the "
-        "latest"
+        "no help. The run has diverged: give a lower optimizer.lr with resume.changed=true, and go back to a step "
+        "before the trouble, 20 at the latest"
     ) in capsys.readouterr().err
     assert store.steps() == [20, 15, 10, 5]
 

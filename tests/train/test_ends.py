@@ -218,8 +218,8 @@ def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapsho
     assert durable.steps() == [100, 75]
     assert (
         "error: nothing was learnt since step 107: 100 steps in a row were skipped. The run has "
-        "diverged: give a lower optimizer.lr, and go back to a step before the trouble, 100 at the latest (`mingpt "
-        f"snapshots rewind {tmp_path}/run --step N`), or start in another run.dir"
+        "diverged: give a lower optimizer.lr with resume.changed=true, and go back to a step before the trouble, 100 "
+        f"at the latest (`mingpt snapshots rewind {tmp_path}/run --step N`), or start in another run.dir"
     ) in capsys.readouterr().err
 
 

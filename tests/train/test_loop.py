@@ -316,6 +316,16 @@ def test_the_session_claims_an_attempt_and_names_it_in_each_manifest(open_run: C
     assert [h["attempt"] for h in second.record.provenance["history"]] == [1, 2]
 
 
+def test_a_start_says_what_reduce_fast_gives_up(
+    open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "reduce=fast: equal bits for another number of processes are not promised"
+    session.announce(open_run())
+    assert told not in capsys.readouterr().out
+    session.announce(open_run("reduce=fast"))
+    assert told in capsys.readouterr().out.splitlines()
+
+
 def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: Callable[..., Run]) -> None:
     older = open_run()
     open_run()

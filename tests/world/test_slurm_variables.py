@@ -156,12 +156,12 @@ NODES = "Slurm's job 7, on one machine, and the job's nodes are"
         (TASK | {"SLURM_STEP_ID": str(0xFFFFFFFA)}, f"this is the shell of {NODES} n1, n2: {SRUN}"),
         (
             TASK,
-            "Slurm's job 7: SLURM_NTASKS=4, SLURM_NNODES=2, and mingpt.launch is for one task a node: give srun "
-            "--ntasks=2 --ntasks-per-node=1; or start mingpt.train in place of it, once for each GPU",
+            "Slurm's job 7: SLURM_NTASKS=4, SLURM_NNODES=2, and `mingpt launch` is for one task a node: give srun "
+            "--ntasks=2 --ntasks-per-node=1; or start `mingpt train` in place of it, once for each GPU",
         ),
         (  # the second node has nobody, and would be waited for
             ONCE_A_NODE | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"},
-            "Slurm's job 7: SLURM_NTASKS=1, SLURM_NNODES=2, and mingpt.launch is for one task a node: give srun "
+            "Slurm's job 7: SLURM_NTASKS=1, SLURM_NNODES=2, and `mingpt launch` is for one task a node: give srun "
             "--ntasks=2 --ntasks-per-node=1",
         ),
         (

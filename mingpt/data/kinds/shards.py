@@ -18,7 +18,7 @@ class ShardsData(RowData):
     kind: Literal["shards"] = "shards"
     """any amount of text, tokenized before"""
     path: Annotated[str, NO_RESULT] = Field(default=MISSING, min_length=1)
-    """The folder that mingpt.data.prepare has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
+    """The folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
     tokenizer: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
     """The vocabulary of nanoGPT's files, which name none, as for text; null: numbers, which spell no text."""
     cache_bytes: Annotated[int, NO_RESULT] = Field(default=2**35, ge=1)
