@@ -51,9 +51,7 @@ def check_same_run(source: Store, target: Store) -> None:
 def _continues(newer: Manifest, older: Manifest) -> bool:
     """Whether one line of attempts leads through both. One attempt has one config."""
     attempts = len(older.history)
-    return older.history == newer.history[:attempts] and (
-        attempts < len(newer.history) or older.config == newer.config
-    )
+    return older.history == newer.history[:attempts] and (attempts < len(newer.history) or older.config == newer.config)
 
 
 def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None]) -> None:
