@@ -82,3 +82,12 @@ def test_a_run_that_has_lost_its_snapshots_gets_them_back(tmp_path: Path, target
     Attempt.claim(target, 0, None)
     assert snapshots.main(["copy", f"{tmp_path}/backup", target]) == 0
     assert Store(f"{target}/snapshots").steps() == [4]
+
+
+def test_a_folder_of_runs_is_told_from_one_without(tmp_path: Path, capsys: Captured) -> None:
+    save(Store(f"{tmp_path}/runs/a/snapshots"), 1)
+    assert snapshots.main(["verify", f"{tmp_path}/runs"]) == 64
+    assert f"`mingpt snapshots list {tmp_path}/runs` shows the runs in there" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert snapshots.main(["verify", f"{tmp_path}/empty"]) == 64
+    assert "shows the runs" not in capsys.readouterr().err
