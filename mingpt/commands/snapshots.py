@@ -13,7 +13,7 @@ from mingpt.console import say
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.catalog import DAMAGED, inspect_step, render_manifest, runs_below, runs_table, steps_table
-from mingpt.snapshot.copying import check_conflicts, copy_metrics, copy_step
+from mingpt.snapshot.copying import check_conflicts, check_same_run, copy_metrics, copy_step
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.find import Found, find, split_url
 from mingpt.snapshot.reader import read_manifest, verify
@@ -146,7 +146,9 @@ def copy_command(options: Options) -> int:
     if named is None and not target.root.endswith(f"/{SNAPSHOTS}") and not target.folders():
         target = Store(f"{above.rstrip('/')}/{SNAPSHOTS}", "URL")  # where a run looks for them
     check_conflicts(found.store, target, found.steps)
-    copy_metrics(found.store, target, say)
+    if not {*found.steps} <= {*target.steps()}:  # else the metrics are there, too; a fork's own have the same names
+        check_same_run(found.store, target)
+        copy_metrics(found.store, target, say)
     return _each_step(
         found, lambda step: copy_step(found.store, target, step, say), "DAMAGED, not copied", "not copied"
     )

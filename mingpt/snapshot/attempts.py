@@ -15,10 +15,10 @@ from typing import Any
 from uuid import uuid4
 
 from mingpt.atomic import write_whole
-from mingpt.errors import Superseded
+from mingpt.errors import Superseded, UserError
 from mingpt.plainfile import check_all_plain
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import is_local, make_folder, open_fs, place
 
 CLAIM = re.compile(r"([0-9]{5,})\.json")
 SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # metrics: one file per attempt
@@ -42,6 +42,24 @@ class Record:
     parent: int = 0
     by: str = TRAIN
     dropped: tuple[int, int] | None = None
+
+
+def make_run_dir(run_dir: str) -> None:
+    """Make a local run's folder. Raises UserError where there can be none, and for the root of the file system.
+
+    The root is what run.dir=$DIR/ becomes with an empty DIR.
+    """
+    fs, path = open_fs(run_dir, "run.dir")
+    if not is_local(fs):
+        return
+    shown = f"run.dir={without_secrets(run_dir)}"
+    if Path(path or "/").resolve() == Path("/"):
+        raise UserError(f"{shown}: this is the root of the file system: give a folder of its own")
+    with place("run.dir", run_dir):
+        try:
+            make_folder(fs, path)
+        except FileNotFoundError as error:
+            raise UserError(f"{shown}: this folder can't be created there: choose another place") from error
 
 
 def _names(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> dict[int, str]:

@@ -6,7 +6,7 @@ from mingpt.errors import Damaged, UserError
 from mingpt.snapshot.files import METRICS, SNAPSHOTS
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.manifest import encode_manifest
-from mingpt.snapshot.reader import read_manifest, verified_pieces, verify
+from mingpt.snapshot.reader import manifest_or_none, read_manifest, verified_pieces, verify
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
@@ -34,6 +34,24 @@ def check_conflicts(source: Store, target: Store, steps: list[int]) -> None:
             )
     if problems:
         raise UserError(*problems)
+
+
+def check_same_run(source: Store, target: Store) -> None:
+    """Raise UserError if the target has a step of another run: a run there would be made of both."""
+    ours = [manifest for step in source.steps() if (manifest := manifest_or_none(source, step))]
+    for step in target.steps() if ours else []:
+        theirs = manifest_or_none(target, step)
+        if theirs and not any(_continues(mine, theirs) for mine in ours):
+            raise UserError(
+                f"{target.url}: step {step} is there, of another run ({theirs.run}, not {ours[0].run}): nothing was "
+                f"copied; give another TO"
+            )
+
+
+def _continues(newer: Manifest, older: Manifest) -> bool:
+    """Whether one line of attempts leads through both. One attempt has one config."""
+    attempts = len(older.history)
+    return older.history == newer.history[:attempts] and (attempts < len(newer.history) or older.config == newer.config)
 
 
 def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None]) -> None:

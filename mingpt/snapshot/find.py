@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
+from mingpt.snapshot.catalog import runs_below
 from mingpt.snapshot.files import STEP_FOLDER
 from mingpt.snapshot.store import Store
 
@@ -41,6 +42,8 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
             break
     else:
         cure = "check the spelling; give a run's directory, its snapshots folder, or a step's folder"
+        if runs_below(url):
+            cure = f"`mingpt snapshots list {without_secrets(url)}` shows the runs in there: give one of them"
         raise UserError(f"{without_secrets(url)}: no snapshot is there: {cure}")
     if step is not None:
         if step not in steps:

@@ -24,7 +24,7 @@ from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import Observers, SnapshotCommitted
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible
+from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import Loaded
 from mingpt.train import loop, own_model, resume
@@ -44,6 +44,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
 
     model: from factory.build, with the same initial weights in every process.
     """
+    world.run_on_main(lambda: make_run_dir(config.run.dir))
     compute = build_compute(config, source, model, world)
     state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
     checkpointer = Checkpointer(config, world, state_bytes, say)
@@ -115,6 +116,9 @@ def restore(config: Config, source: Source, compute: Compute, checkpointer: Chec
             f"depend on which process computes what"
         )
     origin = Origin(checkpointer.restore(), 0, numerics, [], resume.Changes(), math.inf)
+    if config.resume.changed and not origin.loaded and world.is_main:
+        where = checkpointer.store.url  # a fork's copy may have failed
+        say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")
     if origin.loaded:
         _resume(origin, origin.loaded, config, source, compute, world)
         since = origin.loaded.manifest.attempt

@@ -1,6 +1,7 @@
 """What an attempt says and agrees on before its first step."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import UserError
+from mingpt.snapshot.attempts import make_run_dir
 from mingpt.train.attempt import agree_on_inputs
 from mingpt.train.proportions import count, proportions
 from mingpt.world.world import World
 from own_kit import CLASSIFIER
+from run_kit import train
 from snapshot_kit import ALONE
 
 
@@ -98,3 +101,28 @@ def test_of_a_text_tokens_are_told(text: Any, cache: Any) -> None:
     plan = BatchPlan(5384, 1, 32, 16)
     assert list(proportions(plan, source_of(config), config)) == ["data: 5,400 tokens, 512 a step, 10.1 epochs"]
     assert [count(n) for n in (999_999, 1_000_000, 9_960_000_000)] == ["999,999", "1.0 M", "10.0 G"]
+
+
+@pytest.mark.parametrize("place", ["/", "//", "file:///", "/tmp/.."])
+def test_the_root_of_a_file_system_is_no_runs_directory(place: str) -> None:
+    with pytest.raises(UserError, match=r"^run\.dir=.*: this is the root of the file system: give a folder of its own"):
+        make_run_dir(place)
+
+
+def test_a_place_where_no_folder_can_be_made_is_not_called_misspelt() -> None:
+    with pytest.raises(
+        UserError, match=r"^run\.dir=/proc/x: this folder can't be created there: choose another place$"
+    ):
+        make_run_dir("/proc/x")
+
+
+@pytest.mark.slow
+def test_who_wants_to_resume_and_finds_no_snapshot_is_told(tmp_path: Path) -> None:
+    run = ("data=addition", "model=gpt-nano", "batch.global_size=16", "run.dir=fork", "train.max_steps=1")
+    done = train(tmp_path, *run, "resume.changed=true")
+    warning = "WARNING: resume.changed=true, but there is no snapshot in fork/snapshots: this run starts at step 1\n"
+    assert (done.returncode, done.stdout.count(warning)) == (0, 1), done.stderr
+    again = train(tmp_path, *run, "resume.changed=true", "train.max_steps=2")
+    assert (again.returncode, again.stdout.count("WARNING: resume")) == (0, 0), again.stderr
+    root = train(tmp_path, "data=addition", "model=gpt-nano", "run.dir=/")
+    assert (root.returncode, root.stderr[:17]) == (64, "error: run.dir=/:")
