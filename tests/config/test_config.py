@@ -337,3 +337,20 @@ def test_no_two_experiments_have_one_name() -> None:
     names = [configured(stem(f), *OPEN.get(stem(f), (TEXT,))).run.name for f in files]
     assert sorted(set(names)) == sorted(names)
     assert configured().run.name not in names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        ("experiment=mnist_draw data=shakespeare ~data.draw ~data.image_weight", "path", "data/shakespeare.txt"),
+        ("experiment=gpt2_124m model=gpt-micro ~data.stride", "stride", 1),  # follows a key that only the schema has
+        ("data.stride=${oc.env:NOPE} ~data.stride", "stride", 1),
+    ],
+)
+def test_a_key_of_a_file_is_deleted_whatever_it_holds(arguments: str, key: str, value: object) -> None:
+    assert configured(*arguments.split()).data.model_dump()[key] == value
+
+
+def test_a_key_without_a_value_may_be_added() -> None:
+    config = configured("experiment=classifier", "~model._target_", "+model._target_=examples.classifier.Classifier")
+    assert config.model.model_dump()["_target_"] == "examples.classifier.Classifier"
