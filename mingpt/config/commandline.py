@@ -91,16 +91,18 @@ class CommandLine:
         if options.config_dir is not None:
             folder = Path(options.config_dir).absolute()
             if not folder.is_dir():
-                problems.append(f"--config-dir={options.config_dir}: there is no such folder: check the spelling")
+                shown = without_secrets(options.config_dir)
+                problems.append(f"--config-dir={shown}: there is no such folder: check the spelling")
             else:
                 searchpath.append(f"file://{folder}")
         for override in (o for o in overrides if o.key_or_group == SEARCHPATH):
             places = override.value()
             if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
-                problems.append(f"{override.input_line}: write a list of places: {SEARCHPATH}=[file:///folder]")
+                shown = without_secrets(override.input_line)
+                problems.append(f"{shown}: write a list of places: {SEARCHPATH}=[file:///folder]")
             else:
-                lost = [place for place in places if not all(f.is_dir() for f in folders([place]))]
-                problems += [f"{SEARCHPATH}: there is no folder {place}: check the spelling" for place in lost]
+                lost = {place: problem for place in places if (problem := _not_a_place(place))}
+                problems += [f"{SEARCHPATH}: {problem}" for problem in lost.values()]
                 searchpath += [place for place in places if place not in lost]
         return cls(
             options.help,
@@ -130,6 +132,17 @@ class CommandLine:
         ours = [] if self.main == config_dir() else [f"file://{config_dir()}"]
         quoted = ",".join("'" + place.replace("'", "\\'") + "'" for place in (*ours, *self.searchpath))
         return [f"{SEARCHPATH}=[{quoted}]"] if quoted else []
+
+
+def _not_a_place(place: str) -> str | None:
+    """What is wrong with a place of the search path, or None."""
+    shown = without_secrets(place)
+    if "://" in place and not place.startswith(("file://", "pkg://")):
+        return f"{shown}: configs are read from file:///folder and pkg://package only"
+    found = folders([place])
+    if place.startswith("pkg://") and not found:
+        return f"there is no package {shown}: check the spelling"
+    return None if all(folder.is_dir() for folder in found) else f"there is no folder {shown}: check the spelling"
 
 
 def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
