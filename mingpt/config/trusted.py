@@ -61,12 +61,13 @@ def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size:
     model = stored.get("model")
     if takes_any("model", kind_of("model", model)):
         raise UserError("a model of one's own is never imported because a snapshot names it: evaluate it in a program")
-    given = {override.key_or_group for override in CommandLine.of(arguments).overrides}
+    given = {override.key_or_group: override.value() for override in CommandLine.of(arguments).overrides}
     data = stored.get("data")
-    data = data if isinstance(data, dict) and not {"data", "data.kind", "data._target_"} & given else None
+    data = data if isinstance(data, dict) and not {"data", "data.kind", "data._target_"} & given.keys() else None
     if data is not None and takes_any("data", kind_of("data", data)):
         raise UserError("data of one's own is never imported because a snapshot names it: give data._target_=… again")
-    chosen = [] if data is None else [f"data={kind_of('data', data)}"]
+    by_kind = data is not None or ("data.kind" in given and "data" not in given)
+    chosen = [f"data={kind_of('data', data or {'kind': given['data.kind']})}"] if by_kind else []
     composed, problems = composed_of(CommandLine.of([*chosen, *arguments]))
     if unheeded := [key for key in sorted(given) if key not in HEEDED and key.partition(".")[0] not in HEEDED]:
         problems = [f"{key} can't be set here, only {', '.join(HEEDED)}" for key in unheeded]

@@ -12,6 +12,7 @@ from mingpt.config.groups import config_dir
 from mingpt.config.keys import KINDS, default, keys, named, schema_of
 from mingpt.config.schema import Config
 from mingpt.config.section import MISSING
+from mingpt.config.trusted import reconfigure
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
 from mingpt.model.kinds.gpt import GPTModel
@@ -354,3 +355,17 @@ def test_a_key_of_a_file_is_deleted_whatever_it_holds(arguments: str, key: str, 
 def test_a_key_without_a_value_may_be_added() -> None:
     config = configured("experiment=classifier", "~model._target_", "+model._target_=examples.classifier.Classifier")
     assert config.model.model_dump()["_target_"] == "examples.classifier.Classifier"
+
+
+@pytest.mark.parametrize("argument", ["~data.path", "~data", "data=text"])
+def test_a_text_is_never_chosen_by_the_schema(argument: str) -> None:
+    """Else a program that works on a snapshot would read another text than the snapshot's."""
+    with pytest.raises(UserError, match=r"data\.path: Missing mandatory value"):
+        configured(argument)
+
+
+@pytest.mark.parametrize("argument", ["~data.path", "~data", "data.kind=text"])
+def test_a_snapshots_text_is_never_another(argument: str) -> None:
+    stored = {"model": {"kind": "gpt"}, "data": {"kind": "text", "path": "book.txt"}}
+    with pytest.raises(UserError, match=r"data\.path: Missing mandatory value"):
+        reconfigure(stored, [argument], 1)
