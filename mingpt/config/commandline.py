@@ -35,6 +35,11 @@ class Parser(argparse.ArgumentParser):
     """argparse with our exit code for a mistake."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            for argument in message.split()[2:]:
+                for names, cure in NOT_THERE.items():
+                    if argument.partition("=")[0] in names.split():
+                        message = f"unrecognized arguments: {argument}: {cure}"
         complain(f"error: {without_secrets(message)}; see --help")
         sys.exit(USER_ERROR)
 
@@ -81,10 +86,6 @@ class CommandLine:
     def of(cls, arguments: Sequence[str]) -> "CommandLine":
         """Raises UserError if the folder of --config-dir is not there; ends the process at an unknown option."""
         train = parser()
-        for argument in arguments:
-            for names, cure in NOT_THERE.items():
-                if argument.partition("=")[0] in names.split():
-                    train.error(f"unrecognized arguments: {argument}: {cure}")
         options = train.parse_intermixed_args(arguments)
         overrides, problems = _parse(options.overrides)
         searchpath = []

@@ -206,3 +206,11 @@ def test_what_can_not_be_read_is_passed_over(own: Path) -> None:
     assert configured("--config-dir=conf", "experiment=mine").run.name == "mine"
     there_are = problems("--config-dir=conf", "experiment=nope")[0]
     assert [name for name in (".#mine", "lost", "folder") if name in there_are] == []
+
+
+def test_the_launcher_says_what_to_do_without_sweeps(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mingpt.launch.torchrun import parse
+
+    with pytest.raises(SystemExit):
+        parse(["--nproc-per-node=1", "--multirun", "seed=1"])
+    assert "start a run for each value" in capsys.readouterr().err
