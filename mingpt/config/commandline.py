@@ -21,7 +21,7 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 NOT_THERE = {
     "--multirun -m": "sweeps are not there: start a run for each value, with a run.name of its own",
     "--package -p": "--cfg shows the whole config: leave it out",
-    "--run -r": "a run is what a command line without options starts: leave it out",
+    "--run -r": "not needed: without options the command starts a run",
     "--config-path -cp": "configs/ is always there: add a folder of your own with --config-dir",
     "--hydra-help": "--help tells the options; docs/hydra.md tells what of Hydra is there",
     "--shell-completion -sc": "--help lists every group and key",
@@ -71,7 +71,7 @@ def given(options: argparse.Namespace) -> list[str]:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What was asked for. problems: what is no override; they are told with all others."""
+    """The parsed options. problems: arguments that are not valid overrides."""
 
     help: bool
     cfg: bool
@@ -147,7 +147,7 @@ def _not_a_place(place: str) -> str | None:
 
 
 def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
-    """The overrides, and what is to be said of those that are none."""
+    """Parse overrides. Returns them, and a message for each argument that is not one."""
     parser, overrides, problems = OverridesParser.create(), list[Override](), list[str]()
     for text in texts:
         shown = str(without_secrets(text))  # what Hydra refuses is often a URL whose `?` is not in quotes

@@ -200,7 +200,7 @@ def _is_value(said: Any, key: str, kinds: dict[str, dict[str, str]]) -> bool:
 
 
 def _filled(composed: DictConfig) -> DictConfig:
-    """With the schema's default for each key that nothing says, in the schema's order."""
+    """Add the schema's default for every key that neither a file nor an override sets."""
     raw = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(raw, dict)
     sections, out = schemas(_kinds(composed)), dict[Any, Any]()
@@ -213,7 +213,7 @@ def _filled(composed: DictConfig) -> DictConfig:
 
 
 def _kinds(composed: DictConfig) -> dict[str, dict[str, str]]:
-    """As much of a plain config as tells of which kinds its sections are; it may not be resolvable yet."""
+    """The `kind` of model and data, which choose the schemas. Other values may not be resolvable yet."""
     kinds: dict[str, dict[str, str]] = {}
     for section in KINDS:
         held: Any = None
@@ -262,6 +262,6 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
         return out
 
     raw = plain(composed, "")
-    # In a circle each key follows another that failed: those are all told, or none would be.
+    # In a cycle every key depends on a failed one; report them all, or none would be reported.
     told = [t for name, t in failed.items() if "Recursive" in t or not failed.keys() & set(follows.get(name, ()))]
     return raw, told

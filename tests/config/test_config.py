@@ -369,3 +369,10 @@ def test_a_snapshots_text_is_never_another(argument: str) -> None:
     stored = {"model": {"kind": "gpt"}, "data": {"kind": "text", "path": "book.txt"}}
     with pytest.raises(UserError, match=r"data\.path: Missing mandatory value"):
         reconfigure(stored, [argument], 1)
+
+
+def test_a_strangers_key_forges_no_line() -> None:
+    stored = {"model": {"kind": "gpt"}, "data": {"kind": "text", "path": "book.txt", "x\nerror: all well": "/etc"}}
+    with pytest.raises(UserError) as mistake:
+        reconfigure(stored, [], 1)
+    assert [problem for problem in mistake.value.problems if "\n" in problem] == []
