@@ -27,7 +27,7 @@ def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
             fields = named(schema)
             for key, inner in fields.items():
                 add(f"{name}.{key}", inner, section[key] if key in section else default(inner, raw), section)
-            if issubclass(schema, Own):  # what else is there are arguments
+            if issubclass(schema, Own):  # all other keys are arguments of the user's code
                 values |= {f"{name}.{k}": v for k, v in section.items() if k not in fields}
                 affecting |= {f"{name}.{k}" for k in section if k not in fields}
     return values, affecting

@@ -21,7 +21,7 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 NOT_THERE = {
     "--multirun -m": "sweeps are not there: start a run for each value, with a run.name of its own",
     "--package -p": "--cfg shows the whole config: leave it out",
-    "--run -r": "a run is what a command line without options starts: leave it out",
+    "--run -r": "not needed: without options the command starts a run",
     "--config-path -cp": "configs/ is always there: add a folder of your own with --config-dir",
     "--hydra-help": "--help tells the options; docs/hydra.md tells what of Hydra is there",
     "--shell-completion -sc": "--help lists every group and key",
@@ -35,6 +35,11 @@ class Parser(argparse.ArgumentParser):
     """argparse with our exit code for a mistake."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            for argument in message.split()[2:]:
+                for names, cure in NOT_THERE.items():
+                    if argument.partition("=")[0] in names.split():
+                        message = f"unrecognized arguments: {argument}: {cure}"
         complain(f"error: {without_secrets(message)}; see --help")
         sys.exit(USER_ERROR)
 
@@ -66,7 +71,7 @@ def given(options: argparse.Namespace) -> list[str]:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What was asked for. problems: what is no override; they are told with all others."""
+    """The parsed options. problems: arguments that are not valid overrides."""
 
     help: bool
     cfg: bool
@@ -81,26 +86,24 @@ class CommandLine:
     def of(cls, arguments: Sequence[str]) -> "CommandLine":
         """Raises UserError if the folder of --config-dir is not there; ends the process at an unknown option."""
         train = parser()
-        for argument in arguments:
-            for names, cure in NOT_THERE.items():
-                if argument.partition("=")[0] in names.split():
-                    train.error(f"unrecognized arguments: {argument}: {cure}")
         options = train.parse_intermixed_args(arguments)
         overrides, problems = _parse(options.overrides)
         searchpath = []
         if options.config_dir is not None:
             folder = Path(options.config_dir).absolute()
             if not folder.is_dir():
-                problems.append(f"--config-dir={options.config_dir}: there is no such folder: check the spelling")
+                shown = without_secrets(options.config_dir)
+                problems.append(f"--config-dir={shown}: there is no such folder: check the spelling")
             else:
                 searchpath.append(f"file://{folder}")
         for override in (o for o in overrides if o.key_or_group == SEARCHPATH):
             places = override.value()
             if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
-                problems.append(f"{override.input_line}: write a list of places: {SEARCHPATH}=[file:///folder]")
+                shown = without_secrets(override.input_line)
+                problems.append(f"{shown}: write a list of places: {SEARCHPATH}=[file:///folder]")
             else:
-                lost = [place for place in places if not all(f.is_dir() for f in folders([place]))]
-                problems += [f"{SEARCHPATH}: there is no folder {place}: check the spelling" for place in lost]
+                lost = {place: problem for place in places if (problem := _not_a_place(place))}
+                problems += [f"{SEARCHPATH}: {problem}" for problem in lost.values()]
                 searchpath += [place for place in places if place not in lost]
         return cls(
             options.help,
@@ -132,8 +135,19 @@ class CommandLine:
         return [f"{SEARCHPATH}=[{quoted}]"] if quoted else []
 
 
+def _not_a_place(place: str) -> str | None:
+    """What is wrong with a place of the search path, or None."""
+    shown = without_secrets(place)
+    if "://" in place and not place.startswith(("file://", "pkg://")):
+        return f"{shown}: configs are read from file:///folder and pkg://package only"
+    found = folders([place])
+    if place.startswith("pkg://") and not found:
+        return f"there is no package {shown}: check the spelling"
+    return None if all(folder.is_dir() for folder in found) else f"there is no folder {shown}: check the spelling"
+
+
 def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
-    """The overrides, and what is to be said of those that are none."""
+    """Parse overrides. Returns them, and a message for each argument that is not one."""
     parser, overrides, problems = OverridesParser.create(), list[Override](), list[str]()
     for text in texts:
         shown = str(without_secrets(text))  # what Hydra refuses is often a URL whose `?` is not in quotes

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -19,6 +19,7 @@ from mingpt.config.groups import Groups, groups, offer_kinds
 from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, named, schemas, takes_any, value_of
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
+from mingpt.config.section import MISSING
 from mingpt.config.validation import shown, validate
 from mingpt.console import say
 from mingpt.errors import UserError
@@ -56,6 +57,7 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
         world_size,
         also=(*problems, *unresolved),
         follows=follows,
+        typed=_typed(line),
         places=any("Missing mandatory" in text for text in unresolved),
     )
 
@@ -115,7 +117,7 @@ def _choose(
     try:
         composed = compose(name, good)
     except Exception as error:
-        raise UserError(*problems, f"--config-name={name}: {_first_line(error)}") from error
+        raise UserError(*problems, f"--config-name={without_secrets(name)}: {_first_line(error)}") from error
     for override in chosen:
         text = str(override.input_line)
         try:
@@ -138,6 +140,13 @@ def _not_chosen(override: Override, error: Exception, there_are: Groups) -> str:
     return f"{text}: {_first_line(error)}"
 
 
+def _typed(line: CommandLine) -> set[str]:
+    """The keys of sections that the command line names, `section={key: …}` too."""
+    given = [(o.key_or_group, o.value()) for o in line.overrides]
+    names = [f"{key}.{name}" for key, value in given for name in (value if isinstance(value, dict) else [""])]
+    return {".".join(name.split(".")[:2]) for name in names}
+
+
 def _wanted(section: str, values: Sequence[Override]) -> str | None:
     """The kind of a section that the keys of a command line name; `_target_` is one's own."""
     given = {o.key_or_group: o.value() for o in values}
@@ -155,21 +164,19 @@ def _apply(composed: DictConfig, override: Override) -> str | None:
     own = section in KINDS and takes_any(section, kinds[section]["kind"])
     if not key or override.package is not None:
         return f"{text!r} has no key" if not key else f"{text}: there is no group {key!r}"
-    if top not in keys(kinds) and top not in sections and not own:
+    known, said = top in keys(kinds) or top in sections, _said(composed, key)
+    if not known and (said is None if override.is_delete() else not own):  # a file may hold a key of another kind
         return unknown(top, kinds)
     try:
-        held = OmegaConf.select(composed, key, throw_on_missing=False) if override.type != OverrideType.CHANGE else None
-        held = value_of(key, kinds) if held is None and key in keys(kinds) else held
         if override.is_delete():
-            if held is None and top not in keys(kinds) and top not in sections:  # an argument that is not there
-                return unknown(top, kinds)
-            if value is not None and value != held:
+            if value is not None and value != (held := OmegaConf.select(_filled(composed), key)):
                 return f"{text}: Could not delete from config. The value of '{key}' is {shown(key, held)}."
             parent = OmegaConf.select(composed, section) if rest else composed
             if isinstance(parent, DictConfig):
                 with open_dict(parent):
-                    parent.pop(rest or key, None)
-        elif override.is_add() and held is not None and not isinstance(value, (dict, list)):
+                    parent[rest or key] = None  # pop resolves what it takes out
+                    parent.pop(rest or key)
+        elif override.is_add() and _is_value(said, key, kinds) and not isinstance(value, (dict, list)):
             return f"{text}: Could not append to config. An item is already at '{key}'."
         else:
             OmegaConf.update(composed, key, value, merge=True, force_add=True)
@@ -178,8 +185,22 @@ def _apply(composed: DictConfig, override: Override) -> str | None:
     return None
 
 
+def _said(composed: DictConfig, key: str) -> Any:
+    """What the files and overrides hold for a key, not resolved: it may follow a key that only the schema has."""
+    held: Any = OmegaConf.to_container(composed, resolve=False)
+    for name in key.split("."):
+        held = held.get(name) if isinstance(held, dict) else None
+    return held
+
+
+def _is_value(said: Any, key: str, kinds: dict[str, dict[str, str]]) -> bool:
+    """Whether a key has a value, of the files or of the schema, whose `""` and `???` are none."""
+    held = value_of(key, kinds) if said is None and key in keys(kinds) else said
+    return held is not None and held not in ("", MISSING)
+
+
 def _filled(composed: DictConfig) -> DictConfig:
-    """With the schema's default for each key that nothing says, in the schema's order."""
+    """Add the schema's default for every key that neither a file nor an override sets."""
     raw = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(raw, dict)
     sections, out = schemas(_kinds(composed)), dict[Any, Any]()
@@ -192,13 +213,13 @@ def _filled(composed: DictConfig) -> DictConfig:
 
 
 def _kinds(composed: DictConfig) -> dict[str, dict[str, str]]:
-    """As much of a plain config as tells of which kinds its sections are; it may not be resolvable yet."""
+    """The `kind` of model and data, which choose the schemas. Other values may not be resolvable yet."""
     kinds: dict[str, dict[str, str]] = {}
     for section in KINDS:
         held: Any = None
         with suppress(OmegaConfBaseException):
-            held = composed[section]
-            held = {"kind": held.kind} if isinstance(held, DictConfig) else None
+            found = composed[section]
+            held = {"kind": found.kind} if isinstance(found, DictConfig) else None
         kinds[section] = {"kind": kind_of(section, held)}
     return kinds
 
@@ -241,6 +262,6 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
         return out
 
     raw = plain(composed, "")
-    # In a circle each key follows another that failed: those are all told, or none would be.
+    # In a cycle every key depends on a failed one; report them all, or none would be reported.
     told = [t for name, t in failed.items() if "Recursive" in t or not failed.keys() & set(follows.get(name, ()))]
     return raw, told

@@ -1,6 +1,7 @@
 """Where configs come from: configs/, folders of the user's own, and the registered kinds of models and data."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,7 +25,9 @@ def folders(searchpath: Iterable[str]) -> list[Path]:
     for place in searchpath:
         scheme, separator, rest = place.partition("://")
         if scheme == "pkg":
-            spec = find_spec(rest.replace("/", "."))
+            spec = None
+            with suppress(ImportError, ValueError):  # a part of the name is no package, or there is no name
+                spec = find_spec(rest.replace("/", "."))
             out += [Path(p) for p in (spec.submodule_search_locations if spec else None) or ()]
         else:
             out.append(Path(rest if separator else place))
@@ -36,7 +39,12 @@ def groups(own: Sequence[Path] = ()) -> Groups:
     found: Groups = {s: {kind: description(k) for kind, k in of.items()} for s, of in KINDS.items()}
     for folder in (*own, config_dir()):  # where two have one name, Hydra takes the one of configs/
         for file in folder.glob("*/*.yaml"):
-            comments = (line[1:].strip() for line in file.read_text(errors="replace").splitlines() if line[:1] == "#")
+            if not file.is_file() or file.name.startswith("."):  # a folder; an editor's lock, which leads nowhere
+                continue
+            text = ""
+            with suppress(OSError):  # one that is chosen is read, and told, by Hydra
+                text = file.read_text(errors="replace")
+            comments = (line[1:].strip() for line in text.splitlines() if line[:1] == "#")
             comment = next((c for c in comments if c and not c.startswith("@")), "")
             found.setdefault(file.parent.name, {})[file.stem] = comment
     return {group: {o: found[group][o] for o in sorted(found[group], key="{}.yaml".format)} for group in sorted(found)}

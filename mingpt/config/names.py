@@ -68,15 +68,18 @@ INSTEAD = {
 }
 
 
-def unknown(key: str, raw: Mapping[Any, Any]) -> str:
-    """What to say of a key that a plain config may not have."""
+def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
+    """What to say of a key that a plain config may not have. in_file: a file sets it, not the command line."""
     section, _, name = key.rpartition(".")
+    told, cure = printable(without_secrets(key)), "leave it out"
+    if in_file:
+        told, cure = f"{told} (a file sets it)", f"write ~{told}"
     if having := kinds_having(section, name):
         return (
-            f"{key} is not a key of {section}.kind={kind_of(section, raw.get(section))}, only of {', '.join(having)}: "
-            f"leave it out, or choose {section}.kind={having[0]}"
+            f"{told} is not a key of {section}.kind={kind_of(section, raw.get(section))}, only of {', '.join(having)}: "
+            f"{cure}, or choose {section}.kind={having[0]}"
         )
-    told = f"{printable(without_secrets(key))} is not a key"
+    told = f"{told} is not a key"
     if name in INSTEAD:
         return f"{told}: {INSTEAD[name]}"
     nearest = ALIASES.get(name) or _nearest(section, name, raw)

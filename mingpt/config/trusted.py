@@ -10,7 +10,7 @@ from mingpt.config.keys import kind_of, takes_any
 from mingpt.config.schema import Config
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
-from mingpt.redact import without_secrets
+from mingpt.redact import printable, without_secrets
 
 # What may be set for a program that works on a snapshot and does not train.
 HEEDED = ("data", "world", "precision", "batch.micro_size", "train.threads")
@@ -61,21 +61,25 @@ def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size:
     model = stored.get("model")
     if takes_any("model", kind_of("model", model)):
         raise UserError("a model of one's own is never imported because a snapshot names it: evaluate it in a program")
-    given = {override.key_or_group for override in CommandLine.of(arguments).overrides}
+    given = {override.key_or_group: override.value() for override in CommandLine.of(arguments).overrides}
     data = stored.get("data")
-    data = data if isinstance(data, dict) and not {"data", "data.kind", "data._target_"} & given else None
+    data = data if isinstance(data, dict) and not {"data", "data.kind", "data._target_"} & given.keys() else None
     if data is not None and takes_any("data", kind_of("data", data)):
         raise UserError("data of one's own is never imported because a snapshot names it: give data._target_=… again")
-    chosen = [] if data is None else [f"data={kind_of('data', data)}"]
+    by_kind = data is not None or ("data.kind" in given and "data" not in given)
+    chosen = [f"data={kind_of('data', data or {'kind': given['data.kind']})}"] if by_kind else []
     composed, problems = composed_of(CommandLine.of([*chosen, *arguments]))
     if unheeded := [key for key in sorted(given) if key not in HEEDED and key.partition(".")[0] not in HEEDED]:
-        problems = [f"{key} can't be set here, only {', '.join(HEEDED)}" for key in unheeded]
+        problems = [
+            f"{printable(str(without_secrets(key)))} can't be set here, only {', '.join(HEEDED)}" for key in unheeded
+        ]
     follows = follows_of(composed)
     raw, unresolved = resolved(composed, follows)
     own_place = ("workers", "cache_dir", "cache_timeout_seconds", "cache_bytes")
     kept = {k: v for k, v in (data or {}).items() if k not in own_place and f"data.{k}" not in given}
     for key, value in kept.items():
-        problems += [f"data.{key} {problem}: give data.{key}=…" for problem in problems_of_places(value)]
+        name = printable(str(without_secrets(key)))  # a stranger's: a line feed in it would forge a line
+        problems += [f"data.{name} {problem}: give data.{name}=…" for problem in problems_of_places(value)]
     problems += [text for text in unresolved if text.partition(":")[0] not in {f"data.{k}" for k in kept}]
     raw["data"] |= kept
     raw["model"] = model
@@ -86,6 +90,8 @@ def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size:
             now[name] = before[name]  # bits follow from it
             problems += problems_of_size(key, now[name])
     raw["batch"] = {"micro_size": raw["batch"]["micro_size"]}
-    if isinstance(raw["batch"]["micro_size"], int):  # a step, which there is none of, must fit the world
+    if isinstance(
+        raw["batch"]["micro_size"], int
+    ):  # validate() wants global_size to fit the world; nothing trains here
         raw["batch"]["global_size"] = raw["batch"]["micro_size"] * world_size
     return validate(raw, world_size, also=problems, follows=follows)

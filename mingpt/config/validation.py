@@ -1,7 +1,7 @@
 """What is wrong with a configuration: every problem at once, each in a line that names the key and what to do."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,11 +17,11 @@ from mingpt.errors import UserError
 from mingpt.redact import BLANK, is_secret, printable, without_secrets
 
 
-def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any]) -> str:
+def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any], typed: Container[str] | None) -> str:
     """One line for one of pydantic's findings: the key, what it holds, what it takes."""
     given, kind = shown(key, error["input"]), error["type"]
     if kind == "extra_forbidden":
-        return unknown(key, raw)
+        return unknown(key, raw, in_file=typed is not None and key not in typed)
     if kind == "literal_error":
         return _not_a_word(key, given)
     if kind == "string_pattern_mismatch":
@@ -73,12 +73,14 @@ def validate(
     *,
     also: Sequence[str] = (),
     follows: Mapping[str, Sequence[str]] | None = None,
+    typed: Container[str] | None = None,
     places: bool = False,
 ) -> Config:
     """The typed config of a resolved plain dict.
 
     also: problems found earlier, to be listed with these. follows: for keys whose values are taken from other keys,
     those keys; a wrong value is told where it comes from, not where it goes.
+    typed: the keys that the command line names, if there is one; a file sets all others.
     places: with the problems, tell local places that are not there, too: one start finds all.
     Raises UserError with every problem: unknown keys, wrong types, values out of range, impossible combinations.
     """
@@ -109,7 +111,7 @@ def validate(
         wrong |= set(found)
         for key, error in found.items():
             if not wrong.intersection((follows or {}).get(key, ())):
-                problems.append(_words(error, key, raw))
+                problems.append(_words(error, key, raw, typed))
             section, _, leaf = key.rpartition(".")
             holder = good.get(section, {}) if section else good
             holder.pop(leaf, None)

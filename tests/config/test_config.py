@@ -12,6 +12,7 @@ from mingpt.config.groups import config_dir
 from mingpt.config.keys import KINDS, default, keys, named, schema_of
 from mingpt.config.schema import Config
 from mingpt.config.section import MISSING
+from mingpt.config.trusted import reconfigure
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
 from mingpt.model.kinds.gpt import GPTModel
@@ -337,3 +338,41 @@ def test_no_two_experiments_have_one_name() -> None:
     names = [configured(stem(f), *OPEN.get(stem(f), (TEXT,))).run.name for f in files]
     assert sorted(set(names)) == sorted(names)
     assert configured().run.name not in names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        ("experiment=mnist_draw data=shakespeare ~data.draw ~data.image_weight", "path", "data/shakespeare.txt"),
+        ("experiment=gpt2_124m model=gpt-micro ~data.stride", "stride", 1),  # follows a key that only the schema has
+        ("data.stride=${oc.env:NOPE} ~data.stride", "stride", 1),
+    ],
+)
+def test_a_key_of_a_file_is_deleted_whatever_it_holds(arguments: str, key: str, value: object) -> None:
+    assert configured(*arguments.split()).data.model_dump()[key] == value
+
+
+def test_a_key_without_a_value_may_be_added() -> None:
+    config = configured("experiment=classifier", "~model._target_", "+model._target_=examples.classifier.Classifier")
+    assert config.model.model_dump()["_target_"] == "examples.classifier.Classifier"
+
+
+@pytest.mark.parametrize("argument", ["~data.path", "~data", "data=text"])
+def test_a_text_is_never_chosen_by_the_schema(argument: str) -> None:
+    """Else a program that works on a snapshot would read another text than the snapshot's."""
+    with pytest.raises(UserError, match=r"data\.path: Missing mandatory value"):
+        configured(argument)
+
+
+@pytest.mark.parametrize("argument", ["~data.path", "~data", "data.kind=text"])
+def test_a_snapshots_text_is_never_another(argument: str) -> None:
+    stored = {"model": {"kind": "gpt"}, "data": {"kind": "text", "path": "book.txt"}}
+    with pytest.raises(UserError, match=r"data\.path: Missing mandatory value"):
+        reconfigure(stored, [argument], 1)
+
+
+def test_a_strangers_key_forges_no_line() -> None:
+    stored = {"model": {"kind": "gpt"}, "data": {"kind": "text", "path": "book.txt", "x\nerror: all well": "/etc"}}
+    with pytest.raises(UserError) as mistake:
+        reconfigure(stored, [], 1)
+    assert [problem for problem in mistake.value.problems if "\n" in problem] == []

@@ -14,6 +14,7 @@ MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-mediu
 SEED = "seed=-1: must be greater than or equal to 0"
 DATA_KINDS = ", ".join(KINDS["data"])
 OF_TEXT = "is not a key of data.kind=shards, only of text: leave it out, or choose data.kind=text"
+NOT_SET = "KeyError raised while resolving interpolation: \"Environment variable 'NOPE' not found\""
 GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key"
 
 
@@ -107,7 +108,7 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
         ),
         # A file and the command line set the same key: once.
         (
-            "experiment=gpt2_124m data=random data.path=x ~data.stride",
+            "experiment=gpt2_124m data=random data.path=x data.stride=4",
             [
                 "data.path is not a key of data.kind=random, only of text, images, shards: leave it out, or choose "
                 "data.kind=text",
@@ -115,6 +116,17 @@ def problems(*arguments: str, world_size: int = 1) -> list[str]:
                 "data.kind=text",
             ],
         ),
+        (
+            "experiment=mnist_draw data=shakespeare",
+            [
+                f"data.{key} (a file sets it) is not a key of data.kind=text, only of images: write ~data.{key}, or "
+                "choose data.kind=images"
+                for key in ("draw", "image_weight")
+            ],
+        ),
+        ("model.kind=${oc.env:NOPE}", [f"model.kind: {NOT_SET}"]),
+        ("data.kind=${oc.env:NOPE}", [f"data.kind: {NOT_SET}"]),
+        ("data.kind=${run.name}", [f"data.kind=run is not one of {DATA_KINDS}"]),
         ("data=shards", ["data.path: Missing mandatory value: data.path"]),
         ("data=char", ["data.path: Missing mandatory value: data.path"]),
         ("data.cache_dir=${nope}", ["data.cache_dir: Interpolation key 'nope' not found"]),

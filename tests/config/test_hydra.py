@@ -177,3 +177,40 @@ def test_a_key_without_its_section_is_found() -> None:
     assert problems(*(f"{name}=1" for name in short)) == [
         f"{name} is not a key (did you mean {key}?)" for name, key in short.items()
     ]
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("pkg://nonexist.mod", "there is no package pkg://nonexist.mod: check the spelling"),
+        ("pkg://nonexist", "there is no package pkg://nonexist: check the spelling"),
+        ("s3://conf", "s3://conf: configs are read from file:///folder and pkg://package only"),
+        ("s3://user:hunter2@b", "s3://***@b: configs are read from file:///folder and pkg://package only"),
+    ],
+)
+def test_a_place_that_is_none_is_a_mistake(own: Path, place: str, problem: str) -> None:
+    assert problems(f"hydra.searchpath=['{place}']") == [f"hydra.searchpath: {problem}"]
+
+
+@pytest.mark.parametrize("argument", ["--config-dir={}", "--config-name={}", "hydra.searchpath={}"])
+def test_a_password_in_a_place_is_not_shown(argument: str) -> None:
+    told = "".join(problems(argument.format("'s3://user:hunter2@b'")))
+    assert "hunter2" not in told
+    assert "***@b" in told
+
+
+def test_what_can_not_be_read_is_passed_over(own: Path) -> None:
+    (own / "experiment/.#mine.yaml").symlink_to("nobody@nowhere.1")
+    (own / "experiment/lost.yaml").symlink_to("gone.yaml")
+    (own / "experiment/folder.yaml").mkdir()
+    assert configured("--config-dir=conf", "experiment=mine").run.name == "mine"
+    there_are = problems("--config-dir=conf", "experiment=nope")[0]
+    assert [name for name in (".#mine", "lost", "folder") if name in there_are] == []
+
+
+def test_the_launcher_says_what_to_do_without_sweeps(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mingpt.launch.torchrun import parse
+
+    with pytest.raises(SystemExit):
+        parse(["--nproc-per-node=1", "--multirun", "seed=1"])
+    assert "start a run for each value" in capsys.readouterr().err

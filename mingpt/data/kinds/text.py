@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from mingpt.config.kinds import register
-from mingpt.config.section import NO_RESULT
+from mingpt.config.section import MISSING, NO_RESULT
 from mingpt.data.kinds.files import RowData
 from mingpt.redact import without_secrets
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TextData(RowData):
     kind: Literal["text"] = "text"
     """one text, tokenized at the start"""
-    path: Annotated[str, NO_RESULT] = Field(default="data/shakespeare.txt", min_length=1)
+    path: Annotated[str, NO_RESULT] = Field(default=MISSING, min_length=1)
     """The text: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
     tokens: Literal["char", "byte", "bpe"] = "char"
     """What a token is: a character of the text, a byte (256 of them), or a piece of a word (data.tokenizer)."""
