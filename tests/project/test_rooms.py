@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import mingpt
@@ -43,6 +44,7 @@ LONGEST_PATH = 1500  # lines
 LONGEST_FUNCTION = 60
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """Each file of the package by its path without `.py`."""
     return {p.relative_to(PACKAGE).with_suffix("").as_posix(): ast.parse(p.read_text()) for p in PACKAGE.rglob("*.py")}
