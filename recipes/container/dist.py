@@ -28,10 +28,24 @@ if {"SING_JOB_NAME", "SING_RANK", "SING_HOSTNAME_SUFFIX"} <= os.environ.keys():
     name = "{SING_JOB_NAME}-{SING_RANK}.{SING_HOSTNAME_SUFFIX}".format_map(os.environ)
     os.environ.setdefault("SING_HOST_ADDR", name)
 if given("PREFLIGHT") != "0":
-    # Process 1 of a container gets no signal without a handler. 75, as in mingpt.launch: nothing is lost.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    asked, started = list[int](), list[subprocess.Popen[bytes]]()
+
+    def stop(number: int, _: object) -> None:
+        asked.append(number)
+        for process in started:
+            process.kill()
+
+    # Process 1 of a container gets no signal without a handler. The handler raises nothing: an exception while Popen
+    # starts the preflight would leave that behind.
+    signal.signal(signal.SIGTERM, stop)
     look = [sys.executable, "-m", "mingpt.preflight", "--seconds=300", *overrides]  # containers may start minutes apart
-    if code := subprocess.run(look).returncode:
+    started.append(subprocess.Popen(look))
+    if asked:
+        started[0].kill()
+    code = started[0].wait()
+    if asked:
+        sys.exit(75)  # as in mingpt.launch: nothing is lost
+    if code:
         sys.exit(code if code > 0 else 70)  # below 0: a signal ended it
 # The launcher replaces this process, so it gets the platform's signals.
 os.execv(sys.executable, [sys.executable, "-m", "mingpt.launch", *overrides])
