@@ -1,5 +1,7 @@
 """`<run.dir>/config.yaml`: every key of the run's config as the newest attempt has it, for people."""
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,9 +14,21 @@ from mingpt.storage import is_local, open_fs, place
 NAME = "config.yaml"
 
 
-def overrides_line(overrides: Sequence[str]) -> str:
-    """What the command line sets. All other keys are in the file, and in what `--cfg job` prints."""
-    return f"config: {' '.join(str(without_secrets(text)) for text in overrides) or 'the defaults'}"
+def overrides_line(overrides: Sequence[str], config: Config) -> str:
+    """What the command line sets. All other keys are in the file, and in what `--cfg job` prints.
+
+    Values come from the config, in which each has its key: a text alone does not tell what is a secret.
+    """
+    shown, said = without_secrets(config.model_dump()), dict[str, str]()
+    for text in overrides:
+        key, value = text.partition("=")[0].lstrip("+~"), shown
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, dict):
+            said[key] = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        else:  # a group and its option, or something that is told by its key alone
+            said[key] = text if re.fullmatch(r"[\w./@-]+=[\w.-]+", text) else key
+    return f"config: {' '.join(said.values()) or 'the defaults'}"
 
 
 def write_config(config: Config, log: Callable[[str], None]) -> None:

@@ -47,7 +47,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             try:
                 agree_on_inputs(world, config, source)
                 if world.is_main:
-                    say(overrides_line(arguments))
+                    say(overrides_line(arguments, config))
                 return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 # Printed here, before `join` leaves the world: leaving may wait for other processes.
