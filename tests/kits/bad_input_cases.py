@@ -163,7 +163,7 @@ RUN = [
          (folder("shut", 0o500), as_anybody), forms=TRAIN),
     Case("run.dir read-only", r"run\.dir=\S*small: Read-only", "choose another", ("run.dir={dir}/small",),
          (mounted("small", "ro"),), forms=TRAIN),
-    Case("run.dir in /proc", r"run\.dir=/proc/none: ", "check the spelling", ("run.dir=/proc/none",), forms=TRAIN),
+    Case("run.dir in /proc", r"run\.dir=/proc/none: ", "choose another place", ("run.dir=/proc/none",), forms=TRAIN),
     Case("run.dir of an unknown scheme", r"dir=foo://x", "use a local path, s3://", ("run.dir=foo://x",),
          forms=TRAIN),
     Case("snapshots' disk full", r"snapshot\.dir=\S*small: the disk is full", "free some space",
