@@ -126,8 +126,8 @@ def truncate(path: Path) -> None:
     [
         ("model-00001-*", truncate, "bytes in place of"),
         ("optimizer-00001-*", truncate, "bytes in place of"),
-        ("model-00001-*", flip_a_bit, "does not have the checksum"),
-        ("optimizer-00001-*", flip_a_bit, "does not have the checksum"),
+        ("model-00001-*", flip_a_bit, "does not match its checksum in the manifest"),
+        ("optimizer-00001-*", flip_a_bit, "does not match its checksum in the manifest"),
         ("manifest.json", flip_a_bit, "manifest.json"),
         ("manifest.json", truncate, "manifest.json is not JSON"),
         ("model-00001-*", Path.unlink, "is missing"),
