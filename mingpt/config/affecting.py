@@ -5,28 +5,28 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from mingpt.config.keys import default, named, schemas
+from mingpt.config.keys import filled, named, schemas
 from mingpt.config.schema import Config
 from mingpt.config.section import AffectsResult, Own
 
 
 def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
     """Every key's value, the default for a key that a config of an earlier version lacks; and which ones matter."""
-    values, affecting, of = dict[str, Any](), set[str](), schemas(raw)
+    values, affecting, of, raw = dict[str, Any](), set[str](), schemas(raw), filled(raw)
 
-    def add(key: str, field: FieldInfo, value: Any, section: Mapping[str, Any]) -> None:
-        values[key] = value
+    def add(key: str, field: FieldInfo, name: str, section: Mapping[str, Any]) -> None:
+        values[key] = section[name]
         if affects_result(field, section):
             affecting.add(key)
 
     for name, field in Config.model_fields.items():
         if name not in of:
-            add(name, field, raw[name] if name in raw else default(field, raw), raw)
+            add(name, field, name, raw)
         elif affects_result(field, raw):
-            schema, section = of[name], section_of(raw, name)
+            schema, section = of[name], raw[name]
             fields = named(schema)
             for key, inner in fields.items():
-                add(f"{name}.{key}", inner, section[key] if key in section else default(inner, raw), section)
+                add(f"{name}.{key}", inner, key, section)
             if issubclass(schema, Own):  # all other keys are arguments of the user's code
                 values |= {f"{name}.{k}": v for k, v in section.items() if k not in fields}
                 affecting |= {f"{name}.{k}" for k in section if k not in fields}

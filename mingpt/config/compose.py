@@ -85,7 +85,7 @@ def as_yaml(config: Config) -> str:
 
 
 def composed_of(line: CommandLine) -> tuple[DictConfig, list[str]]:
-    """The files of a command line with its overrides over them; those that can't be applied are told as problems."""
+    """Compose the files and apply the overrides. Returns those that can't be applied as problems."""
     problems = list(line.problems)
     there_are = groups(line.folders)
     offer_kinds(line.folders)
@@ -244,7 +244,7 @@ def follows_of(composed: DictConfig) -> dict[str, list[str]]:
 
 
 def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], list[str]]:
-    """The plain dict with interpolations resolved; one problem for each that can't be, told where it begins."""
+    """Resolve interpolations. Returns the plain dict, and a problem per failure, at the key where the chain starts."""
     failed: dict[str, str] = {}
 
     def plain(node: DictConfig, prefix: str) -> dict[str, Any]:

@@ -90,8 +90,7 @@ def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size:
             now[name] = before[name]  # bits follow from it
             problems += problems_of_size(key, now[name])
     raw["batch"] = {"micro_size": raw["batch"]["micro_size"]}
-    if isinstance(
-        raw["batch"]["micro_size"], int
-    ):  # validate() wants global_size to fit the world; nothing trains here
+    if isinstance(raw["batch"]["micro_size"], int):
+        # validate() wants global_size to fit the world; nothing trains here.
         raw["batch"]["global_size"] = raw["batch"]["micro_size"] * world_size
     return validate(raw, world_size, also=problems, follows=follows)

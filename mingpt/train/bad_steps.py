@@ -73,12 +73,14 @@ class BadSteps:
         """good: the last step that was not skipped; its state is still that of the weights."""
         there, health = self.checkpointer.keep(), self.config.health
         first, last = (self.compute.plan.batch(step) for step in (good, good + health.max_skips - 1))
-        step = 0
-        if health.max_rollbacks:
-            older = self.world.run_on_main(lambda: [s for s in self.checkpointer.store.steps() if s <= good])
-            step = max(older, default=0)
-        claims = self.world.run_on_main(lambda: [r.dropped for r in records(self.config.run.dir).values()])
-        used = max(sum(claim is not None for claim in claims), len(self.compute.plan.dropped))
+
+        def look() -> tuple[int, int]:
+            """The snapshot to go back to (0: there is none), and how often the run has gone back."""
+            older = (s for s in self.checkpointer.store.steps() if s <= good)
+            return max(older, default=0), sum(r.dropped is not None for r in records(self.config.run.dir).values())
+
+        step, claimed = self.world.run_on_main(look)
+        used = max(claimed, len(self.compute.plan.dropped))
         if not step or used >= health.max_rollbacks:
             tried = f" The run went back {used} time{'s' * (used > 1)}, and it was no help." if used else ""
             raise UserError(

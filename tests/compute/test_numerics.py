@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from config_kit import configured
 from mingpt.compute.batches import BatchPlan, derive
 from mingpt.compute.numerics import NUMERICS, changes, cpu_vendor, fingerprint, probe
 from mingpt.compute.optimizer import Update, schedule_factor
 from mingpt.compute.reduction import tree_sum_of
-from mingpt.config import compose
 from mingpt.config.imports import imported_sha256
-from mingpt.config.schema import Config, Health, Optimizer, Schedule
+from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.snapshot.reader import read
 from mingpt.train.factory import build
 from run_kit import Run
@@ -100,12 +100,6 @@ def first_weights() -> list[float]:
     weights = build(configured("model=gpt-nano", "model.block_size=16", "seed=3"), 50).state_dict()
     names = ("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.2.mlp.c_proj.weight")
     return [round(x, 6) for name in names for x in weights[name].flatten()[[0, 1, -1]].tolist()]
-
-
-def configured(*arguments: str) -> Config:
-    config = compose.configure(arguments)
-    assert config is not None
-    return config
 
 
 def test_what_this_package_chooses_itself_is_the_same_as_ever_or_numerics_is_raised() -> None:

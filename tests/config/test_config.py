@@ -7,6 +7,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from pydantic.fields import FieldInfo
 
+from config_kit import configured, problems
 from mingpt.config import compose
 from mingpt.config.groups import config_dir
 from mingpt.config.keys import KINDS, default, keys, named, schema_of
@@ -36,18 +37,6 @@ PROMISED = {
     "snapshot.": ("dir", "every_steps", "every_seconds", "keep"),
     "data.": ("path",),
 }
-
-
-def configured(*arguments: str, world_size: int = 1) -> Config:
-    config = compose.configure(arguments, world_size)
-    assert config is not None
-    return config
-
-
-def problems(*arguments: str) -> list[str]:
-    with pytest.raises(UserError) as mistake:
-        compose.configure(arguments)
-    return list(mistake.value.problems)
 
 
 def value(config: Config, key: str) -> Any:

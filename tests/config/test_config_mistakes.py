@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from config_kit import problems
 from mingpt.config import compose
 from mingpt.config.keys import KINDS, keys
 from mingpt.errors import UserError
@@ -16,12 +17,6 @@ DATA_KINDS = ", ".join(KINDS["data"])
 OF_TEXT = "is not a key of data.kind=shards, only of text: leave it out, or choose data.kind=text"
 NOT_SET = "KeyError raised while resolving interpolation: \"Environment variable 'NOPE' not found\""
 GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key"
-
-
-def problems(*arguments: str, world_size: int = 1) -> list[str]:
-    with pytest.raises(UserError) as mistake:
-        compose.configure(arguments, world_size)
-    return list(mistake.value.problems)
 
 
 @pytest.mark.parametrize(

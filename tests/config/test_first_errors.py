@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from config_kit import problems
 from mingpt.config import compose
 from mingpt.config.checks import no_weights
-from mingpt.errors import USER_ERROR, UserError
+from mingpt.errors import USER_ERROR
 from mingpt.prepare.fetch import CORPORA
 from mingpt.storage import FETCHED
 from mingpt.train.attempt import attempt
@@ -23,12 +24,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert attempt([*arguments, "data.cache_dir=cache"], Lifetime()) == USER_ERROR
     return capsys.readouterr().err
-
-
-def problems(*arguments: str) -> list[str]:
-    with pytest.raises(UserError) as mistake:
-        compose.configure(arguments)
-    return list(mistake.value.problems)
 
 
 @pytest.mark.parametrize(

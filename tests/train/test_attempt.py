@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from config_kit import configured
 from mingpt.compute.batches import BatchPlan
-from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import UserError
@@ -18,12 +18,6 @@ from mingpt.world.world import World
 from own_kit import CLASSIFIER
 from run_kit import train
 from snapshot_kit import ALONE
-
-
-def configured(*arguments: str) -> Config:
-    config = compose.configure(arguments)
-    assert config is not None
-    return config
 
 
 def source_of(config: Config) -> Source:

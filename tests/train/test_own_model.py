@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from config_kit import configured, problems
 from examples.classifier import Classifier, rows
-from mingpt.config import compose
-from mingpt.config.schema import Config
 from mingpt.data.own import source_of
 from mingpt.errors import UserError
 from mingpt.model.kinds.own import OwnModel
@@ -22,18 +21,6 @@ from mingpt.train.attempt import attempt
 from mingpt.train.factory import build
 from mingpt.world.lifetime import Lifetime
 from own_kit import CLASSIFIER, OwnRun
-
-
-def configured(*arguments: str) -> Config:
-    config = compose.configure(arguments)
-    assert config is not None
-    return config
-
-
-def problems(*arguments: str) -> list[str]:
-    with pytest.raises(UserError) as mistake:
-        compose.configure(arguments)
-    return list(mistake.value.problems)
 
 
 def test_the_target_brings_its_section_and_its_arguments_need_no_plus() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from config_kit import configured
 from mingpt.commands.snapshots import main as snapshots
-from mingpt.config import affecting, compose
+from mingpt.config import affecting
 from mingpt.config.keys import keys
-from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import read
@@ -26,12 +26,6 @@ FREE = (
     "snapshot.every_steps=1", "snapshot.keep=1", "launch.shutdown_timeout_seconds=5", "resume.changed=true",
     "optimizer.reference_batch=8", "model.init_from=gpt2", "train.max_steps=2000 schedule.decay_steps=1000",
 )  # fmt: skip
-
-
-def configured(*arguments: str) -> Config:
-    config = compose.configure(arguments)
-    assert config is not None
-    return config
 
 
 def manifest(*arguments: str, step: int = 200, **changed: Any) -> Manifest:
