@@ -9,6 +9,35 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
+class AttemptStarted:
+    """Before the first step. start: the number of steps done before. host: of rank 0. tokens_per_step: in all processes."""
+
+    attempt: int
+    start: int
+    last_step: int
+    world_size: int
+    device: str
+    host: str
+    parameters: int
+    tokens_per_step: int
+
+
+@dataclass(frozen=True)
+class StepComputed:
+    """Each step, one step late on CUDA. loss: nats per token. grad_norm: before clipping, float32.
+
+    busy, waited: (W,) seconds of each process in the step before this one: computing its microbatches, and waiting for
+    their data.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    busy: tuple[float, ...]
+    waited: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class StepDone:
     """step: the number of steps done. loss: nats per token. grad_norm: before clipping; not finite: a skipped step.
 
@@ -66,6 +95,32 @@ class SnapshotCommitted:
 
 
 @dataclass(frozen=True)
+class HotCommitted:
+    """A hot snapshot is in the memory of rank 0's node. Published by the hot writer's thread."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class SnapshotLost:
+    """A durable snapshot could not be stored, and the run goes on. Published by the snapshot writer's thread."""
+
+    step: int
+    in_a_row: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class AttemptFailed:
+    """An exception ends the attempt. code: the exit code. error: the exception's class, such as RolledBack."""
+
+    step: int
+    code: int
+    error: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class AttemptEnded:
     """digest: of the last step's snapshot; None: that is not durable."""
 
@@ -74,7 +129,18 @@ class AttemptEnded:
     digest: str | None
 
 
-Event = StepDone | StepSkipped | Evaluated | SnapshotCommitted | AttemptEnded
+Event = (
+    AttemptStarted
+    | StepComputed
+    | StepDone
+    | StepSkipped
+    | Evaluated
+    | SnapshotCommitted
+    | HotCommitted
+    | SnapshotLost
+    | AttemptFailed
+    | AttemptEnded
+)
 
 
 class Observer(Protocol):
@@ -82,7 +148,7 @@ class Observer(Protocol):
         """Whether this observer wants StepDone of this step. Its figures make the host wait for the device."""
 
     def on(self, event: Event) -> None:
-        """Called in rank 0 only; with SnapshotCommitted in the snapshot writer's thread, else in the main thread."""
+        """Called in rank 0 only; with an event of a snapshot in that writer's thread, else in the main thread."""
 
 
 class Observers:
