@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class AttemptStarted:
-    """Before the first step. start: the number of steps done before. host: of rank 0. tokens_per_step: in all processes."""
+    """Before the first step. start: steps done before it. host: of rank 0. tokens_per_step: of all processes."""
 
     attempt: int
     start: int
