@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -17,11 +18,11 @@ from mingpt.config.section import Own
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
-from mingpt.errors import FINISHED, UserError
+from mingpt.errors import CRASHED, FINISHED, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.configfile import write_config
 from mingpt.observe.console import ConsoleLines
-from mingpt.observe.events import Observers, SnapshotCommitted
+from mingpt.observe.events import AttemptFailed, Observers, SnapshotCommitted
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
@@ -35,6 +36,7 @@ from mingpt.train.reporter import Reporter
 from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange
 from mingpt.weights.reading import start_from
+from mingpt.world import hang
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
 
@@ -65,7 +67,12 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         return store_the_end(run, complete)
     announce(run)
     lifetime.clock.enter("step")
-    return loop.train(run)
+    with hang.watched(config, world, lifetime, partial(_publish_hang, observers, run.reporter)):
+        return loop.train(run)
+
+
+def _publish_hang(observers: Observers, reporter: Reporter, reason: str) -> None:
+    observers.publish(AttemptFailed(reporter.reported, CRASHED, "Hang", reason))
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """The world: the processes of this attempt, and the messages between them."""
 
 import json
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +12,43 @@ import torch.distributed as dist
 
 from mingpt.errors import UserError
 
+KEPT = 32  # names of the last collectives
+
+
+@dataclass
+class Progress:
+    """What this process has done, for the watchdog (hang.py). All processes enter the same collectives in one order.
+
+    ticks: collectives, and microbatches read or evaluated. collectives: how many. recent: the names of the last ones.
+    """
+
+    ticks: int = 0
+    collectives: int = 0
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+progress = Progress()
+
+
+def _counted(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+    """The collective, which counts as progress unless it has a group of its own (the snapshot writers' threads)."""
+
+    def enter(*arguments: Any, group: dist.ProcessGroup | None = None, **options: Any) -> Any:
+        if group is None:
+            progress.ticks += 1
+            progress.collectives += 1
+            progress.recent.append(name)
+        return collective(*arguments, group=group, **options)
+
+    return enter
+
+
 # Renamed in torch 2.13, where the old name gives a warning.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather = _counted("all_gather", getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)
+all_to_all = _counted("all_to_all", dist.all_to_all_single)
+all_reduce = _counted("all_reduce", dist.all_reduce)
+_broadcast = _counted("broadcast", dist.broadcast)
+_barrier = _counted("barrier", dist.barrier)
 
 
 def share(rank: int, size: int, count: int) -> range:
@@ -25,6 +61,7 @@ class World:
     """One process's view of the attempt. Weights and optimizer state never depend on it.
 
     rank, size: of the processes that `group` has. group: for messages; None: all processes of the attempt.
+    store: of the rendezvous, with a connection of its own, for the watchdog; None: a world of one.
     """
 
     rank: int
@@ -33,6 +70,7 @@ class World:
     device: torch.device
     backend: str
     group: dist.ProcessGroup | None = None
+    store: dist.Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -89,9 +127,9 @@ class World:
             return value
         raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if self.is_main else None
         length = torch.tensor([0 if raw is None else raw.numel()])
-        dist.broadcast(length, group=self.group, group_src=0)
+        _broadcast(length, group=self.group, group_src=0)
         content = torch.empty(int(length), dtype=torch.uint8) if raw is None else raw
-        dist.broadcast(content, group=self.group, group_src=0)
+        _broadcast(content, group=self.group, group_src=0)
         return json.loads(content.numpy().tobytes())
 
     def run_on_main(self, function: Callable[[], Any]) -> Any:
@@ -111,9 +149,9 @@ class World:
         """The `size` bytes `raw` of process `source`, in every process. The others pass None."""
         content = torch.empty(size, dtype=torch.uint8) if raw is None else torch.frombuffer(raw, dtype=torch.uint8)
         if self.size > 1:
-            dist.broadcast(content, src=source, group=self.group)
+            _broadcast(content, src=source, group=self.group)
         return content.numpy().data
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier(group=self.group)
+            _barrier(group=self.group)
