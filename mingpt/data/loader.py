@@ -16,7 +16,7 @@ from mingpt.data.source import Samples
 from mingpt.errors import TransientError, UserError
 from mingpt.world.hang import DUMP_SIGNAL
 from mingpt.world.lifetime import children_ignore_signals, end_with_parent
-from mingpt.world.world import progress
+from mingpt.world.world import Progress
 
 
 def _begin(_worker: int) -> None:
@@ -49,7 +49,7 @@ def _raised(loader: Iterator[Any]) -> Iterator[Sequence[Tensor]]:
     for item in loader:
         if isinstance(item, Exception):
             raise item
-        progress.ticks += 1
+        Progress.microbatches += 1
         yield item
 
 

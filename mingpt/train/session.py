@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -18,12 +17,10 @@ from mingpt.config.section import Own
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
-from mingpt.errors import CRASHED, FINISHED, UserError
+from mingpt.errors import FINISHED, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.configfile import write_config
-from mingpt.observe.console import ConsoleLines
-from mingpt.observe.events import AttemptFailed, Observers, SnapshotCommitted
-from mingpt.observe.jsonl import MetricsLog
+from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
@@ -31,10 +28,11 @@ from mingpt.snapshot.reader import Loaded
 from mingpt.train import loop, own_model, resume
 from mingpt.train.bad_steps import BadSteps, leave_out
 from mingpt.train.factory import trainable
+from mingpt.train.observers import open_observers
 from mingpt.train.proportions import proportions
 from mingpt.train.reporter import Reporter
 from mingpt.train.run import Compute, Evaluation, Run
-from mingpt.train.stats import DelayedRead, StatsExchange
+from mingpt.train.stats import DelayedRead, StatsExchange, StepTimes
 from mingpt.weights.reading import start_from
 from mingpt.world import hang
 from mingpt.world.lifetime import Lifetime
@@ -62,17 +60,22 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         write_config(config, say)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
     observers = run.observers  # the lambda must not capture `run`: the writer's thread would keep DDP alive at the end
-    checkpointer.begin(record, lambda *committed: observers.publish(SnapshotCommitted(*committed)))
+    checkpointer.begin(
+        record,
+        committed=lambda *what: observers.publish(SnapshotCommitted(*what)),
+        committed_hot=lambda step: observers.publish(HotCommitted(step)),
+        lost=lambda *what: observers.publish(SnapshotLost(*what)),
+    )
     if complete:
         return store_the_end(run, complete)
     announce(run)
-    lifetime.clock.enter("step")
-    with hang.watched(config, world, lifetime, partial(_publish_hang, observers, run.reporter)):
-        return loop.train(run)
-
-
-def _publish_hang(observers: Observers, reporter: Reporter, reason: str) -> None:
-    observers.publish(AttemptFailed(reporter.reported, CRASHED, "Hang", reason))
+    lifetime.clock.enter("compile" if config.train.compile else "step")
+    with hang.watched(config, world, lifetime, run.reporter.failed):
+        try:
+            return loop.train(run)
+        except BaseException as error:
+            run.reporter.failed(error)
+            raise
 
 
 @dataclass
@@ -209,7 +212,7 @@ def build_run(
     exact = config.reduce == "exact"
     mine = world.share(plan.microbatches)
     work = RankSampler(plan, mine, origin.step, config.train.max_steps)
-    observers = open_observers(config, record, world)
+    observers = open_observers(config, record, compute, world, lifetime)
     tokens_per_step = plan.global_size * config.model.block_size
     return Run(
         config=config,
@@ -220,7 +223,8 @@ def build_run(
         ddp=ddp,
         reduction=ExactReduction(ddp, plan.microbatches, world) if exact else FastReduction(ddp),
         stats=StatsExchange(world, plan.microbatches, flags=1 + len(FLAGS)),
-        read_flags=DelayedRead(),
+        times=StepTimes(lifetime.clock, world.device),
+        read=DelayedRead(origin.step, flags=1 + len(FLAGS), late=world.device.type == "cuda"),
         mine=mine,
         batches=load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device),
         buffers=buffers,
@@ -231,21 +235,6 @@ def build_run(
         reporter=Reporter(observers, world, lifetime, compute.update, origin.step, tokens_per_step),
         record=record,
         start=origin.step,
-    )
-
-
-def open_observers(config: Config, record: RunRecord, world: World) -> Observers:
-    """The observers of rank 0; none in other processes."""
-    if not world.is_main:
-        return Observers([], say)
-    last, every = config.train.max_steps, config.train.log_every
-
-    def wants(step: int) -> bool:
-        return step % every == 0 or step == last
-
-    return Observers(
-        [MetricsLog(config.run.dir, record.attempt, say, wants), ConsoleLines(last, say, wants)],
-        say,
     )
 
 
@@ -261,6 +250,7 @@ def store_the_end(run: Run, loaded: Loaded) -> int:
 
 def announce(run: Run) -> None:
     """Print what this attempt will compute, and on which devices."""
+    run.reporter.started(run)
     if not run.world.is_main:
         return
     plan, world = run.compute.plan, run.world

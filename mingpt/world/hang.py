@@ -1,6 +1,6 @@
 """Ends a run that hangs, and says where: which process has not entered which collective, and at which line it is.
 
-Progress is a microbatch read or evaluated, or a collective entered (world.progress). Each process publishes its own
+Progress is a microbatch read or evaluated, or a collective entered (world.Progress). Each process publishes its own
 through the rendezvous' store, and reads that of the others once it makes none itself. It is a hang only if no process
 makes progress: one that waits for a slower one does not end the run.
 """
@@ -27,9 +27,9 @@ import torch
 
 from mingpt.config.schema import Config
 from mingpt.console import complain
-from mingpt.errors import CRASHED
+from mingpt.errors import CRASHED, Hang
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
-from mingpt.world.world import KEPT, World, progress
+from mingpt.world.world import Progress, World
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 LIBRARY = re.compile(rf"<|{re.escape(str(Path(threading.__file__).parent))}/|.*/(site|dist)-packages/")
@@ -94,7 +94,7 @@ def summary(reports: Mapping[int, Report], silent: set[int]) -> str:
         for rank in sorted(silent)
     ]
     counts = [r.collectives for r in reports.values()]
-    for number in range(max(1, max(counts) - KEPT + 1), max(counts) + 1):
+    for number in range(max(1, max(counts) - (Progress.recent.maxlen or 0) + 1), max(counts) + 1):
         names = {rank: name for rank, r in sorted(reports.items()) if (name := r.name_of(number))}
         usual = Counter(names.values()).most_common(1)[0][0]
         if odd := [rank for rank in names if names[rank] != usual]:
@@ -115,8 +115,10 @@ def summary(reports: Mapping[int, Report], silent: set[int]) -> str:
 class Watchdog:
     """Two threads: one watches this process and decides, the other talks to the store, which may block."""
 
-    def __init__(self, config: Config, world: World, lifetime: Lifetime, failed: Callable[[str], None]) -> None:
-        """Watches the calling thread. failed: called with the reason in rank 0 before this process ends."""
+    def __init__(
+        self, config: Config, world: World, lifetime: Lifetime, failed: Callable[[BaseException], None]
+    ) -> None:
+        """Watches the calling thread. failed: called in rank 0 before this process ends."""
         self.world, self.lifetime, self.failed = world, lifetime, failed
         self.seconds, self.timeout = config.health.hang_seconds, config.world.timeout_seconds
         self.beat_seconds = min(MOST_BEAT_SECONDS, self.seconds / 20)
@@ -126,7 +128,7 @@ class Watchdog:
         self.heard = dict[int, float]()  # when each process's last beat was read, by `awake`
         self.awake = 0.0  # seconds in which this process was not stopped: a laptop sleeps, Slurm suspends a job
         self.trouble = ""  # why the store can't be reached
-        self._ticks, self._since, self._now, self._asking = -1, 0.0, time.monotonic(), False
+        self._done, self._since, self._now, self._asking = (-1, -1), 0.0, time.monotonic(), False
         self.look()
         self.threads = [threading.Thread(target=self._watch, name="watchdog", daemon=True)]
         if world.store is not None and world.size > 1:
@@ -137,8 +139,8 @@ class Watchdog:
         now = time.monotonic()
         self.awake, self._now = self.awake + min(now - self._now, 2 * self.beat_seconds), now
         place, slow = locate(sys._current_frames().get(self.watched))
-        if self._ticks != progress.ticks:
-            self._ticks, self._since = progress.ticks, self.awake
+        if self._done != (done := (Progress.collectives, Progress.microbatches)):
+            self._done, self._since = done, self.awake
         idle, limit = self.awake - self._since, self.seconds
         if "snapshot" in slow:
             limit += SNAPSHOT_TIMEOUTS * self.timeout
@@ -150,8 +152,8 @@ class Watchdog:
             host=self.host,
             beat=before.beat + 1 if before else 0,
             stuck=idle >= limit,
-            collectives=progress.collectives,
-            recent=list(progress.recent),
+            collectives=Progress.collectives,
+            recent=list(Progress.recent),
             place=place,
         )
         self.reports[self.world.rank] = own
@@ -234,7 +236,7 @@ class Watchdog:
         if self.world.rank == min(set(range(self.world.size)) - silent):
             complain(f"error: {reason}")
         if self.world.is_main:
-            teller = threading.Thread(target=self.failed, args=[reason], daemon=True)
+            teller = threading.Thread(target=self.failed, args=[Hang(reason)], daemon=True)
             teller.start()
             teller.join(NOTIFY_SECONDS)
         # When the first process ends, the others lose it, and a launcher ends them: first let each leave its reason.
@@ -244,7 +246,7 @@ class Watchdog:
 
 @contextmanager
 def watched(
-    config: Config, world: World, lifetime: Lifetime, failed: Callable[[str], None] = lambda reason: None
+    config: Config, world: World, lifetime: Lifetime, failed: Callable[[BaseException], None] = lambda error: None
 ) -> Iterator[None]:
     """Watch what this block does, in the calling thread. failed: see Watchdog."""
     if not config.health.hang_seconds:

@@ -3,41 +3,28 @@
 import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from mingpt.errors import UserError
 
-KEPT = 32  # names of the last collectives
 
-
-@dataclass
 class Progress:
-    """What this process has done, for the watchdog (hang.py). All processes enter the same collectives in one order.
+    """What this process has done, for the watchdog (hang.py). microbatches: read or evaluated."""
 
-    ticks: collectives, and microbatches read or evaluated. collectives: how many. recent: the names of the last ones.
-    """
-
-    ticks: int = 0
-    collectives: int = 0
-    recent: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
-
-
-progress = Progress()
+    microbatches = collectives = 0
+    recent: ClassVar = deque[str](maxlen=32)  # names of the last collectives: the same in all processes
 
 
 def _counted(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
-    """The collective, which counts as progress unless it has a group of its own (the snapshot writers' threads)."""
-
     def enter(*arguments: Any, group: dist.ProcessGroup | None = None, **options: Any) -> Any:
-        if group is None:
-            progress.ticks += 1
-            progress.collectives += 1
-            progress.recent.append(name)
+        if group is None:  # the snapshot writers' threads have groups of their own, and are not counted
+            Progress.collectives += 1
+            Progress.recent.append(name)
         return collective(*arguments, group=group, **options)
 
     return enter

@@ -55,7 +55,12 @@ def test_a_hang_ends_the_run_and_says_where(how: str, workers: int, tmp_path: Pa
     run = OwnRun(str(tmp_path), Path(), Path(), (LIMIT, f"data.workers={workers}"))
     run.code = ("model._target_=own_kit.Linear", "data._target_=own_kit.hangs", f"data.how='{how}'")
     [_, *overrides] = run.command(1)[2:]
-    once = ("launch.max_attempts_without_progress=1", "launch.shutdown_timeout_seconds=2", "snapshot.every_steps=0")
+    once = (
+        "launch.max_attempts_without_progress=1",
+        "launch.shutdown_timeout_seconds=2",
+        "snapshot.every_steps=0",
+        "train.eval_every=0",
+    )
     command = [sys.executable, "-m", "mingpt.launch", "--nproc-per-node=2", *overrides, "train.max_steps=60", *once]
     output = finish(Node(command, {"PYTHONPATH": "tests/kits:."}), 70)
     assert len(re.findall("^error: the run hangs: ", output, re.M)) == 1

@@ -2,8 +2,10 @@
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,13 +15,13 @@ from config_kit import configured
 from mingpt.world import hang
 from mingpt.world.hang import Report, Watchdog, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase
-from mingpt.world.world import KEPT, World, progress
+from mingpt.world.world import Progress, World
 
 NAMES = ["all_gather", "all_to_all", "all_gather"] * 20
 
 
 def report(collectives: int, place: str = "train/step.py:30", host: str = "n1", **changes: object) -> Report:
-    recent = NAMES[:collectives][-KEPT:]
+    recent = NAMES[:collectives][-32:]
     return replace(Report(host, 1, True, collectives, recent, place), **changes)  # type: ignore[arg-type]
 
 
@@ -50,39 +52,41 @@ def test_the_summary_of_a_hang_of_all() -> None:
     assert "rank 4" not in text
 
 
-def code_in(file: Path, call: object) -> object:
-    """Calls `call` from a function that seems to be in this file."""
-    space: dict[str, object] = {"call": call}
+Where = tuple[str, set[str]]
+
+
+def inside(file: Path, call: Callable[[], Where]) -> Callable[[], Where]:
+    """A function that seems to be in this file, and calls `call` in its line 2."""
+    space: dict[str, Any] = {"call": call}
     exec(compile("def outer():\n    return call()\n", str(file), "exec"), space)
-    return space["outer"]()  # type: ignore[operator]
+    return cast(Callable[[], Where], space["outer"])
 
 
-def where() -> tuple[str, set[str]]:
+def where() -> Where:
     return locate(sys._getframe().f_back)
 
 
 PACKAGE = Path(hang.PACKAGE)
+THREADING, DYNAMO = Path(threading.__file__), Path(torch.__file__).parent / "_dynamo/convert_frame.py"
 
 
-def test_a_place_is_the_innermost_line_that_is_ours_or_the_users() -> None:
-    in_a_library = lambda: code_in(Path(threading.__file__), where)  # noqa: E731
-    assert code_in(Path("/home/me/words/rows.py"), in_a_library) == ("words/rows.py:2", set())
-    assert code_in(PACKAGE / "data/shards.py", in_a_library) == ("data/shards.py:2", set())
+@pytest.mark.parametrize("library", [THREADING, DYNAMO, Path("<frozen runpy>")])
+def test_a_place_is_the_innermost_line_that_is_ours_or_the_users(library: Path) -> None:
+    mine = Path("/home/me/words/rows.py")
+    assert inside(PACKAGE / "data/own.py", inside(mine, inside(library, where)))()[0] == "words/rows.py:2"
+    assert inside(mine, inside(PACKAGE / "data/shards.py", inside(library, where)))()[0] == "data/shards.py:2"
 
 
 def test_a_wait_for_a_snapshot_takes_long_but_not_what_it_asks_the_loop_for() -> None:
-    assert code_in(PACKAGE / "snapshot/writer.py", where) == ("snapshot/writer.py:2", {"snapshot"})
-    inner = lambda: code_in(PACKAGE / "train/stats.py", where)  # noqa: E731
-    assert code_in(PACKAGE / "snapshot/writer.py", inner) == ("train/stats.py:2", set())
-    outer = lambda: code_in(PACKAGE / "storage.py", where)  # noqa: E731
-    assert code_in(PACKAGE / "snapshot/store.py", outer) == ("storage.py:2", {"snapshot"})
+    snapshot, loop = PACKAGE / "snapshot/writer.py", PACKAGE / "train/loop.py"
+    assert inside(loop, inside(snapshot, where))() == ("snapshot/writer.py:2", {"snapshot"})
+    assert inside(loop, inside(snapshot, inside(PACKAGE / "storage.py", where)))() == ("storage.py:2", {"snapshot"})
+    assert inside(loop, inside(snapshot, inside(PACKAGE / "train/run.py", where)))() == ("train/run.py:2", set())
 
 
 def test_a_compiler_takes_long() -> None:
-    assert torch.__file__
-    compiler = Path(torch.__file__).parent / "_dynamo/convert_frame.py"
-    assert compiler.exists(), "torch has moved it: the watchdog would take a compiler for a hang"
-    assert "compile" in code_in(compiler, where)[1]  # type: ignore[index]
+    assert DYNAMO.exists(), "torch has moved it: the watchdog would take a compiler for a hang"
+    assert inside(PACKAGE / "train/step.py", inside(DYNAMO, where))() == ("train/step.py:2", {"compile"})
 
 
 # --- two watchdogs of one process, with a real store between them, and a clock of their own ---
@@ -110,7 +114,7 @@ def pair(time: Time) -> tuple[Watchdog, Watchdog]:
     lifetime, store = Lifetime(), dist.HashStore()
     lifetime.phase = Phase.TRAINING
     worlds = [World(r, 2, r, torch.device("cpu"), "gloo", store=store) for r in (0, 1)]
-    one, two = (Watchdog(config, world, lifetime, lambda reason: None) for world in worlds)
+    one, two = (Watchdog(config, world, lifetime, lambda error: None) for world in worlds)
     return one, two
 
 
@@ -144,11 +148,13 @@ def test_a_process_that_is_silent_makes_no_progress(time: Time, pair: tuple[Watc
     assert dog.silent() == {1}
 
 
-@pytest.mark.parametrize("what", ["a collective", "a microbatch"])
-def test_progress_begins_the_time_anew(what: str, time: Time, pair: tuple[Watchdog, Watchdog]) -> None:
+@pytest.mark.parametrize("what", ["collectives", "microbatches"])
+def test_progress_begins_the_time_anew(
+    what: str, time: Time, pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch
+) -> None:
     dog, _ = pair
     assert not beat(time, dog, 60, {1: report(3)})
-    progress.ticks += 1
+    monkeypatch.setattr(Progress, what, getattr(Progress, what) + 1)
     assert not beat(time, dog, 60, {1: report(3)})
     assert beat(time, dog, 60, {1: report(3)})
 
