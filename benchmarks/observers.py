@@ -2,7 +2,7 @@
 
 Trains `experiment=shakespeare_char` in one process with everything on that watches: console lines, JSON lines, trace,
 ledger, TensorBoard. In every second block of steps the events are kept from the observers. The cost is the median over
-pairs of neighbouring blocks of (median step with them) / (median step without) - 1: a machine whose speed drifts slows
+pairs of neighbouring blocks of (mean step with them) / (mean step without) - 1: a machine whose speed drifts slows
 both blocks of a pair alike.
 """
 
@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Switch(Observers):
 
 
 def measure(steps: int, block: int, text: Path, folder: str) -> list[float]:
-    """(Median step with observers) / (without), for each pair of neighbouring blocks but the first."""
+    """(Mean step with observers) / (without), for each pair of neighbouring blocks but the first."""
     switches = list[Switch]()
     plain = session.open_observers
 
@@ -58,8 +59,8 @@ def measure(steps: int, block: int, text: Path, folder: str) -> list[float]:
     if code := attempt([*arguments, "snapshot.hot_every_steps=0", "snapshot.every_steps=0"], Lifetime()):
         raise SystemExit(f"the run ended with {code}")
     at = switches[0].at
-    times = [after - before for before, after in zip(at, at[1:], strict=False)]
-    blocks = [statistics.median(times[i + 1 : i + block]) for i in range(0, len(times) - block, block)]
+    times = [after - before for before, after in pairwise(at)]
+    blocks = [statistics.mean(times[i : i + block]) for i in range(0, len(times) - block, block)]
     return [on / off for on, off in zip(blocks[2::2], blocks[3::2], strict=False)]
 
 

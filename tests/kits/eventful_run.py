@@ -1,8 +1,8 @@
 """`python tests/kits/eventful_run.py FOLDER`: one run to which much happens, for the pictures in docs/.
 
-A character GPT on Shakespeare lives through six attempts in worlds of 1, 2 and 3 processes: a request to stop, a kill, a
-batch that is not finite, a process that hangs, spikes that make the run go back, another kill, one more spike. Beside
-it, the same run with one process that nothing happens to; their digests are compared.
+A character GPT on Shakespeare lives through six attempts in worlds of 1, 2 and 3 processes: a request to stop, a kill,
+a batch that is not finite, a process that hangs, spikes that make the run go back, another kill, one more spike. Then
+the same run with one process that nothing else happens to; the two digests are compared.
 """
 
 import os
