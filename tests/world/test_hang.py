@@ -14,7 +14,7 @@ import torch.distributed as dist
 from config_kit import configured
 from mingpt.world import hang
 from mingpt.world.hang import Report, Watchdog, locate, summary
-from mingpt.world.lifetime import Lifetime, Phase
+from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.world import Progress, World
 
 NAMES = ["all_gather", "all_to_all", "all_gather"] * 20
@@ -204,3 +204,11 @@ def test_without_a_store_each_process_decides_alone(time: Time, pair: tuple[Watc
     dog._talk()
     assert dog.trouble == "the store is gone"
     assert beat(time, dog, 110, {})
+
+
+def test_the_first_reason_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the watchdogs end the processes, each loses the others, and would leave that as its reason."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    for reason in ("the run hangs", "lost contact with another process"):
+        leave_reason(reason)
+    assert "the run hangs" in (tmp_path / "error.json").read_text()
