@@ -108,7 +108,7 @@ class Health(Section):
     """Steps skipped in a row, for a spike or a number that is not finite, after which the run has diverged."""
     max_rollbacks: int = Field(default=0, ge=0, le=64)
     """How often a run that has diverged goes back to a snapshot and leaves out the skipped batches; then exit 64."""
-    hang_seconds: Annotated[float, NO_RESULT] = Field(default=300, ge=0)
+    hang_seconds: Annotated[float, NO_RESULT] = Field(default=300, ge=0, le=86400)
     """The run hangs if no process has read a microbatch or entered a collective for so long; then exit 70. 0: never."""
     straggler_ratio: Annotated[float, NO_RESULT] = Field(default=1.5, ge=0)
     """Name a process whose microbatches, or their data, take this many times as long as the median. 0: never."""

@@ -34,7 +34,7 @@ from mingpt.world.world import Progress, World
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 LIBRARY = re.compile(rf"<|{re.escape(str(Path(threading.__file__).parent))}/|.*/(site|dist)-packages/")
 MOST_NAMED = 4  # processes of which the same is to be said
-MOST_BEAT_SECONDS = 2.0
+LEAST_BEAT_SECONDS, MOST_BEAT_SECONDS = 0.05, 2.0
 LEAST_SILENCE_SECONDS = 3.0
 NOTIFY_SECONDS = 10.0  # for the observers, before this process ends
 # A wait for snapshots has limits of its own, each at most this many times world.timeout_seconds in all.
@@ -121,7 +121,7 @@ class Watchdog:
         """Watches the calling thread. failed: called in rank 0 before this process ends."""
         self.world, self.lifetime, self.failed = world, lifetime, failed
         self.seconds, self.timeout = config.health.hang_seconds, config.world.timeout_seconds
-        self.beat_seconds = min(MOST_BEAT_SECONDS, self.seconds / 20)
+        self.beat_seconds = min(MOST_BEAT_SECONDS, max(LEAST_BEAT_SECONDS, self.seconds / 20))
         self.silence_seconds = max(LEAST_SILENCE_SECONDS, 6 * self.beat_seconds)
         self.watched, self.host, self.stopped = threading.get_ident(), socket.gethostname(), threading.Event()
         self.reports = dict[int, Report]()  # the last one of each process
@@ -182,7 +182,7 @@ class Watchdog:
                 until = self.awake + self.silence_seconds  # for the others to say the same, and to print their stacks
                 while self.awake < until and not self.stopped.wait(self.beat_seconds) and self.hangs():
                     pass
-                if self.awake >= until and self.hangs():
+                if self.awake >= until and not self.stopped.is_set() and self.hangs():
                     self._end()
         faulthandler.cancel_dump_traceback_later()
 
@@ -240,7 +240,8 @@ class Watchdog:
             teller.start()
             teller.join(NOTIFY_SECONDS)
         # When the first process ends, the others lose it, and a launcher ends them: first let each leave its reason.
-        time.sleep(self.silence_seconds)
+        # Rank 0 ends first, since its observers would be told of a lost contact, too.
+        time.sleep(self.silence_seconds + (0 if self.world.is_main else 4 * self.beat_seconds))
         os._exit(CRASHED)
 
 
