@@ -21,8 +21,12 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.configfile import write_config
 from mingpt.observe.console import ConsoleLines
+from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import Observers, SnapshotCommitted
 from mingpt.observe.jsonl import MetricsLog
+from mingpt.observe.notify import Alarms
+from mingpt.observe.profile import Profile
+from mingpt.observe.trackers import open_trackers
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
@@ -231,15 +235,24 @@ def open_observers(config: Config, record: RunRecord, world: World) -> Observers
     """The observers of rank 0; none in other processes."""
     if not world.is_main:
         return Observers([], say)
-    last, every = config.train.max_steps, config.train.log_every
+    last, every, cuda = config.train.max_steps, config.train.log_every, world.device.type == "cuda"
 
     def wants(step: int) -> bool:
         return step % every == 0 or step == last
 
-    return Observers(
-        [MetricsLog(config.run.dir, record.attempt, say, wants), ConsoleLines(last, say, wants)],
+    metrics = MetricsLog(config.run.dir, record.attempt, say, wants)
+    observers = Observers(
+        [
+            metrics,
+            ConsoleLines(last, say, wants),
+            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say, wants),
+            *open_trackers(config, record, say, wants),
+            *([Alarms(url, config.run.name, record.attempt, say)] if (url := config.health.notify) else []),
+            *([Profile(steps, config.run.dir, record.attempt, cuda, say)] if (steps := config.profile.steps) else []),
+        ],
         say,
     )
+    return observers
 
 
 def store_the_end(run: Run, loaded: Loaded) -> int:
