@@ -18,6 +18,8 @@ class Run(Section):
     """The run's name: letters, digits, dot, dash and underscore."""
     dir: str = follows("runs/${run.name}", min_length=1)
     """The run's directory, any fsspec URL; snapshots and metrics are below it. The same dir resumes the run."""
+    price_per_hour: float | None = Field(default=None, ge=0)
+    """What all machines of the run cost in an hour, in any currency: then the run says what it has cost."""
 
 
 class Train(Section):

@@ -4,30 +4,21 @@ Each attempt's metrics begin with a name for all that its bits follow from; atte
 """
 
 import json
-import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
 from mingpt.config.affecting import settings
 from mingpt.config.schema import Config
-from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, StepComputed, StepDone
+from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, StepComputed
 from mingpt.observe.jsonl import rows_of
+from mingpt.observe.trace import read_trace
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord, records, segments
 
 FIELD = "equality"  # of a row of the metrics that has no step: the attempt's name
-LOOK_BACK = 16  # attempts; a step that is computed again was computed by one of the last
-LIMIT_SECONDS = 5.0  # at the end, for reading what the attempts before have recorded
-Figures = tuple[float | None, float | None]  # loss and gradient norm; None: not finite
-
-
-def recorded(run_dir: str, attempt: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """The rows of the LOOK_BACK attempts before this one, by number."""
-    paths = segments(run_dir)
-    for number in sorted(n for n in paths if n < attempt)[-LOOK_BACK:]:
-        yield number, rows_of(run_dir, paths[number])
+END_SECONDS = 5.0  # at the end of an attempt, for reading what those before have recorded
 
 
 def equality(config: Config, record: RunRecord) -> str | None:
@@ -59,51 +50,50 @@ class SameBits:
         note: Callable[[Mapping[str, Any]], None],
         publish: Callable[[BitsDiffer], None],
         say: Callable[[str], None],
-        wants: Callable[[int], bool],
     ) -> None:
-        self.config, self.record, self.note, self.publish = config, record, note, publish
-        self.say, self.wants = say, wants
-        self._before: dict[int, tuple[int, Figures]] = {}
-        self._new: list[StepDone | StepComputed] = []
+        self.config, self.record, self.note, self.publish, self.say = config, record, note, publish, say
+        self._before: dict[int, tuple[int, float, float]] = {}  # by step: the attempt, its loss and norm
+        self._new: list[StepComputed] = []
         self._thread = threading.Thread(target=self._read, name="earlier attempts", daemon=True)
         self._thread.start()
 
+    def wants(self, step: int) -> bool:
+        return False
+
     def on(self, event: Event) -> None:
         match event:
-            case StepDone() | StepComputed():
+            case StepComputed():
                 self._new.append(event)
             case AttemptEnded() | AttemptFailed():
-                self._thread.join(LIMIT_SECONDS)
+                self._thread.join(END_SECONDS)
         if not self._thread.is_alive():
             new, self._new = self._new, []
             for step in new:
                 self._compare(step)
 
-    def _compare(self, new: StepDone | StepComputed) -> None:
-        before, (loss, norm) = self._before.get(new.step, (0, (None, None)))
-        if before and _figures(new.loss, new.grad_norm) != (loss, norm):
+    def _compare(self, new: StepComputed) -> None:
+        if new.step not in self._before:
+            return
+        attempt, loss, norm = self._before[new.step]
+        if repr((loss, norm)) != repr((new.loss, new.grad_norm)):  # equal also where both are NaN
             self._before = {}  # all later steps differ, too
-            pairs = ((_number(loss), new.loss), (_number(norm), new.grad_norm))
-            self.publish(BitsDiffer(new.step, self.record.attempt, before, *pairs))
+            pairs = (loss, new.loss), (norm, new.grad_norm)
+            self.publish(BitsDiffer(new.step, self.record.attempt, attempt, *pairs))
 
     def _read(self) -> None:
         try:
-            name = equality(self.config, self.record)
+            name, run_dir = equality(self.config, self.record), self.config.run.dir
             if name is None:
                 return
             self.note({FIELD: name})
-            for number, rows in recorded(self.config.run.dir, self.record.attempt):
-                if any(row.get(FIELD) == name for row in rows):
-                    self._before |= {
-                        row["step"]: (number, (row["loss"], row["grad_norm"])) for row in rows if "grad_norm" in row
-                    }
+            start = self.record.provenance["history"][-1]["from_step"]
+            metrics = segments(run_dir)
+            for attempt, found in read_trace(run_dir).items():
+                again = found[found["step"] > start]
+                if attempt >= self.record.attempt or not len(again) or attempt not in metrics:
+                    continue
+                if any(row.get(FIELD) == name for row in rows_of(run_dir, metrics[attempt])):
+                    self._before |= {step: (attempt, loss, norm) for step, norm, loss in again.tolist()}
         except Exception as error:
-            self.say(f"not compared with the attempts before: {without_secrets(str(error)) or type(error).__name__}")
-
-
-def _figures(*values: float) -> tuple[float | None, ...]:
-    return tuple(value if math.isfinite(value) else None for value in values)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+            reason = without_secrets(str(error)) or type(error).__name__
+            self.say(f"the bits are not compared with those of the attempts before: {reason}")

@@ -6,18 +6,22 @@ two attempts may overlap. `read_metrics` combines the files along the run's line
 
 import json
 import math
-import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommitted, StepDone, StepSkipped
+from mingpt.observe.events import (
+    AttemptEnded,
+    AttemptFailed,
+    Evaluated,
+    Event,
+    SnapshotCommitted,
+    StepDone,
+    StepSkipped,
+)
+from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import records, segments
-from mingpt.storage import is_local, open_fs, place
-
-UPLOAD_SECONDS = 15  # between two uploads of new lines to a bucket
+from mingpt.storage import open_fs, place
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
@@ -60,11 +64,7 @@ def rows_of(run_dir: str, path: str) -> list[dict[str, Any]]:
 
 
 class MetricsLog:
-    """Writes one attempt's file: to a local disk line by line, to a bucket every UPLOAD_SECONDS and at each snapshot.
-
-    A failed write does not end the run: the lines stay in memory and are written with the next ones. It is reported
-    once, and again when writing works.
-    """
+    """Writes one attempt's file: a line for each event that people plot."""
 
     def __init__(
         self,
@@ -73,18 +73,8 @@ class MetricsLog:
         say: Callable[[str], None],
         wants: Callable[[int], bool] = lambda step: True,
     ) -> None:
-        self.attempt, self.run_dir, self.say, self.wants = attempt, run_dir, say, wants
-        self.fs, root = open_fs(run_dir, "run.dir")
-        self.path = f"{root.rstrip('/')}/metrics/attempt-{attempt:05d}.jsonl"
-        self.lines: list[str] = []  # local: those not written yet; bucket: all, since each upload replaces the file
-        self.stored = 0  # bucket: the number of lines uploaded
-        self.failing = False
-        self._file: TextIO | None = None
-        self._storing = threading.Lock()  # held while writing; `write` to a bucket does not take it
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._upload, name="metrics", daemon=True)
-        if not is_local(self.fs):
-            self._thread.start()
+        self.attempt, self.wants = attempt, wants
+        self.file = RunFile(run_dir, f"metrics/attempt-{attempt:05d}.jsonl", say)
 
     def on(self, event: Event) -> None:
         match event:
@@ -97,67 +87,11 @@ class MetricsLog:
                 accuracy = {} if event.accuracy is None else {"val_accuracy": event.accuracy}
                 self.write({"step": event.step, "val_loss": event.val_loss} | accuracy)
             case SnapshotCommitted():
-                self.flush()
-            case AttemptEnded():
-                self.close()
+                self.file.flush()
+            case AttemptEnded() | AttemptFailed():
+                self.file.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a line. A number that is not finite becomes null, since JSON has no NaN."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        self.lines.append(json.dumps({"attempt": self.attempt, **finite}, allow_nan=False) + "\n")
-        if is_local(self.fs):
-            self.flush()
-
-    def flush(self) -> None:
-        """Write or upload the new lines. Reports an error, and raises none."""
-        with self._storing:
-            try:
-                with place("run.dir", self.run_dir):
-                    self._append() if is_local(self.fs) else self._put()
-            except Exception as error:  # any: in the uploading thread nothing else would report it
-                if not self.failing:
-                    self.say(f"METRICS can't be written: {error}. The run goes on; they are tried again.")
-                self.failing = True
-                return
-            if self.failing:
-                self.say("metrics are written again")
-            self.failing = False
-
-    def _append(self) -> None:
-        path = Path(self.path)
-        if self._file is not None and not path.exists():
-            self.say(f"WARNING: {path} was deleted while the run was writing it: what it held is lost")
-            self._file.close()
-            self._file = None
-        if self._file is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a")
-        # A failed write may have left part of a line.
-        count = len(self.lines)
-        text = ("\n" if self.failing else "") + "".join(self.lines[:count])
-        try:
-            self._file.write(text)
-            self._file.flush()
-        except OSError:
-            broken, self._file = self._file, None
-            with suppress(OSError):  # `close` tries to flush, and fails in the same way
-                broken.close()
-            raise
-        del self.lines[:count]
-
-    def _put(self) -> None:
-        count = len(self.lines)
-        if count > self.stored:
-            self.fs.pipe_file(self.path, "".join(self.lines[:count]).encode())
-            self.stored = count
-
-    def _upload(self) -> None:
-        while not self._closed.wait(UPLOAD_SECONDS):
-            self.flush()
-
-    def close(self) -> None:
-        self._closed.set()
-        self.flush()
-        if self._file is not None:
-            with suppress(OSError):  # each line has been flushed
-                self._file.close()
+        self.file.append(f"{json.dumps({'attempt': self.attempt, **finite}, allow_nan=False)}\n".encode())

@@ -20,17 +20,17 @@ from mingpt.config.checks import installed
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.observe.background import Background
-from mingpt.observe.earlier import recorded
 from mingpt.observe.events import AttemptEnded, AttemptFailed, Evaluated, Event, StepDone, StepSkipped
+from mingpt.observe.runfile import RunFile
+from mingpt.observe.trace import read_trace
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.hot import run_id
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import is_local, open_fs
 
 PROJECT = "mingpt"  # where the environment names none
 END_SECONDS = 10.0  # for all trackers, at the end of an attempt
-UPLOAD_SECONDS = 15  # between two uploads of an event file to a bucket
-PART_BYTES = 2**21  # of an event file in a bucket, which is uploaded as a whole
+PART_ROWS = 4096  # of an event file: less than a megabyte
 
 Row = tuple[int, Mapping[str, float]]  # step, values
 Write = Callable[[Row], None]
@@ -46,6 +46,7 @@ class About:
     attempt: int
     start: int
     config: dict[str, Any]
+    say: Callable[[str], None]
 
     def folder(self, name: str) -> str:
         """A local folder for a tracker's files: in run.dir, or, if that is a bucket, one that is not kept."""
@@ -72,65 +73,32 @@ def tensorboard(about: About) -> Iterator[Write]:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    file = EventFile(about)
-    records = RecordWriter(file)
+    files = list[RunFile]()  # the last one is written to; to a bucket it is uploaded as a whole, so it must not grow
+    rows = 0
 
     def add(**fields: Any) -> None:
-        records.write(Record(wall_time=time.time(), **fields).SerializeToString())
+        raw = io.BytesIO()
+        RecordWriter(raw).write(Record(wall_time=time.time(), **fields).SerializeToString())
+        files[-1].append(raw.getvalue())
 
     def write(row: Row) -> None:
-        if file.begins():
+        nonlocal rows
+        if rows % PART_ROWS == 0:
+            for file in files[-1:]:
+                file.close()
+            # Readers sort the files by name. The clocks of two machines may differ, the numbers of attempts do not.
+            name = f"tensorboard/events.out.tfevents.{about.attempt:010d}.{rows:010d}"
+            files.append(RunFile(about.run_dir, name, about.say, "the event file of track=tensorboard"))
             add(file_version="brain.Event:2")
-            if file.part == 1:  # steps from this one on are forgotten: this attempt computes them again
+            if rows == 0:  # steps from this one on are forgotten, since this attempt computes them again
                 add(step=about.start + 1, session_log=SessionLog(status=SessionLog.START))
+        rows += 1
         step, values = row
         add(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
-        file.flush()
 
-    try:
-        yield write
-    finally:
+    yield write
+    for file in files[-1:]:
         file.close()
-
-
-class EventFile:
-    """What a RecordWriter writes to. To a bucket it is uploaded as a whole, in parts that do not grow for ever."""
-
-    def __init__(self, about: About) -> None:
-        self.run_dir = about.run_dir
-        self.fs, root = open_fs(about.run_dir, "run.dir")
-        # Readers sort the files by name; the clocks of two machines may differ, the numbers of attempts do not.
-        self.stem = f"{root.rstrip('/')}/tensorboard/events.out.tfevents.{about.attempt:010d}"
-        self.part, self._stored = 0, time.monotonic()
-        self._buffer = io.BytesIO()
-        self._size = -1  # of what is stored; below 0: nothing is begun
-
-    def begins(self) -> bool:
-        """Whether a file begins with what is written next."""
-        if self._size >= 0 and not (self._size > PART_BYTES and not is_local(self.fs)):
-            return False
-        self.part, self._size, self._buffer = self.part + 1, 0, io.BytesIO()
-        return True
-
-    def write(self, data: bytes) -> None:
-        self._buffer.write(data)
-
-    def flush(self, now: bool = False) -> None:
-        path = f"{self.stem}.{self.part:05d}"
-        with place("run.dir", self.run_dir):
-            if is_local(self.fs):
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "ab") as file:
-                    file.write(self._buffer.getvalue())
-                self._buffer = io.BytesIO()
-            elif now or time.monotonic() - self._stored > UPLOAD_SECONDS:
-                self._stored = time.monotonic()
-                self.fs.pipe_file(path, self._buffer.getvalue())
-                self._size = self._buffer.tell()
-
-    def close(self) -> None:
-        if self.part:
-            self.flush(now=True)
 
 
 @contextmanager
@@ -154,16 +122,9 @@ def wandb(about: About) -> Iterator[Write]:
         raise UserError("there is no WANDB_API_KEY in the environment, and no login: set one, or WANDB_MODE=offline")
     last = run.step - 1  # the server knows; offline, nobody does but the attempts before
     if run.offline and before:
-        steps = (row.get("step") for _, rows in recorded(about.run_dir, about.attempt) for row in rows)
-        last = max((step for step in steps if isinstance(step, int)), default=0)
-    newest = last
-
-    def write(row: Row) -> None:
-        nonlocal newest
-        newest = max(newest, row[0])  # a skipped step is told one step late on CUDA, and W&B takes no step back
-        run.log(dict(row[1]), step=newest)
-
-    yield beyond(last, write)
+        traces = read_trace(about.run_dir).items()
+        last = max((int(found["step"].max(initial=0)) for n, found in traces if n < about.attempt), default=0)
+    yield beyond(last, lambda row: run.log(dict(row[1]), step=row[0]))
     run.finish()
 
 
@@ -234,7 +195,7 @@ def open_trackers(
         say(f"track={','.join(names)}: {error}. The run goes on without.")
         return []
     plain = without_secrets(config.model_dump())
-    about = About(id, config.run.name, config.run.dir, record.attempt, record.claim.record.from_step, plain)
+    about = About(id, config.run.name, config.run.dir, record.attempt, record.claim.record.from_step, plain, say)
     return [Trackers(names, about, say, wants)]
 
 

@@ -69,10 +69,17 @@ class Checkpointer:
         self.base = Newest(**self.world.run_on_main(find_base))
         return restore(self.store, self.hot_store, self.world, self.log, self.base)
 
-    def begin(self, record: RunRecord, committed: Callable[[int, str, float], None]) -> None:
+    def begin(
+        self,
+        record: RunRecord,
+        committed: Callable[[int, str, float], None],
+        committed_hot: Callable[[int], None] = lambda step: None,
+        lost: Callable[[int, int, str], None] = lambda step, in_a_row, reason: None,
+    ) -> None:
         """Make the writers. Called by all processes, after `restore`.
 
-        committed(step, digest, seconds): called in rank 0 after each durable commit, in the writer's thread.
+        The callbacks are called in rank 0, in a writer's thread. committed(step, digest, seconds), committed_hot(step):
+        after each durable or hot commit. lost(step, failures in a row, reason): a durable one could not be stored.
         """
         self.attempt, provenance = record.attempt, record.provenance
         # A process with nothing to write waits for one that may be waiting for the store. With equal limits the group
@@ -90,6 +97,10 @@ class Checkpointer:
             if self.world.is_main:
                 committed(step, digest, seconds)
 
+        def hot_committed(step: int, digest: str, seconds: float) -> None:
+            if self.world.is_main:
+                committed_hot(step)
+
         self.durable = SnapshotWriter(
             self.store,
             all_processes,
@@ -97,6 +108,7 @@ class Checkpointer:
             provenance,
             log=self.log,
             committed=durable_committed,
+            lost=lost,
             claim=record.claim,
             retry_seconds=s.retry_seconds,
             verify=s.verify_after_write,
@@ -110,7 +122,7 @@ class Checkpointer:
             self._note_base(max(unreadable, default=self.base.step), None if unreadable else self.base.digest)
             self.hot = SnapshotWriter(
                 self.hot_store, on_node, Retention(hot.KEEP, keep_best=False), provenance, self.log,
-                limit_seconds=self.timeout,
+                committed=hot_committed, limit_seconds=self.timeout,
             )  # fmt: skip
 
     def _note_base(self, step: int, digest: str | None) -> None:

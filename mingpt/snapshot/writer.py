@@ -41,6 +41,7 @@ class SnapshotWriter:
     plus one call of the store.
     provenance: the manifest's fields beside the state: run, vocabulary, config, fingerprint, history.
     committed(step, digest, seconds): called in every process, in the writer's thread.
+    lost(step, failures in a row, reason): called in rank 0, in the writer's thread, if the run goes on without it.
     claim: the attempt's claim, in rank 0. None: no other attempt can be writing.
     retry_seconds: for how long one write that fails is retried.
     verify: read each part back before the commit.
@@ -53,6 +54,7 @@ class SnapshotWriter:
     provenance: Mapping[str, Any]
     log: Callable[[str], None]
     committed: Callable[[int, str, float], None] = lambda step, digest, seconds: None
+    lost: Callable[[int, int, str], None] = lambda step, in_a_row, reason: None
     claim: Attempt | None = None
     retry_seconds: float = 0
     verify: bool = False
@@ -126,7 +128,7 @@ class SnapshotWriter:
         try:
             return self._write_together(step, staged, metrics, began)
         except (UserError, SnapshotFailed) as error:
-            self._count_failure(error, log_failure and self.world.is_main)
+            self._count_failure(step, error, log_failure and self.world.is_main)
             raise
         except Exception as error:
             # A collective has failed. gloo then closes the group's connections, so it can't be used again, and nobody
@@ -138,15 +140,17 @@ class SnapshotWriter:
                 f"has been waiting for its store for too long: look for the one whose log says why, or raise "
                 f"world.timeout_seconds"
             )
-            self._count_failure(failed, log_failure)
+            self._count_failure(step, failed, log_failure)
             raise failed from error
 
-    def _count_failure(self, error: Exception, log_it: bool) -> None:
+    def _count_failure(self, step: int, error: Exception, log_it: bool) -> None:
         self.failures += 1
         self.broken = self.broken or isinstance(error, Superseded)
         if log_it and not isinstance(error, Superseded):
             goes_on = "The run ends here" if self.broken and self.store.key != "snapshot.hot_dir" else "The run goes on"
             self.log(f"SNAPSHOT FAILED ({self.failures} in a row): {error}. {goes_on}.")
+            if self.world.is_main:
+                self.lost(step, self.failures, str(error))
 
     def _write_together(self, step: int, staged: list[StagedPart], metrics: Metrics, began: float) -> str:
         self._staging.wait()

@@ -16,7 +16,7 @@ from mingpt.snapshot.attempts import records
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.rewinding import rewind
 from mingpt.train.run import Compute
-from mingpt.train.stats import DelayedRead, StepStats
+from mingpt.train.stats import Figures
 from mingpt.world.world import World
 
 
@@ -39,35 +39,28 @@ class BadSteps:
     ) -> None:
         self.config, self.compute, self.checkpointer = config, compute, checkpointer
         self.observers, self.world = observers, world
-        self._read = DelayedRead()
-        self._last: tuple[int, StepStats] | None = None
 
-    def check(self, done: int, stats: StepStats) -> None:
-        """Called after each step; on CUDA it learns of a skipped step one step late, and waits for nothing.
+    def check(self, figures: Figures) -> None:
+        """Called with each step's figures, on CUDA one step late.
 
         Raises RolledBack or UserError in all processes after health.max_skips skipped steps in a row.
         """
-        before, self._last = self._last, (done, stats)
-        skips = int(self._read(self.compute.update.guard.skips.view(1))[0])
-        if not skips:
+        if not figures.skips:
             return
-        if self.world.device.type == "cuda":
-            assert before is not None
-            done, stats = before
         if self.world.is_main:
-            self.observers.publish(self._skipped(done, stats, skips))
-        if skips >= self.config.health.max_skips:
-            self._go_back(done - skips)
+            self.observers.publish(self._skipped(figures))
+        if figures.skips >= self.config.health.max_skips:
+            self._go_back(figures.step - figures.skips)
 
-    def _skipped(self, done: int, stats: StepStats, skips: int) -> StepSkipped:
-        losses, norm, size = stats.losses.tolist(), stats.norm(), self.config.batch.micro_size
-        ids = self.compute.plan.sample_ids(done - 1)
+    def _skipped(self, figures: Figures) -> StepSkipped:
+        losses, norm, size = figures.losses, figures.grad_norm, self.config.batch.micro_size
+        ids = self.compute.plan.sample_ids(figures.step - 1)
         bad = [m for m, loss in enumerate(losses) if not math.isfinite(loss)]
         spike = not bad and math.isfinite(norm)
         if spike:
             bad = [max(range(len(losses)), key=losses.__getitem__)]
         samples = tuple(int(i) for m in bad for i in ids[m * size : (m + 1) * size])
-        return StepSkipped(done, stats.mean_loss(), norm, skips, spike, tuple(bad), samples)
+        return StepSkipped(figures.step, figures.loss, norm, figures.skips, spike, tuple(bad), samples)
 
     def _go_back(self, good: int) -> NoReturn:
         """good: the last step that was not skipped; its state is still that of the weights."""

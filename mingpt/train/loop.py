@@ -23,9 +23,9 @@ def train(run: "Run") -> int:
     for step in range(run.start, run.last_step):
         stats = train_step(run, step)
         done, last = step + 1, step + 1 == run.last_step
-        stop, *flags = run.read_flags(stats.flags)
-        run.reporter.step(done, stats)
-        run.bad_steps.check(done, stats)
+        figures = run.read(done, stats, run.compute.update.guard.skips)
+        stop, *flags = figures.flags
+        run.take_note(figures, ending=last or stop > 0)
         best = run.evaluation.after_step(done, last)
         with run.lifetime.clock.within("snapshot"):
             due = last or stop > 0 or run.checkpointer.is_due(done, flags) or best

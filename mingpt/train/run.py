@@ -25,7 +25,7 @@ from mingpt.snapshot.format import Metrics, State
 from mingpt.train import own_model
 from mingpt.train.evaluation import evaluate
 from mingpt.train.reporter import Reporter
-from mingpt.train.stats import DelayedRead, StatsExchange, StepStats
+from mingpt.train.stats import DelayedRead, Figures, StatsExchange, StepStats, StepTimes
 from mingpt.world.clock import Clock
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
@@ -43,6 +43,10 @@ class Compute:
     plan: BatchPlan
     autocast: Any
     device: torch.device
+
+    def device_name(self) -> str:
+        """The kind of machine, such as "NVIDIA L4" or "cpu"."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
 
     def state(self) -> State:
         """All state of the run; the tensors themselves, not copies."""
@@ -100,7 +104,8 @@ class Run:
     ddp: DistributedDataParallel
     reduction: Reduction
     stats: StatsExchange
-    read_flags: DelayedRead
+    times: StepTimes
+    read: DelayedRead
     mine: range
     batches: Iterator[Sequence[Tensor]]
     buffers: dict[str, Tensor]
@@ -115,6 +120,13 @@ class Run:
     @property
     def last_step(self) -> int:
         return self.config.train.max_steps
+
+    def take_note(self, figures: Figures, ending: bool) -> None:
+        """Publish a step's figures; at the end also late ones. Raises RolledBack or UserError for bad steps."""
+        for known in (figures, self.read.last() if ending else None):
+            if known and known.losses:  # on CUDA the first call has none
+                self.reporter.step(known)
+                self.bad_steps.check(known)
 
     def content(self, stats: StepStats) -> Content:
         """What a snapshot after this step holds. Waits for the device."""

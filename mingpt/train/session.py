@@ -22,10 +22,12 @@ from mingpt.model.gpt2 import GPT
 from mingpt.observe.configfile import write_config
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.earlier import SameBits
-from mingpt.observe.events import Observers, SnapshotCommitted
+from mingpt.observe.events import HotCommitted, Observers, SnapshotCommitted, SnapshotLost
 from mingpt.observe.jsonl import MetricsLog
+from mingpt.observe.ledger import Accountant
 from mingpt.observe.notify import Alarms
 from mingpt.observe.profile import Profile
+from mingpt.observe.trace import Trace
 from mingpt.observe.trackers import open_trackers
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
@@ -37,7 +39,7 @@ from mingpt.train.factory import trainable
 from mingpt.train.proportions import proportions
 from mingpt.train.reporter import Reporter
 from mingpt.train.run import Compute, Evaluation, Run
-from mingpt.train.stats import DelayedRead, StatsExchange
+from mingpt.train.stats import DelayedRead, StatsExchange, StepTimes
 from mingpt.weights.reading import start_from
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
@@ -64,12 +66,21 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         write_config(config, say)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
     observers = run.observers  # the lambda must not capture `run`: the writer's thread would keep DDP alive at the end
-    checkpointer.begin(record, lambda *committed: observers.publish(SnapshotCommitted(*committed)))
+    checkpointer.begin(
+        record,
+        committed=lambda *what: observers.publish(SnapshotCommitted(*what)),
+        committed_hot=lambda step: observers.publish(HotCommitted(step)),
+        lost=lambda *what: observers.publish(SnapshotLost(*what)),
+    )
     if complete:
         return store_the_end(run, complete)
     announce(run)
-    lifetime.clock.enter("step")
-    return loop.train(run)
+    lifetime.clock.enter("compile" if config.train.compile else "step")
+    try:
+        return loop.train(run)
+    except BaseException as error:
+        run.reporter.failed(error)
+        raise
 
 
 @dataclass
@@ -206,7 +217,7 @@ def build_run(
     exact = config.reduce == "exact"
     mine = world.share(plan.microbatches)
     work = RankSampler(plan, mine, origin.step, config.train.max_steps)
-    observers = open_observers(config, record, world)
+    observers = open_observers(config, record, world, lifetime)
     tokens_per_step = plan.global_size * config.model.block_size
     return Run(
         config=config,
@@ -217,7 +228,8 @@ def build_run(
         ddp=ddp,
         reduction=ExactReduction(ddp, plan.microbatches, world) if exact else FastReduction(ddp),
         stats=StatsExchange(world, plan.microbatches, flags=1 + len(FLAGS)),
-        read_flags=DelayedRead(),
+        times=StepTimes(lifetime.clock, world.device),
+        read=DelayedRead(origin.step, flags=1 + len(FLAGS), late=world.device.type == "cuda"),
         mine=mine,
         batches=load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device),
         buffers=buffers,
@@ -231,24 +243,28 @@ def build_run(
     )
 
 
-def open_observers(config: Config, record: RunRecord, world: World) -> Observers:
+def open_observers(config: Config, record: RunRecord, world: World, lifetime: Lifetime) -> Observers:
     """The observers of rank 0; none in other processes."""
     if not world.is_main:
         return Observers([], say)
-    last, every, cuda = config.train.max_steps, config.train.log_every, world.device.type == "cuda"
+    last, every = config.train.max_steps, config.train.log_every
 
     def wants(step: int) -> bool:
         return step % every == 0 or step == last
 
-    metrics = MetricsLog(config.run.dir, record.attempt, say, wants)
+    assert record.claim
+    parent, run_dir, price = record.claim.record.parent, config.run.dir, config.run.price_per_hour
+    metrics, hook, steps = MetricsLog(run_dir, record.attempt, say, wants), config.health.notify, config.profile.steps
     observers = Observers(
         [
+            Trace(run_dir, record.attempt, say),
             metrics,
             ConsoleLines(last, say, wants),
-            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say, wants),
+            Accountant(run_dir, parent, lifetime.clock, price, say),
+            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
             *open_trackers(config, record, say, wants),
-            *([Alarms(url, config.run.name, record.attempt, say)] if (url := config.health.notify) else []),
-            *([Profile(steps, config.run.dir, record.attempt, cuda, say)] if (steps := config.profile.steps) else []),
+            *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
+            *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
         ],
         say,
     )
@@ -267,6 +283,7 @@ def store_the_end(run: Run, loaded: Loaded) -> int:
 
 def announce(run: Run) -> None:
     """Print what this attempt will compute, and on which devices."""
+    run.reporter.started(run)
     if not run.world.is_main:
         return
     plan, world = run.compute.plan, run.world

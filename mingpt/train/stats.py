@@ -1,10 +1,12 @@
-"""The figures that processes exchange in each step besides gradients: losses, token counts, flags (stop, snapshot).
+"""The figures that processes exchange in each step besides gradients: losses, token counts, flags, times.
 
 All are known before the last microbatch's backward, so the exchange runs during that backward and costs no extra time.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,29 +15,53 @@ from torch import Tensor
 from mingpt.compute.reduction import tree_sum_of
 from mingpt.world.world import World, all_gather, share
 
+if TYPE_CHECKING:
+    from mingpt.world.clock import Clock
+
+TIMES = 2  # of each process: computing, waiting for data
+
 
 @dataclass(frozen=True)
 class StepStats:
     """A step's figures, equal in every process, on `World.comm_device`.
 
     losses: (M,) float64, the summed loss of each microbatch. tokens: float64 scalar, the number of targets (or the sum
-    of their weights). flags: (K,) float64, the number of processes that raised each flag. grad_norm: scalar, on the
-    model's device, before clipping.
+    of their weights). flags: (K,) float64, the number of processes that raised each flag. times: (W, 2) float64, the
+    seconds of each process in the step before: computing, and waiting for data. grad_norm: scalar, on the model's
+    device, before clipping.
     """
 
     losses: Tensor
     tokens: Tensor
     flags: Tensor
+    times: Tensor
     grad_norm: Tensor | None = None
 
     def mean_loss(self) -> float:
         """Nats per token, added along the tree. Waits for the device."""
         return tree_sum_of(self.losses.tolist()) / max(1.0, self.tokens.item())
 
-    def norm(self) -> float:
-        """Waits for the device."""
-        assert self.grad_norm is not None
-        return float(self.grad_norm)
+
+@dataclass(frozen=True)
+class Figures:
+    """StepStats as numbers, once they have come from the device. step: the number of steps done.
+
+    skips: how many steps up to this one were skipped in a row.
+    """
+
+    step: int
+    losses: list[float]
+    tokens: float
+    flags: list[float]
+    busy: list[float]
+    waited: list[float]
+    grad_norm: float
+    skips: int
+
+    @property
+    def loss(self) -> float:
+        """Nats per token, added along the tree."""
+        return tree_sum_of(self.losses) / max(1.0, self.tokens)
 
 
 class StatsExchange:
@@ -49,15 +75,16 @@ class StatsExchange:
         self._sent: Tensor | None = None
         self._work: dist.Work | None = None
 
-    def start(self, losses: Sequence[Tensor], tokens: Sequence[Tensor], flags: Sequence[bool]) -> None:
-        """Begin the all-gather. losses, tokens: of this process's microbatches, float32 scalars."""
+    def start(
+        self, losses: Sequence[Tensor], tokens: Sequence[Tensor], flags: Sequence[bool], times: Sequence[float]
+    ) -> None:
+        """Begin the all-gather. losses, tokens: of this process's microbatches, float32 scalars. times: of this one."""
         n, longest = len(losses), self.longest
         # float64 holds each float32 exactly.
-        row = torch.zeros(2 * longest + self.flags, dtype=torch.float64, device=losses[0].device)
+        row = torch.zeros(2 * longest + self.flags + TIMES, dtype=torch.float64, device=losses[0].device)
         row[:n] = torch.stack(list(losses)).detach()
         row[longest : longest + n] = torch.stack(list(tokens))
-        if any(flags):
-            row[2 * longest :] = torch.tensor(flags, dtype=torch.float64)
+        row[2 * longest :] = torch.tensor([*flags, *times], dtype=torch.float64)
         self._sent = row.to(self.world.comm_device)
         self._received = self._sent.new_empty(self.world.size * len(row))
         self._work = all_gather(self._received, self._sent, async_op=True)
@@ -70,26 +97,84 @@ class StatsExchange:
         losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
         # Weights are fractions, so the sum's order matters: all M in the order of the microbatches.
         tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
-        return StepStats(losses, tokens, rows[:, 2 * longest :].sum(0))
+        end = 2 * longest + self.flags
+        return StepStats(losses, tokens, rows[:, 2 * longest : end].sum(0), rows[:, end:])
+
+
+class StepTimes:
+    """Seconds of this process in one step, that before: computing, and waiting for data.
+
+    On CUDA the device's: from the step's begin to its last forward. What comes after, other processes may delay.
+    """
+
+    def __init__(self, clock: "Clock", device: torch.device) -> None:
+        self.clock, self.cuda = clock, device.type == "cuda"
+        self._seen = (clock.seconds("step"), clock.seconds("wait"))
+        self._events = list[torch.cuda.Event]()  # begin and end of a step, then of the next one
+
+    def begin(self) -> None:
+        if self.cuda:
+            self._mark()
+
+    def __call__(self) -> tuple[float, float]:
+        """Called once in each step, before the exchange."""
+        now = self.clock.seconds("step"), self.clock.seconds("wait")
+        busy, waited = (after - before for after, before in zip(now, self._seen, strict=True))
+        self._seen = now
+        if self.cuda:
+            self._mark()
+            busy = 0.0
+            if len(self._events) > 4:  # of two steps ago: the device has passed it
+                begin, end = self._events[:2]
+                busy = begin.elapsed_time(end) / 1e3 if end.query() else 0.0
+                del self._events[:2]
+        return busy, waited
+
+    def _mark(self) -> None:
+        self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[-1].record()
 
 
 class DelayedRead:
-    """Reads a small tensor without waiting for the device: on CUDA, each call returns the value of the call before.
+    """Reads each step's figures without waiting for the device: on CUDA, each call returns those of the call before.
 
     All processes are late by the same one call, so they still act at the same step.
     """
 
-    def __init__(self) -> None:
-        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+    def __init__(self, start: int, flags: int, late: bool) -> None:
+        """start: the number of steps done before the first call. late: the device computes while the host goes on.
 
-    def __call__(self, value: Tensor) -> list[float]:
-        if value.device.type == "cpu":
-            return value.tolist()
-        before = self._pending
-        event = torch.cuda.Event()
-        self._pending = (value.to("cpu", non_blocking=True), event)
-        event.record()
-        if before is None:
-            return [0.0] * value.numel()
-        before[1].synchronize()
-        return before[0].tolist()
+        The first call of a late one has nothing to return but zero flags.
+        """
+        self._none = Figures(start, [], 0.0, [0.0] * flags, [], [], math.nan, 0)
+        self._late = late
+        self._pending: tuple[int, StepStats, Tensor, torch.cuda.Event | None] | None = None
+
+    def __call__(self, step: int, stats: StepStats, skips: Tensor) -> Figures:
+        """skips: int64 scalar on the device, see compute/guard.py."""
+        assert stats.grad_norm is not None
+        device = skips.device
+        parts = (stats.losses, stats.tokens.view(1), stats.flags, stats.times.reshape(-1), stats.grad_norm.view(1))
+        values = torch.cat([*(part.to(device, torch.float64, non_blocking=True) for part in parts), skips.view(1)])
+        before = self.last() or self._none
+        event = torch.cuda.Event() if device.type == "cuda" else None
+        self._pending = step, stats, values.to("cpu", non_blocking=True), event
+        if event:
+            event.record()
+        return before if self._late else self.last() or before
+
+    def last(self) -> Figures | None:
+        """What the last call has not returned yet; None if there is nothing."""
+        if self._pending is None:
+            return None
+        (step, stats, values, event), self._pending = self._pending, None
+        if event:
+            event.synchronize()
+        return _figures(step, stats, values)
+
+
+def _figures(step: int, stats: StepStats, values: Tensor) -> Figures:
+    losses, flags, processes = len(stats.losses), len(stats.flags), len(stats.times)
+    parts = values.split([losses, 1, flags, TIMES * processes, 1, 1])
+    one, tokens, raised, times, norm, skips = (part.tolist() for part in parts)
+    return Figures(step, one, tokens[0], raised, times[::TIMES], times[1::TIMES], norm[0], int(skips[0]))

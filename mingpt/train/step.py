@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 def train_step(run: "Run", step: int) -> StepStats:
     """Do step number `step`, counted from 0. The figures are on the device: reading one waits for it."""
     model, update, plan, device = run.compute.model, run.compute.update, run.compute.plan, run.compute.device
+    clock = run.lifetime.clock
     model.train()
     update.optimizer.zero_grad(set_to_none=True)
     losses, tokens = list[Tensor](), list[Tensor]()
+    run.times.begin()
     for microbatch in run.mine:
-        tensors = [x.to(device, non_blocking=True) for x in next(run.batches)]
+        with clock.within("wait"):
+            batch = next(run.batches)
+        tensors = [x.to(device, non_blocking=True) for x in batch]
         torch.manual_seed(plan.dropout_seed(step, microbatch))
         last = microbatch == run.mine[-1]
         with nullcontext() if last else run.ddp.no_sync():
@@ -29,12 +33,14 @@ def train_step(run: "Run", step: int) -> StepStats:
             losses.append(loss)
             tokens.append(count)
             if last:  # all figures but the gradients are known; they are sent while backward computes
-                run.stats.start(losses, tokens, (run.lifetime.stop, *run.checkpointer.flags()))
+                run.stats.start(losses, tokens, (run.lifetime.stop, *run.checkpointer.flags()), run.times())
             if loss.requires_grad:  # otherwise the microbatch uses no parameter, and its gradients are zeros
                 update.scaled(loss).backward()
         if not last:
             run.reduction.push(microbatch)
-    run.reduction.finish()
-    stats = run.stats.finish()
-    run.checkpointer.before_update()
-    return replace(stats, grad_norm=update(step, stats.losses.to(device), stats.tokens.to(device)))
+    with clock.within("exchange"):
+        run.reduction.finish()
+        stats = run.stats.finish()
+    with clock.within("update"):
+        run.checkpointer.before_update()
+        return replace(stats, grad_norm=update(step, stats.losses.to(device), stats.tokens.to(device)))

@@ -33,6 +33,11 @@ class Clock:
         finally:
             self.enter(before)
 
+    def account(self) -> dict[str, float]:
+        """Seconds by phase: all of this clock's life."""
+        self.enter(self.phase)
+        return dict(self._seconds)
+
     def seconds(self, phase: str) -> float:
         """Seconds counted for this phase so far."""
         return self._seconds[phase] + (self._now() - self._since if phase == self.phase else 0.0)

@@ -274,7 +274,7 @@ def test_copy_brings_the_metrics_along(run: Path, tmp_path: Path) -> None:
     for attempt in (1, 2):
         log = MetricsLog(str(run), attempt, print)
         log.write({"step": attempt, "loss": 1.0})
-        log.close()
+        log.file.close()
     (run / "metrics/notes.txt").write_text("mine")
     fork, store = tmp_path / "fork", f"memory://{uuid4().hex}"
     assert snapshots.main(["copy", f"{run}/snapshots/step-000000020", str(fork)]) == 0

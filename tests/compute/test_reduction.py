@@ -285,10 +285,11 @@ def test_fast_reduction_gives_the_left_fold(world: World) -> None:
 def test_the_stats_have_every_loss_and_adds_along_the_tree(world: World) -> None:
     losses = [torch.tensor(x) for x in (1e8, 1.0, -1e8, 3.0, 1e-8)]
     exchange = StatsExchange(world, 5, flags=2)
-    exchange.start(losses, [torch.tensor(2.0**24), *[torch.tensor(1.0)] * 4], (False, True))
+    exchange.start(losses, [torch.tensor(2.0**24), *[torch.tensor(1.0)] * 4], (False, True), (0.5, 0.25))
     stats = exchange.finish()
     assert stats.losses.tolist() == [x.item() for x in losses]
     assert stats.tokens.item() == 2**24 + 4  # in float32 it would be 2**24
     assert stats.flags.tolist() == [0, 1]
+    assert stats.times.tolist() == [[0.5, 0.25]]
     a, b, c, d, e = (x.item() for x in losses)
     assert stats.mean_loss() == ((a + b) + (c + (d + e))) / (2**24 + 4)

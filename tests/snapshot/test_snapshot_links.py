@@ -279,7 +279,7 @@ def test_metrics_that_are_no_plain_files_are_refused(
 def test_plain_metrics_are_none_the_worse_for_it(tmp_path: Path) -> None:
     log = MetricsLog(str(tmp_path), 1, print)
     log.write({"step": 1, "loss": 2.0})
-    log.close()
+    log.file.close()
     (tmp_path / "metrics/plots").mkdir()
     assert newest_number(str(tmp_path)) == 1
     assert [row["step"] for row in read_metrics(str(tmp_path))] == [1]

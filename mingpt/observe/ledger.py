@@ -1,0 +1,239 @@
+"""Where the time of a run went, over all its attempts.
+
+Each attempt keeps an account, `<run.dir>/ledger/attempt-00001.json`: the seconds of rank 0's clock by phase. `ledger`
+adds them up, along the run's lineage, with the time between attempts and the steps that were computed twice.
+"""
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from mingpt.observe.events import (
+    AttemptEnded,
+    AttemptFailed,
+    AttemptStarted,
+    Event,
+    SnapshotCommitted,
+    StepComputed,
+)
+from mingpt.observe.runfile import UPLOAD_SECONDS, RunFile
+from mingpt.snapshot.attempts import records
+from mingpt.storage import open_fs, place
+from mingpt.world.clock import Clock
+
+NAME = re.compile(r"attempt-([0-9]{5,})\.json")
+MOST_SNAPSHOTS = 4096  # in an account, the newest: it is written again and again
+STEPS = ("compile", "step", "wait", "exchange", "update")  # phases that a step which is computed twice costs again
+TWICE, BETWEEN = "computed twice", "between attempts"
+GROUPS = {  # what people want to know, by the clock's phases; the rest is "other"
+    "training": ("step", "exchange", "update"),
+    "start-up": ("import", "data", "rendezvous", "load", "compile"),
+    "data wait": ("wait",),
+    "snapshots": ("snapshot",),
+    "evaluation": ("evaluation",),
+    TWICE: (TWICE,),
+    BETWEEN: (BETWEEN,),
+}
+
+
+@dataclass
+class Account:
+    """One attempt. started, until: Unix seconds. seconds: by phase of the clock; they add up to until - started.
+
+    end: "finished", "stopped", "failed: …"; None: it was killed, or is still training. snapshots: step, Unix time,
+    seconds. price: of all machines, per hour.
+    """
+
+    attempt: int
+    parent: int
+    from_step: int
+    step: int
+    world_size: int
+    device: str
+    host: str
+    started: float
+    until: float
+    seconds: dict[str, float]
+    end: str | None = None
+    snapshots: list[tuple[int, float, float]] = field(default_factory=list)
+    price: float | None = None
+
+
+class Accountant:
+    """Keeps this attempt's account: written at its start, every UPLOAD_SECONDS, and at its end."""
+
+    def __init__(
+        self,
+        run_dir: str,
+        parent: int,
+        clock: Clock,
+        price: float | None,
+        say: Callable[[str], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.run_dir, self.parent, self.clock, self.price, self.say, self.now = run_dir, parent, clock, price, say, now
+        self.account: Account | None = None
+        self.file: RunFile | None = None
+
+    def wants(self, step: int) -> bool:
+        return False
+
+    def on(self, event: Event) -> None:
+        if isinstance(event, AttemptStarted):
+            self._open(event)
+        account = self.account
+        if account is None:
+            return
+        match event:
+            case StepComputed():
+                account.step = event.step
+                if self.now() - account.until < UPLOAD_SECONDS:
+                    return
+            case SnapshotCommitted():  # in another thread, and written with the next step
+                account.snapshots = [*account.snapshots[1 - MOST_SNAPSHOTS :], (event.step, self.now(), event.seconds)]
+                return
+            case AttemptEnded():
+                account.end = "finished" if event.finished else "stopped"
+            case AttemptFailed():
+                account.end = f"failed: {event.reason}"
+            case AttemptStarted():
+                pass
+            case _:
+                return
+        self._write(account)
+
+    def _open(self, event: AttemptStarted) -> None:
+        spent = sum(self.clock.account().values())
+        self.file = RunFile(self.run_dir, f"ledger/attempt-{event.attempt:05d}.json", self.say, "ledger")
+        self.account = Account(
+            attempt=event.attempt,
+            parent=self.parent,
+            from_step=event.start,
+            step=event.start,
+            world_size=event.world_size,
+            device=event.device,
+            host=event.host,
+            started=self.now() - spent,
+            until=self.now(),
+            seconds={},
+            price=self.price,
+        )
+
+    def _write(self, account: Account) -> None:
+        assert self.file
+        account.until, account.seconds = self.now(), self.clock.account()
+        self.file.replace(json.dumps(asdict(account)).encode())
+        if account.end:
+            self.file.close()
+            if account.end == "finished":
+                self.say(goodput_line(ledger(self.run_dir)))
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """seconds: by the clock's phases, TWICE and BETWEEN. wall: from the first attempt's start to the last one's end.
+
+    goodput: the share of wall that trained steps which the run kept.
+    """
+
+    accounts: list[Account]
+    seconds: dict[str, float]
+    wall: float
+
+    @property
+    def goodput(self) -> float:
+        return sum(self.seconds.get(phase, 0.0) for phase in GROUPS["training"]) / self.wall if self.wall else 0.0
+
+    def groups(self) -> dict[str, float]:
+        """Seconds by the names that people read; "other" is what no group has."""
+        found = {name: sum(self.seconds.get(phase, 0.0) for phase in phases) for name, phases in GROUPS.items()}
+        return found | {"other": self.wall - sum(found.values())}
+
+    def cost(self) -> float | None:
+        """What the attempts have cost at run.price_per_hour; None if no attempt knows it."""
+        known = [a.price * (a.until - a.started) / 3600 for a in self.accounts if a.price is not None]
+        return sum(known) if known else None
+
+
+def accounts(run_dir: str) -> list[Account]:
+    """The accounts that can be read, by attempt."""
+    fs, root = open_fs(run_dir, "run.dir")
+    with place("run.dir", run_dir):
+        try:
+            fs.invalidate_cache()
+            paths = fs.ls(f"{root.rstrip('/')}/ledger", detail=False)
+        except FileNotFoundError:
+            return []
+        found = {int(match[1]): path for path in paths if (match := NAME.fullmatch(Path(path).name))}
+        read = [_decode(fs.cat_file(found[attempt])) for attempt in sorted(found)]
+    return [account for account in read if account]
+
+
+def _decode(raw: bytes) -> Account | None:
+    try:
+        account = Account(**json.loads(raw))
+        numbers = [account.started, account.until, account.price or 0.0, *account.seconds.values()]
+        account.snapshots = [(int(step), float(at), float(took)) for step, at, took in account.snapshots]
+        steps = [account.attempt, account.parent, account.from_step, account.step, account.world_size]
+        good = all(type(n) in (int, float) for n in numbers) and all(type(n) is int for n in steps)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return account if good else None
+
+
+def kept_until(run_dir: str, attempts: list[Account]) -> dict[int, int]:
+    """By attempt, the last step that the run kept of it, along the lineage of the newest one."""
+    claims = records(run_dir)
+    kept = {a.attempt: a.from_step for a in attempts}
+    number, end = max([*claims, *kept], default=0), None
+    steps = {a.attempt: a.step for a in attempts}
+    while number > 0:
+        claim = claims.get(number)
+        if number in steps:
+            kept[number] = steps[number] if end is None else min(end, steps[number])
+        start = claim.from_step if claim else next((a.from_step for a in attempts if a.attempt == number), 0)
+        end = start if end is None else min(end, start)
+        number = min(claim.parent if claim else number - 1, number - 1)
+    return kept
+
+
+def ledger(run_dir: str) -> Ledger:
+    """Add up all attempts. Two attempts at once count twice in `seconds`, and once in `wall`."""
+    found = accounts(run_dir)
+    kept, seconds = kept_until(run_dir, found), Counter[str]()
+    for account in found:
+        steps = account.step - account.from_step
+        lost = 1 - (kept[account.attempt] - account.from_step) / steps if steps > 0 else 0.0
+        for phase, spent in account.seconds.items():
+            again = spent * lost if phase in STEPS else 0.0
+            seconds[phase] += spent - again  # type: ignore[assignment]
+            seconds[TWICE] += again  # type: ignore[assignment]
+    for before, after in pairwise(found):
+        seconds[BETWEEN] += max(0.0, after.started - before.until)  # type: ignore[assignment]
+    wall = max((a.until for a in found), default=0.0) - min((a.started for a in found), default=0.0)
+    return Ledger(found, dict(seconds), wall)
+
+
+def goodput_line(known: Ledger) -> str:
+    """`goodput 93.1 % of 2 h 10 min in 3 attempts; of the rest: start-up 4.0 %, …`, the largest first."""
+    groups = {name: spent for name, spent in known.groups().items() if name != "training"}
+    shares = [(spent / known.wall, name) for name, spent in groups.items() if spent >= 0.001 * known.wall > 0]
+    rest = ", ".join(f"{name} {share:.1%}" for share, name in sorted(shares, reverse=True))
+    count = f"{len(known.accounts)} attempt{'s' * (len(known.accounts) != 1)}"
+    return f"goodput {known.goodput:.1%} of {duration(known.wall)} in {count}" + (f"; the rest: {rest}" if rest else "")
+
+
+def duration(seconds: float) -> str:
+    """`41 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    units = [("d", 86400), ("h", 3600), ("min", 60), ("s", 1)]
+    whole = round(seconds)
+    for (large, size), (small, part) in pairwise(units):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"

@@ -1,0 +1,122 @@
+"""A file below run.dir that grows, or is replaced, while the run trains. Metrics, trace and ledger are such files."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+from mingpt.atomic import write_whole
+from mingpt.redact import without_secrets
+from mingpt.storage import is_local, open_fs, place
+
+UPLOAD_SECONDS = 15  # between two uploads of new content to a bucket
+LAST_SECONDS = 10  # the longest wait for a bucket when the attempt ends
+
+
+class RunFile:
+    """On a local disk it is written at once. A bucket can't append: a thread uploads it whole every UPLOAD_SECONDS.
+
+    A write that fails does not end the run: the content stays in memory and is written with what comes next. It is
+    reported once, and again when writing works. what: the name of the content in these lines.
+    """
+
+    def __init__(self, run_dir: str, name: str, say: Callable[[str], None], what: str = "metrics") -> None:
+        self.run_dir, self.say, self.what = run_dir, say, what
+        self.fs, root = open_fs(run_dir, "run.dir")
+        self.path = f"{root.rstrip('/')}/{name}"
+        self.local = is_local(self.fs)
+        self.content = bytearray()  # local: what is not written yet; bucket: all
+        self.changed, self.failing = False, False
+        self._replaced = False
+        self._written = 0  # bytes of the local file that are known to be whole
+        self._file: FileIO | None = None
+        self._storing = threading.Lock()  # held while writing; a bucket's `append` does not take it
+        self._closed = threading.Event()
+        if not self.local:
+            threading.Thread(target=self._upload, name=what, daemon=True).start()
+
+    def append(self, data: bytes) -> None:
+        self.content += data
+        self.changed = True
+        if self.local:
+            self.flush()
+
+    def replace(self, data: bytes) -> None:
+        """data: the whole file. A file is either appended to or replaced."""
+        self.content, self.changed, self._replaced = bytearray(data), True, True
+        if self.local:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write or upload what is new. Reports an error, and raises none."""
+        with self._storing:
+            if not self.changed:
+                return
+            self.changed = False  # before the content is read: what comes meanwhile is for the next time
+            try:
+                with place("run.dir", self.run_dir):
+                    self._store()
+            except Exception as error:  # any: in the uploading thread nothing else would report it
+                if not self.failing:
+                    again = f"The run goes on; {'it is' if self._replaced else 'they are'} tried again."
+                    self.say(f"{self.what.upper()} can't be written: {error}. {again}")
+                self.failing = self.changed = True
+                return
+            if self.failing:
+                self.say(f"{self.what} {'is' if self._replaced else 'are'} written again")
+            self.failing = False
+
+    def _store(self) -> None:
+        if not self.local:
+            self.fs.pipe_file(self.path, bytes(self.content))
+        elif self._replaced:
+            write_whole(Path(self.path), [bytes(self.content)])
+        else:
+            self._append()
+
+    def _append(self) -> None:
+        path = Path(self.path)
+        if self._written and not path.exists():
+            self.say(f"WARNING: {path} was deleted while the run was writing it: what it held is lost")
+            self._drop_file()
+            self._written = 0
+        if self._file is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+            if self._written:
+                self._file.truncate(self._written)  # a failed write may have left a part
+        new = bytes(self.content)
+        try:
+            left = memoryview(new)
+            while left:
+                left = left[self._file.write(left) or 0 :]
+        except OSError:
+            self._drop_file()
+            raise
+        self._written += len(new)
+        del self.content[: len(new)]
+
+    def _drop_file(self) -> None:
+        broken, self._file = self._file, None
+        if broken is not None:
+            with suppress(OSError):  # nothing is buffered
+                broken.close()
+
+    def _upload(self) -> None:
+        while not self._closed.wait(UPLOAD_SECONDS):
+            self.flush()
+
+    def close(self) -> None:
+        """Write the rest; a bucket that does not answer is left after LAST_SECONDS."""
+        self._closed.set()
+        if self.local:
+            self.flush()
+            self._drop_file()
+            return
+        last = threading.Thread(target=self.flush, name=self.what, daemon=True)
+        last.start()
+        last.join(LAST_SECONDS)
+        if last.is_alive():
+            place = without_secrets(self.run_dir)
+            self.say(f"{self.what.upper()}: run.dir={place} does not answer: the newest may be missing there")

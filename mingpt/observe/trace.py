@@ -1,0 +1,77 @@
+"""Each step's loss and gradient norm with all their bits: what later tools compare runs by.
+
+An attempt's trace is a row of files of CHUNK records, since a bucket's file is uploaded whole whenever it has grown:
+`<run.dir>/trace/attempt-00001-000000001.bin`, named by attempt and first step. A million steps take 16 MB.
+"""
+
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mingpt.observe.events import AttemptEnded, AttemptFailed, Event, StepComputed
+from mingpt.observe.runfile import RunFile
+from mingpt.storage import open_fs, place
+
+RECORD = np.dtype([("step", "<u4"), ("norm", "<f4"), ("loss", "<f8")])
+PACK = struct.Struct("<Ifd").pack
+NAME = re.compile(r"attempt-([0-9]{5,})-([0-9]{9,})\.bin")
+CHUNK = 1 << 15  # records: half a megabyte
+
+Records = NDArray[np.void]  # of dtype RECORD
+
+
+class Trace:
+    """Writes one attempt's trace."""
+
+    def __init__(self, run_dir: str, attempt: int, say: Callable[[str], None]) -> None:
+        self.run_dir, self.attempt, self.say = run_dir, attempt, say
+        self.file: RunFile | None = None
+        self.records = 0  # in this file
+
+    def wants(self, step: int) -> bool:
+        return False
+
+    def on(self, event: Event) -> None:
+        match event:
+            case StepComputed():
+                if self.file is None or self.records == CHUNK:
+                    self._next(event.step)
+                assert self.file
+                self.file.append(PACK(event.step, event.grad_norm, event.loss))
+                self.records += 1
+            case AttemptEnded() | AttemptFailed():
+                if self.file:
+                    self.file.close()
+
+    def _next(self, step: int) -> None:
+        if self.file:
+            self.file.close()
+        self.file = RunFile(self.run_dir, f"trace/attempt-{self.attempt:05d}-{step:09d}.bin", self.say, "trace")
+        self.records = 0
+
+
+def read_trace(run_dir: str) -> dict[int, Records]:
+    """All records by attempt, by step. A record that a killed attempt has written in part is left out."""
+    fs, root = open_fs(run_dir, "run.dir")
+    found: dict[int, list[tuple[int, str]]] = {}
+    with place("run.dir", run_dir):
+        try:
+            paths: list[Any] = fs.ls(f"{root.rstrip('/')}/trace", detail=False)
+        except FileNotFoundError:
+            return {}
+        for path in paths:
+            if match := NAME.fullmatch(Path(path).name):
+                found.setdefault(int(match[1]), []).append((int(match[2]), path))
+        return {
+            attempt: np.concatenate([_records(fs.cat_file(path)) for _, path in sorted(chunks)])
+            for attempt, chunks in sorted(found.items())
+        }
+
+
+def _records(raw: bytes) -> Records:
+    return np.frombuffer(raw[: len(raw) // RECORD.itemsize * RECORD.itemsize], RECORD)

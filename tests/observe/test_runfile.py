@@ -1,0 +1,87 @@
+"""A file of the run that grows, or is replaced: on a disk that fills up, in a bucket that is slow or gone."""
+
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+import fsspec
+import pytest
+
+from mingpt.observe import runfile
+from mingpt.observe.runfile import RunFile
+
+FULL = "the disk is full: free some space or choose another place. The run goes on;"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_disk_that_is_full_costs_nothing_and_no_run(tmp_path: Path) -> None:
+    said: list[str] = []
+    file, path = RunFile(str(tmp_path), "metrics/a.bin", said.append), tmp_path / "metrics/a.bin"
+    file.append(b"one ")
+    for more in (b"two ", b"three "):
+        file._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        file.append(more)
+    path.write_bytes(b"one tw")  # as a failed write may leave it
+    assert said == [f"METRICS can't be written: run.dir={tmp_path}: {FULL} they are tried again."]
+    file.append(b"four")  # there is space again
+    assert said[1:] == ["metrics are written again"]
+    file.close()
+    assert path.read_bytes() == b"one two three four"
+
+
+def test_a_file_that_is_replaced_is_whole_at_any_time(tmp_path: Path) -> None:
+    said: list[str] = []
+    file = RunFile(str(tmp_path), "ledger/a.json", said.append, "ledger")
+    file.replace(b"first")
+    (tmp_path / "ledger/a.json").unlink()
+    (tmp_path / "ledger").rmdir()
+    (tmp_path / "ledger").write_text("in the way")
+    file.replace(b"second")
+    (tmp_path / "ledger").unlink()
+    file.replace(b"third")
+    assert [line.partition(":")[0] for line in said] == ["LEDGER can't be written", "ledger is written again"]
+    assert (tmp_path / "ledger/a.json").read_bytes() == b"third"
+    assert [p.name for p in (tmp_path / "ledger").iterdir()] == ["a.json"]
+
+
+def test_a_file_that_somebody_deletes_begins_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    file, path = RunFile(str(tmp_path), "a", said.append), tmp_path / "a"
+    file.append(b"one")
+    path.unlink()
+    file.append(b"two")
+    file.close()
+    assert path.read_bytes() == b"two"
+    assert said == [f"WARNING: {path} was deleted while the run was writing it: what it held is lost"]
+
+
+def test_a_bucket_has_it_soon_and_without_any_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runfile, "UPLOAD_SECONDS", 0.01)
+    file = RunFile(f"memory://{uuid4().hex}", "a", print)
+    stored, put = threading.Event(), file._store
+
+    def note() -> None:
+        put()
+        stored.set()
+
+    monkeypatch.setattr(file, "_store", note)
+    try:
+        file.append(b"one")
+        assert stored.wait(30)
+        assert file.fs.cat_file(file.path) == b"one"
+    finally:
+        file.close()
+
+
+def test_a_bucket_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runfile, "LAST_SECONDS", 0.01)
+    said, answer = list[str](), threading.Event()
+    run_dir = f"memory://{uuid4().hex}"
+    file = RunFile(run_dir, "a", said.append)
+    monkeypatch.setattr(fsspec.filesystem("memory"), "pipe_file", lambda *_: answer.wait(30))
+    try:
+        file.append(b"one")
+        file.close()
+        assert said == [f"METRICS: run.dir={run_dir} does not answer: the newest may be missing there"]
+    finally:
+        answer.set()
