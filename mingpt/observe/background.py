@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Generic, TypeVar
@@ -40,14 +39,17 @@ class Background(Generic[Item]):
                 self._say(f"{self.what} does not keep up: what comes now is left out. The run goes on.")
             self._told_of_drop = True
 
+    def end(self) -> None:
+        """Nothing is put any more."""
+        with suppress(queue.Full):  # then `close` waits in vain
+            self._items.put_nowait(None)
+
     def close(self, seconds: float) -> None:
         """Wait for what was put, but not longer than `seconds`."""
-        until = time.monotonic() + seconds
-        with suppress(queue.Full):
-            self._items.put(None, timeout=seconds if self._thread.is_alive() else 0)
-        self._thread.join(max(0, until - time.monotonic()))
+        self.end()
+        self._thread.join(seconds)
         if self._thread.is_alive():
-            self._say(f"{self.what} does not end within {seconds:g} s: its last items may be lost")
+            self._say(f"{self.what} did not end in time: its last items may be lost")
 
     def _run(self) -> None:
         try:

@@ -29,7 +29,7 @@ from mingpt.snapshot.hot import run_id
 from mingpt.storage import is_local, open_fs
 
 PROJECT = "mingpt"  # where the environment names none
-END_SECONDS = 10.0  # for all trackers, at the end of an attempt
+END_SECONDS = 20.0  # for all trackers, at the end of an attempt
 PART_ROWS = 4096  # of an event file: less than a megabyte
 
 Row = tuple[int, Mapping[str, float]]  # step, values
@@ -218,6 +218,8 @@ class Trackers:
                 self._put(event.step, val_loss=event.val_loss, val_accuracy=event.accuracy)
             case AttemptEnded() | AttemptFailed():
                 until = time.monotonic() + END_SECONDS
+                for tracker in self._all:
+                    tracker.end()
                 for tracker in self._all:
                     tracker.close(max(0.0, until - time.monotonic()))
 
