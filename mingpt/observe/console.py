@@ -10,10 +10,16 @@ MOST_SAMPLES = 16
 
 
 class ConsoleLines:
-    def __init__(self, last_step: int, say: Callable[[str], None], wants: Callable[[int], bool]) -> None:
-        self.last_step, self.say, self.wants = last_step, say, wants
+    """live: a live display shows each step and each snapshot; the lines that stay are those of few events."""
+
+    def __init__(
+        self, last_step: int, say: Callable[[str], None], wants: Callable[[int], bool], live: bool = False
+    ) -> None:
+        self.last_step, self.say, self.wants, self.live = last_step, say, wants, live
 
     def on(self, event: Event) -> None:
+        if self.live and isinstance(event, (StepDone, SnapshotCommitted)):
+            return
         match event:
             case StepDone():
                 self.say(step_line(event, self.last_step))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import traceback
 
 from mingpt.compute.numerics import differences
@@ -88,7 +89,9 @@ def report_failure(error: BaseException, lifetime: Lifetime) -> int:
     if failure.trace:
         trace = "".join(traceback.format_exception(error)).splitlines()
         complain("\n".join(str(without_secrets(line)) for line in trace))
-    complain(f"error: {failure.reason}")
+    rank = os.environ.get("RANK", "0")
+    where = "" if rank == "0" else f"rank {rank} on {socket.gethostname()}: "
+    complain(f"error: {where}{failure.reason}")
     return failure.code
 
 

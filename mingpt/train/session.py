@@ -20,15 +20,7 @@ from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.configfile import write_config
-from mingpt.observe.console import ConsoleLines
-from mingpt.observe.earlier import SameBits
-from mingpt.observe.events import HotCommitted, Observers, SnapshotCommitted, SnapshotLost
-from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.ledger import Accountant
-from mingpt.observe.notify import Alarms
-from mingpt.observe.profile import Profile
-from mingpt.observe.trace import Trace
-from mingpt.observe.trackers import open_trackers
+from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
@@ -36,6 +28,7 @@ from mingpt.snapshot.reader import Loaded
 from mingpt.train import loop, own_model, resume
 from mingpt.train.bad_steps import BadSteps, leave_out
 from mingpt.train.factory import trainable
+from mingpt.train.observers import open_observers
 from mingpt.train.proportions import proportions
 from mingpt.train.reporter import Reporter
 from mingpt.train.run import Compute, Evaluation, Run
@@ -217,7 +210,7 @@ def build_run(
     exact = config.reduce == "exact"
     mine = world.share(plan.microbatches)
     work = RankSampler(plan, mine, origin.step, config.train.max_steps)
-    observers = open_observers(config, record, world, lifetime)
+    observers = open_observers(config, record, compute, world, lifetime)
     tokens_per_step = plan.global_size * config.model.block_size
     return Run(
         config=config,
@@ -241,34 +234,6 @@ def build_run(
         record=record,
         start=origin.step,
     )
-
-
-def open_observers(config: Config, record: RunRecord, world: World, lifetime: Lifetime) -> Observers:
-    """The observers of rank 0; none in other processes."""
-    if not world.is_main:
-        return Observers([], say)
-    last, every = config.train.max_steps, config.train.log_every
-
-    def wants(step: int) -> bool:
-        return step % every == 0 or step == last
-
-    assert record.claim
-    parent, run_dir, price = record.claim.record.parent, config.run.dir, config.run.price_per_hour
-    metrics, hook, steps = MetricsLog(run_dir, record.attempt, say, wants), config.health.notify, config.profile.steps
-    observers = Observers(
-        [
-            Trace(run_dir, record.attempt, say),
-            metrics,
-            ConsoleLines(last, say, wants),
-            Accountant(run_dir, parent, lifetime.clock, price, say),
-            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
-            *open_trackers(config, record, say, wants),
-            *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
-            *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
-        ],
-        say,
-    )
-    return observers
 
 
 def store_the_end(run: Run, loaded: Loaded) -> int:

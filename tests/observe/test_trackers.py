@@ -98,7 +98,8 @@ def of_wandb(run_dir: str) -> dict[str, list[tuple[int, float]]]:
             message += raw[at + 7 : at + 7 + length]
             at += 7 + length
             if kind in (1, 4):  # whole, or the last piece
-                record, message = messages.Record.FromString(message)  # type: ignore[attr-defined], b""
+                record = messages.Record.FromString(message)  # type: ignore[attr-defined]
+                message = b""
                 for item in record.history.item:
                     key = item.key or item.nested_key[0]
                     curves.setdefault(key, []).append((record.history.step.num, json.loads(item.value_json)))
