@@ -8,12 +8,16 @@ from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.console import ConsoleLines
+from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import Observers
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.observe.ledger import Accountant, accounts
 from mingpt.observe.live import LiveLine
+from mingpt.observe.notify import Alarms
+from mingpt.observe.profile import Profile
 from mingpt.observe.speed import flops_per_token, peak_flops
 from mingpt.observe.trace import Trace
+from mingpt.observe.trackers import open_trackers
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.train.run import Compute
 from mingpt.world.lifetime import Lifetime
@@ -31,17 +35,23 @@ def open_observers(config: Config, record: RunRecord, compute: Compute, world: W
 
     assert record.claim
     parent, run_dir, price = record.claim.record.parent, config.run.dir, config.run.price_per_hour
-    live = live_line(config, compute, world)
-    return Observers(
+    live, hook, steps = live_line(config, compute, world), config.health.notify, config.profile.steps
+    metrics = MetricsLog(run_dir, record.attempt, say, wants)
+    observers = Observers(
         [
             Trace(run_dir, record.attempt, say),
-            MetricsLog(run_dir, record.attempt, say, wants),
+            metrics,
             *live,
             ConsoleLines(last, say, wants, live=bool(live)),
             Accountant(run_dir, parent, lifetime.clock, price, say),
+            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
+            *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
+            *open_trackers(config, record, say, wants),
+            *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
         ],
         say,
     )
+    return observers
 
 
 def live_line(config: Config, compute: Compute, world: World) -> list[LiveLine]:
