@@ -10,14 +10,18 @@ from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.console import ConsoleLines
+from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import Observers
 from mingpt.observe.gpus import open_gpus
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.observe.ledger import Accountant, accounts
 from mingpt.observe.live import LiveLine
+from mingpt.observe.notify import Alarms
+from mingpt.observe.profile import Profile
 from mingpt.observe.speed import flops_per_token, peak_flops
 from mingpt.observe.stragglers import Stragglers
 from mingpt.observe.trace import Trace
+from mingpt.observe.trackers import open_trackers
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.train.run import Compute
 from mingpt.world.lifetime import Lifetime
@@ -36,18 +40,25 @@ def open_observers(config: Config, record: RunRecord, compute: Compute, world: W
 
     assert record.claim
     parent, run_dir, price = record.claim.record.parent, config.run.dir, config.run.price_per_hour
-    live, gpus = live_line(config, compute, world), open_gpus(world.device)
-    return Observers(
+    live, hook, steps = live_line(config, compute, world), config.health.notify, config.profile.steps
+    gpus = open_gpus(world.device)
+    metrics = MetricsLog(run_dir, record.attempt, say, wants, more=gpus.row if gpus else dict)
+    observers = Observers(
         [
             Trace(run_dir, record.attempt, say),
-            MetricsLog(run_dir, record.attempt, say, wants, more=gpus.row if gpus else dict),
+            metrics,
             *stragglers(config, compute, hosts),
             *live,
             ConsoleLines(last, say, wants, live=bool(live)),
             Accountant(run_dir, parent, lifetime.clock, price, say),
+            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
+            *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
+            *open_trackers(config, record, say, wants),
+            *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
         ],
         say,
     )
+    return observers
 
 
 def stragglers(config: Config, compute: Compute, hosts: Sequence[str]) -> list[Stragglers]:
