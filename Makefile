@@ -23,11 +23,13 @@ AZURITE_INSTALLED := $(AZURITE)/.installed
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 
-train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes (ARGS="key=value …", PROMPT="…")
+train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes, and write a report (ARGS="key=value …", PROMPT="…")
 	$(BIN)/python -m mingpt.data.fetch shakespeare
 	$(BIN)/python -m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char $(ARGS)
-	@snapshots=$$($(BIN)/python -m mingpt.train experiment=shakespeare_char $(ARGS) --cfg job --resolve | sed -n '/^snapshot:/,$$ s/^  dir: //p'); \
-	set -x; $(BIN)/python -m mingpt.generate "$$snapshots" --prompt "$(PROMPT)" --tokens 300 --seed 1
+	@config=$$($(BIN)/python -m mingpt.train experiment=shakespeare_char $(ARGS) --cfg job --resolve); \
+	of() { printf '%s\n' "$$config" | sed -n "/^$$1:/,/^[^ ]/ s/^  dir: //p"; }; \
+	(set -x; $(BIN)/python -m mingpt.generate "$$(of snapshot)" --prompt "$(PROMPT)" --tokens 300 --seed 1) && \
+	{ $(BIN)/python -m mingpt.report "$$(of run)" || echo "the run is finished; only its report is missing, for the reason above" >&2; }
 
 test: lint ## before a commit: lint, the fast tests, and one real kill, resize, bucket and recipe
 	$(BIN)/python -m pytest -n $(JOBS) -m "example or not (lab or slow)"

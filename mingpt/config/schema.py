@@ -108,6 +108,10 @@ class Health(Section):
     """Steps skipped in a row, for a spike or a number that is not finite, after which the run has diverged."""
     max_rollbacks: int = Field(default=0, ge=0, le=64)
     """How often a run that has diverged goes back to a snapshot and leaves out the skipped batches; then exit 64."""
+    hang_seconds: Annotated[float, NO_RESULT] = Field(default=300, ge=0)
+    """The run hangs if no process has read a microbatch or entered a collective for so long; then exit 70. 0: never."""
+    straggler_ratio: Annotated[float, NO_RESULT] = Field(default=1.5, ge=0)
+    """Name a process whose microbatches, or their data, take this many times as long as the median. 0: never."""
     notify: Annotated[str | None, NO_RESULT] = None
     """A webhook that gets JSON when an attempt ends or something is wrong. It is a secret: give '${oc.env:NAME}'."""
 

@@ -72,14 +72,16 @@ class MetricsLog:
         attempt: int,
         say: Callable[[str], None],
         wants: Callable[[int], bool] = lambda step: True,
+        more: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self.attempt, self.wants = attempt, wants
+        """more: returns what each row of a step has besides the event, such as the GPUs' figures."""
+        self.attempt, self.wants, self.more = attempt, wants, more
         self.file = RunFile(run_dir, f"metrics/attempt-{attempt:05d}.jsonl", say)
 
     def on(self, event: Event) -> None:
         match event:
             case StepDone():
-                self.write(asdict(event))
+                self.write(asdict(event) | dict(self.more()))
             case StepSkipped():
                 bad = {"microbatches": event.microbatches, "samples": event.samples, "spike": event.spike}
                 self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from mingpt.console import complain
-from mingpt.errors import USER_ERROR, RolledBack
+from mingpt.errors import USER_ERROR, Hang, RolledBack
 from mingpt.observe.background import Background
 from mingpt.observe.console import bits_line, ended_line
 from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, SnapshotLost
@@ -64,6 +64,8 @@ class Alarms:
                 self.post("finished" if event.finished else "stopped", event.step, ended_line(event))
             case AttemptFailed(error=RolledBack.__name__):
                 self.post("rolled back", event.step, event.reason)
+            case AttemptFailed(error=Hang.__name__):
+                self.post("hang", event.step, event.reason)
             # Where there is a launcher, that one tells how the run has failed.
             case AttemptFailed() if event.code == USER_ERROR and AGENT_PID not in os.environ:
                 self.post("failed", event.step, event.reason)

@@ -34,6 +34,7 @@ from mingpt.train.reporter import Reporter
 from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange, StepTimes
 from mingpt.weights.reading import start_from
+from mingpt.world import hang
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
 
@@ -69,11 +70,12 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         return store_the_end(run, complete)
     announce(run)
     lifetime.clock.enter("compile" if config.train.compile else "step")
-    try:
-        return loop.train(run)
-    except BaseException as error:
-        run.reporter.failed(error)
-        raise
+    with hang.watched(config, world, lifetime, run.reporter.failed):
+        try:
+            return loop.train(run)
+        except BaseException as error:
+            run.reporter.failed(error)
+            raise
 
 
 @dataclass

@@ -9,9 +9,10 @@ import pytest
 
 from paths_kit import ROOT
 
-# Notes what it is asked, and lets the real one tell the config.
+# Notes what it is asked, and lets the real one tell the config. There is no report.
 PYTHON = f"""#!/bin/sh
 echo "$*" >>log
+case "$*" in *mingpt.report*) exit 64 ;; esac
 case "$*" in *--cfg*) cd {ROOT} && exec {sys.executable} "$@" ;; esac
 """
 
@@ -20,7 +21,9 @@ case "$*" in *--cfg*) cd {ROOT} && exec {sys.executable} "$@" ;; esac
     ("given", "run"),
     [("", "runs/shakespeare-char"), ("run.name=cc train.max_steps=3", "runs/cc"), ("run.dir=s3://b/r", "s3://b/r")],
 )
-def test_make_train_prints_a_sample_of_the_run_that_it_trained(given: str, run: str, tmp_path: Path) -> None:
+def test_make_train_prints_a_sample_and_writes_a_report_of_the_run_that_it_trained(
+    given: str, run: str, tmp_path: Path
+) -> None:
     (python := tmp_path / ".venv/bin/python").parent.mkdir(parents=True)
     python.write_text(PYTHON)
     python.chmod(0o755)
@@ -29,5 +32,7 @@ def test_make_train_prints_a_sample_of_the_run_that_it_trained(given: str, run: 
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "log").read_text().splitlines()
-    assert log[-1] == f"-m mingpt.generate {run}/snapshots --prompt To be, or not to be --tokens 300 --seed 1"
+    assert done.stderr.endswith("the run is finished; only its report is missing, for the reason above\n")
+    assert log[-1] == f"-m mingpt.report {run}"
+    assert log[-2] == f"-m mingpt.generate {run}/snapshots --prompt To be, or not to be --tokens 300 --seed 1"
     assert f"-m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char {given}".strip() in log

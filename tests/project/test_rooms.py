@@ -23,6 +23,7 @@ ROOMS = (
     "launch",
     "preflight",
     "prepare",
+    "report",
     "commands",
 )
 # `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.

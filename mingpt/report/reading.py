@@ -1,0 +1,308 @@
+"""What a run's directory says about the run, as one record. Its files may come from anybody: nothing is believed."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mingpt.compute.numerics import changes
+from mingpt.errors import UserError
+from mingpt.observe.configfile import NAME
+from mingpt.observe.jsonl import read_metrics
+from mingpt.observe.ledger import GROUPS, Account, Ledger, ledger
+from mingpt.observe.trace import Records, read_trace
+from mingpt.plainfile import NotPlain, check_file, link_problem
+from mingpt.redact import without_secrets
+from mingpt.snapshot.attempts import REWIND, Record, records
+from mingpt.snapshot.files import SNAPSHOTS
+from mingpt.snapshot.find import split_url
+from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.reader import manifest_or_none
+from mingpt.snapshot.store import Store
+from mingpt.storage import is_local, open_fs, place
+
+Floats = npt.NDArray[np.float64]
+LONGEST_CONFIG = 2**17  # bytes of config.yaml; the largest of ours has some 3,000
+MANIFESTS_TRIED = 3
+UNKNOWN = math.nan
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values by step, in its order. What is not finite is among them."""
+
+    steps: Floats
+    values: Floats
+
+    @classmethod
+    def of(cls, steps: Floats, values: Floats) -> "Curve":
+        order = np.argsort(steps, kind="stable")
+        return cls(steps[order].astype(float), values[order].astype(float))
+
+    @property
+    def last(self) -> float | None:
+        return float(self.values[-1]) if len(self.values) else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """folder: the run's directory. url: the same for people, without secrets. rows: its metrics.
+
+    attempts: with rewinds; of an older run, without a ledger, they hold what else is known. kept: the last step that
+    the run kept, by attempt. twice: what the trace says of steps that were computed twice.
+    """
+
+    folder: str
+    url: str
+    rows: list[dict[str, Any]]
+    attempts: list[Account]
+    kept: dict[int, int]
+    loss: Curve
+    grad_norm: Curve
+    ledger: Ledger | None
+    manifest: Manifest | None
+    snapshots: list[int]
+    config: str
+    twice: str
+
+    @property
+    def name(self) -> str:
+        return self.manifest.run if self.manifest else self.folder.rstrip("/").rpartition("/")[2]
+
+    def curve(self, key: str) -> Curve:
+        return _curve((row["step"], row[key]) for row in self.rows if key in row)
+
+    @property
+    def on_line(self) -> list[Account]:
+        """The attempts of which the run kept steps."""
+        return [a for a in self.attempts if self.kept.get(a.attempt, 0) > a.from_step]
+
+    @property
+    def last_step(self) -> int:
+        return max([*self.kept.values(), *self.snapshots[:1], *(int(s) for s in self.loss.steps[-1:])], default=0)
+
+
+def read_run(url: str) -> Run:
+    """Raises UserError if nothing of a run is there."""
+    folder = run_dir_of(url)
+    store, claimed = Store(f"{folder}/{SNAPSHOTS}", "RUN"), records(folder)
+    rows = [row for row in read_metrics(folder) if 0 < row["step"] < 2**32 and type(row.get("attempt")) is int]
+    if not (store.steps() or claimed or rows):
+        raise UserError(
+            f"{without_secrets(url)}: no run is there: check the spelling; give a run's directory, such as those that "
+            f"`mingpt snapshots list FOLDER` shows in a folder of runs"
+        )
+    manifests = (manifest_or_none(store, step) for step in store.steps()[:MANIFESTS_TRIED])
+    manifest = next((m for m in manifests if m), None)
+    booked, trace = ledger(folder), read_trace(folder)
+    older = _older(claimed, manifest, rows, booked.accounts)
+    attempts = sorted([*older, *booked.accounts], key=lambda a: a.attempt)
+    kept = _kept(claimed, attempts, rows, trace)
+    on_line = {
+        a.attempt: part[(part["step"] > a.from_step) & (part["step"] <= kept[a.attempt])]
+        for a in attempts
+        if (part := trace.get(a.attempt)) is not None
+    }
+
+    def curve(key: str, field: str) -> Curve:
+        """From the trace; of attempts without one from the metrics."""
+        own = _curve((row["step"], row[key]) for row in rows if key in row and row["attempt"] not in on_line)
+        parts = on_line.values()
+        return Curve.of(
+            np.concatenate([own.steps, *(part["step"] for part in parts)]),
+            np.concatenate([own.values, *(part[field] for part in parts)]),
+        )
+
+    return Run(
+        folder=folder,
+        url=without_secrets(url),
+        rows=rows,
+        attempts=[_ended(a, attempts[-1].attempt) for a in attempts],
+        kept=kept,
+        loss=curve("loss", "loss"),
+        grad_norm=curve("grad_norm", "norm"),
+        ledger=booked if booked.accounts else None,
+        manifest=manifest,
+        snapshots=store.steps(),
+        config=_config(folder),
+        twice=_twice(list(trace.values()), any(record.dropped for record in claimed.values())),
+    )
+
+
+def run_dir_of(url: str) -> str:
+    """The run's directory, of which the snapshots folder or a step's folder may be given."""
+    above = split_url(url)[0].rstrip("/") or "/"
+    parent, _, last = above.rpartition("/")
+    return (parent or ("/" if "/" in above else ".")) if last == SNAPSHOTS else above
+
+
+def _number(value: object) -> float:
+    """NaN for what is no number: JSON lines hold null for a number that is not finite."""
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # JSON's integers have any length
+        return math.inf
+
+
+def _curve(points: Iterable[tuple[int, object]]) -> Curve:
+    pairs = np.array([(step, _number(value)) for step, value in points], dtype=float).reshape(-1, 2)
+    return Curve.of(pairs[:, 0], pairs[:, 1])
+
+
+def _kept(
+    claimed: Mapping[int, Record],
+    attempts: Sequence[Account],
+    rows: Sequence[dict[str, Any]],
+    trace: Mapping[int, Records],
+) -> dict[int, int]:
+    """The last step that the run kept of each attempt, along the lineage of the newest one.
+
+    An attempt that was killed has written its account some seconds before. But the next one says where it went on.
+    """
+    done = {a.attempt: a.step for a in attempts}
+    logged = ((row["attempt"], row["step"]) for row in rows)
+    for number, step in chain(logged, ((n, int(t["step"].max(initial=0))) for n, t in trace.items())):
+        done[number] = max(done.get(number, 0), step)
+    kept = {number: claimed[number].from_step if number in claimed else step for number, step in done.items()}
+    number, end = max(claimed, default=0), None
+    while record := claimed.get(number):
+        if record.by != REWIND:
+            kept[number] = done.get(number, record.from_step) if end is None else end
+        end = record.from_step if end is None else min(end, record.from_step)
+        number = min(record.parent, number - 1)
+    return kept
+
+
+def _ended(account: Account, newest: int) -> Account:
+    without = "killed" if account.attempt < newest else "no end: still going on, or killed"
+    return replace(account, end=without) if account.end is None else account
+
+
+def _older(
+    claimed: dict[int, Record], manifest: Manifest | None, rows: Sequence[dict[str, Any]], known: Sequence[Account]
+) -> list[Account]:
+    """What claims, the newest snapshot and the metrics tell of attempts without an account, and of rewinds."""
+    history = {h["attempt"]: h for h in manifest.history if type(h.get("attempt")) is int} if manifest else {}
+    first, last = ({row["attempt"]: row for row in order} for order in (reversed(rows), rows))
+    found = []
+    for number in sorted({*claimed, *history, *last} - {a.attempt for a in known}):
+        past, row = history.get(number, {}), last.get(number, {})
+        numerics, world = past.get("numerics"), past.get("world_size", row.get("world_size"))
+        start = claimed[number].from_step if number in claimed else first[number]["step"] - 1 if row else 0
+        found.append(
+            Account(
+                attempt=number,
+                parent=0,
+                from_step=start,
+                step=max(start, row.get("step", 0)),
+                world_size=world if type(world) is int else 0,
+                device=str(numerics.get("device", "")) if isinstance(numerics, dict) else "",
+                host="",
+                started=_time(past.get("at")),
+                until=UNKNOWN,
+                seconds={},
+                end="rewind" if number in claimed and claimed[number].by == REWIND else "",
+            )
+        )
+    return found
+
+
+def _time(text: object) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else UNKNOWN
+    except (ValueError, OverflowError):
+        return UNKNOWN
+
+
+def _config(folder: str) -> str:
+    """config.yaml, or "" where there is none, as in older runs."""
+    fs, root = open_fs(folder, "RUN")
+    path = f"{root.rstrip('/')}/{NAME}"
+    with place("RUN", folder):
+        try:
+            if is_local(fs):
+                check_file(path)
+            raw: bytes = fs.cat_file(path, start=0, end=min(fs.info(path)["size"], LONGEST_CONFIG))
+        except FileNotFoundError:
+            return ""
+        except NotPlain as problem:
+            raise UserError(f"RUN={link_problem(path, str(problem))}") from problem
+    text: str = without_secrets(raw.decode(errors="replace"))
+    return text if len(raw) < LONGEST_CONFIG else f"{text}\n… (the rest is left out)"
+
+
+def _twice(attempts: Sequence[Records], dropped: bool) -> str:
+    """Whether steps that several attempts have computed have the same bits. attempts: traces, oldest first."""
+    if not attempts:
+        return ""
+    every = np.concatenate(attempts)
+    every = every[np.argsort(every["step"], kind="stable")]
+    again = every["step"][1:] == every["step"][:-1]
+    if not again.any():
+        return "No step of the trace was computed twice."
+    text = f"Steps computed twice: {again.sum():,}"
+    raw = np.ascontiguousarray(every).view(np.uint8).reshape(len(every), -1)
+    differs = again & (raw[1:] != raw[:-1]).any(1)
+    if not differs.any():
+        return f"{text}, all with the same bits of loss and gradient norm."
+    why = "; a rollback left out batches, so they may" if dropped else ""
+    first = every["step"][1:][differs][0]
+    return f"{text}, of which {differs.sum():,} have other bits, the first of them step {first:,}{why}."
+
+
+def equality(run: Run) -> list[str]:
+    """From which steps the bits are no longer those of a run that was never interrupted, as its snapshots say."""
+    if run.manifest is None:
+        return ["No snapshot tells what the bits depend on."]
+    lines = []
+    for before, after in pairwise(run.manifest.history):
+        old, new = (n if isinstance(n := past.get("numerics"), dict) else {} for past in (before, after))
+        different = changes(old, new)[0]
+        if isinstance(settings := after.get("changes"), dict):
+            different += [f"{key}: {value}" for key, value in settings.items()]
+        if different:
+            which = f"step {after.get('from_step')} (attempt {after.get('attempt')})"
+            lines.append(f"Equality ends after {which}: {', '.join(different)}")
+    batch, exact = run.manifest.config.get("batch"), run.manifest.fingerprint.get("reduce") == "exact"
+    if not exact or not isinstance(batch, dict) or batch.get("per_process_size"):
+        lines.append("reduce=fast or batch.per_process_size: other numbers of processes need not give equal bits.")
+    return lines or [
+        f"Config and numerics stayed the same in all attempts that led to step {run.manifest.step:,} "
+        f"({len(run.manifest.history)}): its bits are those of a run that was never interrupted."
+    ]
+
+
+def tokens(run: Run, steps: Floats) -> Floats:
+    """Tokens seen up to each step."""
+    return _summed(run, steps, ("tokens_per_second", "step_seconds"))
+
+
+def seconds(run: Run, steps: Floats) -> Floats:
+    """Wall-clock time of each step since the run's first start; between two snapshots it is interpolated.
+
+    Of a run without a ledger the time of training alone, which its metrics hold.
+    """
+    if run.ledger is None:
+        return _summed(run, steps, ("step_seconds",))
+    times = np.full(len(steps), np.nan)
+    for a in run.on_line:
+        begin = a.started + sum(a.seconds.get(phase, 0.0) for phase in GROUPS["start-up"])
+        knots = {a.from_step: begin, a.step: a.until}
+        knots |= {step: at for step, at, _ in a.snapshots if a.from_step < step < a.step}
+        inside = (steps > a.from_step) & (steps <= run.kept[a.attempt])
+        times[inside] = np.interp(steps[inside], sorted(knots), [knots[step] for step in sorted(knots)])
+    return times - min(a.started for a in run.ledger.accounts)
+
+
+def _summed(run: Run, steps: Floats, factors: Sequence[str]) -> Floats:
+    """The sum up to each step of a product of metrics. NaN where there are none."""
+    known = [curve for key in factors if len((curve := run.curve(key)).steps)]
+    if len(known) < len(factors) or len({len(curve.steps) for curve in known}) > 1:
+        return np.full(len(steps), np.nan)
+    each = np.diff(known[0].steps, prepend=0) * np.prod([np.nan_to_num(curve.values) for curve in known], axis=0)
+    return np.interp(steps, [0, *known[0].steps], [0, *np.cumsum(each)])

@@ -1,0 +1,71 @@
+"""`mingpt report` of real runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli_kit import Mingpt
+from mingpt.commands import report
+from mingpt.observe.jsonl import read_metrics
+from mingpt.report.page import different_keys
+from mingpt.report.reading import read_run
+from run_kit import Run
+from snapshot_kit import files
+
+
+@pytest.mark.slow
+def test_a_run_with_a_kill_and_another_world(
+    new_run: Callable[..., Run], undisturbed: Callable[..., Run], tmp_path: Path
+) -> None:
+    run, other = new_run(), undisturbed("optimizer.lr=0.02")
+    started = run.start(1)
+    started.on_step = lambda step: started.process.kill() if step == 11 else None
+    assert started.wait() < 0
+    run.finish(2)
+    mingpt = Mingpt(tmp_path)
+    done = mingpt("report", run.dir, "--png", "pictures", "--sample")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"report: {run.dir}/report.html\npictures: 8 in pictures\n"
+    assert len(files(tmp_path / "pictures")) == 8
+    page = (Path(run.dir) / "report.html").read_text()
+    assert run.digest() in page
+    assert "<h2>Sample</h2><pre" in page
+
+    read = read_run(run.dir)
+    assert [(a.world_size, a.device, a.end) for a in read.attempts] == [(1, "cpu", "killed"), (2, "cpu", "finished")]
+    assert read.kept == {1: read.attempts[1].from_step, 2: 24}
+    rows = read_metrics(run.dir)
+    assert read.loss.values.tolist() == [row["loss"] for row in rows]
+    assert np.array_equal(read.grad_norm.values, np.array([row["grad_norm"] for row in rows], np.float32))
+    assert read.curve("val_loss").steps.tolist() == [8, 16, 24]
+    assert "all with the same bits" in read.twice
+    assert "its bits are those of a run that was never interrupted" in page
+
+    assert report.main([run.dir, other.dir, "--out", str(tmp_path / "both.html")]) == 0
+    assert different_keys([read, read_run(other.dir)]) == {"optimizer.lr": ["0.01", "0.02"]}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_going_on(new_run: Callable[..., Run]) -> None:
+    run = new_run("train.max_steps=100000", "snapshot.every_steps=0")
+    reports = list[int]()
+    started = run.start(1)
+    started.on_step = lambda step: reports.append(report.main([run.dir])) if step == 3 else None
+    try:
+        while not reports and started.process.poll() is None:
+            pass
+    finally:
+        started.process.kill()
+        started.wait()
+    assert reports == [0], started.output
+    page = (Path(run.dir) / "report.html").read_text()
+    assert "no end: still going on, or killed" in page
+    assert "No snapshot tells what the bits depend on." in page
+
+
+def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+    done = Mingpt(tmp_path)("report", "nowhere")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith("error: nowhere: no run is there: check the spelling; give a run's directory")
