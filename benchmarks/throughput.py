@@ -39,7 +39,8 @@ def trainer(processes: int, reduce: str, text: Path) -> float:
         ]  # fmt: skip
         subprocess.run([sys.executable, *command], check=True, capture_output=True)
         rows = [json.loads(line) for line in Path(folder, "metrics", "attempt-00001.jsonl").read_text().splitlines()]
-        seconds = sum(row["step_seconds"] for row in rows[WARM:])
+        times = [row["step_seconds"] for row in rows if "step_seconds" in row]
+        seconds = sum(times[WARM:])
         return (STEPS - WARM) * MICRO * MICROBATCHES * BLOCK / seconds
 
 

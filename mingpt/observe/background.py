@@ -64,6 +64,6 @@ class Background(Generic[Item]):
 
     def _report(self, error: Exception) -> None:
         if not self._told_of_failure:
-            reason = str(without_secrets(str(error).strip())) or type(error).__name__
+            reason = str(without_secrets(str(error).strip().rstrip("."))) or type(error).__name__
             self._say(f"{self.what} failed: {reason}. The run goes on.")
         self._told_of_failure = True

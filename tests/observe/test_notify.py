@@ -14,6 +14,7 @@ from fault_kit import finish, launch
 from hook_kit import SECRET, hook
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.observe import notify as notify_module
+from mingpt.observe import trackers
 from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, SnapshotLost
 from mingpt.observe.notify import Alarms, notify
 from mingpt.train.attempt import attempt
@@ -47,7 +48,12 @@ def test_an_attempt_tells_how_it_ended_and_its_address_to_nobody(
         overrides = (*GUARDED, *poison([17, 18, 25, 26]), "run.name=my-run", "health.notify='${oc.env:HOOK}'")
         assert train(*overrides) == CRASHED
         assert train(*overrides, f"health.notify='{there.url}'") == USER_ERROR
-        assert train(*overrides, "train.max_steps=22", "seed=1") == FINISHED
+        monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        monkeypatch.setattr(trackers, "END_SECONDS", 240.0)
+        assert train(*overrides, "train.max_steps=22", "track=[mlflow]") == FINISHED
+    [told_to_mlflow] = tmp_path.glob("run/mlflow/*/*/params/health.notify")
+    assert told_to_mlflow.read_text() == "***"
     assert there.events() == ["rolled back", "failed", "finished"]
     first, second, last = there.bodies()
     assert (first["run"], first["attempt"], first["step"], first["host"]) == ("my-run", 1, 19, socket.gethostname())
