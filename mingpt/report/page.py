@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 
 from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.redact import printable, without_secrets
+from mingpt.report.bits import equality
 from mingpt.report.figures import MARKS, color, kind, kinds, shares, svg
-from mingpt.report.reading import Run, equality
+from mingpt.report.reading import Run
 
 LONGEST = 120  # characters of a cell
 MOST_KEYS = 200
@@ -203,7 +204,7 @@ def _skipped(run: Run) -> str:
 
 
 def _numerics(run: Run) -> str:
-    lines = "".join(f"<p>{text(line, 2000)}</p>" for line in [*equality(run), run.twice] if line)
+    lines = "".join(f"<p>{text(line, 2000)}</p>" for line in [*equality(run.manifest), run.twice] if line)
     fingerprint = dict(_flat(run.manifest.fingerprint)) if run.manifest else {}
     table = f"<details><summary>Fingerprint</summary>{_table(('key', 'value'), fingerprint.items())}</details>"
     return f"<h2>Numerics</h2>{lines}{table if fingerprint else ''}"
