@@ -43,6 +43,10 @@ class RolledBack(TransientError):
     """The run has gone back to an older snapshot: the next attempt starts from there."""
 
 
+class Hang(TransientError):
+    """No process makes progress. Not raised: the watchdog ends the process, and observers are told so."""
+
+
 class SnapshotFailed(Exception):
     """A snapshot could not be stored, for a reason that may pass."""
 

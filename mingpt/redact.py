@@ -5,7 +5,8 @@ import re
 from typing import Any
 
 BLANK = "***"
-SECRET_NAME = r"token|password|passwd|secret|connection_?string|api_?key|account_?key|access_?key|[a-z0-9]_key"
+SECRET_NAME = r"token|password|passwd|secret|connection_?string|api_?key|account_?key|access_?key|[a-z0-9]_key|notify"
+# (`notify`: the address of a webhook is a secret as a whole.)
 # At the end of a key's or variable's name: `token`, `hf_token`, `AccountKey`; not `tokens`, `tokenizer`, `n_key`.
 NAME = re.compile(rf"(?:^|.*[._\-])(?:{SECRET_NAME}|key|credentials?)$", re.I)
 # Inside a text: `data.token=…`, `AccountKey=…`, `'token': '…'`. Not a bare `key=`, which our messages use for any key.

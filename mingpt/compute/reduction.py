@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mingpt.world.world import World, all_gather, share
+from mingpt.world.world import World, all_gather, all_reduce, all_to_all, share
 
 Node = tuple[int, int]  # (a, b): the subtree over the microbatches a to b - 1
 Value = TypeVar("Value", float, Tensor)
@@ -188,7 +188,7 @@ class ExactReduction:
         sent = sent.to(device)
         counts = [len(nodes) for nodes in self.nodes]
         received = torch.empty(sum(counts), length, dtype=flat.dtype, device=device)
-        work = dist.all_to_all_single(
+        work = all_to_all(
             received.view(-1),
             sent.view(-1),
             [c * length for c in counts],
@@ -233,7 +233,7 @@ class FastReduction:
 
     def _hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         # DDP's default hook divides by the world size. Here the loss is a sum, and so is its gradient.
-        self.works.append(dist.all_reduce(bucket.buffer(), async_op=True))
+        self.works.append(all_reduce(bucket.buffer(), async_op=True))
         return _completed(bucket.buffer())
 
     def finish(self) -> None:

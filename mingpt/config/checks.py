@@ -1,15 +1,21 @@
 """What cannot go together in a config, and which local places are not there. What one kind forbids, it says itself."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
-from mingpt.redact import without_secrets
-from mingpt.storage import fetch_it
+from mingpt.redact import BLANK, without_secrets
+from mingpt.storage import fetch_it, install
 
+# Trackers that keep files: the variables that say where, one of which is needed if run.dir is a bucket.
+PLACES = {"mlflow": ("MLFLOW_TRACKING_URI",), "trackio": ("TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")}
 MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
 
 
@@ -58,6 +64,48 @@ def _backend(c: Config, _: int) -> str | None:
     return None
 
 
+def installed(package: str) -> bool:
+    """Whether it can be imported. A folder of that name is no package: W&B and MLflow make such ones where they run."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def _tracker(name: str, c: Config, _: int) -> str | None:
+    if not installed(name):
+        return f"track={name}: its package is not installed: {install(name)}"
+    if "://" in c.run.dir and name in PLACES and not any(map(os.environ.get, PLACES[name])):
+        return f"track={name} can't write to a run.dir in a bucket: set {' or '.join(PLACES[name])} in the environment"
+    return None
+
+
+def _webhook(c: Config, _: int) -> str | None:
+    try:
+        url = urlsplit(c.health.notify or "https://none")
+        good = url.scheme in ("http", "https") and url.hostname and (url.port or 1) and url.geturl().isprintable()
+    except ValueError:
+        good = False
+    if good and not re.search(r"\s", c.health.notify or ""):
+        return None
+    return f"health.notify={BLANK}: this is not the address of a webhook: give one that begins with https:// or http://"
+
+
+def steps_to_profile(text: str) -> range:
+    """Steps, counted from 1, of a text such as 100:103. Raises ValueError for another text, or if there is none."""
+    first, end = (int(number) for number in text.split(":"))
+    if not 0 < first < end:
+        raise ValueError(text)
+    return range(first, end)
+
+
+def _profile(c: Config, _: int) -> str | None:
+    try:
+        if c.profile.steps is not None:
+            steps_to_profile(c.profile.steps)
+    except ValueError:
+        return f"profile.steps={c.profile.steps}: give FIRST:END: 100:103 are steps 100, 101 and 102"
+    return None
+
+
 def _own(section: str) -> Check:
     """The code of the user's own that a section names: it can be imported, and takes the arguments that are there."""
 
@@ -81,6 +129,9 @@ def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str
         Check(config.model.reads, lambda c, _: c.model.problem(c)),
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
         Check(("world.backend", "world.device"), _backend),
+        Check(("health.notify",), _webhook),
+        Check(("profile.steps",), _profile),
+        *(Check(("track", "run.dir"), partial(_tracker, name)) for name in config.track or ()),
     )
     for check in checks:
         if not wrong.intersection(check.reads) and (problem := check.problem(config, world_size)):

@@ -1,7 +1,7 @@
 """Which keys a config has, and what is known of each: the schema of every section, by the kinds that a config names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -73,8 +73,17 @@ def choices(key: str) -> tuple[str, ...]:
         if name == "kind":
             return tuple(KINDS[section])
         having = [named(s)[name].annotation for s in KINDS[section].values() if name in named(s)]
-        return tuple(dict.fromkeys(word for annotation in having for word in get_args(annotation)))
-    return get_args(named(schema_of(section, {}))[name].annotation)
+        return tuple(dict.fromkeys(word for annotation in having for word in _words(annotation)))
+    return tuple(_words(named(schema_of(section, {}))[name].annotation))
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    """The words in an annotation such as list[Literal["a", "b"]] | None."""
+    for inner in get_args(annotation):
+        if isinstance(inner, str):
+            yield inner
+        else:
+            yield from _words(inner)
 
 
 def kinds_having(section: str, name: str) -> list[str]:

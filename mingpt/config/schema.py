@@ -108,6 +108,12 @@ class Health(Section):
     """Steps skipped in a row, for a spike or a number that is not finite, after which the run has diverged."""
     max_rollbacks: int = Field(default=0, ge=0, le=64)
     """How often a run that has diverged goes back to a snapshot and leaves out the skipped batches; then exit 64."""
+    hang_seconds: Annotated[float, NO_RESULT] = Field(default=300, ge=0)
+    """The run hangs if no process has read a microbatch or entered a collective for so long; then exit 70. 0: never."""
+    straggler_ratio: Annotated[float, NO_RESULT] = Field(default=1.5, ge=0)
+    """Name a process whose microbatches, or their data, take this many times as long as the median. 0: never."""
+    notify: Annotated[str | None, NO_RESULT] = None
+    """A webhook that gets JSON when an attempt ends or something is wrong. It is a secret: give '${oc.env:NAME}'."""
 
 
 class Snapshot(Section):
@@ -139,6 +145,11 @@ class Snapshot(Section):
     """On a request to stop: longest wait for the durable snapshot, after the hot one. 0: as long as it takes."""
     max_failures: int = Field(default=3, ge=1)
     """The run goes on without snapshots, and says so, until this many in a row have failed."""
+
+
+class Profile(Section):
+    steps: str | None = None
+    """FIRST:END, steps that torch.profiler records in process 0, for Perfetto: 100:103 are steps 100, 101 and 102."""
 
 
 class Resume(Section):
@@ -174,6 +185,9 @@ class Config(Section):
     snapshot: Annotated[Snapshot, NO_RESULT]
     resume: Annotated[Resume, NO_RESULT]
     launch: Annotated[Launch, NO_RESULT]
+    profile: Annotated[Profile, NO_RESULT]
+    track: Annotated[list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] | None, NO_RESULT] = None
+    """Where curves go, such as [tensorboard,wandb]. null: to TensorBoard, if it is installed. []: nowhere."""
 
     def global_size(self, world_size: int) -> int:
         """Samples in a step."""

@@ -1,6 +1,8 @@
 """This process's microbatches, read by torch's DataLoader in `data.workers` processes, or in this one if that is 0."""
 
+import faulthandler
 import multiprocessing
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -12,11 +14,15 @@ from torch.utils.data import DataLoader
 from mingpt.compute.batches import RankSampler
 from mingpt.data.source import Samples
 from mingpt.errors import TransientError, UserError
+from mingpt.world.hang import DUMP_SIGNAL
 from mingpt.world.lifetime import children_ignore_signals, end_with_parent
+from mingpt.world.world import Progress
 
 
 def _begin(_worker: int) -> None:
-    """Runs in each loader process: end with the trainer, however that dies."""
+    """Runs in each loader process: end with the trainer, however that dies; show the watchdog where it is."""
+    if sys.stderr is not None:
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
     parent = multiprocessing.parent_process()
     assert parent is not None
     assert parent.pid is not None
@@ -43,6 +49,7 @@ def _raised(loader: Iterator[Any]) -> Iterator[Sequence[Tensor]]:
     for item in loader:
         if isinstance(item, Exception):
             raise item
+        Progress.microbatches += 1
         yield item
 
 

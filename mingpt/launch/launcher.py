@@ -14,8 +14,9 @@ from mingpt.config import compose
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
 from mingpt.console import complain, say
-from mingpt.errors import FINISHED, USER_ERROR, UserError
+from mingpt.errors import CRASHED, FINISHED, USER_ERROR, UserError
 from mingpt.launch.torchrun import Torchrun, parse
+from mingpt.observe.notify import notify
 from mingpt.world.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
 
 
@@ -57,6 +58,10 @@ def launch(arguments: list[str], lifetime: Lifetime) -> int:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     say(f"launch: exit code {code}: {reason}")
+    # Each node with a worker that met a user error tells it; that nobody goes on, the first node tells for all.
+    if code == USER_ERROR or (code == CRASHED and not node.rank):
+        event = "failed" if code == USER_ERROR else "gave up"
+        notify(config.health.notify, event, reason, run=config.run.name)
     return code
 
 

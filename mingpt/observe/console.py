@@ -3,17 +3,23 @@
 import math
 from collections.abc import Callable
 
-from mingpt.observe.events import AttemptEnded, Evaluated, Event, SnapshotCommitted, StepDone, StepSkipped
+from mingpt.observe.events import AttemptEnded, BitsDiffer, Evaluated, Event, SnapshotCommitted, StepDone, StepSkipped
 
 FIRST_SKIPS = 10  # in a row, which are all printed; then one in so many
 MOST_SAMPLES = 16
 
 
 class ConsoleLines:
-    def __init__(self, last_step: int, say: Callable[[str], None], wants: Callable[[int], bool]) -> None:
-        self.last_step, self.say, self.wants = last_step, say, wants
+    """live: a live display shows each step and each snapshot; the lines that stay are those of few events."""
+
+    def __init__(
+        self, last_step: int, say: Callable[[str], None], wants: Callable[[int], bool], live: bool = False
+    ) -> None:
+        self.last_step, self.say, self.wants, self.live = last_step, say, wants, live
 
     def on(self, event: Event) -> None:
+        if self.live and isinstance(event, (StepDone, SnapshotCommitted)):
+            return
         match event:
             case StepDone():
                 self.say(step_line(event, self.last_step))
@@ -24,9 +30,10 @@ class ConsoleLines:
                 self.say(evaluation_line(event))
             case SnapshotCommitted():
                 self.say(f"step {event.step}: snapshot {event.digest[:16]} in {event.seconds:.2f} s")
+            case BitsDiffer():
+                self.say(f"ALARM: {bits_line(event)}")
             case AttemptEnded():
-                what = "finished" if event.finished else "stopped on request"
-                self.say(f"{what}: step {event.step}, digest {event.digest or 'not stored'}")
+                self.say(ended_line(event))
 
 
 def step_line(event: StepDone, last_step: int) -> str:
@@ -55,3 +62,17 @@ def evaluation_line(event: Evaluated) -> str:
     if event.accuracy is not None:
         line += f", accuracy {event.accuracy:.2%} ({event.right} of {event.questions})"
     return line
+
+
+def ended_line(event: AttemptEnded) -> str:
+    what = "finished" if event.finished else "stopped on request"
+    return f"{what}: step {event.step}, digest {event.digest or 'not stored'}"
+
+
+def bits_line(event: BitsDiffer) -> str:
+    (loss, now), (norm, norm_now) = event.loss, event.grad_norm
+    return (
+        f"step {event.step} has other bits than before: loss {loss!r} and norm {norm!r} in attempt {event.before}, "
+        f"loss {now!r} and norm {norm_now!r} in attempt {event.attempt}. Nothing that bits depend on has changed, so "
+        f"one of the machines is sick: run `mingpt preflight` on both"
+    )

@@ -111,6 +111,20 @@ class SnapshotLost:
 
 
 @dataclass(frozen=True)
+class BitsDiffer:
+    """A step that an attempt before had computed has other bits now, although nothing that they depend on has changed.
+
+    before: that attempt. loss, grad_norm: as that attempt recorded them, and as this one has computed them.
+    """
+
+    step: int
+    attempt: int
+    before: int
+    loss: tuple[float, float]
+    grad_norm: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class AttemptFailed:
     """An exception ends the attempt. code: the exit code. error: the exception's class, such as RolledBack."""
 
@@ -138,6 +152,7 @@ Event = (
     | SnapshotCommitted
     | HotCommitted
     | SnapshotLost
+    | BitsDiffer
     | AttemptFailed
     | AttemptEnded
 )

@@ -30,16 +30,12 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
     Of a parent, only the steps up to the snapshot from which its child resumed; so steps that were computed again, or
     that a rewind removed, are left out. A line that a killed attempt has written in part is left out, too.
     """
-    fs, _ = open_fs(run_dir, "run.dir")
     rows: dict[int, dict[str, Any]] = {}
     paths, claimed = segments(run_dir), records(run_dir)
     numbers = sorted(paths.keys() | claimed.keys())
     attempt, end = max(numbers, default=0), math.inf
     while attempt > 0:
-        own = list[dict[str, Any]]()
-        if attempt in paths:
-            with place("run.dir", run_dir):
-                own = list(_rows(fs.cat_file(paths[attempt])))
+        own = [r for r in rows_of(run_dir, paths[attempt]) if type(r.get("step")) is int] if attempt in paths else []
         older = max((n for n in numbers if n < attempt), default=0)
         first = min((row["step"] for row in own), default=end) - 1
         # An attempt of an earlier version has no claim: its parent is the attempt before it.
@@ -51,14 +47,18 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def _rows(raw: bytes) -> list[dict[str, Any]]:
+def rows_of(run_dir: str, path: str) -> list[dict[str, Any]]:
+    """All rows of one attempt's file."""
+    fs, _ = open_fs(run_dir, "run.dir")
+    with place("run.dir", run_dir):
+        raw: bytes = fs.cat_file(path)
     rows = []
     for line in raw.decode(errors="replace").splitlines():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict) and type(row.get("step")) is int:
+        if isinstance(row, dict):
             rows.append(row)
     return rows
 
@@ -72,14 +72,16 @@ class MetricsLog:
         attempt: int,
         say: Callable[[str], None],
         wants: Callable[[int], bool] = lambda step: True,
+        more: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self.attempt, self.wants = attempt, wants
+        """more: returns what each row of a step has besides the event, such as the GPUs' figures."""
+        self.attempt, self.wants, self.more = attempt, wants, more
         self.file = RunFile(run_dir, f"metrics/attempt-{attempt:05d}.jsonl", say)
 
     def on(self, event: Event) -> None:
         match event:
             case StepDone():
-                self.write(asdict(event))
+                self.write(asdict(event) | dict(self.more()))
             case StepSkipped():
                 bad = {"microbatches": event.microbatches, "samples": event.samples, "spike": event.spike}
                 self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})

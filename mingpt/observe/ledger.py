@@ -225,7 +225,10 @@ def goodput_line(known: Ledger) -> str:
     shares = [(spent / known.wall, name) for name, spent in groups.items() if spent >= 0.001 * known.wall > 0]
     rest = ", ".join(f"{name} {share:.1%}" for share, name in sorted(shares, reverse=True))
     count = f"{len(known.accounts)} attempt{'s' * (len(known.accounts) != 1)}"
-    return f"goodput {known.goodput:.1%} of {duration(known.wall)} in {count}" + (f"; the rest: {rest}" if rest else "")
+    cost = "" if (spent := known.cost()) is None else f", cost {spent:.2f}"
+    return (
+        f"goodput {known.goodput:.1%} of {duration(known.wall)} in {count}{cost}{f'; the rest: {rest}' if rest else ''}"
+    )
 
 
 def duration(seconds: float) -> str:

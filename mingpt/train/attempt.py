@@ -2,7 +2,10 @@
 
 import json
 import os
+import socket
 import traceback
+
+import torch
 
 from mingpt.compute.numerics import differences
 from mingpt.config import compose
@@ -17,7 +20,7 @@ from mingpt.observe.configfile import overrides_line
 from mingpt.redact import without_secrets
 from mingpt.train import session
 from mingpt.train.factory import build
-from mingpt.world.failures import classify
+from mingpt.world.failures import classify, leave_memory_picture
 from mingpt.world.joining import ReportedFailure, is_local_main, join, world_size
 from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
 from mingpt.world.platforms import require_launcher
@@ -51,7 +54,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
                 return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 # Printed here, before `join` leaves the world: leaving may wait for other processes.
-                raise ReportedFailure(report_failure(error, lifetime)) from error
+                raise ReportedFailure(report_failure(error, lifetime, config)) from error
     except ReportedFailure as failure:
         return failure.code
     except SystemExit as error:
@@ -76,10 +79,12 @@ def _launcher_overrides() -> list[str]:
     return [str(text) for text in json.loads(overrides)] if os.environ.get(AGENT_PID) == str(os.getppid()) else []
 
 
-def report_failure(error: BaseException, lifetime: Lifetime) -> int:
+def report_failure(error: BaseException, lifetime: Lifetime, config: Config | None = None) -> int:
     """Print why this process ends, once per node if all processes fail alike; returns the exit code."""
-    failure = classify(error, lifetime.phase)
+    failure = classify(error, lifetime.phase, config)
     leave_reason(failure.reason)
+    if config is not None and isinstance(error, torch.OutOfMemoryError):
+        complain(str(without_secrets(leave_memory_picture(config.run.dir))))
     same_in_main = isinstance(error, UserError) and error.everywhere and not is_local_main()
     # The node's main process raises the same error. Wait until it has printed and exited, and torchrun sends SIGTERM to
     # this one. If this process exited first, torchrun would end the main process, perhaps before it has printed.
@@ -88,7 +93,9 @@ def report_failure(error: BaseException, lifetime: Lifetime) -> int:
     if failure.trace:
         trace = "".join(traceback.format_exception(error)).splitlines()
         complain("\n".join(str(without_secrets(line)) for line in trace))
-    complain(f"error: {failure.reason}")
+    rank = os.environ.get("RANK", "0")
+    where = "" if rank == "0" else f"rank {rank} on {socket.gethostname()}: "
+    complain(f"error: {where}{failure.reason}")
     return failure.code
 
 

@@ -15,7 +15,7 @@ from mingpt.compute.batches import derive
 from mingpt.compute.reduction import tree_sum_of
 from mingpt.data.source import EvalSplit
 from mingpt.model.gpt2 import IGNORE
-from mingpt.world.world import World
+from mingpt.world.world import Progress, World
 
 
 @runtime_checkable
@@ -71,6 +71,7 @@ def evaluate(
     lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
     rows: list[Tensor] = []
     for microbatch in world.share(len(split)):
+        Progress.microbatches += 1
         tensors = [x.to(world.device) for x in split[microbatch]]
         targets, right, questions = tensors[1], none, none
         torch.manual_seed(derive("evaluation", seed, step, microbatch))

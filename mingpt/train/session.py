@@ -20,11 +20,7 @@ from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.configfile import write_config
-from mingpt.observe.console import ConsoleLines
-from mingpt.observe.events import HotCommitted, Observers, SnapshotCommitted, SnapshotLost
-from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.ledger import Accountant
-from mingpt.observe.trace import Trace
+from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
@@ -32,11 +28,13 @@ from mingpt.snapshot.reader import Loaded
 from mingpt.train import loop, own_model, resume
 from mingpt.train.bad_steps import BadSteps, leave_out
 from mingpt.train.factory import trainable
+from mingpt.train.observers import open_observers
 from mingpt.train.proportions import proportions
 from mingpt.train.reporter import Reporter
 from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange, StepTimes
 from mingpt.weights.reading import start_from
+from mingpt.world import hang
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
 
@@ -72,11 +70,12 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         return store_the_end(run, complete)
     announce(run)
     lifetime.clock.enter("compile" if config.train.compile else "step")
-    try:
-        return loop.train(run)
-    except BaseException as error:
-        run.reporter.failed(error)
-        raise
+    with hang.watched(config, world, lifetime, run.reporter.failed):
+        try:
+            return loop.train(run)
+        except BaseException as error:
+            run.reporter.failed(error)
+            raise
 
 
 @dataclass
@@ -213,7 +212,7 @@ def build_run(
     exact = config.reduce == "exact"
     mine = world.share(plan.microbatches)
     work = RankSampler(plan, mine, origin.step, config.train.max_steps)
-    observers = open_observers(config, record, world, lifetime)
+    observers = open_observers(config, record, compute, world, lifetime)
     tokens_per_step = plan.global_size * config.model.block_size
     return Run(
         config=config,
@@ -236,28 +235,6 @@ def build_run(
         reporter=Reporter(observers, world, lifetime, compute.update, origin.step, tokens_per_step),
         record=record,
         start=origin.step,
-    )
-
-
-def open_observers(config: Config, record: RunRecord, world: World, lifetime: Lifetime) -> Observers:
-    """The observers of rank 0; none in other processes."""
-    if not world.is_main:
-        return Observers([], say)
-    last, every = config.train.max_steps, config.train.log_every
-
-    def wants(step: int) -> bool:
-        return step % every == 0 or step == last
-
-    assert record.claim
-    parent, run_dir, price = record.claim.record.parent, config.run.dir, config.run.price_per_hour
-    return Observers(
-        [
-            Trace(run_dir, record.attempt, say),
-            MetricsLog(run_dir, record.attempt, say, wants),
-            ConsoleLines(last, say, wants),
-            Accountant(run_dir, parent, lifetime.clock, price, say),
-        ],
-        say,
     )
 
 

@@ -1,12 +1,18 @@
 """Turns an exception into a one-line reason and an exit code."""
 
+import os
 import re
+import tempfile
+import time
 from dataclasses import dataclass
 
 import torch
+from torch.cuda import memory
 
+from mingpt.config.schema import Config
 from mingpt.errors import CRASHED, USER_ERROR, Damaged, SnapshotFailed, TransientError, UserError
 from mingpt.redact import without_secrets
+from mingpt.storage import make_folder, open_fs
 from mingpt.world.lifetime import Phase
 
 LOST_PEER = "lost contact with another process"  # a consequence: the cause is in another process's log
@@ -24,7 +30,7 @@ class Failure:
     trace: bool
 
 
-def classify(error: BaseException, phase: Phase) -> Failure:
+def classify(error: BaseException, phase: Phase, config: Config | None = None) -> Failure:
     """The reason to print and the exit code to end with. phase: how far this process had come."""
     text = str(error).strip()
     first_line = str(without_secrets(text.splitlines()[0])) if text else ""
@@ -33,7 +39,7 @@ def classify(error: BaseException, phase: Phase) -> Failure:
     if isinstance(error, UserError):
         return Failure(str(error), USER_ERROR, False)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in NO_MEMORY):
-        cure = "lower batch.micro_size, model.block_size or the model's size"
+        cure = f"lower {_smaller_batch(config) or 'batch.micro_size'}, model.block_size or the model's size"
         if phase < Phase.TRAINING:  # a retry would run out of memory again
             return Failure(f"out of memory in the first step: {cure} ({first_line})", USER_ERROR, False)
         return Failure(f"out of memory: if it happens again, {cure} ({first_line})", CRASHED, False)
@@ -49,3 +55,29 @@ def classify(error: BaseException, phase: Phase) -> Failure:
         if any(words in text for words in ("by peer", "connectFullMesh", "Broken pipe", "remote process exited")):
             return Failure(f"{LOST_PEER} ({first_line})", CRASHED, False)
     return Failure(": ".join(filter(None, (type(error).__name__, first_line))), CRASHED, True)
+
+
+def _smaller_batch(config: Config | None) -> str:
+    """The next smaller batch.micro_size that divides the batch; empty if there is none."""
+    if config is None or config.batch.micro_size == 1:
+        return ""
+    size, samples = config.batch.micro_size, config.batch.per_process_size or config.batch.global_size
+    fewer = max(n for n in range(1, size) if samples % n == 0)
+    return f"batch.micro_size from {size} to {fewer} (a snapshot then needs resume.changed=true)"
+
+
+def leave_memory_picture(run_dir: str) -> str:
+    """Store below run.dir what lies in this GPU's memory, by torch's allocator; returns a sentence about it.
+
+    torch writes it as a pickle, which nothing of ours reads. https://pytorch.org/memory_viz shows it.
+    """
+    name = f"memory/rank-{os.environ.get('RANK', '0')}-{int(time.time())}.pickle"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            memory._dump_snapshot(f"{folder}/picture")
+            fs, root = open_fs(run_dir, "run.dir")
+            make_folder(fs, f"{root.rstrip('/')}/memory")
+            fs.put_file(f"{folder}/picture", f"{root.rstrip('/')}/{name}")
+    except Exception as error:  # the run ends anyway, and for another reason
+        return f"what lies in the GPU's memory could not be written: {str(error) or type(error).__name__}"
+    return f"what lies in the GPU's memory: run.dir/{name}, for https://pytorch.org/memory_viz"

@@ -196,15 +196,16 @@ def join(config: WorldConfig) -> Iterator[World]:
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
         store = _own_namespace(shared, rank, size, config.init_timeout_seconds)
         _choose_interface(store, rank, size)
+        own_connection = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     else:
-        store, rank, size = dist.HashStore(), 0, 1
+        store, rank, size, own_connection = dist.HashStore(), 0, 1, None
     dist.init_process_group(
         backends, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=config.timeout_seconds)
     )
     if "RANK" in environment:  # again, for the connection that nccl's watchdog has opened
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
     try:
-        yield World(rank, size, local_rank, device, backend)
+        yield World(rank, size, local_rank, device, backend, store=own_connection)
     except BaseException as error:
         # After a failure, destroying nccl's group may wait for peers that have ended.
         _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)

@@ -142,9 +142,11 @@ def children_ignore_signals() -> Iterator[None]:
 def leave_reason(text: str) -> None:
     """Write why this process ends to the error file that torchrun's agent reads (TORCHELASTIC_ERROR_FILE).
 
-    Not by torch's `record`: it writes a stack trace, which torchrun would print as the reason.
+    Not by torch's `record`: it writes a stack trace, which torchrun would print as the reason. The first reason stands:
+    what follows is a consequence, such as a connection that another process has closed.
     """
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and not os.path.exists(path):
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
         with open(path, "w") as f:
             json.dump({"message": {"message": text, "extraInfo": extra}}, f)

@@ -1,18 +1,41 @@
 """The world: the processes of this attempt, and the messages between them."""
 
 import json
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from mingpt.errors import UserError
 
+
+class Progress:
+    """What this process has done, for the watchdog (hang.py). microbatches: read or evaluated."""
+
+    microbatches = collectives = 0
+    recent: ClassVar = deque[str](maxlen=32)  # names of the last collectives: the same in all processes
+
+
+def _counted(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(*arguments: Any, group: dist.ProcessGroup | None = None, **options: Any) -> Any:
+        if group is None:  # the snapshot writers' threads have groups of their own, and are not counted
+            Progress.collectives += 1
+            Progress.recent.append(name)
+        return collective(*arguments, group=group, **options)
+
+    return enter
+
+
 # Renamed in torch 2.13, where the old name gives a warning.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather = _counted("all_gather", getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)
+all_to_all = _counted("all_to_all", dist.all_to_all_single)
+all_reduce = _counted("all_reduce", dist.all_reduce)
+_broadcast = _counted("broadcast", dist.broadcast)
+_barrier = _counted("barrier", dist.barrier)
 
 
 def share(rank: int, size: int, count: int) -> range:
@@ -25,6 +48,7 @@ class World:
     """One process's view of the attempt. Weights and optimizer state never depend on it.
 
     rank, size: of the processes that `group` has. group: for messages; None: all processes of the attempt.
+    store: of the rendezvous, with a connection of its own, for the watchdog; None: a world of one.
     """
 
     rank: int
@@ -33,6 +57,7 @@ class World:
     device: torch.device
     backend: str
     group: dist.ProcessGroup | None = None
+    store: dist.Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -89,9 +114,9 @@ class World:
             return value
         raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if self.is_main else None
         length = torch.tensor([0 if raw is None else raw.numel()])
-        dist.broadcast(length, group=self.group, group_src=0)
+        _broadcast(length, group=self.group, group_src=0)
         content = torch.empty(int(length), dtype=torch.uint8) if raw is None else raw
-        dist.broadcast(content, group=self.group, group_src=0)
+        _broadcast(content, group=self.group, group_src=0)
         return json.loads(content.numpy().tobytes())
 
     def run_on_main(self, function: Callable[[], Any]) -> Any:
@@ -111,9 +136,9 @@ class World:
         """The `size` bytes `raw` of process `source`, in every process. The others pass None."""
         content = torch.empty(size, dtype=torch.uint8) if raw is None else torch.frombuffer(raw, dtype=torch.uint8)
         if self.size > 1:
-            dist.broadcast(content, src=source, group=self.group)
+            _broadcast(content, src=source, group=self.group)
         return content.numpy().data
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier(group=self.group)
+            _barrier(group=self.group)

@@ -1,7 +1,12 @@
 """Models and data of somebody's own, most of them wrong in one way, for tests/train/test_own_model.py."""
 
+import ctypes
+import os
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,6 +15,7 @@ from torch import Tensor, nn
 from examples.classifier import Classifier, rows
 from mingpt.data.own import Rows, source_of
 from mingpt.data.source import Source
+from mingpt.train import stats
 from run_kit import Run
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
@@ -285,3 +291,55 @@ def own_run(folder: Path, model: str, *overrides: str) -> OwnRun:
 def rows_from_anywhere(micro_size: int, **_: object) -> Source:
     """Takes any arguments: addresses, tokens and the like."""
     return rows(n_in=10, count=64, micro_size=micro_size)
+
+
+class Hanging(Rows):
+    """Rows with which rank 1 (or a process without a rank) hangs at its `after`-th microbatch. how: see HANGS."""
+
+    def __init__(self, tensors: Sequence[Tensor], how: str, after: int) -> None:
+        super().__init__(*tensors)
+        self.how, self.left = how, after
+
+    def __getitem__(self, ids: Sequence[int]) -> Sequence[Tensor]:  # type: ignore[override]
+        self.left -= 1
+        if self.left == 0 and os.environ.get("RANK", "1") == "1":
+            HANGS[self.how]()
+        return super().__getitem__(ids)
+
+
+def leave_out_a_collective() -> None:
+    before = stats.all_gather
+
+    def none(received: Tensor, sent: Tensor, async_op: bool) -> Any:
+        stats.all_gather = before
+        received.copy_(sent.repeat(len(received) // len(sent)))
+        return SimpleNamespace(wait=lambda: None)
+
+    stats.all_gather = none
+
+
+HANGS: dict[str, Callable[[], object]] = {
+    "sleeps": lambda: time.sleep(1000),
+    "holds the lock": lambda: ctypes.PyDLL(None).sleep(1000),  # PyDLL does not release the interpreter lock
+    "leaves out": leave_out_a_collective,
+}
+
+
+def hangs(micro_size: int, how: str, after: int = 40) -> Source:
+    source = rows(micro_size, count=300)
+    assert isinstance(source.train, Rows)
+    return replace(source, train=Hanging(source.train.tensors, how, after))
+
+
+class Slow(Linear):
+    """In rank 1 the first step and each microbatch of an evaluation take a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        if os.environ.get("RANK") == "1":
+            time.sleep(9 if self.calls == 3 else 0 if self.training else 1.2)  # two calls try the model out
+        return super().forward(x, y)

@@ -16,7 +16,7 @@ POISONED = (
     f"batch.micro_size={MICRO}", f"seed={SEED}", "schedule.kind=constant", "schedule.warmup_steps=0",
     "train.eval_every=0", "train.log_every=1", "train.max_steps=36", "snapshot.every_steps=5",
     "snapshot.every_seconds=0", "snapshot.keep=20", "snapshot.asynchronous=false", "snapshot.hot_every_steps=0",
-    "health.spike_window=8",
+    "health.spike_window=8", "track=[]",
 )  # fmt: skip
 
 

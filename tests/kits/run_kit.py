@@ -37,6 +37,7 @@ TINY = (
     "snapshot.keep=10",
     "snapshot.asynchronous=false",  # tests count on each of these snapshots
     "snapshot.hot_every_steps=0",
+    "track=[]",
 )
 
 

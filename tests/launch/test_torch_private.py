@@ -25,7 +25,8 @@ OURS = {AGENT: "mingpt.launch.agent.Agent", STATIC: "mingpt.world.rendezvous.Sta
 
 # Modules without a promise, and what is imported from them.
 NAMES = {
-    "torch": ["_foreach_add_", "_foreach_copy_", "_foreach_mul_", "_foreach_norm"],
+    "torch": ["_C", "_foreach_add_", "_foreach_copy_", "_foreach_mul_", "_foreach_norm"],
+    "torch.cuda.memory": ["_dump_snapshot"],
     "torch._dynamo.config": ["optimize_ddp"],
     "torch._inductor.config": ["deterministic"],
     "torch.distributed.launcher.api": ["LocalElasticAgent", "launch_agent"],

@@ -1,0 +1,99 @@
+"""Steps that an earlier attempt has computed, too: they must have the same bits.
+
+Each attempt's metrics begin with a name for all that its bits follow from; attempts with the same name are compared.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any
+
+from mingpt.config.affecting import settings
+from mingpt.config.schema import Config
+from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, StepComputed
+from mingpt.observe.jsonl import rows_of
+from mingpt.observe.trace import read_trace
+from mingpt.redact import without_secrets
+from mingpt.snapshot.attempts import RunRecord, records, segments
+
+FIELD = "equality"  # of a row of the metrics that has no step: the attempt's name
+END_SECONDS = 5.0  # at the end of an attempt, for reading what those before have recorded
+
+
+def equality(config: Config, record: RunRecord) -> str | None:
+    """A name for what the attempt's bits follow from, from the run's beginning on. None: reduce=fast promises none."""
+    if config.reduce != "exact":
+        return None
+    values, affecting = settings(record.provenance["config"])
+    path = list[list[Any]]()
+    for entry in record.provenance["history"]:
+        world = entry.get("world_size") if config.batch.per_process_size is not None else None
+        numerics = [entry.get("numerics"), world]
+        if not path or entry.get("changes") or numerics != path[-1][2:]:
+            path.append([entry.get("from_step"), entry.get("changes"), *numerics])
+    dropped = sorted(r.dropped for n, r in records(config.run.dir).items() if n < record.attempt and r.dropped)
+    all_of_it = [{key: values[key] for key in sorted(affecting)}, path, dropped]
+    return sha256(json.dumps(all_of_it, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+class SameBits:
+    """Publishes BitsDiffer at the first step of this attempt that has other bits than in an attempt before.
+
+    note: adds a row to this attempt's metrics. What the attempts before have recorded is read in a thread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        record: RunRecord,
+        note: Callable[[Mapping[str, Any]], None],
+        publish: Callable[[BitsDiffer], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.record, self.note, self.publish, self.say = config, record, note, publish, say
+        self._before: dict[int, tuple[int, float, float]] = {}  # by step: the attempt, its loss and norm
+        self._new: list[StepComputed] = []
+        self._thread = threading.Thread(target=self._read, name="earlier attempts", daemon=True)
+        self._thread.start()
+
+    def wants(self, step: int) -> bool:
+        return False
+
+    def on(self, event: Event) -> None:
+        match event:
+            case StepComputed():
+                self._new.append(event)
+            case AttemptEnded() | AttemptFailed():
+                self._thread.join(END_SECONDS)
+        if not self._thread.is_alive():
+            new, self._new = self._new, []
+            for step in new:
+                self._compare(step)
+
+    def _compare(self, new: StepComputed) -> None:
+        if new.step not in self._before:
+            return
+        attempt, loss, norm = self._before[new.step]
+        if repr((loss, norm)) != repr((new.loss, new.grad_norm)):  # equal also where both are NaN
+            self._before = {}  # all later steps differ, too
+            pairs = (loss, new.loss), (norm, new.grad_norm)
+            self.publish(BitsDiffer(new.step, self.record.attempt, attempt, *pairs))
+
+    def _read(self) -> None:
+        try:
+            name, run_dir = equality(self.config, self.record), self.config.run.dir
+            if name is None:
+                return
+            self.note({FIELD: name})
+            start = self.record.provenance["history"][-1]["from_step"]
+            metrics = segments(run_dir)
+            for attempt, found in read_trace(run_dir).items():
+                again = found[found["step"] > start]
+                if attempt >= self.record.attempt or not len(again) or attempt not in metrics:
+                    continue
+                if any(row.get(FIELD) == name for row in rows_of(run_dir, metrics[attempt])):
+                    self._before |= {step: (attempt, loss, norm) for step, norm, loss in again.tolist()}
+        except Exception as error:
+            reason = without_secrets(str(error)) or type(error).__name__
+            self.say(f"the bits are not compared with those of the attempts before: {reason}")

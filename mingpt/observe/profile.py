@@ -1,0 +1,82 @@
+"""profile.steps: a trace of some steps by torch.profiler, which https://ui.perfetto.dev opens, and its top ten."""
+
+import gzip
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from mingpt.config.checks import steps_to_profile
+from mingpt.observe.background import Background
+from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Event, StepComputed
+from mingpt.redact import without_secrets
+from mingpt.storage import make_folder, open_fs, place
+
+END_SECONDS = 60.0  # at the end of an attempt, for writing the trace
+
+
+class Profile:
+    """In rank 0. The main thread records; another one writes.
+
+    On CUDA a step's event comes when the next step is under way: `late` is 1 there, else 0.
+    """
+
+    def __init__(self, steps: str, run_dir: str, attempt: int, cuda: bool, say: Callable[[str], None]) -> None:
+        self.steps, self.late, self.cuda, self.say = steps_to_profile(steps), int(cuda), cuda, say
+        self.run_dir, self.name = run_dir, f"attempt-{attempt:05d}-steps-{steps.replace(':', '-')}"
+        self._profile: profile | None = None
+        self._step: record_function | None = None
+        self._written: Background[profile] | None = None
+
+    def wants(self, step: int) -> bool:
+        return False
+
+    def on(self, event: Event) -> None:
+        match event:
+            case AttemptStarted():
+                self._next(event.start + 1)
+            case StepComputed():
+                self._next(event.step + 1 + self.late)
+            case AttemptEnded() | AttemptFailed():
+                self._next(self.steps.stop)
+                if self._written:
+                    self._written.close(END_SECONDS)
+
+    def _next(self, step: int) -> None:
+        """Step number `step` begins now."""
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+        if step in self.steps and self._written is None:
+            if self._profile is None:
+                activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
+                self._profile = profile(activities=activities)
+                self._profile.start()
+            self._step = record_function(f"ProfilerStep#{step}")
+            self._step.__enter__()
+        elif self._profile is not None and self._written is None:
+            self._profile.stop()
+            self._written = Background("profile.steps", self._opened, self.say)
+            self._written.put(self._profile)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Callable[[profile], None]]:
+        yield self._write
+
+    def _write(self, recorded: profile) -> None:
+        fs, root = open_fs(self.run_dir, "run.dir")
+        order = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
+        top = recorded.key_averages().table(sort_by=order, row_limit=10, max_name_column_width=80)
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder, "trace.json")
+            recorded.export_chrome_trace(str(trace))
+            contents = {"json.gz": gzip.compress(trace.read_bytes()), "txt": top.encode()}
+        path = f"{root.rstrip('/')}/profile/{self.name}"
+        with place("run.dir", self.run_dir):
+            make_folder(fs, path.rpartition("/")[0])
+            for kind, content in contents.items():
+                fs.pipe_file(f"{path}.{kind}", content)
+        where = f"{str(without_secrets(self.run_dir)).rstrip('/')}/profile/{self.name}"
+        self.say(f"profile: {where}.json.gz, for https://ui.perfetto.dev; its top ten: {where}.txt")

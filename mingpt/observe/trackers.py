@@ -1,0 +1,229 @@
+"""Curves in TensorBoard, Weights & Biases, MLflow and trackio: a run is one curve there, over all its attempts.
+
+Each tracker has a thread of its own, and is imported there. Steps that are computed again have the same bits:
+TensorBoard forgets those it had, the others keep those. Secrets come from the environment only.
+"""
+
+import io
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mingpt.config.checks import installed
+from mingpt.config.schema import Config
+from mingpt.errors import UserError
+from mingpt.observe.background import Background
+from mingpt.observe.events import AttemptEnded, AttemptFailed, Evaluated, Event, StepDone, StepSkipped
+from mingpt.observe.runfile import RunFile
+from mingpt.observe.trace import read_trace
+from mingpt.redact import without_secrets
+from mingpt.snapshot.attempts import RunRecord
+from mingpt.snapshot.hot import run_id
+from mingpt.storage import is_local, open_fs
+
+PROJECT = "mingpt"  # where the environment names none
+END_SECONDS = 20.0  # for all trackers, at the end of an attempt
+PART_ROWS = 4096  # of an event file: less than a megabyte
+
+Row = tuple[int, Mapping[str, float]]  # step, values
+Write = Callable[[Row], None]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a tracker is told of the run. id: the same in all attempts. start: steps done before this attempt."""
+
+    id: str
+    name: str
+    run_dir: str
+    attempt: int
+    start: int
+    config: dict[str, Any]
+    say: Callable[[str], None]
+
+    def folder(self, name: str) -> str:
+        """A local folder for a tracker's files: in run.dir, or, if that is a bucket, one that is not kept."""
+        fs, path = open_fs(self.run_dir, "run.dir")
+        folder = Path(path, name) if is_local(fs) else Path(tempfile.mkdtemp(prefix=f"mingpt-{name}-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder)
+
+    def settings(self) -> dict[str, str]:
+        """The config by key: `train.max_steps`."""
+        sections = {name: value if isinstance(value, dict) else {"": value} for name, value in self.config.items()}
+        return {f"{name}.{key}".rstrip("."): str(v) for name, held in sections.items() for key, v in held.items()}
+
+
+def beyond(last: int, write: Write) -> Write:
+    """`write` for the steps after `last`: the tracker has the others already."""
+    return lambda row: write(row) if row[0] > last else None
+
+
+@contextmanager
+def tensorboard(about: About) -> Iterator[Write]:
+    from tensorboard.compat.proto.event_pb2 import Event as Record
+    from tensorboard.compat.proto.event_pb2 import SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    files = list[RunFile]()  # the last one is written to; to a bucket it is uploaded as a whole, so it must not grow
+    rows = 0
+
+    def add(**fields: Any) -> None:
+        raw = io.BytesIO()
+        RecordWriter(raw).write(Record(wall_time=time.time(), **fields).SerializeToString())
+        files[-1].append(raw.getvalue())
+
+    def write(row: Row) -> None:
+        nonlocal rows
+        if rows % PART_ROWS == 0:
+            for file in files[-1:]:
+                file.close()
+            # Readers sort the files by name. The clocks of two machines may differ, the numbers of attempts do not.
+            name = f"tensorboard/events.out.tfevents.{about.attempt:010d}.{rows:010d}"
+            files.append(RunFile(about.run_dir, name, about.say, "the event file of track=tensorboard"))
+            add(file_version="brain.Event:2")
+            if rows == 0:  # steps from this one on are forgotten, since this attempt computes them again
+                add(step=about.start + 1, session_log=SessionLog(status=SessionLog.START))
+        rows += 1
+        step, values = row
+        add(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
+
+    yield write
+    for file in files[-1:]:
+        file.close()
+
+
+@contextmanager
+def wandb(about: About) -> Iterator[Write]:
+    os.environ.setdefault("WANDB_LOGIN_TIMEOUT", "1")  # of a question at the terminal, where there is no key
+    import wandb as client
+
+    folder = os.environ.get("WANDB_DIR") or about.folder("wandb")
+    before = list(Path(folder, "wandb").glob(f"offline-run-*-{about.id}"))
+    run = client.init(
+        project=os.environ.get("WANDB_PROJECT") or PROJECT,
+        name=about.name,
+        id=about.id,
+        resume="allow",
+        dir=folder,
+        config=about.config,
+        allow_val_change=True,
+        settings=client.Settings(console="off", silent=True, disable_git=True, disable_code=True),
+    )
+    if run.disabled:
+        raise UserError("there is no WANDB_API_KEY in the environment, and no login: set one, or WANDB_MODE=offline")
+    last = run.step - 1  # the server knows; offline, nobody does but the attempts before
+    if run.offline and before:
+        traces = read_trace(about.run_dir).items()
+        last = max((int(found["step"].max(initial=0)) for n, found in traces if n < about.attempt), default=0)
+    yield beyond(last, lambda row: run.log(dict(row[1]), step=row[0]))
+    run.finish()
+
+
+@contextmanager
+def mlflow(about: About) -> Iterator[Write]:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no database
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri or f"file:{about.folder('mlflow')}")
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+    found = client.get_experiment_by_name(name)
+    experiment = found.experiment_id if found else client.create_experiment(name)
+    runs = client.search_runs([experiment], f"tags.`mingpt.run_id` = '{about.id}'", max_results=1)
+    if runs:
+        id = runs[0].info.run_id
+        client.update_run(id, "RUNNING")
+    else:  # parameters can't be changed later; a resume's are in the snapshots' history
+        id = client.create_run(experiment, tags={"mingpt.run_id": about.id}, run_name=about.name).info.run_id
+        client.log_batch(id, params=[Param(key, value[:500]) for key, value in about.settings().items()])
+    has = {key: {m.step for m in client.get_metric_history(id, key)} for key in (runs[0].data.metrics if runs else ())}
+
+    def write(row: Row) -> None:
+        now, (step, values) = int(time.time() * 1000), row
+        new = [Metric(key, value, now, step) for key, value in values.items() if step not in has.get(key, ())]
+        client.log_batch(id, metrics=new)
+
+    yield write
+    client.set_terminated(id, "FINISHED")
+
+
+@contextmanager
+def trackio(about: About) -> Iterator[Write]:
+    if not os.environ.get("TRACKIO_DIR"):
+        os.environ["TRACKIO_DIR"] = about.folder("trackio")
+    import trackio as client
+
+    run = client.init(
+        project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
+        name=f"{about.name}-{about.id[:8]}",
+        resume="allow",
+        config=about.settings(),
+        auto_log_cpu=False,
+        auto_log_gpu=False,
+        embed=False,
+    )
+    # trackio finds a run by its name and knows its last step, but says it nowhere else.
+    yield beyond(run._next_step - 1, lambda row: run.log(dict(row[1]), step=row[0]))
+    run.finish()
+
+
+TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
+
+
+def open_trackers(
+    config: Config, record: RunRecord, say: Callable[[str], None], wants: Callable[[int], bool]
+) -> "list[Trackers]":
+    """The observer that hands the curves to config.track's trackers; none if there are none, or no id of the run."""
+    names = list[str](config.track if config.track is not None else filter(installed, ["tensorboard"]))
+    if not names or record.claim is None:
+        return []
+    try:
+        id = run_id(config.run.dir)  # here: the hot tier asks for it in the same thread, and the first one creates it
+    except Exception as error:
+        say(f"track={','.join(names)}: {error}. The run goes on without.")
+        return []
+    plain = without_secrets(config.model_dump())
+    about = About(id, config.run.name, config.run.dir, record.attempt, record.claim.record.from_step, plain, say)
+    return [Trackers(names, about, say, wants)]
+
+
+class Trackers:
+    def __init__(
+        self, names: list[str], about: About, say: Callable[[str], None], wants: Callable[[int], bool]
+    ) -> None:
+        self.wants = wants
+        names = list(dict.fromkeys(names))
+        self._all = [Background[Row](f"track={name}", partial(TRACKERS[name], about), say) for name in names]
+
+    def on(self, event: Event) -> None:
+        match event:
+            case StepDone():
+                speed = event.tokens_per_second
+                self._put(event.step, loss=event.loss, lr=event.lr, grad_norm=event.grad_norm, tokens_per_second=speed)
+            case StepSkipped():
+                self._put(event.step, skipped_in_a_row=event.in_a_row)
+            case Evaluated():
+                self._put(event.step, val_loss=event.val_loss, val_accuracy=event.accuracy)
+            case AttemptEnded() | AttemptFailed():
+                until = time.monotonic() + END_SECONDS
+                for tracker in self._all:
+                    tracker.end()
+                for tracker in self._all:
+                    tracker.close(max(0.0, until - time.monotonic()))
+
+    def _put(self, step: int, **values: float | None) -> None:
+        finite = {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
+        for tracker in self._all:
+            tracker.put((step, finite))

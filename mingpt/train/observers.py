@@ -1,0 +1,85 @@
+"""Who watches a run: opened in rank 0, once for each attempt."""
+
+import socket
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from mingpt.config.schema import Config
+from mingpt.console import say
+from mingpt.model.gpt2 import GPT
+from mingpt.observe.console import ConsoleLines
+from mingpt.observe.earlier import SameBits
+from mingpt.observe.events import Observers
+from mingpt.observe.gpus import open_gpus
+from mingpt.observe.jsonl import MetricsLog
+from mingpt.observe.ledger import Accountant, accounts
+from mingpt.observe.live import LiveLine
+from mingpt.observe.notify import Alarms
+from mingpt.observe.profile import Profile
+from mingpt.observe.speed import flops_per_token, peak_flops
+from mingpt.observe.stragglers import Stragglers
+from mingpt.observe.trace import Trace
+from mingpt.observe.trackers import open_trackers
+from mingpt.snapshot.attempts import RunRecord
+from mingpt.train.run import Compute
+from mingpt.world.lifetime import Lifetime
+from mingpt.world.world import World, share
+
+
+def open_observers(config: Config, record: RunRecord, compute: Compute, world: World, lifetime: Lifetime) -> Observers:
+    """The observers of rank 0; none in other processes. Called by all processes."""
+    hosts = world.gather(socket.gethostname())
+    if not world.is_main:
+        return Observers([], say)
+    last, every = config.train.max_steps, config.train.log_every
+
+    def wants(step: int) -> bool:
+        return step % every == 0 or step == last
+
+    assert record.claim
+    parent, run_dir, price = record.claim.record.parent, config.run.dir, config.run.price_per_hour
+    live, hook, steps = live_line(config, compute, world), config.health.notify, config.profile.steps
+    gpus = open_gpus(world.device)
+    metrics = MetricsLog(run_dir, record.attempt, say, wants, more=gpus.row if gpus else dict)
+    observers = Observers(
+        [
+            Trace(run_dir, record.attempt, say),
+            metrics,
+            *stragglers(config, compute, hosts),
+            *live,
+            ConsoleLines(last, say, wants, live=bool(live)),
+            Accountant(run_dir, parent, lifetime.clock, price, say),
+            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
+            *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
+            *open_trackers(config, record, say, wants),
+            *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
+        ],
+        say,
+    )
+    return observers
+
+
+def stragglers(config: Config, compute: Compute, hosts: Sequence[str]) -> list[Stragglers]:
+    ratio, size = config.health.straggler_ratio, len(hosts)
+    if not ratio or size == 1:
+        return []
+    return [Stragglers(hosts, [len(share(rank, size, compute.plan.microbatches)) for rank in range(size)], ratio, say)]
+
+
+def live_line(config: Config, compute: Compute, world: World) -> list[LiveLine]:
+    """The live display, if somebody looks: on a terminal, and not in a log."""
+    console = Console(file=sys.stdout)
+    if not sys.stdout.isatty() or console.is_dumb_terminal:
+        return []
+    flops = peak = None
+    if isinstance(compute.model, GPT):
+        shape = compute.model.config
+        flops = flops_per_token(
+            sum(p.numel() for p in compute.model.parameters()), shape.n_layer, shape.n_embd, shape.block_size
+        )
+        peak = peak_flops(world.device, config.precision)
+    spent = sum(account.until - account.started for account in accounts(config.run.dir))
+    peak = peak * world.size if peak else None
+    return [LiveLine(console, flops=flops, peak=peak, price=config.run.price_per_hour, spent=spent)]

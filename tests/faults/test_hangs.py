@@ -1,0 +1,91 @@
+"""A run that hangs ends with 70 and says where; one that is slow, or was suspended, does not end."""
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fault_kit import LONG, at_step, finish, launch
+from node_kit import Node
+from own_kit import OwnRun, own_run
+from run_kit import Run
+
+pytestmark = pytest.mark.slow
+
+LIMIT = "health.hang_seconds=6"
+HERE = f"rank 1 on {os.uname().nodename}"
+
+
+def test_a_stopped_process_is_named_and_the_run_goes_on(
+    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    run = new_run(LIMIT)
+    node = Node(launch(run, "launch.shutdown_timeout_seconds=4"))
+    node.on_line = at_step(50, lambda: os.kill(node.workers()[1], signal.SIGSTOP))
+    output = finish(node, 0)
+    [said] = re.findall(r"^error: the run hangs: (.*)$", output, re.M)
+    rank = re.match(r"rank \d on \S+ does not answer", said)
+    assert rank, said
+    assert re.search(r"its last known collective is all_\w+ #\d+", said)
+    assert f"starting again after process {1 - int(said[5])}: the run hangs: {rank[0]}" in output
+    assert run.digest() == undisturbed(*LONG).digest()
+
+
+# what hangs rank 1 (own_kit.HANGS) -> the summary, and a line of the stacks
+HANGS = {
+    "sleeps": (f"{HERE} has not entered all_gather #\\d+; it is in kits/own_kit.py:\\d+", r"own_kit.py\", line \d+ in"),
+    "leaves out": (f"{HERE} has entered all_to_all as #\\d+, where others have entered all_gather: one", "in finish"),
+    "holds the lock": (f"{HERE} does not answer .*; its last known collective is", r"own_kit.py\", line \d+ in"),
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_hang_ends_the_run_and_says_where(how: str, workers: int, tmp_path: Path) -> None:
+    summary, stack = HANGS[how]
+    if workers:
+        if how != "sleeps":
+            pytest.skip("a loader process enters no collective")
+        summary = f"{HERE} has not entered all_gather #\\d+; it is in data/loader.py:\\d+"
+    run = OwnRun(str(tmp_path), Path(), Path(), (LIMIT, f"data.workers={workers}"))
+    run.code = ("model._target_=own_kit.Linear", "data._target_=own_kit.hangs", f"data.how='{how}'")
+    [_, *overrides] = run.command(1)[2:]
+    once = (
+        "launch.max_attempts_without_progress=1",
+        "launch.shutdown_timeout_seconds=2",
+        "snapshot.every_steps=0",
+        "train.eval_every=0",
+    )
+    command = [sys.executable, "-m", "mingpt.launch", "--nproc-per-node=2", *overrides, "train.max_steps=60", *once]
+    output = finish(Node(command, {"PYTHONPATH": "tests/kits:."}), 70)
+    assert len(re.findall("^error: the run hangs: ", output, re.M)) == 1
+    assert re.search(f"^error: the run hangs: {summary}", output, re.M), output[-6000:]
+    assert re.search(f"^launch: exit code 70: .*process [01]: the run hangs: {summary}", output, re.M)
+    assert re.search(r"^rank 0 on \S+: no progress for 6 s .*; last entered all_\w+ #\d+; in ", output, re.M)
+    assert re.search(stack, output)
+
+
+def test_what_is_slow_does_not_hang(tmp_path: Path) -> None:
+    """A first step, an evaluation in one process only, and a job that was suspended, each for longer than the limit."""
+    run = own_run(tmp_path / "run", "Slow", LIMIT)
+    started, stopped = run.start(2), list[float]()
+
+    def suspend(step: int) -> None:
+        if step >= 10 and not stopped:
+            stopped.append(time.monotonic())
+            workers = started.workers()
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for pid in workers:
+                    os.kill(pid, number)
+                time.sleep(12 if number is signal.SIGSTOP else 0)
+
+    started.on_step = suspend
+    assert started.wait() == 0, started.output
+    assert stopped
+    assert "the run hangs" not in started.output
+    assert "no progress" not in started.output

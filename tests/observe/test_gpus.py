@@ -1,0 +1,105 @@
+"""The GPUs' figures in the metrics, by a stand-in for NVML: there is no GPU here."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+
+from mingpt.observe.events import StepDone
+from mingpt.observe.gpus import Gpus, open_gpus
+from mingpt.observe.jsonl import MetricsLog, read_metrics
+
+NAMES = ("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetUUID", "nvmlEventSetCreate", "nvmlEventSetWait_v2")
+
+
+@dataclass
+class Nvml:
+    """Answers as two L4s would: the first throttles in the heat; the second has no ECC."""
+
+    NVMLError: Any = pynvml.NVMLError
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED: int = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    NVML_VOLATILE_ECC: int = pynvml.NVML_VOLATILE_ECC
+    NVML_TEMPERATURE_GPU: int = pynvml.NVML_TEMPERATURE_GPU
+    nvmlEventTypeXidCriticalError: int = pynvml.nvmlEventTypeXidCriticalError
+    ecc: int = 0
+    xids: list[tuple[str, int]] = field(default_factory=list)
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 0x21 if handle == "GPU-a" else 0x1  # 0x1: idle
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: str, kind: int, counter: int) -> int:
+        assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+        if handle == "GPU-b":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return self.ecc
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        return SimpleNamespace(used=7 * 2**30)
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        return 88 if handle == "GPU-a" else 60
+
+    def nvmlEventSetWait_v2(self, events: Any, milliseconds: int) -> Any:
+        if not self.xids:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        handle, xid = self.xids.pop()
+        return SimpleNamespace(device=handle, eventData=xid)
+
+
+def test_nvml_has_what_is_asked_of_it() -> None:
+    made_up = [name for name in vars(Nvml) if name.lower().startswith("nvml") and not hasattr(pynvml, name)]
+    assert made_up == []
+
+
+def test_figures_are_in_the_metrics(tmp_path: Path) -> None:
+    gpus = Gpus(Nvml(), ["a", "b"], print)
+    log = MetricsLog(str(tmp_path), 1, print, more=gpus.row)
+    event = StepDone(1, 2.0, 1e-3, 1.0, 100.0, 0.1, 2)
+    log.on(event)
+    gpus.newest = gpus.sample()
+    log.on(StepDone(2, 2.0, 1e-3, 1.0, 100.0, 0.1, 2))
+    first, second = read_metrics(str(tmp_path))
+    assert "gpu_temperature" not in first
+    assert {name: value for name, value in second.items() if name.startswith("gpu_")} == {
+        "gpu_temperature": [88, 60],
+        "gpu_memory_used": [7 * 2**30] * 2,
+        "gpu_throttled": [["software thermal slowdown"], []],
+        "gpu_ecc_errors": [0, None],
+        "gpu_xids": [[], []],
+    }
+
+
+def test_a_sick_gpu_is_named() -> None:
+    nvml, lines = Nvml(ecc=3), list[str]()
+    gpus = Gpus(nvml, ["a", "b"], lines.append)
+    gpus.sample()
+    assert lines == []  # errors of a time before this attempt
+    nvml.ecc, nvml.xids = 5, [("GPU-b", 79), ("GPU-b", 79)]
+    for _ in range(3):
+        gpus.wait(None)
+    assert gpus.sample()["gpu_xids"] == [[], [79, 79]]
+    assert ["GPU 1 on" in line and "XID 79" in line for line in lines[:1]] == [True]
+    assert "GPU 0 on" in lines[1]
+    assert "2 more memory errors" in lines[1]
+    assert len(lines) == 2
+
+
+def test_without_a_gpu_nothing_is_asked() -> None:
+    assert open_gpus(torch.device("cpu")) is None
+
+
+def test_a_machine_whose_nvml_is_missing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert open_gpus(torch.device("cuda", 0)) is None
+    assert capsys.readouterr().out.startswith("no figures of the GPUs among the metrics: ")

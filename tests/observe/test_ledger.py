@@ -1,0 +1,131 @@
+"""The ledger: all seconds of a run, along its lineage."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, SnapshotCommitted, StepComputed
+from mingpt.observe.ledger import BETWEEN, TWICE, Account, Accountant, accounts, duration, goodput_line, ledger
+from mingpt.snapshot.attempts import REWIND, Attempt
+from mingpt.world.clock import Clock
+
+
+def account(attempt: int, parent: int, steps: tuple[int, int], times: tuple[float, float], **more: float) -> Account:
+    """Of `more`, what is left of the time is training."""
+    spent = {"load": 10.0, **more}
+    seconds = spent | {"step": times[1] - times[0] - sum(spent.values())}
+    return Account(attempt, parent, *steps, 2, "cpu", "n1", *times, seconds)
+
+
+def put(run_dir: Path, *known: Account) -> None:
+    (run_dir / "ledger").mkdir(exist_ok=True)
+    for one in known:
+        (run_dir / f"ledger/attempt-{one.attempt:05d}.json").write_text(json.dumps(asdict(one)))
+
+
+def test_all_seconds_add_up_to_the_wall_clock(tmp_path: Path) -> None:
+    """Attempt 1 was killed after step 50, whose snapshot was that of step 40; attempt 3 found nothing newer than 60."""
+    assert [Attempt.claim(str(tmp_path), step, "d", parent).number for step, parent in ((0, 0), (40, 1), (60, 2))]
+    put(
+        tmp_path,
+        account(1, 0, (0, 50), (1000, 1110)),
+        account(2, 1, (40, 70), (1130, 1200), evaluation=30),
+        account(3, 2, (60, 100), (1300, 1350), wait=4),
+    )
+    known = ledger(str(tmp_path))
+    assert known.wall == 350
+    assert known.seconds[TWICE] == pytest.approx(100 * 10 / 50 + 30 * 10 / 30)
+    assert known.seconds[BETWEEN] == 20 + 100
+    assert known.groups() == pytest.approx(
+        {"training": 80 + 20 + 36, "start-up": 30, "data wait": 4, "snapshots": 0, "evaluation": 30}
+        | {TWICE: 30, BETWEEN: 120, "other": 0}
+    )
+    assert sum(known.groups().values()) == pytest.approx(known.wall)
+    assert goodput_line(known) == (
+        "goodput 38.9% of 5 min 50 s in 3 attempts; the rest: between attempts 34.3%, start-up 8.6%, evaluation 8.6%, "
+        "computed twice 8.6%, data wait 1.1%"
+    )
+
+
+def test_what_a_rewind_gave_up_was_trained_for_nothing(tmp_path: Path) -> None:
+    for step, parent, by in ((0, 0, "train"), (20, 1, REWIND), (20, 2, "train")):
+        Attempt.claim(str(tmp_path), step, "d", parent, by=by)
+    put(tmp_path, account(1, 0, (0, 100), (0, 110)), account(3, 2, (20, 30), (110, 130)))
+    assert ledger(str(tmp_path)).seconds[TWICE] == pytest.approx(80)
+
+
+def test_an_attempt_that_led_nowhere_is_all_lost(tmp_path: Path) -> None:
+    """Attempt 3 went on from what attempt 1 had left, as if there had been no attempt 2."""
+    for step, parent in ((0, 0), (10, 1), (30, 1)):
+        Attempt.claim(str(tmp_path), step, "d", parent)
+    put(
+        tmp_path,
+        account(1, 0, (0, 30), (0, 40)),
+        account(2, 1, (10, 20), (40, 60)),
+        account(3, 1, (30, 40), (60, 80)),
+    )
+    assert ledger(str(tmp_path)).seconds[TWICE] == pytest.approx(10)
+
+
+def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
+    now, wall = [5.0], [1005.0]
+    clock = Clock("import", lambda: now[0])
+
+    def go(phase: str, seconds: float) -> None:
+        now[0] += seconds
+        wall[0] += seconds
+        clock.enter(phase)
+
+    go("step", 5)
+    accountant = Accountant(str(tmp_path), 3, clock, 2.0, print, now=lambda: wall[0])
+    started = AttemptStarted(4, 100, 200, 8, "NVIDIA L4", "n7", 1000, 64)
+    accountant.on(started)
+    expected = Account(4, 3, 100, 100, 8, "NVIDIA L4", "n7", 1005, 1010, {"import": 5.0, "step": 0.0}, price=2.0)
+    assert accounts(str(tmp_path)) == [expected]
+    go("wait", 10)
+    accountant.on(StepComputed(101, 1.0, 1.0, (), ()))
+    assert accounts(str(tmp_path))[0].step == 100  # not with every step
+    accountant.on(SnapshotCommitted(101, "d", 0.5))
+    go("step", 10)
+    accountant.on(StepComputed(102, 1.0, 1.0, (), ()))
+    (known,) = accounts(str(tmp_path))
+    assert (known.step, known.until, known.snapshots, known.end) == (102, 1030, [(101, 1020, 0.5)], None)
+    assert sum(known.seconds.values()) == known.until - known.started
+    accountant.on(AttemptFailed(102, 70, "RuntimeError", "lost contact"))
+    assert accounts(str(tmp_path))[0].end == "failed: lost contact"
+    assert ledger(str(tmp_path)).cost() == pytest.approx(2.0 * 25 / 3600)
+
+
+def test_the_end_of_a_run_says_its_goodput(tmp_path: Path) -> None:
+    said, now = list[str](), [0.0]
+    clock = Clock("load", lambda: now[0])
+    accountant = Accountant(str(tmp_path), 0, clock, 36.0, said.append, now=lambda: now[0])
+    now[0] = 25.0
+    clock.enter("step")
+    accountant.on(AttemptStarted(1, 0, 10, 1, "cpu", "n", 1, 1))
+    now[0] = 100.0
+    accountant.on(AttemptEnded(10, True, "d"))
+    assert said == ["goodput 75.0% of 1 min 40 s in 1 attempt, cost 1.00; the rest: start-up 25.0%"]
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"[" * 100_000, b'{"attempt": "1"}'])
+def test_an_account_that_is_none_is_left_out(tmp_path: Path, raw: bytes) -> None:
+    put(tmp_path, account(1, 0, (0, 10), (0, 20)))
+    (tmp_path / "ledger/attempt-00002.json").write_bytes(raw)
+    (tmp_path / "ledger/notes.txt").write_text("mine")
+    assert [a.attempt for a in accounts(str(tmp_path))] == [1]
+
+
+def test_a_run_without_accounts_has_an_empty_ledger(tmp_path: Path) -> None:
+    known = ledger(str(tmp_path))
+    assert (known.wall, known.goodput, known.cost()) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (60, "1 min"), (725, "12 min 5 s"), (12000, "3 h 20 min"), (187200, "2 d 4 h")],
+)
+def test_a_duration_is_read_at_a_glance(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

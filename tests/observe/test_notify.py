@@ -1,0 +1,138 @@
+"""health.notify: what is posted when, and that nothing is hurt by a server that does not do its part."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from config_kit import problems
+from fault_kit import finish, launch
+from hook_kit import SECRET, hook
+from mingpt.errors import CRASHED, FINISHED, USER_ERROR
+from mingpt.observe import notify as notify_module
+from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, SnapshotLost
+from mingpt.observe.notify import Alarms, notify
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import AGENT_PID, Lifetime
+from node_kit import Node
+from poison_kit import POISONED, poison
+from run_kit import Run
+
+GUARDED = ("health.spike_sigma=8", "health.max_skips=2", "health.max_rollbacks=1")
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
+    threads = torch.get_num_threads()
+    yield lambda *overrides: attempt([*POISONED, f"run.dir={tmp_path}/run", *overrides], Lifetime())
+    torch.set_num_threads(threads)
+
+
+def nowhere(secret: str, text: str, folder: Path) -> None:
+    assert secret not in text
+    for path in folder.rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+
+
+def test_an_attempt_tells_how_it_ended_and_its_address_to_nobody(
+    train: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hook() as there:
+        monkeypatch.setenv("HOOK", there.url)
+        overrides = (*GUARDED, *poison([17, 18, 25, 26]), "run.name=my-run", "health.notify='${oc.env:HOOK}'")
+        assert train(*overrides) == CRASHED
+        assert train(*overrides, f"health.notify='{there.url}'") == USER_ERROR
+        assert train(*overrides, "train.max_steps=22", "seed=1") == FINISHED
+    assert there.events() == ["rolled back", "failed", "finished"]
+    first, second, last = there.bodies()
+    assert (first["run"], first["attempt"], first["step"], first["host"]) == ("my-run", 1, 19, socket.gethostname())
+    assert "the run goes back to step 15" in first["text"]
+    assert second["attempt"] == 3
+    assert "it was no help" in second["text"]
+    assert last["text"].startswith("finished: step 22, digest ")
+    out, err = capfd.readouterr()
+    assert "health.notify=***" in out
+    nowhere("hOoKsEcReT77", out + err, tmp_path)
+
+
+@pytest.mark.parametrize(("status", "what"), [(500, "status 500"), (302, "status 302")])
+def test_an_answer_that_is_an_error_is_told_once(status: int, what: str) -> None:
+    said: list[str] = []
+    with hook(status) as there:
+        alarms = Alarms(there.url, "run", 1, said.append)
+        for step in (1, 2):
+            alarms.on(SnapshotLost(step, step, "the disk is full"))
+        alarms.close()
+    assert there.events() == ["snapshot lost"] * 2  # and nothing was posted to where a redirect points
+    assert said == [f"health.notify failed: the webhook answered with {what}. The run goes on."]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://nobody.invalid"])
+def test_a_server_that_is_not_there_is_told_without_its_address(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    notify(f"{url}{SECRET}", "hang", "rank 5 has not come", run="run")
+    out, err = capfd.readouterr()
+    assert "health.notify failed: no answer from the webhook" in err
+    assert "hOoK" not in out + err
+
+
+def test_a_silent_server_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify_module, "LIMIT_SECONDS", 1000.0)  # so only the limit at the end can end this test
+    said: list[str] = []
+    with hook(silent=True) as there:
+        alarms = Alarms(there.url, "run", 1, said.append)
+        for step in range(3000):
+            alarms.on(BitsDiffer(step, 2, 1, (1.0, 2.0), (3.0, 4.0)))
+        alarms.close(0.2)
+        notify(there.url, "hang", "text", run="run", limit_seconds=0.2)
+        told = list(said)  # before the server ends
+    assert told == [
+        "health.notify does not keep up: what comes now is left out. The run goes on.",
+        "health.notify did not end in time: its last items may be lost",
+    ]
+
+
+def test_which_ends_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*events: AttemptEnded | AttemptFailed) -> list[str]:
+        with hook() as there:
+            for event in events:
+                Alarms(there.url, "run", 1).on(event)
+        return there.events()
+
+    failed = AttemptFailed(3, USER_ERROR, "UserError", "the token is hf_abcdefgh123")
+    crashed = AttemptFailed(3, CRASHED, "RuntimeError", "gone")
+    assert told(AttemptEnded(3, False, "d"), failed, crashed) == ["stopped", "failed"]
+    monkeypatch.setenv(AGENT_PID, "1")  # the launcher tells it
+    assert told(failed) == []
+
+
+def test_a_bad_address_is_a_problem_of_the_config() -> None:
+    for bad in ("hooks.example.com/x", "ftp://example.com/x", "https://", "https://a b/", "http://h:port/x"):
+        [problem] = problems(f"health.notify='{bad}'")
+        assert problem == (
+            "health.notify=***: this is not the address of a webhook: give one that begins with https:// or http://"
+        )
+
+
+@pytest.mark.slow
+def test_the_launcher_tells_that_it_gives_up(new_run: Callable[..., Run]) -> None:
+    with hook() as there:
+        run = new_run("model.n_head=5", f"health.notify={there.url}")
+        assert Node(launch(run)).wait() == USER_ERROR  # before anything started: the terminal has it
+        assert there.posts == []
+        run = new_run("snapshot.every_steps=0", "launch.max_attempts_without_progress=1", "world.timeout_seconds=20")
+        node = Node(launch(run, f"health.notify={there.url}"))
+        node.on_line = lambda line: None if not line.startswith("step ") else _kill(node)
+        output = finish(node, CRASHED)
+    assert there.events() == ["gave up"]
+    assert there.bodies()[0]["text"] in output
+    assert "hOoK" not in output
+
+
+def _kill(node: Node) -> None:
+    for pid in node.workers()[-1:]:
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,65 @@
+"""Steps that are computed again: where their bits differ, and nothing was changed, that is an alarm."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hook_kit import hook
+from mingpt.errors import FINISHED
+from mingpt.observe.trace import RECORD
+from mingpt.snapshot.rewinding import rewind
+from mingpt.snapshot.store import Store
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
+from poison_kit import POISONED
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    threads = torch.get_num_threads()
+    yield lambda *overrides: attempt([*POISONED, f"run.dir={tmp_path}/run", *overrides], Lifetime())
+    torch.set_num_threads(threads)
+
+
+def again(tmp_path: Path, number: int, sick: int | None = None) -> None:
+    """Go back to step 10. sick: at this step that attempt has computed another bit."""
+    rewind(f"{tmp_path}/run", Store(f"{tmp_path}/run/snapshots"), 10, "/dev/shm", print)
+    path = tmp_path / f"run/trace/attempt-{number:05d}-{(1 if number == 1 else 11):09d}.bin"
+    records = np.frombuffer(path.read_bytes(), RECORD).copy()
+    if sick:
+        norm = records["norm"][records["step"] == sick].view(np.uint32)
+        records["norm"][records["step"] == sick] = (norm ^ 1).view(np.float32)
+    path.write_bytes(records.tobytes())
+
+
+def test_equal_bits_are_no_news_and_different_ones_an_alarm(
+    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("train.max_steps=20") == FINISHED
+    again(tmp_path, 1)
+    assert train("train.max_steps=20") == FINISHED  # attempt 3: the second one was the way back
+    assert "ALARM" not in capsys.readouterr().out
+    again(tmp_path, 1, sick=14)
+    again(tmp_path, 3, sick=13)
+    with hook() as there:
+        assert train("train.max_steps=24", f"health.notify={there.url}") == FINISHED
+    [alarm] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ALARM")]
+    assert alarm.startswith("ALARM: step 13 has other bits than before: loss ")
+    assert " in attempt 3, loss " in alarm
+    assert " in attempt 6. Nothing that bits depend on has changed, so one of the machines is sick" in alarm
+    assert there.events() == ["different bits", "finished"]
+    assert there.bodies()[0]["text"] == alarm.removeprefix("ALARM: ")
+
+
+def test_what_was_changed_may_differ(
+    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("train.max_steps=20") == FINISHED
+    again(tmp_path, 1)
+    assert train("train.max_steps=20", "optimizer.lr=0.5", "resume.changed=true") == FINISHED
+    again(tmp_path, 3)
+    assert train("train.max_steps=20", "reduce=fast", "resume.changed=true") == FINISHED
+    assert "ALARM" not in capsys.readouterr().out
