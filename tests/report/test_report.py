@@ -184,13 +184,14 @@ def test_skipped_steps_are_listed(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("values", [[math.nan], [math.inf, -math.inf], [1e308, 2.0, math.nan], [1e308, -1e308] * 200])
 def test_numbers_that_are_not_finite_survive(values: list[float], tmp_path: Path) -> None:
     made = Made(tmp_path / "run").attempt(1, 0, len(values), losses=dict(enumerate(values, 1)))
     made.metrics(1, [{"step": 1, "val_loss": None, "lr": None, "grad_norm": 10**400, "tokens_per_second": "x"}])
     read = read_run(str(tmp_path / "run")).loss.values
     assert np.array_equal(read, np.array(values), equal_nan=True)
-    last = f"{values[-1]:.4f}"
+    last = f"{values[-1]:.4f}" if abs(values[-1]) < 1e300 or not math.isfinite(values[-1]) else "-1.000e+308"
     assert f"<dt>loss</dt><dd>{last}</dd>" in page_of(tmp_path / "run")
 
 
