@@ -22,6 +22,7 @@ INK, GRID, BAD = "#1f2933", "#d5dbe1", "#dc2626"  # INK and GRID become variable
 SIZE = (4.2, 2.7)  # inches: about the width of a phone, so that texts keep their size there
 POINTS = 300  # drawn of a curve; more are drawn as mean and range of as many groups
 MARKS = 200  # drawn of snapshots, attempts and skipped steps
+LARGEST = 1e30  # of a value that is drawn, so that no sum overflows
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # texts stay texts
     "text.parse_math": False,  # a run's name may hold a $
@@ -62,7 +63,7 @@ def kinds(runs: Sequence[Run]) -> dict[str, str]:
 def groups(x: Floats, y: Floats, most: int = POINTS) -> tuple[Floats, Floats, Floats, Floats]:
     """Mean x, and mean, least and largest y, of at most `most` groups of neighbours. Only finite points count."""
     good = np.isfinite(x) & np.isfinite(y)
-    x, y = x[good], np.clip(y[good], -1e30, 1e30)  # so that no sum overflows
+    x, y = x[good], np.clip(y[good], -LARGEST, LARGEST)
     if len(x) <= most:
         return x, y, y, y
     starts = np.linspace(0, len(x), most + 1).astype(int)
@@ -157,11 +158,11 @@ def _label(runs: Sequence[Run], i: int) -> str:
 
 def _top(values: Floats) -> float:
     """The upper end of an axis: a few spikes far above the rest do not flatten all else."""
-    values = values[np.isfinite(values)]
+    values = np.clip(values[np.isfinite(values)], -LARGEST, LARGEST)
     if not len(values):
         return 0
     top, usual = float(values.max()), float(np.median(np.abs(values)))
-    return min(1e30, top if top <= 6 * usual or usual == 0 else float(np.quantile(values, 0.99)))
+    return top if top <= 6 * usual or usual == 0 else float(np.quantile(values, 0.99))
 
 
 def _thinned(x: Floats) -> Floats:

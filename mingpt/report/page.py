@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 
 from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.redact import printable, without_secrets
+from mingpt.report.bits import equality
 from mingpt.report.figures import MARKS, color, kind, kinds, shares, svg
-from mingpt.report.reading import Run, equality
+from mingpt.report.reading import Run
 
 LONGEST = 120  # characters of a cell
 MOST_KEYS = 200
@@ -46,7 +47,7 @@ def page(runs: Sequence[Run], drawn: Mapping[str, Figure], samples: Sequence[str
         own = "".join(shown.get(f"{name}{last}", "") for name in ("attempts", "ledger"))
         cards = f'<div class="grid">{own if several else _curves(shown) + own}</div>{_legend(run, kinds(runs))}'
         rest = (_attempts(run, kinds(runs)), _ledger(run), _skipped(run), _numerics(run), _sample(sample), _config(run))
-        sections.append(_head(run, _dot(color(i - 1)) if several else "") + cards + "".join(rest))
+        sections.append(_head(run, f"{_dot(color(i - 1))}{i}: " if several else "") + cards + "".join(rest))
     if several:
         note = '<p class="soft">Dashed: validation loss.</p>'
         sections.insert(0, f'{_comparison(runs)}<h2>Curves</h2><div class="grid">{_curves(shown)}</div>{note}')
@@ -93,13 +94,13 @@ def facts(run: Run) -> dict[str, str]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _head(run: Run, dot: str) -> str:
+def _head(run: Run, mark: str) -> str:
     known = [(key, value) for key, value in facts(run).items() if key != "digest"]
     shown = "".join(f"<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>" for key, value in known)
     goodput = f"<p>{text(goodput_line(run.ledger), 400)}</p>" if run.ledger else ""
     last = run.manifest
     digest = f'<p class="soft">step {last.step:,} has the digest {text(last.digest)}</p>' if last else ""
-    title = f'<h1>{dot}{text(run.name)}</h1><p class="soft">{text(run.url, 300)}</p>'
+    title = f'<h1>{mark}{text(run.name)}</h1><p class="soft">{text(run.url, 300)}</p>'
     return f'{title}{goodput}<dl class="card">{shown}</dl>{digest}'
 
 
@@ -203,7 +204,7 @@ def _skipped(run: Run) -> str:
 
 
 def _numerics(run: Run) -> str:
-    lines = "".join(f"<p>{text(line, 2000)}</p>" for line in [*equality(run), run.twice] if line)
+    lines = "".join(f"<p>{text(line, 2000)}</p>" for line in [*equality(run.manifest), run.twice] if line)
     fingerprint = dict(_flat(run.manifest.fingerprint)) if run.manifest else {}
     table = f"<details><summary>Fingerprint</summary>{_table(('key', 'value'), fingerprint.items())}</details>"
     return f"<h2>Numerics</h2>{lines}{table if fingerprint else ''}"

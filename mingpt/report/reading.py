@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mingpt.compute.numerics import changes
 from mingpt.errors import UserError
 from mingpt.observe.configfile import NAME
 from mingpt.observe.jsonl import read_metrics
@@ -18,6 +17,7 @@ from mingpt.observe.ledger import GROUPS, Account, Ledger, ledger
 from mingpt.observe.trace import Records, read_trace
 from mingpt.plainfile import NotPlain, check_file, link_problem
 from mingpt.redact import without_secrets
+from mingpt.report.bits import twice
 from mingpt.snapshot.attempts import REWIND, Record, records
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.find import split_url
@@ -130,7 +130,7 @@ def read_run(url: str) -> Run:
         manifest=manifest,
         snapshots=store.steps(),
         config=_config(folder),
-        twice=_twice(list(trace.values()), any(record.dropped for record in claimed.values())),
+        twice=twice(list(trace.values()), any(record.dropped for record in claimed.values())),
     )
 
 
@@ -234,47 +234,6 @@ def _config(folder: str) -> str:
             raise UserError(f"RUN={link_problem(path, str(problem))}") from problem
     text: str = without_secrets(raw.decode(errors="replace"))
     return text if len(raw) < LONGEST_CONFIG else f"{text}\n… (the rest is left out)"
-
-
-def _twice(attempts: Sequence[Records], dropped: bool) -> str:
-    """Whether steps that several attempts have computed have the same bits. attempts: traces, oldest first."""
-    if not attempts:
-        return ""
-    every = np.concatenate(attempts)
-    every = every[np.argsort(every["step"], kind="stable")]
-    again = every["step"][1:] == every["step"][:-1]
-    if not again.any():
-        return "No step of the trace was computed twice."
-    text = f"Steps computed twice: {again.sum():,}"
-    raw = np.ascontiguousarray(every).view(np.uint8).reshape(len(every), -1)
-    differs = again & (raw[1:] != raw[:-1]).any(1)
-    if not differs.any():
-        return f"{text}, all with the same bits of loss and gradient norm."
-    why = "; a rollback left out batches, so they may" if dropped else ""
-    first = every["step"][1:][differs][0]
-    return f"{text}, of which {differs.sum():,} have other bits, the first of them step {first:,}{why}."
-
-
-def equality(run: Run) -> list[str]:
-    """From which steps the bits are no longer those of a run that was never interrupted, as its snapshots say."""
-    if run.manifest is None:
-        return ["No snapshot tells what the bits depend on."]
-    lines = []
-    for before, after in pairwise(run.manifest.history):
-        old, new = (n if isinstance(n := past.get("numerics"), dict) else {} for past in (before, after))
-        different = changes(old, new)[0]
-        if isinstance(settings := after.get("changes"), dict):
-            different += [f"{key}: {value}" for key, value in settings.items()]
-        if different:
-            which = f"step {after.get('from_step')} (attempt {after.get('attempt')})"
-            lines.append(f"Equality ends after {which}: {', '.join(different)}")
-    batch, exact = run.manifest.config.get("batch"), run.manifest.fingerprint.get("reduce") == "exact"
-    if not exact or not isinstance(batch, dict) or batch.get("per_process_size"):
-        lines.append("reduce=fast or batch.per_process_size: other numbers of processes need not give equal bits.")
-    return lines or [
-        f"Config and numerics stayed the same in all attempts that led to step {run.manifest.step:,} "
-        f"({len(run.manifest.history)}): its bits are those of a run that was never interrupted."
-    ]
 
 
 def tokens(run: Run, steps: Floats) -> Floats:
