@@ -1,5 +1,6 @@
 """`mingpt report` of real runs."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from mingpt.commands import report
 from mingpt.observe.jsonl import read_metrics
 from mingpt.report.page import different_keys
 from mingpt.report.reading import read_run
-from run_kit import Run
+from run_kit import TIME_LIMIT, Run
 from snapshot_kit import files
 
 
@@ -50,16 +51,17 @@ def test_a_run_with_a_kill_and_another_world(
 @pytest.mark.slow
 def test_a_run_that_is_going_on(new_run: Callable[..., Run]) -> None:
     run = new_run("train.max_steps=100000", "snapshot.every_steps=0")
-    reports = list[int]()
+    trains = threading.Event()
     started = run.start(1)
-    started.on_step = lambda step: reports.append(report.main([run.dir])) if step == 3 else None
+    started.on_step = lambda step: trains.set() if step == 3 else None
     try:
-        while not reports and started.process.poll() is None:
-            pass
+        assert trains.wait(TIME_LIMIT), started.output
+        code = report.main([run.dir])
+        assert started.process.poll() is None, started.output
     finally:
         started.process.kill()
         started.wait()
-    assert reports == [0], started.output
+    assert code == 0
     page = (Path(run.dir) / "report.html").read_text()
     assert "no end: still going on, or killed" in page
     assert "No snapshot tells what the bits depend on." in page
