@@ -8,22 +8,27 @@ from uuid import uuid4
 Buffer = bytes | bytearray | memoryview
 
 
-def write_whole(path: Path, pieces: Iterable[Buffer], create: bool = False) -> None:
-    """Write a temporary file, fsync it, rename it, fsync the folder. create: raise FileExistsError if `path` exists."""
+def write_whole(path: Path, pieces: Iterable[Buffer], create: bool = False, sync: bool = True) -> None:
+    """Write a temporary file, fsync it, rename it, fsync the folder. create: raise FileExistsError if `path` exists.
+
+    sync=False: without fsync, for a file that is written often and that a power cut may take.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as f:
             f.writelines(pieces)
             f.flush()
-            os.fsync(f.fileno())
+            if sync:
+                os.fsync(f.fileno())
         if create:
             _create_from(temporary, path)
         else:
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
 
 
 def _create_from(temporary: Path, target: Path) -> None:

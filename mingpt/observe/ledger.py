@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
 from mingpt.observe.events import (
     AttemptEnded,
@@ -21,13 +20,14 @@ from mingpt.observe.events import (
     SnapshotCommitted,
     StepComputed,
 )
-from mingpt.observe.runfile import UPLOAD_SECONDS, RunFile
-from mingpt.snapshot.attempts import records
+from mingpt.observe.runfile import RunFile
+from mingpt.snapshot.attempts import files, records
 from mingpt.storage import open_fs, place
 from mingpt.world.clock import Clock
 
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
-MOST_SNAPSHOTS = 4096  # in an account, the newest: it is written again and again
+MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
+NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
 STEPS = ("compile", "step", "wait", "exchange", "update")  # phases that a step which is computed twice costs again
 TWICE, BETWEEN = "computed twice", "between attempts"
 GROUPS = {  # what people want to know, by the clock's phases; the rest is "other"
@@ -65,7 +65,7 @@ class Account:
 
 
 class Accountant:
-    """Keeps this attempt's account: written at its start, every UPLOAD_SECONDS, and at its end."""
+    """Keeps this attempt's account: noted at its start, every NOTE_SECONDS, and at its end."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Accountant:
         match event:
             case StepComputed():
                 account.step = event.step
-                if self.now() - account.until < UPLOAD_SECONDS:
+                if self.now() - account.until < NOTE_SECONDS:
                     return
             case SnapshotCommitted():  # in another thread, and written with the next step
                 account.snapshots = [*account.snapshots[1 - MOST_SNAPSHOTS :], (event.step, self.now(), event.seconds)]
@@ -155,21 +155,16 @@ class Ledger:
         return found | {"other": self.wall - sum(found.values())}
 
     def cost(self) -> float | None:
-        """What the attempts have cost at run.price_per_hour; None if no attempt knows it."""
+        """What the attempts that know run.price_per_hour have cost; None if there is none."""
         known = [a.price * (a.until - a.started) / 3600 for a in self.accounts if a.price is not None]
         return sum(known) if known else None
 
 
 def accounts(run_dir: str) -> list[Account]:
     """The accounts that can be read, by attempt."""
-    fs, root = open_fs(run_dir, "run.dir")
+    fs, _ = open_fs(run_dir, "run.dir")
+    found = {int(match[1]): path for match, path in files(run_dir, "ledger", NAME)}
     with place("run.dir", run_dir):
-        try:
-            fs.invalidate_cache()
-            paths = fs.ls(f"{root.rstrip('/')}/ledger", detail=False)
-        except FileNotFoundError:
-            return []
-        found = {int(match[1]): path for path in paths if (match := NAME.fullmatch(Path(path).name))}
         read = [_decode(fs.cat_file(found[attempt])) for attempt in sorted(found)]
     return [account for account in read if account]
 
@@ -194,8 +189,8 @@ def kept_until(run_dir: str, attempts: list[Account]) -> dict[int, int]:
     steps = {a.attempt: a.step for a in attempts}
     while number > 0:
         claim = claims.get(number)
-        if number in steps:
-            kept[number] = steps[number] if end is None else min(end, steps[number])
+        if number in steps:  # a killed attempt had come as far as the next one's start, whatever it noted
+            kept[number] = steps[number] if end is None else end
         start = claim.from_step if claim else next((a.from_step for a in attempts if a.attempt == number), 0)
         end = start if end is None else min(end, start)
         number = min(claim.parent if claim else number - 1, number - 1)
@@ -207,7 +202,7 @@ def ledger(run_dir: str) -> Ledger:
     found = accounts(run_dir)
     kept, seconds = kept_until(run_dir, found), Counter[str]()
     for account in found:
-        steps = account.step - account.from_step
+        steps = max(account.step, kept[account.attempt]) - account.from_step
         lost = 1 - (kept[account.attempt] - account.from_step) / steps if steps > 0 else 0.0
         for phase, spent in account.seconds.items():
             again = spent * lost if phase in STEPS else 0.0

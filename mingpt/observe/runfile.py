@@ -71,7 +71,7 @@ class RunFile:
         if not self.local:
             self.fs.pipe_file(self.path, bytes(self.content))
         elif self._replaced:
-            write_whole(Path(self.path), [bytes(self.content)])
+            write_whole(Path(self.path), [bytes(self.content)], sync=False)
         else:
             self._append()
 

@@ -7,14 +7,13 @@ An attempt's trace is a row of files of CHUNK records, since a bucket's file is 
 import re
 import struct
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.observe.events import AttemptEnded, AttemptFailed, Event, StepComputed
 from mingpt.observe.runfile import RunFile
+from mingpt.snapshot.attempts import files
 from mingpt.storage import open_fs, place
 
 RECORD = np.dtype([("step", "<u4"), ("norm", "<f4"), ("loss", "<f8")])
@@ -57,16 +56,11 @@ class Trace:
 
 def read_trace(run_dir: str) -> dict[int, Records]:
     """All records by attempt, by step. A record that a killed attempt has written in part is left out."""
-    fs, root = open_fs(run_dir, "run.dir")
+    fs, _ = open_fs(run_dir, "run.dir")
     found: dict[int, list[tuple[int, str]]] = {}
+    for match, path in files(run_dir, "trace", NAME):
+        found.setdefault(int(match[1]), []).append((int(match[2]), path))
     with place("run.dir", run_dir):
-        try:
-            paths: list[Any] = fs.ls(f"{root.rstrip('/')}/trace", detail=False)
-        except FileNotFoundError:
-            return {}
-        for path in paths:
-            if match := NAME.fullmatch(Path(path).name):
-                found.setdefault(int(match[1]), []).append((int(match[2]), path))
         return {
             attempt: np.concatenate([_records(fs.cat_file(path)) for _, path in sorted(chunks)])
             for attempt, chunks in sorted(found.items())

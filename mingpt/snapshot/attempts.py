@@ -62,8 +62,8 @@ def make_run_dir(run_dir: str) -> None:
             raise UserError(f"{shown}: this folder can't be created there: choose another place") from error
 
 
-def _names(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> dict[int, str]:
-    """The paths of the files in a folder of the run whose names match, by number."""
+def files(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> list[tuple["re.Match[str]", str]]:
+    """The files in a folder of the run whose names match, and their paths. Raises UserError for links."""
     fs, root = open_fs(run_dir, "run.dir")
     fs.invalidate_cache()
     path = f"{root.rstrip('/')}/{folder}"
@@ -73,8 +73,12 @@ def _names(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> dict[int, s
                 check_all_plain(path, "run.dir")
             paths = fs.ls(path, detail=False)
         except FileNotFoundError:
-            return {}
-    return {int(m[1]): p for p in sorted(paths) if (m := pattern.fullmatch(Path(p).name))}
+            return []
+    return [(m, p) for p in sorted(paths) if (m := pattern.fullmatch(Path(p).name))]
+
+
+def _names(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> dict[int, str]:
+    return {int(m[1]): path for m, path in files(run_dir, folder, pattern)}
 
 
 def segments(run_dir: str) -> dict[int, str]:

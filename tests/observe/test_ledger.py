@@ -69,6 +69,14 @@ def test_an_attempt_that_led_nowhere_is_all_lost(tmp_path: Path) -> None:
     assert ledger(str(tmp_path)).seconds[TWICE] == pytest.approx(10)
 
 
+def test_an_attempt_that_was_killed_before_it_noted_anything_has_what_the_next_one_found(tmp_path: Path) -> None:
+    for step, parent in ((0, 0), (40, 1)):
+        Attempt.claim(str(tmp_path), step, "d", parent)
+    put(tmp_path, account(1, 0, (0, 0), (0, 20)), account(2, 1, (40, 50), (100, 120)))
+    known = ledger(str(tmp_path))
+    assert (known.seconds[TWICE], known.seconds["step"], known.seconds[BETWEEN]) == (0, 20, 80)
+
+
 def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
     now, wall = [5.0], [1005.0]
     clock = Clock("import", lambda: now[0])
@@ -84,14 +92,14 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
     accountant.on(started)
     expected = Account(4, 3, 100, 100, 8, "NVIDIA L4", "n7", 1005, 1010, {"import": 5.0, "step": 0.0}, price=2.0)
     assert accounts(str(tmp_path)) == [expected]
-    go("wait", 10)
+    go("wait", 0.5)
     accountant.on(StepComputed(101, 1.0, 1.0, (), ()))
     assert accounts(str(tmp_path))[0].step == 100  # not with every step
     accountant.on(SnapshotCommitted(101, "d", 0.5))
-    go("step", 10)
+    go("step", 19.5)
     accountant.on(StepComputed(102, 1.0, 1.0, (), ()))
     (known,) = accounts(str(tmp_path))
-    assert (known.step, known.until, known.snapshots, known.end) == (102, 1030, [(101, 1020, 0.5)], None)
+    assert (known.step, known.until, known.snapshots, known.end) == (102, 1030, [(101, 1010.5, 0.5)], None)
     assert sum(known.seconds.values()) == known.until - known.started
     accountant.on(AttemptFailed(102, 70, "RuntimeError", "lost contact"))
     assert accounts(str(tmp_path))[0].end == "failed: lost contact"

@@ -24,7 +24,8 @@ FREE = (
     "data.workers=3", "data.cache_dir=/elsewhere", "data.cache_timeout_seconds=5", "data.path=moved.txt",
     "train.log_every=7", "train.eval_every=9", "run.name=other", "run.dir=/other", "world.timeout_seconds=5",
     "snapshot.every_steps=1", "snapshot.keep=1", "launch.shutdown_timeout_seconds=5", "resume.changed=true",
-    "optimizer.reference_batch=8", "model.init_from=gpt2", "train.max_steps=2000 schedule.decay_steps=1000",
+    "health.hang_seconds=9", "health.straggler_ratio=3",
+    "health.notify=https://hook", "profile.steps=1:2", "track=[]", "run.price_per_hour=2", "optimizer.reference_batch=8", "model.init_from=gpt2", "train.max_steps=2000 schedule.decay_steps=1000",
 )  # fmt: skip
 
 
@@ -60,6 +61,7 @@ def test_each_other_key_affects_the_result() -> None:
     """The schema's marks, as a list that a new key has to be put into here, too."""
     free = {"train.max_steps", "train.log_every", "train.eval_every", "optimizer.reference_batch", "model.init_from"}
     free |= {"health.spike_window", "health.max_skips"}  # where there is no window, or no rollback
+    free |= {"health.hang_seconds", "health.straggler_ratio", "health.notify", "profile.steps", "track"}
     free |= {f"data.{name}" for name in ("workers", "path", "tokenizer", "cache_dir", "cache_timeout_seconds")}
     of_text = {k for k in keys({}) if k.partition(".")[0] not in ("run", "world", "snapshot", "launch", "resume")}
     assert affecting.settings(configured().model_dump())[1] == of_text - free
