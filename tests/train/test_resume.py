@@ -25,7 +25,8 @@ FREE = (
     "train.log_every=7", "train.eval_every=9", "run.name=other", "run.dir=/other", "world.timeout_seconds=5",
     "snapshot.every_steps=1", "snapshot.keep=1", "launch.shutdown_timeout_seconds=5", "resume.changed=true",
     "health.hang_seconds=9", "health.straggler_ratio=3",
-    "health.notify=https://hook", "profile.steps=1:2", "track=[]", "run.price_per_hour=2", "optimizer.reference_batch=8", "model.init_from=gpt2", "train.max_steps=2000 schedule.decay_steps=1000",
+    "health.notify=https://hook", "profile.steps=1:2", "track=[]", "run.price_per_hour=2",
+    "optimizer.reference_batch=8", "model.init_from=gpt2", "train.max_steps=2000 schedule.decay_steps=1000",
 )  # fmt: skip
 
 
