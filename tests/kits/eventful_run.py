@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from mingpt.compute.batches import BatchPlan
 from mingpt.config import compose
 from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.observe.ledger import ledger
 
 GLOBAL, MICRO, SEED = 32, 8, 1
 NOT_FINITE, SPIKES, ONE_MORE = (350,), (520, 521, 522), (700,)  # batches, counted from 0
@@ -102,7 +104,7 @@ def attempt(run_dir: Path, world: int, until: int | None, number: signal.Signals
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]).resolve()
+    folder, began = Path(sys.argv[1]).resolve(), time.time()
     said = attempt(folder / "eventful", 1, 150, signal.SIGTERM, "all")
     said += attempt(folder / "eventful", 2, 300, signal.SIGKILL, "one")
     said += attempt(folder / "eventful", 3, 450, signal.SIGSTOP, "one")
@@ -110,6 +112,8 @@ def main() -> None:
     said += attempt(folder / "eventful", 1, 640, signal.SIGKILL, "one")
     said += attempt(folder / "eventful", 3, None, None, "")
     (folder / "eventful.log").write_text(said)
+    wall, known = time.time() - began, ledger(f"{folder}/eventful")
+    print(f"wall clock {wall:.1f} s, the ledger's {known.wall:.1f} s, its parts {sum(known.groups().values()):.1f} s")
     alone = attempt(folder / "alone", 1, None, None, "") + attempt(folder / "alone", 1, None, None, "")
     digests = [re.findall(r"finished: step 800, digest ([0-9a-f]{64})", text) for text in (said, alone)]
     print(digests)
