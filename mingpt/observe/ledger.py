@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ from mingpt.observe.events import (
     StepComputed,
 )
 from mingpt.observe.runfile import RunFile
-from mingpt.snapshot.attempts import files, records
+from mingpt.snapshot.attempts import REWIND, Record, files, records
 from mingpt.storage import open_fs, place
 from mingpt.world.clock import Clock
 
@@ -30,6 +30,14 @@ MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
 STEPS = ("compile", "step", "wait", "exchange", "update")  # phases that a step which is computed twice costs again
 TWICE, BETWEEN = "computed twice", "between attempts"
+LABELS = {  # of phases, where the clock's own word does not say what it is
+    "data": "open the data",
+    "load": "build and restore",
+    "step": "forward and backward",
+    "wait": "data wait",
+    "report": "observers",
+    "snapshot": "snapshot stall",
+}
 GROUPS = {  # what people want to know, by the clock's phases; the rest is "other"
     "training": ("step", "exchange", "update"),
     "start-up": ("import", "data", "rendezvous", "load", "compile"),
@@ -181,26 +189,26 @@ def _decode(raw: bytes) -> Account | None:
     return account if good else None
 
 
-def kept_until(run_dir: str, attempts: list[Account]) -> dict[int, int]:
-    """By attempt, the last step that the run kept of it, along the lineage of the newest one."""
-    claims = records(run_dir)
-    kept = {a.attempt: a.from_step for a in attempts}
-    number, end = max([*claims, *kept], default=0), None
-    steps = {a.attempt: a.step for a in attempts}
-    while number > 0:
-        claim = claims.get(number)
-        if number in steps:  # a killed attempt had come as far as the next one's start, whatever it noted
-            kept[number] = steps[number] if end is None else end
-        start = claim.from_step if claim else next((a.from_step for a in attempts if a.attempt == number), 0)
-        end = start if end is None else min(end, start)
-        number = min(claim.parent if claim else number - 1, number - 1)
+def kept_until(claims: Mapping[int, Record], done: Mapping[int, int]) -> dict[int, int]:
+    """By attempt, the last step that the run kept of it, along the lineage of the newest one.
+
+    done: the last step of each attempt that is known. An attempt that was killed had come as far as the next one's
+    start, whatever is known of it.
+    """
+    kept = {number: claims[number].from_step if number in claims else step for number, step in done.items()}
+    number, end = max(claims, default=0), None
+    while record := claims.get(number):
+        if record.by != REWIND:
+            kept[number] = done.get(number, record.from_step) if end is None else end
+        end = record.from_step if end is None else min(end, record.from_step)
+        number = min(record.parent, number - 1)
     return kept
 
 
 def ledger(run_dir: str) -> Ledger:
     """Add up all attempts. Two attempts at once count twice in `seconds`, and once in `wall`."""
     found = accounts(run_dir)
-    kept, seconds = kept_until(run_dir, found), Counter[str]()
+    kept, seconds = kept_until(records(run_dir), {a.attempt: a.step for a in found}), Counter[str]()
     for account in found:
         steps = max(account.step, kept[account.attempt]) - account.from_step
         lost = 1 - (kept[account.attempt] - account.from_step) / steps if steps > 0 else 0.0

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mingpt.observe.ledger import Account
+from mingpt.observe.ledger import LABELS, Account
 from mingpt.redact import printable
 from mingpt.report.reading import Curve, Floats, Run, seconds, tokens
 
@@ -211,9 +211,9 @@ def _end_mark(end: str | None) -> str:
 
 
 def shares(run: Run) -> list[tuple[str, float, str]]:
-    """(phase, seconds, colour) of the ledger, the longest first."""
+    """(name, seconds, colour) of the ledger, the longest first."""
     spent = sorted((run.ledger.seconds if run.ledger else {}).items(), key=lambda item: -item[1])
-    return [(phase, time, color(i)) for i, (phase, time) in enumerate(spent) if time > 0]
+    return [(LABELS.get(phase, phase), time, color(i)) for i, (phase, time) in enumerate(spent) if time > 0]
 
 
 def _ledger(run: Run) -> Figure:

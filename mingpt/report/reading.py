@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mingpt.errors import UserError
 from mingpt.observe.configfile import NAME
 from mingpt.observe.jsonl import read_metrics
-from mingpt.observe.ledger import GROUPS, Account, Ledger, ledger
+from mingpt.observe.ledger import GROUPS, Account, Ledger, kept_until, ledger
 from mingpt.observe.trace import Records, read_trace
 from mingpt.plainfile import NotPlain, check_file, link_problem
 from mingpt.redact import without_secrets
@@ -102,7 +102,7 @@ def read_run(url: str) -> Run:
     booked, trace = ledger(folder), read_trace(folder)
     older = _older(claimed, manifest, rows, booked.accounts)
     attempts = sorted([*older, *booked.accounts], key=lambda a: a.attempt)
-    kept = _kept(claimed, attempts, rows, trace)
+    kept = kept_until(claimed, _done(attempts, rows, trace))
     on_line = {
         a.attempt: part[(part["step"] > a.from_step) & (part["step"] <= kept[a.attempt])]
         for a in attempts
@@ -154,28 +154,13 @@ def _curve(points: Iterable[tuple[int, object]]) -> Curve:
     return Curve.of(pairs[:, 0], pairs[:, 1])
 
 
-def _kept(
-    claimed: Mapping[int, Record],
-    attempts: Sequence[Account],
-    rows: Sequence[dict[str, Any]],
-    trace: Mapping[int, Records],
-) -> dict[int, int]:
-    """The last step that the run kept of each attempt, along the lineage of the newest one.
-
-    An attempt that was killed has written its account some seconds before. But the next one says where it went on.
-    """
+def _done(attempts: Sequence[Account], rows: Sequence[dict[str, Any]], trace: Mapping[int, Records]) -> dict[int, int]:
+    """The last step that is known of each attempt. One that was killed has written its account some seconds before."""
     done = {a.attempt: a.step for a in attempts}
     logged = ((row["attempt"], row["step"]) for row in rows)
     for number, step in chain(logged, ((n, int(t["step"].max(initial=0))) for n, t in trace.items())):
         done[number] = max(done.get(number, 0), step)
-    kept = {number: claimed[number].from_step if number in claimed else step for number, step in done.items()}
-    number, end = max(claimed, default=0), None
-    while record := claimed.get(number):
-        if record.by != REWIND:
-            kept[number] = done.get(number, record.from_step) if end is None else end
-        end = record.from_step if end is None else min(end, record.from_step)
-        number = min(record.parent, number - 1)
-    return kept
+    return done
 
 
 def _ended(account: Account, newest: int) -> Account:
