@@ -1,4 +1,4 @@
-"""What the trainer reads from: `Source`, the one interface of all kinds of data (opening.py chooses the kind).
+"""What the trainer reads from: `Source`, the one interface of all kinds of data (a kind of data opens it).
 
 A microbatch is (tokens, targets) or (tokens, targets, weights): tensors of one shape, of int64, int64 and float32. The
 trainer passes them to the model's forward as they are. A target of model.IGNORE does not count in the loss; a weight is
