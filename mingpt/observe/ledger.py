@@ -5,12 +5,15 @@ adds them up, along the run's lineage, with the time between attempts and the st
 """
 
 import json
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+
+import psutil
 
 from mingpt.observe.events import (
     AttemptEnded,
@@ -31,6 +34,7 @@ NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted cou
 STEPS = ("compile", "step", "wait", "exchange", "update")  # phases that a step which is computed twice costs again
 TWICE, BETWEEN = "computed twice", "between attempts"
 LABELS = {  # of phases, where the clock's own word does not say what it is
+    "launch": "launcher",
     "data": "open the data",
     "load": "build and restore",
     "step": "forward and backward",
@@ -40,7 +44,7 @@ LABELS = {  # of phases, where the clock's own word does not say what it is
 }
 GROUPS = {  # what people want to know, by the clock's phases; the rest is "other"
     "training": ("step", "exchange", "update"),
-    "start-up": ("import", "data", "rendezvous", "load", "compile"),
+    "start-up": ("launch", "import", "data", "rendezvous", "load", "compile"),
     "data wait": ("wait",),
     "snapshots": ("snapshot",),
     "evaluation": ("evaluation",),
@@ -87,6 +91,7 @@ class Accountant:
         self.run_dir, self.parent, self.clock, self.price, self.say, self.now = run_dir, parent, clock, price, say, now
         self.account: Account | None = None
         self.file: RunFile | None = None
+        self.launch = dict[str, float]()
 
     def wants(self, step: int) -> bool:
         return False
@@ -116,7 +121,9 @@ class Accountant:
         self._write(account)
 
     def _open(self, event: AttemptStarted) -> None:
-        spent = sum(self.clock.account().values())
+        began = self.now() - sum(self.clock.account().values())
+        started = launched(began, max((a.until for a in accounts(self.run_dir)), default=0.0))
+        self.launch = {"launch": began - started}
         self.file = RunFile(self.run_dir, f"ledger/attempt-{event.attempt:05d}.json", self.say, "ledger")
         self.account = Account(
             attempt=event.attempt,
@@ -126,7 +133,7 @@ class Accountant:
             world_size=event.world_size,
             device=event.device,
             host=event.host,
-            started=self.now() - spent,
+            started=started,
             until=self.now(),
             seconds={},
             price=self.price,
@@ -134,7 +141,7 @@ class Accountant:
 
     def _write(self, account: Account) -> None:
         assert self.file
-        account.until, account.seconds = self.now(), self.clock.account()
+        account.until, account.seconds = self.now(), self.launch | self.clock.account()
         self.file.replace(json.dumps(asdict(account)).encode())
         if account.end:
             self.file.close()
@@ -173,8 +180,20 @@ def accounts(run_dir: str) -> list[Account]:
     fs, _ = open_fs(run_dir, "run.dir")
     found = {int(match[1]): path for match, path in files(run_dir, "ledger", NAME)}
     with place("run.dir", run_dir):
-        read = [_decode(fs.cat_file(found[attempt])) for attempt in sorted(found)]
+        raw = fs.cat([*found.values()]) if found else {}  # object stores answer for many at a time
+    read = [_decode(raw[found[attempt]]) for attempt in sorted(found)]
     return [account for account in read if account]
+
+
+def launched(began: float, before: float) -> float:
+    """When this attempt's launcher was started; or this process, if that launcher has seen an earlier attempt.
+
+    began, before: Unix seconds of the clock's start, and of the last that is known of earlier attempts.
+    """
+    own = psutil.Process()
+    agent = own.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    starts = [process.create_time() for process in (agent, own) if process]
+    return min([began, *(start for start in starts if start > before)])
 
 
 def _decode(raw: bytes) -> Account | None:

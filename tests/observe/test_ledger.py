@@ -1,13 +1,27 @@
 """The ledger: all seconds of a run, along its lineage."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from mingpt.observe import ledger as module
 from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, SnapshotCommitted, StepComputed
-from mingpt.observe.ledger import BETWEEN, TWICE, Account, Accountant, accounts, duration, goodput_line, ledger
+from mingpt.observe.ledger import (
+    BETWEEN,
+    TWICE,
+    Account,
+    Accountant,
+    accounts,
+    duration,
+    goodput_line,
+    launched,
+    ledger,
+)
 from mingpt.snapshot.attempts import REWIND, Attempt
 from mingpt.world.clock import Clock
 
@@ -77,6 +91,27 @@ def test_an_attempt_that_was_killed_before_it_noted_anything_has_what_the_next_o
     assert (known.seconds[TWICE], known.seconds["step"], known.seconds[BETWEEN]) == (0, 20, 80)
 
 
+@pytest.fixture
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock's start is that of the process."""
+    monkeypatch.setattr(module, "launched", lambda began, before: began)
+
+
+@pytest.mark.parametrize(("before", "start"), [(0, 100), (150, 170), (180, 200)])
+def test_the_launcher_counts_for_its_first_attempt(
+    monkeypatch: pytest.MonkeyPatch, before: float, start: float
+) -> None:
+    """It was started at 100, this process at 170, and its clock at 200."""
+    agent = SimpleNamespace(create_time=lambda: 100.0)
+    own = SimpleNamespace(create_time=lambda: 170.0, parent=lambda: agent)
+    monkeypatch.setattr(psutil, "Process", lambda: own)
+    monkeypatch.setitem(os.environ, "TORCHELASTIC_RUN_ID", "1")
+    assert launched(200.0, before) == start
+    monkeypatch.delitem(os.environ, "TORCHELASTIC_RUN_ID")
+    assert launched(200.0, 0) == 170
+
+
+@pytest.mark.usefixtures("unlaunched")
 def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
     now, wall = [5.0], [1005.0]
     clock = Clock("import", lambda: now[0])
@@ -90,7 +125,9 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
     accountant = Accountant(str(tmp_path), 3, clock, 2.0, print, now=lambda: wall[0])
     started = AttemptStarted(4, 100, 200, 8, "NVIDIA L4", "n7", 1000, 64)
     accountant.on(started)
-    expected = Account(4, 3, 100, 100, 8, "NVIDIA L4", "n7", 1005, 1010, {"import": 5.0, "step": 0.0}, price=2.0)
+    expected = Account(
+        4, 3, 100, 100, 8, "NVIDIA L4", "n7", 1005, 1010, {"launch": 0.0, "import": 5.0, "step": 0.0}, price=2.0
+    )
     assert accounts(str(tmp_path)) == [expected]
     go("wait", 0.5)
     accountant.on(StepComputed(101, 1.0, 1.0, (), ()))
@@ -106,6 +143,7 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
     assert ledger(str(tmp_path)).cost() == pytest.approx(2.0 * 25 / 3600)
 
 
+@pytest.mark.usefixtures("unlaunched")
 def test_the_end_of_a_run_says_its_goodput(tmp_path: Path) -> None:
     said, now = list[str](), [0.0]
     clock = Clock("load", lambda: now[0])
