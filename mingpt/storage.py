@@ -144,39 +144,44 @@ def place(key: str, url: str) -> Iterator[None]:
 
     Other exceptions pass unchanged.
     """
-    shown = f"{key}={without_secrets(url)}"
     try:
         yield
     except TransientError:  # from a nested `place`
         raise
-    except (TimeoutError, asyncio.TimeoutError) as error:  # Python 3.10: two classes
-        raise TransientError(
+    except Exception as error:  # only here: to look for secrets takes longer than to write a record of the trace
+        meant = _meant(f"{key}={without_secrets(url)}", url, error)
+        if meant is None:
+            raise
+        raise meant from error
+
+
+def _meant(shown: str, url: str, error: Exception) -> Exception | None:
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):  # Python 3.10: two classes
+        return TransientError(
             f"{shown}: no answer within {limit_seconds():g} s: look at the network and the address; {LIMIT} in the "
             f"environment sets another limit"
-        ) from error
-    except FileNotFoundError as error:
+        )
+    if isinstance(error, FileNotFoundError):
         # fsspec's HTTP client raises this also for a server that it can't reach. Then the cause is aiohttp's error, or
         # a TimeoutError after aiohttp's own limit of five minutes.
         cause = error.__cause__
         silent = isinstance(cause, (TimeoutError, asyncio.TimeoutError))
         theirs = isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
         if isinstance(cause, Exception) and (silent or theirs):
-            raise _of_client(shown, cause) from error
-        raise UserError(_missing(shown) + fetch_it(url)) from error
-    except PermissionError as error:
-        raise UserError(_denied(shown)) from error
-    except OSError as error:
+            return _of_client(shown, cause)
+        return UserError(_missing(shown) + fetch_it(url))
+    if isinstance(error, PermissionError):
+        return UserError(_denied(shown))
+    if isinstance(error, OSError):
         if error.errno in FULL:
-            raise UserError(f"{shown}: the disk is full: free some space or choose another place") from error
+            return UserError(f"{shown}: the disk is full: free some space or choose another place")
         if error.errno in NEVER:
-            raise UserError(f"{shown}: {error.strerror}: choose another place") from error
-        raise _unavailable(shown, error) from error
-    except NotImplementedError as error:
-        raise UserError(_read_only(shown)) from error
-    except Exception as error:
-        if _package(error) not in CLIENTS:  # the clients' own errors are not OSErrors
-            raise
-        raise _of_client(shown, error) from error
+            return UserError(f"{shown}: {error.strerror}: choose another place")
+        return _unavailable(shown, error)
+    if isinstance(error, NotImplementedError):
+        return UserError(_read_only(shown))
+    # The clients' own errors are not OSErrors.
+    return _of_client(shown, error) if _package(error) in CLIENTS else None
 
 
 def _package(error: Exception) -> str:

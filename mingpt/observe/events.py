@@ -3,9 +3,14 @@
 An observer makes no decision for the run. What all processes must do alike is part of the step or of the loop.
 """
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+END_SECONDS = 20.0  # for all observers, at the end of an attempt
+TURN_SECONDS = 0.05  # most are done by then, so that what they print comes in their order
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True)
 class StepComputed:
-    """Each step, one step late on CUDA. loss: nats per token. grad_norm: before clipping, float32.
+    """Each step, one step late on CUDA. loss: nats per token. grad_norm: before clipping.
 
     busy, waited: (W,) seconds of each process in the step before this one: computing its microbatches, and waiting for
     their data.
@@ -163,7 +168,11 @@ class Observer(Protocol):
         """Whether this observer wants StepDone of this step. Its figures make the host wait for the device."""
 
     def on(self, event: Event) -> None:
-        """Called in rank 0 only; with an event of a snapshot in that writer's thread, else in the main thread."""
+        """Called in rank 0 only, in the main thread; with an event of a snapshot in that writer's thread.
+
+        With AttemptEnded and AttemptFailed in a thread of its own: an observer may then wait for what it has sent, and
+        all together have END_SECONDS.
+        """
 
 
 class Observers:
@@ -182,12 +191,30 @@ class Observers:
         return wanted
 
     def publish(self, event: Event) -> None:
+        if isinstance(event, (AttemptEnded, AttemptFailed)):
+            self._publish_end(event)
+            return
         for observer in self._observers:
-            try:
-                if not isinstance(event, StepDone) or observer.wants(event.step):
-                    observer.on(event)
-            except Exception as error:
-                self._switch_off(observer, error)
+            self._pass(event, observer)
+
+    def _publish_end(self, event: Event) -> None:
+        until, waiting = time.monotonic() + END_SECONDS, dict[threading.Thread, Observer]()
+        for observer in self._observers:
+            thread = threading.Thread(target=self._pass, args=[event, observer], daemon=True)
+            waiting[thread] = observer
+            thread.start()
+            thread.join(TURN_SECONDS)
+        for thread, observer in waiting.items():
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                self._switch_off(observer, TimeoutError(f"it did not end within {END_SECONDS:g} s"))
+
+    def _pass(self, event: Event, observer: Observer) -> None:
+        try:
+            if not isinstance(event, StepDone) or observer.wants(event.step):
+                observer.on(event)
+        except Exception as error:
+            self._switch_off(observer, error)
 
     def _switch_off(self, observer: Observer, error: Exception) -> None:
         # A new list, since the other thread may be iterating over the old one.

@@ -31,6 +31,8 @@ from mingpt.world.clock import Clock
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
 MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
+LARGEST = 1 << 20  # bytes of an account that are read
+MOST = 2.0**53  # of any number in it
 STEPS = ("compile", "step", "wait", "exchange", "update")  # phases that a step which is computed twice costs again
 TWICE, BETWEEN = "computed twice", "between attempts"
 LABELS = {  # of phases, where the clock's own word does not say what it is
@@ -124,7 +126,7 @@ class Accountant:
         began = self.now() - sum(self.clock.account().values())
         started = launched(began, max((a.until for a in accounts(self.run_dir)), default=0.0))
         self.launch = {"launch": began - started}
-        self.file = RunFile(self.run_dir, f"ledger/attempt-{event.attempt:05d}.json", self.say, "ledger")
+        self.file = RunFile(self.run_dir, f"ledger/attempt-{event.attempt:05d}.json", self.say, "ledger", replaced=True)
         self.account = Account(
             attempt=event.attempt,
             parent=self.parent,
@@ -180,8 +182,10 @@ def accounts(run_dir: str) -> list[Account]:
     fs, _ = open_fs(run_dir, "run.dir")
     found = {int(match[1]): path for match, path in files(run_dir, "ledger", NAME)}
     with place("run.dir", run_dir):
-        raw = fs.cat([*found.values()]) if found else {}  # object stores answer for many at a time
-    read = [_decode(raw[found[attempt]]) for attempt in sorted(found)]
+        paths = [*found.values()]  # object stores answer for many at a time
+        ends = [min(size, LARGEST) for size in fs.sizes(paths)]
+        raw = dict(zip(paths, fs.cat_ranges(paths, [0] * len(paths), ends, on_error="raise"), strict=True))
+    read = [_decode(attempt, raw[found[attempt]]) for attempt in sorted(found)]
     return [account for account in read if account]
 
 
@@ -196,14 +200,23 @@ def launched(began: float, before: float) -> float:
     return min([began, *(start for start in starts if start > before)])
 
 
-def _decode(raw: bytes) -> Account | None:
+def _decode(attempt: int, raw: bytes) -> Account | None:
+    """The account that a file holds; None if it is damaged, or somebody has made it up."""
     try:
         account = Account(**json.loads(raw))
         numbers = [account.started, account.until, account.price or 0.0, *account.seconds.values()]
-        account.snapshots = [(int(step), float(at), float(took)) for step, at, took in account.snapshots]
+        numbers += [number for _, *times in account.snapshots for number in times]
         steps = [account.attempt, account.parent, account.from_step, account.step, account.world_size]
-        good = all(type(n) in (int, float) for n in numbers) and all(type(n) is int for n in steps)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        steps += [step for step, _, _ in account.snapshots]
+        texts = [account.device, account.host, account.end or "", *account.seconds]
+        good = (
+            account.attempt == attempt
+            and all(type(n) in (int, float) and abs(n) < MOST for n in numbers)
+            and all(type(n) is int and 0 <= n < MOST for n in steps)
+            and all(isinstance(text, str) for text in texts)
+        )
+        account.snapshots = [(step, at, took) for step, at, took in account.snapshots]
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return account if good else None
 

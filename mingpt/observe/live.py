@@ -1,6 +1,7 @@
 """The live display of a run on a terminal: where it is, how fast, and what is safe."""
 
 import math
+import sys
 import time
 from collections.abc import Callable
 
@@ -44,8 +45,8 @@ class Mean:
 class LiveLine:
     """Draws itself in a thread of rich's. What else is printed appears above it.
 
-    flops, peak: of a token, and of all processes in a second; None: unknown. price: per hour. spent: seconds of earlier
-    attempts.
+    flops, peak: of a token, and of all processes in a second; None: unknown. price: per hour. spent: what earlier
+    attempts and this one's start have cost.
     """
 
     def __init__(
@@ -64,7 +65,13 @@ class LiveLine:
         self.fast, self.slow, self.seconds = Mean(FAST), Mean(SLOW), Mean(FAST)
         self.val_loss = self.best = math.nan
         self.durable = self.hot = self.lost = 0
-        self.live = Live(console=console, get_renderable=self.draw, refresh_per_second=PER_SECOND, transient=True)
+        self.live = Live(
+            console=console,
+            get_renderable=self.draw,
+            refresh_per_second=PER_SECOND,
+            transient=True,
+            redirect_stderr=sys.stderr.isatty(),  # otherwise it goes to a log, as it is
+        )
 
     def wants(self, step: int) -> bool:
         return False
@@ -122,7 +129,7 @@ class LiveLine:
         if self.lost:
             parts.append(f"{self.lost} SNAPSHOTS LOST")
         if self.price is not None:
-            so_far = (self.spent + self.now() - self.began) / 3600 * self.price
+            so_far = self.spent + (self.now() - self.began) / 3600 * self.price
             rest = (start.last_step - self.step) * self.seconds.value / 3600 * self.price
             parts.append(f"cost {so_far:.2f}, {so_far + rest:.2f} at the end")
         return parts
@@ -130,4 +137,4 @@ class LiveLine:
 
 def memory() -> int:
     """Bytes in use: of the GPU, as torch counts them, or of this process."""
-    return torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else psutil.Process().memory_info().rss
+    return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else psutil.Process().memory_info().rss

@@ -1,6 +1,7 @@
 """A file below run.dir that grows, or is replaced, while the run trains. Metrics, trace and ledger are such files."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
@@ -11,42 +12,44 @@ from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
 UPLOAD_SECONDS = 15  # between two uploads of new content to a bucket
+LOCAL_SECONDS = 1  # between two writes of a local file that is replaced
 LAST_SECONDS = 10  # the longest wait for a bucket when the attempt ends
 
 
 class RunFile:
-    """On a local disk it is written at once. A bucket can't append: a thread uploads it whole every UPLOAD_SECONDS.
+    """What is appended to a local file is written at once. A bucket can't append: a thread uploads the whole.
 
-    A write that fails does not end the run: the content stays in memory and is written with what comes next. It is
-    reported once, and again when writing works. what: the name of the content in these lines.
+    A file that is `replaced` is written by the thread on a local disk, too. A write that fails does not end the run:
+    the content stays in memory and is written with what comes next. It is reported once, and again when writing works.
+    what: the name of the content in these lines.
     """
 
-    def __init__(self, run_dir: str, name: str, say: Callable[[str], None], what: str = "metrics") -> None:
-        self.run_dir, self.say, self.what = run_dir, say, what
+    def __init__(
+        self, run_dir: str, name: str, say: Callable[[str], None], what: str = "metrics", replaced: bool = False
+    ) -> None:
+        self.run_dir, self.say, self.what, self.replaced = run_dir, say, what, replaced
         self.fs, root = open_fs(run_dir, "run.dir")
         self.path = f"{root.rstrip('/')}/{name}"
         self.local = is_local(self.fs)
         self.content = bytearray()  # local: what is not written yet; bucket: all
         self.changed, self.failing = False, False
-        self._replaced = False
         self._written = 0  # bytes of the local file that are known to be whole
         self._file: FileIO | None = None
         self._storing = threading.Lock()  # held while writing; a bucket's `append` does not take it
         self._closed = threading.Event()
-        if not self.local:
-            threading.Thread(target=self._upload, name=what, daemon=True).start()
+        self.in_thread = replaced or not self.local
+        if self.in_thread:
+            threading.Thread(target=self._write, name=what, daemon=True).start()
 
     def append(self, data: bytes) -> None:
         self.content += data
         self.changed = True
-        if self.local:
+        if not self.in_thread:
             self.flush()
 
     def replace(self, data: bytes) -> None:
-        """data: the whole file. A file is either appended to or replaced."""
-        self.content, self.changed, self._replaced = bytearray(data), True, True
-        if self.local:
-            self.flush()
+        """data: the whole file."""
+        self.content, self.changed = bytearray(data), True
 
     def flush(self) -> None:
         """Write or upload what is new. Reports an error, and raises none."""
@@ -59,18 +62,18 @@ class RunFile:
                     self._store()
             except Exception as error:  # any: in the uploading thread nothing else would report it
                 if not self.failing:
-                    again = f"The run goes on; {'it is' if self._replaced else 'they are'} tried again."
+                    again = f"The run goes on; {'it is' if self.replaced else 'they are'} tried again."
                     self.say(f"{self.what.upper()} can't be written: {error}. {again}")
                 self.failing = self.changed = True
                 return
             if self.failing:
-                self.say(f"{self.what} {'is' if self._replaced else 'are'} written again")
+                self.say(f"{self.what} {'is' if self.replaced else 'are'} written again")
             self.failing = False
 
     def _store(self) -> None:
         if not self.local:
             self.fs.pipe_file(self.path, bytes(self.content))
-        elif self._replaced:
+        elif self.replaced:
             write_whole(Path(self.path), [bytes(self.content)], sync=False)
         else:
             self._append()
@@ -103,14 +106,25 @@ class RunFile:
             with suppress(OSError):  # nothing is buffered
                 broken.close()
 
-    def _upload(self) -> None:
-        while not self._closed.wait(UPLOAD_SECONDS):
+    def _write(self) -> None:
+        pause = LOCAL_SECONDS if self.local else UPLOAD_SECONDS
+        while not self._closed.wait(pause):
             self.flush()
+        while self.changed:  # see finish()
+            self.flush()
+            if self.changed:
+                time.sleep(pause)
+
+    def finish(self) -> None:
+        """Nothing more will come. Waits for nothing: a thread goes on until all is written."""
+        self._closed.set()
+        if not self.in_thread:
+            self.close()
 
     def close(self) -> None:
-        """Write the rest; a bucket that does not answer is left after LAST_SECONDS."""
+        """Write the rest; a store that does not answer is left after LAST_SECONDS."""
         self._closed.set()
-        if self.local:
+        if not self.in_thread:
             self.flush()
             self._drop_file()
             return

@@ -34,8 +34,9 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     A CPU's is measured: the best of REPEATS float32 products with the threads that training uses.
     """
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        found = next((peak for words, peak in PEAKS.items() if all(word in name for word in words.split())), None)
+        words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
+        known = {} if "NVL" in words else PEAKS  # the NVL cards are others
+        found = next((peak for name, peak in known.items() if words.issuperset(name.split())), None)
         return found[precision == "fp32"] * 1e12 if found else None
     a = torch.ones(SIZE, SIZE)  # not random: training's random numbers stay as they are
     return max(2 * SIZE**3 / _seconds(a) for _ in range(REPEATS))

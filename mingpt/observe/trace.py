@@ -1,7 +1,7 @@
 """Each step's loss and gradient norm with all their bits: what later tools compare runs by.
 
 An attempt's trace is a row of files of CHUNK records, since a bucket's file is uploaded whole whenever it has grown:
-`<run.dir>/trace/attempt-00001-000000001.bin`, named by attempt and first step. A million steps take 16 MB.
+`<run.dir>/trace/attempt-00001-000000001.bin`, named by attempt and first step. A million steps take 20 MB.
 """
 
 import re
@@ -16,8 +16,8 @@ from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import files
 from mingpt.storage import open_fs, place
 
-RECORD = np.dtype([("step", "<u4"), ("norm", "<f4"), ("loss", "<f8")])
-PACK = struct.Struct("<Ifd").pack
+RECORD = np.dtype([("step", "<u4"), ("norm", "<f8"), ("loss", "<f8")])
+PACK = struct.Struct("<Idd").pack
 NAME = re.compile(r"attempt-([0-9]{5,})-([0-9]{9,})\.bin")
 CHUNK = 1 << 15  # records: half a megabyte
 
@@ -49,7 +49,7 @@ class Trace:
 
     def _next(self, step: int) -> None:
         if self.file:
-            self.file.close()
+            self.file.finish()
         self.file = RunFile(self.run_dir, f"trace/attempt-{self.attempt:05d}-{step:09d}.bin", self.say, "trace")
         self.records = 0
 

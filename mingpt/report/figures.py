@@ -194,7 +194,14 @@ def _time_line(run: Run, colors: Mapping[str, str]) -> Figure:
     for a in attempts:
         span = (a.started - begin, a.until - begin) if run.ledger else (a.from_step, run.kept[a.attempt])
         left, right = (x / unit for x in span)
-        ax.barh(rows.index(kind(a)), max(right - left, 0), left=left, height=0.6, color=colors[kind(a)], alpha=0.75)
+        ax.barh(
+            rows.index(kind(a)),
+            max(right - left, 0),
+            left=left,
+            height=0.6,
+            color=colors.get(kind(a), GRID),
+            alpha=0.75,
+        )
         if run.ledger:
             ax.plot(right, rows.index(kind(a)), _end_mark(ends[a.attempt]), color=INK, markersize=5)
     at = [t - begin for a in run.ledger.accounts for _, t, _ in a.snapshots] if run.ledger else run.snapshots

@@ -54,7 +54,9 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
                 return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 # Printed here, before `join` leaves the world: leaving may wait for other processes.
-                raise ReportedFailure(report_failure(error, lifetime, config)) from error
+                code = report_failure(error, lifetime, config)
+                lifetime.failed(error)
+                raise ReportedFailure(code) from error
     except ReportedFailure as failure:
         return failure.code
     except SystemExit as error:

@@ -14,7 +14,7 @@ from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import Observers
 from mingpt.observe.gpus import open_gpus
 from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.ledger import Accountant, accounts
+from mingpt.observe.ledger import Accountant, ledger
 from mingpt.observe.live import LiveLine
 from mingpt.observe.notify import Alarms
 from mingpt.observe.profile import Profile
@@ -40,21 +40,21 @@ def open_observers(config: Config, record: RunRecord, compute: Compute, world: W
 
     assert record.claim
     parent, run_dir, price = record.claim.record.parent, config.run.dir, config.run.price_per_hour
-    live, hook, steps = live_line(config, compute, world), config.health.notify, config.profile.steps
+    live, hook, steps = live_line(config, compute, world, lifetime), config.health.notify, config.profile.steps
     gpus = open_gpus(world.device)
     metrics = MetricsLog(run_dir, record.attempt, say, wants, more=gpus.row if gpus else dict)
     observers = Observers(
         [
+            *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
+            *live,
+            ConsoleLines(last, say, wants, live=bool(live)),
+            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
             Trace(run_dir, record.attempt, say),
             metrics,
             *stragglers(config, compute, hosts),
-            *live,
-            ConsoleLines(last, say, wants, live=bool(live)),
             Accountant(run_dir, parent, lifetime.clock, price, say),
-            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
             *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
             *open_trackers(config, record, say, wants),
-            *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
         ],
         say,
     )
@@ -68,7 +68,7 @@ def stragglers(config: Config, compute: Compute, hosts: Sequence[str]) -> list[S
     return [Stragglers(hosts, [len(share(rank, size, compute.plan.microbatches)) for rank in range(size)], ratio, say)]
 
 
-def live_line(config: Config, compute: Compute, world: World) -> list[LiveLine]:
+def live_line(config: Config, compute: Compute, world: World, lifetime: Lifetime) -> list[LiveLine]:
     """The live display, if somebody looks: on a terminal, and not in a log."""
     console = Console(file=sys.stdout)
     if not sys.stdout.isatty() or console.is_dumb_terminal:
@@ -80,6 +80,11 @@ def live_line(config: Config, compute: Compute, world: World) -> list[LiveLine]:
             sum(p.numel() for p in compute.model.parameters()), shape.n_layer, shape.n_embd, shape.block_size
         )
         peak = peak_flops(world.device, config.precision)
-    spent = sum(account.until - account.started for account in accounts(config.run.dir))
     peak = peak * world.size if peak else None
-    return [LiveLine(console, flops=flops, peak=peak, price=config.run.price_per_hour, spent=spent)]
+    price, spent = config.run.price_per_hour, 0.0
+    if price is not None:
+        try:
+            spent = (ledger(config.run.dir).cost() or 0.0) + price * sum(lifetime.clock.account().values()) / 3600
+        except Exception as error:
+            say(f"what earlier attempts have cost is not known: {str(error) or type(error).__name__}")
+    return [LiveLine(console, flops=flops, peak=peak, price=price, spent=spent)]

@@ -71,11 +71,8 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     announce(run)
     lifetime.clock.enter("compile" if config.train.compile else "step")
     with hang.watched(config, world, lifetime, run.reporter.failed):
-        try:
-            return loop.train(run)
-        except BaseException as error:
-            run.reporter.failed(error)
-            raise
+        lifetime.failed = run.reporter.failed
+        return loop.train(run)
 
 
 @dataclass
@@ -242,7 +239,8 @@ def store_the_end(run: Run, loaded: Loaded) -> int:
     """Make the run's last snapshot durable, which is only in a node's memory so far."""
     stored = run.checkpointer.make_durable(loaded)
     if run.world.is_main:
-        say(f"finished: step {run.start}, digest {stored}: it was in a node's memory only; now it is durable")
+        say(f"step {run.start} was in a node's memory only; now it is durable")
+    run.reporter.end(run.start, True, stored)
     run.lifetime.settle()
     run.world.barrier()
     return FINISHED

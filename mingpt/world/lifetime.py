@@ -10,7 +10,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from multiprocessing import resource_tracker
@@ -45,6 +45,7 @@ class Lifetime:
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
+        self.failed: Callable[[BaseException], None] = lambda error: None  # for observers; the reason is printed
         self.phase = Phase.STARTING
         self.stop = False
         self.clock = Clock()

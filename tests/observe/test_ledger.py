@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from mingpt.errors import UserError
 from mingpt.observe import ledger as module
 from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, SnapshotCommitted, StepComputed
 from mingpt.observe.ledger import (
@@ -125,16 +126,21 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
     accountant = Accountant(str(tmp_path), 3, clock, 2.0, print, now=lambda: wall[0])
     started = AttemptStarted(4, 100, 200, 8, "NVIDIA L4", "n7", 1000, 64)
     accountant.on(started)
+    assert accountant.file
+    write = accountant.file.flush  # a thread does it once a second
+    write()
     expected = Account(
         4, 3, 100, 100, 8, "NVIDIA L4", "n7", 1005, 1010, {"launch": 0.0, "import": 5.0, "step": 0.0}, price=2.0
     )
     assert accounts(str(tmp_path)) == [expected]
     go("wait", 0.5)
     accountant.on(StepComputed(101, 1.0, 1.0, (), ()))
+    write()
     assert accounts(str(tmp_path))[0].step == 100  # not with every step
     accountant.on(SnapshotCommitted(101, "d", 0.5))
     go("step", 19.5)
     accountant.on(StepComputed(102, 1.0, 1.0, (), ()))
+    write()
     (known,) = accounts(str(tmp_path))
     assert (known.step, known.until, known.snapshots, known.end) == (102, 1030, [(101, 1010.5, 0.5)], None)
     assert sum(known.seconds.values()) == known.until - known.started
@@ -156,12 +162,34 @@ def test_the_end_of_a_run_says_its_goodput(tmp_path: Path) -> None:
     assert said == ["goodput 75.0% of 1 min 40 s in 1 attempt, cost 1.00; the rest: start-up 25.0%"]
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"[" * 100_000, b'{"attempt": "1"}'])
+GOOD = asdict(account(2, 1, (0, 10), (0, 20)))
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"[]", b"{}", b"[" * 100_000, b'{"attempt": "1"}', b"x" * (1 << 21)]
+    + [
+        json.dumps(GOOD | changed).encode()
+        for changed in (
+            {"attempt": 3}, {"started": INFINITE}, {"until": float("nan")}, {"until": 10**400}, {"price": 1e300},
+            {"step": -1}, {"step": 2.5}, {"seconds": {"step": 10**400}}, {"seconds": [1]}, {"end": 5}, {"device": None},
+            {"snapshots": [[INFINITE, 1, 1]]}, {"snapshots": [[1, 1]]}, {"snapshots": 7}, {"world_size": True},
+        )
+    ],
+)  # fmt: skip
 def test_an_account_that_is_none_is_left_out(tmp_path: Path, raw: bytes) -> None:
     put(tmp_path, account(1, 0, (0, 10), (0, 20)))
     (tmp_path / "ledger/attempt-00002.json").write_bytes(raw)
     (tmp_path / "ledger/notes.txt").write_text("mine")
     assert [a.attempt for a in accounts(str(tmp_path))] == [1]
+
+
+def test_an_account_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, account(1, 0, (0, 10), (0, 20)))
+    (tmp_path / "ledger/attempt-00002.json").symlink_to("attempt-00001.json")
+    with pytest.raises(UserError, match="attempt-00002"):
+        accounts(str(tmp_path))
 
 
 def test_a_run_without_accounts_has_an_empty_ledger(tmp_path: Path) -> None:

@@ -38,9 +38,7 @@ def shown(live: LiveLine) -> str:
 
 def test_it_shows_where_a_run_is_how_fast_and_what_is_safe() -> None:
     now = [0.0]
-    live = LiveLine(
-        Console(file=io.StringIO()), flops=10**6, peak=32.768e9, price=36.0, spent=100.0, now=lambda: now[0]
-    )
+    live = LiveLine(Console(file=io.StringIO()), flops=10**6, peak=32.768e9, price=36.0, spent=1.0, now=lambda: now[0])
     live.on(STARTED)
     for step in range(101, 201):
         now[0] += 0.5
@@ -78,7 +76,9 @@ def test_a_token_costs_what_the_paper_says() -> None:
         ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12),
         ("NVIDIA H100 PCIe", "bf16", 756e12),
         ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
-        ("Something Else", "bf16", None),
+        ("NVIDIA L40", "bf16", None),
+        ("NVIDIA H100 NVL", "bf16", None),
+        ("Quadro T400", "bf16", None),
     ],
 )
 def test_a_gpu_is_known_by_its_name(

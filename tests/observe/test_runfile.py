@@ -7,6 +7,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 
+from mingpt import storage
 from mingpt.observe import runfile
 from mingpt.observe.runfile import RunFile
 
@@ -31,14 +32,17 @@ def test_a_disk_that_is_full_costs_nothing_and_no_run(tmp_path: Path) -> None:
 
 def test_a_file_that_is_replaced_is_whole_at_any_time(tmp_path: Path) -> None:
     said: list[str] = []
-    file = RunFile(str(tmp_path), "ledger/a.json", said.append, "ledger")
+    file = RunFile(str(tmp_path), "ledger/a.json", said.append, "ledger", replaced=True)
     file.replace(b"first")
+    file.flush()
     (tmp_path / "ledger/a.json").unlink()
     (tmp_path / "ledger").rmdir()
     (tmp_path / "ledger").write_text("in the way")
     file.replace(b"second")
+    file.flush()
     (tmp_path / "ledger").unlink()
     file.replace(b"third")
+    file.close()
     assert [line.partition(":")[0] for line in said] == ["LEDGER can't be written", "ledger is written again"]
     assert (tmp_path / "ledger/a.json").read_bytes() == b"third"
     assert [p.name for p in (tmp_path / "ledger").iterdir()] == ["a.json"]
@@ -85,3 +89,32 @@ def test_a_bucket_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.Monk
         assert said == [f"METRICS: run.dir={run_dir} does not answer: the newest may be missing there"]
     finally:
         answer.set()
+
+
+def test_a_file_that_is_finished_is_stored_though_the_bucket_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody waits for that."""
+    monkeypatch.setattr(runfile, "UPLOAD_SECONDS", 0.01)
+    file, stored, tries = RunFile(f"memory://{uuid4().hex}", "a", print), threading.Event(), list[int]()
+    put = file._store
+
+    def fail_twice() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionError("no")
+        put()
+        stored.set()
+
+    monkeypatch.setattr(file, "_store", fail_twice)
+    file.append(b"one")
+    file.finish()
+    assert stored.wait(30)
+    assert file.fs.cat_file(file.path) == b"one"
+
+
+def test_no_look_for_secrets_where_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer than to write, and each step writes."""
+    file = RunFile(str(tmp_path), "a", print)
+    monkeypatch.setattr(storage, "without_secrets", lambda _: pytest.fail("looked"))
+    file.append(b"one")
+    file.close()
+    assert (tmp_path / "a").read_bytes() == b"one"

@@ -30,8 +30,8 @@ def again(tmp_path: Path, number: int, sick: int | None = None) -> None:
     path = tmp_path / f"run/trace/attempt-{number:05d}-{(1 if number == 1 else 11):09d}.bin"
     records = np.frombuffer(path.read_bytes(), RECORD).copy()
     if sick:
-        norm = records["norm"][records["step"] == sick].view(np.uint32)
-        records["norm"][records["step"] == sick] = (norm ^ 1).view(np.float32)
+        norm = records["norm"][records["step"] == sick].view(np.uint64)
+        records["norm"][records["step"] == sick] = (norm ^ 1).view(np.float64)
     path.write_bytes(records.tobytes())
 
 

@@ -1,6 +1,5 @@
 """The trace keeps each step's loss and norm with all their bits."""
 
-import struct
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,7 +13,7 @@ from mingpt.observe.trace import Trace, read_trace
 def write(run_dir: str, attempt: int, first: int, last: int) -> None:
     log = Trace(run_dir, attempt, print)
     for step in range(first, last + 1):
-        log.on(StepComputed(step, 1 / step, struct.unpack("<f", struct.pack("<f", 0.1 * step))[0], (0.0,), (0.0,)))
+        log.on(StepComputed(step, 1 / step, 0.1 * step, (0.0,), (0.0,)))
     log.on(AttemptEnded(last, True, None))
 
 
@@ -28,13 +27,13 @@ def test_every_step_is_there_with_all_its_bits(tmp_path: Path, bucket: bool, mon
     read = read_trace(run_dir)
     assert {attempt: rows["step"].tolist() for attempt, rows in read.items()} == {1: [*range(1, 8)], 2: [6, 7, 8]}
     assert read[1]["loss"].tolist() == [1 / step for step in range(1, 8)]
-    assert read[2]["norm"].tolist() == [struct.unpack("<f", struct.pack("<f", 0.1 * step))[0] for step in (6, 7, 8)]
+    assert read[2]["norm"].tolist() == [0.1 * step for step in (6, 7, 8)]
 
 
 def test_a_million_steps_take_less_than_50_mb(tmp_path: Path) -> None:
     write(str(tmp_path), 1, 1, 10)
     (file,) = (tmp_path / "trace").iterdir()
-    assert (file.name, file.stat().st_size * 100_000) == ("attempt-00001-000000001.bin", 16_000_000)
+    assert (file.name, file.stat().st_size * 100_000) == ("attempt-00001-000000001.bin", 20_000_000)
 
 
 def test_a_record_that_was_cut_off_is_left_out_and_so_are_other_files(tmp_path: Path) -> None:

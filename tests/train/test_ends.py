@@ -122,7 +122,7 @@ def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
     monkeypatch.undo()
     assert train(GRACE, HOT) == FINISHED
     digest = read(durable, STEPS).manifest.digest
-    said = f"finished: step {STEPS}, digest {digest}: it was in a node's memory only; now it is durable"
+    said = f"step {STEPS} was in a node's memory only; now it is durable\nfinished: step {STEPS}, digest {digest}\n"
     assert said in capsys.readouterr().out.splitlines()
     assert list((tmp_path / "memory").glob("mingpt-*/*")) == []
     assert train(GRACE, HOT) == FINISHED
