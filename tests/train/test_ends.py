@@ -123,7 +123,7 @@ def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
     assert train(GRACE, HOT) == FINISHED
     digest = read(durable, STEPS).manifest.digest
     said = f"step {STEPS} was in a node's memory only; now it is durable\nfinished: step {STEPS}, digest {digest}\n"
-    assert said in capsys.readouterr().out.splitlines()
+    assert said in capsys.readouterr().out
     assert list((tmp_path / "memory").glob("mingpt-*/*")) == []
     assert train(GRACE, HOT) == FINISHED
     assert f"nothing to do: the run has reached step {STEPS}" in capsys.readouterr().out
