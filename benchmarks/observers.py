@@ -34,7 +34,7 @@ class Switch(Observers):
 
     def publish(self, event: Event) -> None:
         if isinstance(event, StepComputed):
-            self.on = len(self.at) // self.block % 2 == 0  # of this event, whose cost is in the time up to the next one
+            self.on = len(self.at) // self.block % 2 == 0  # what this event costs is in the time to the next one
             self.at.append(time.perf_counter())
         if self.on or not isinstance(event, StepComputed):
             self.inner.publish(event)
