@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 import traceback
 
 import torch
@@ -26,6 +27,7 @@ from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_r
 from mingpt.world.platforms import require_launcher
 from mingpt.world.world import World
 
+PICTURE_SECONDS = 10  # for storing what lies in a GPU's memory
 PRINT_SECONDS = 10  # time for the node's main process to find and print the same user error
 
 
@@ -85,8 +87,6 @@ def report_failure(error: BaseException, lifetime: Lifetime, config: Config | No
     """Print why this process ends, once per node if all processes fail alike; returns the exit code."""
     failure = classify(error, lifetime.phase, config)
     leave_reason(failure.reason)
-    if config is not None and isinstance(error, torch.OutOfMemoryError):
-        complain(str(without_secrets(leave_memory_picture(config.run.dir))))
     same_in_main = isinstance(error, UserError) and error.everywhere and not is_local_main()
     # The node's main process raises the same error. Wait until it has printed and exited, and torchrun sends SIGTERM to
     # this one. If this process exited first, torchrun would end the main process, perhaps before it has printed.
@@ -98,7 +98,19 @@ def report_failure(error: BaseException, lifetime: Lifetime, config: Config | No
     rank = os.environ.get("RANK", "0")
     where = "" if rank == "0" else f"rank {rank} on {socket.gethostname()}: "
     complain(f"error: {where}{failure.reason}")
+    if config is not None and isinstance(error, torch.OutOfMemoryError):
+        _leave_memory_picture(config.run.dir)
     return failure.code
+
+
+def _leave_memory_picture(run_dir: str) -> None:
+    """Store it, but not for longer than PICTURE_SECONDS: other processes wait for this one to end."""
+    said = list[str]()
+    thread = threading.Thread(target=lambda: said.append(leave_memory_picture(run_dir)), daemon=True)
+    thread.start()
+    thread.join(PICTURE_SECONDS)
+    late = f"what lies in the GPU's memory could not be written within {PICTURE_SECONDS} s"
+    complain(str(without_secrets(said[0] if said else late)))
 
 
 def agree_on_inputs(world: World, config: Config, source: Source) -> None:

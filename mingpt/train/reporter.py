@@ -74,9 +74,11 @@ class Reporter:
         return sum(map(self.lifetime.clock.seconds, TRAINING))
 
     def end(self, done: int, finished: bool, digest: str | None) -> None:
+        self.lifetime.ending = True
         self.observers.publish(AttemptEnded(done, finished, digest))
 
     def failed(self, error: BaseException) -> None:
+        self.lifetime.ending = True
         failure = classify(error, self.lifetime.phase)
         reason = str(without_secrets(failure.reason))
         self.observers.publish(AttemptFailed(self.done, failure.code, type(error).__name__, reason))

@@ -1,6 +1,7 @@
 """Builds what an attempt needs, in this order: compute, checkpointer, restore, record, run. Then runs the loop."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -21,6 +22,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.observe.configfile import write_config
 from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
+from mingpt.observe.notify import notify
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
@@ -70,9 +72,17 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         return store_the_end(run, complete)
     announce(run)
     lifetime.clock.enter("compile" if config.train.compile else "step")
-    with hang.watched(config, world, lifetime, run.reporter.failed):
+    with hang.watched(config, world, lifetime, teller(config, run.reporter, record)):
         lifetime.failed = run.reporter.failed
         return loop.train(run)
+
+
+def teller(config: Config, reporter: Reporter, record: RunRecord) -> Callable[[BaseException], None]:
+    """What tells of a hang: rank 0's observers, and an alarm in another process, which tells if rank 0 is silent."""
+    if reporter.world.is_main:
+        return reporter.failed
+    url, name, attempt = config.health.notify, config.run.name, record.attempt
+    return lambda error: notify(url, "hang", str(error), run=name, attempt=attempt, step=reporter.done)
 
 
 @dataclass

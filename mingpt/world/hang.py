@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -36,7 +36,7 @@ LIBRARY = re.compile(rf"<|{re.escape(str(Path(threading.__file__).parent))}/|.*/
 MOST_NAMED = 4  # processes of which the same is to be said
 LEAST_BEAT_SECONDS, MOST_BEAT_SECONDS = 0.05, 2.0
 LEAST_SILENCE_SECONDS = 3.0
-NOTIFY_SECONDS = 10.0  # for the observers, before this process ends
+NOTIFY_SECONDS = 10.0  # for telling of the hang, before the process that tells ends
 # A wait for snapshots has limits of its own, each at most this many times world.timeout_seconds in all.
 SNAPSHOT_TIMEOUTS = 6
 DUMP_SIGNAL = signal.SIGUSR2  # has a loader process print its stacks: see data/loader.py
@@ -47,6 +47,7 @@ class Report:
     """What a process says of itself. beat: grows while its watchdog lives. stuck: no progress for its limit.
 
     collectives: how many it has entered. recent: the names of the last ones. place: where its main thread is.
+    told: it has told of the hang, and ends.
     """
 
     host: str
@@ -55,6 +56,7 @@ class Report:
     collectives: int
     recent: list[str]
     place: str
+    told: bool = False
 
     @property
     def last(self) -> str:
@@ -118,7 +120,7 @@ class Watchdog:
     def __init__(
         self, config: Config, world: World, lifetime: Lifetime, failed: Callable[[BaseException], None]
     ) -> None:
-        """Watches the calling thread. failed: called in rank 0 before this process ends."""
+        """Watches the calling thread. failed: called before this process ends, in the first that answers."""
         self.world, self.lifetime, self.failed = world, lifetime, failed
         self.seconds, self.timeout = config.health.hang_seconds, config.world.timeout_seconds
         self.beat_seconds = min(MOST_BEAT_SECONDS, max(LEAST_BEAT_SECONDS, self.seconds / 20))
@@ -128,6 +130,7 @@ class Watchdog:
         self.heard = dict[int, float]()  # when each process's last beat was read, by `awake`
         self.awake = 0.0  # seconds in which this process was not stopped: a laptop sleeps, Slurm suspends a job
         self.trouble = ""  # why the store can't be reached
+        self.complaints = set[str]()  # what has failed here
         self._done, self._since, self._now, self._asking = (-1, -1), 0.0, time.monotonic(), False
         self.look()
         self.threads = [threading.Thread(target=self._watch, name="watchdog", daemon=True)]
@@ -151,7 +154,7 @@ class Watchdog:
         own = Report(
             host=self.host,
             beat=before.beat + 1 if before else 0,
-            stuck=idle >= limit,
+            stuck=idle >= limit and not self.lifetime.ending,
             collectives=Progress.collectives,
             recent=list(Progress.recent),
             place=place,
@@ -175,16 +178,29 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self.stopped.wait(self.beat_seconds):
-            if sys.stderr is not None:  # prints the stacks if this thread comes no more: the interpreter lock is held
-                faulthandler.dump_traceback_later(self.seconds, file=2)
-            if self.hangs():
-                self._dump()
-                until = self.awake + self.silence_seconds  # for the others to say the same, and to print their stacks
-                while self.awake < until and not self.stopped.wait(self.beat_seconds) and self.hangs():
-                    pass
-                if self.awake >= until and not self.stopped.is_set() and self.hangs():
-                    self._end()
+            self._survive(self._look_out)
         faulthandler.cancel_dump_traceback_later()
+
+    def _look_out(self) -> None:
+        if sys.stderr is not None:  # prints the stacks if this thread comes no more: the interpreter lock is held
+            faulthandler.dump_traceback_later(self.seconds, file=2)
+        if self.hangs():
+            self._survive(self._dump)
+            until = self.awake + self.silence_seconds  # for the others to say the same, and to print their stacks
+            while self.awake < until and not self.stopped.wait(self.beat_seconds) and self.hangs():
+                pass
+            if self.awake >= until and not self.stopped.is_set() and self.hangs():
+                self._end()
+
+    def _survive(self, call: Callable[[], None]) -> None:
+        """Report what `call` raises, each error once. The watching goes on: without it a hang has no end."""
+        try:
+            call()
+        except Exception as error:
+            complaint = f"rank {self.world.rank}: the watchdog failed, and goes on: {type(error).__name__}: {error}"
+            if complaint not in self.complaints:
+                self.complaints.add(complaint)
+                complain(complaint)
 
     def _talk(self) -> None:
         store, me = self.world.store, self.world.rank
@@ -213,10 +229,14 @@ class Watchdog:
         """Print this process's stacks, and on CUDA the collectives that NCCL's flight recorder has as not ended."""
         faulthandler.cancel_dump_traceback_later()  # this is it
         own = self.reports[self.world.rank]
-        with tempfile.TemporaryFile() as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            stacks = file.read().decode(errors="replace")
+        try:
+            with tempfile.TemporaryFile() as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+                file.seek(0)
+                stacks = file.read().decode(errors="replace")
+        except OSError as error:  # a full disk: then as they come, between other lines
+            stacks = f"the stacks are printed directly, since there is no room for a file: {error}"
+            faulthandler.dump_traceback(2, all_threads=True)
         what = f"no progress for {self.seconds:g} s (health.hang_seconds); last entered {own.last}; in {own.place}"
         complain(f"rank {self.world.rank} on {self.host}: {what}\n{stacks}")
         if self.world.device.type == "cuda":
@@ -229,20 +249,43 @@ class Watchdog:
                     os.kill(child.pid, DUMP_SIGNAL)
 
     def _end(self) -> None:
+        """Say where the run hangs, and end this process, whatever fails in that."""
+        try:
+            self._survive(self._tell)
+        finally:
+            os._exit(CRASHED)
+
+    def _tell(self) -> None:
         silent = self.silent()
         text = summary(dict(self.reports), silent) + (f" ({self.trouble})" if self.trouble else "")
         reason = f"the run hangs: {text}. If no process hangs, raise health.hang_seconds={self.seconds:g}"
         leave_reason(reason)
-        if self.world.rank == min(set(range(self.world.size)) - silent):
-            complain(f"error: {reason}")
-        if self.world.is_main:
-            teller = threading.Thread(target=self.failed, args=[Hang(reason)], daemon=True)
-            teller.start()
-            teller.join(NOTIFY_SECONDS)
+        first = min(set(range(self.world.size)) - silent)
         # When the first process ends, the others lose it, and a launcher ends them: first let each leave its reason.
-        # Rank 0 ends first, since its observers would be told of a lost contact, too.
-        time.sleep(self.silence_seconds + (0 if self.world.is_main else 4 * self.beat_seconds))
-        os._exit(CRASHED)
+        # The one that tells ends before the others. In rank 0, observers would be told of a lost contact, too.
+        if self.world.rank == first:
+            complain(f"error: {reason}")
+            teller = threading.Thread(target=self._survive, args=[lambda: self.failed(Hang(reason))], daemon=True)
+            teller.start()
+            self._stay(self.silence_seconds)
+            self._stay(NOTIFY_SECONDS - self.silence_seconds, lambda: not teller.is_alive())
+            self._report(told=True)
+            self._stay(2 * self.beat_seconds)
+        else:
+            self._stay(self.silence_seconds)
+            self._stay(NOTIFY_SECONDS + self.silence_seconds, lambda: self.reports[first].told)
+            self._stay(6 * self.beat_seconds)
+
+    def _stay(self, seconds: float, over: Callable[[], bool] = lambda: False) -> None:
+        """Go on answering the others, until `over` is true, but not longer than `seconds`."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not over():
+            self._report()
+            time.sleep(self.beat_seconds)
+
+    def _report(self, told: bool = False) -> None:
+        own = self.reports[self.world.rank]
+        self.reports[self.world.rank] = replace(own, beat=own.beat + 1, told=own.told or told)
 
 
 @contextmanager

@@ -48,6 +48,7 @@ class Lifetime:
         self.failed: Callable[[BaseException], None] = lambda error: None  # for observers; the reason is printed
         self.phase = Phase.STARTING
         self.stop = False
+        self.ending = False  # how the attempt ends is being told, within limits of its own: no hang
         self.clock = Clock()
         self._asked_at = 0.0
         self._signalled = threading.Event()
@@ -149,5 +150,8 @@ def leave_reason(text: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and not os.path.exists(path):
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
-        with open(path, "w") as f:
-            json.dump({"message": {"message": text, "extraInfo": extra}}, f)
+        try:
+            with open(path, "w") as f:
+                json.dump({"message": {"message": text, "extraInfo": extra}}, f)
+        except OSError as error:  # a full disk must not keep this process from ending
+            complain(f"why this process ends could not be written for its launcher: {error}")

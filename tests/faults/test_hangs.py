@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fault_kit import LONG, at_step, finish, launch
+from hook_kit import hook
 from mingpt.observe.ledger import accounts
 from node_kit import Node
 from own_kit import OwnRun, own_run
@@ -69,6 +70,29 @@ def test_a_hang_ends_the_run_and_says_where(how: str, workers: int, tmp_path: Pa
     assert re.search(f"^launch: exit code 70: .*process [01]: the run hangs: {summary}", output, re.M)
     assert re.search(r"^rank 0 on \S+: no progress for 6 s .*; last entered all_\w+ #\d+; in ", output, re.M)
     assert re.search(stack, output)
+
+
+def test_the_first_process_that_answers_posts_the_alarm(new_run: Callable[..., Run]) -> None:
+    with hook() as there:
+        run = new_run("health.hang_seconds=3", f"health.notify='{there.url}'")
+        once = ("launch.max_attempts_without_progress=1", "snapshot.every_steps=0")
+        node = Node(launch(run, "launch.shutdown_timeout_seconds=1", *once))
+        node.on_line = at_step(50, lambda: os.kill(node.workers()[0], signal.SIGSTOP))
+        finish(node, 70)
+        [told] = [body for body in there.bodies() if body["event"] == "hang"]
+    assert told["text"].startswith(f"the run hangs: {HERE.replace('1', '0', 1)} does not answer")
+    assert (told["attempt"], told["step"] >= 50) == (1, True)
+
+
+@pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 70)])
+def test_observers_that_take_long_at_the_end_do_not_hang(fails: bool, code: int, tmp_path: Path) -> None:
+    run = own_run(tmp_path / "run", "Linear", "health.hang_seconds=1")
+    run.code = ("model._target_=own_kit.Linear", "data._target_=own_kit.ends_slowly", f"data.fails={fails}")
+    started = run.start(1)
+    assert started.wait() == code, started.output
+    assert ("finished: step 24, digest " in started.output) is not fails
+    assert ("error: ZeroDivisionError" in started.output) is fails
+    assert "no progress" not in started.output
 
 
 def test_what_is_slow_does_not_hang(tmp_path: Path) -> None:

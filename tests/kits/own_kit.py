@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from examples.classifier import Classifier, rows
 from mingpt.data.own import Rows, source_of
 from mingpt.data.source import Source
+from mingpt.observe.events import AttemptEnded, AttemptFailed, Event
+from mingpt.observe.jsonl import MetricsLog
 from mingpt.train import stats
 from run_kit import Run
 
@@ -322,6 +324,8 @@ HANGS: dict[str, Callable[[], object]] = {
     "sleeps": lambda: time.sleep(1000),
     "holds the lock": lambda: ctypes.PyDLL(None).sleep(1000),  # PyDLL does not release the interpreter lock
     "leaves out": leave_out_a_collective,
+    "raises": lambda: 1 / 0,
+    "goes on": lambda: None,
 }
 
 
@@ -329,6 +333,19 @@ def hangs(micro_size: int, how: str, after: int = 40) -> Source:
     source = rows(micro_size, count=300)
     assert isinstance(source.train, Rows)
     return replace(source, train=Hanging(source.train.tensors, how, after))
+
+
+def ends_slowly(micro_size: int, fails: bool = False) -> Source:
+    """Data of a run that has an observer which takes its time at the end. fails: the run ends with an error."""
+    before = MetricsLog.on
+
+    def on(log: MetricsLog, event: Event) -> None:
+        before(log, event)
+        if isinstance(event, AttemptEnded | AttemptFailed):
+            time.sleep(9)
+
+    MetricsLog.on = on  # type: ignore[assignment, method-assign]
+    return hangs(micro_size, "raises" if fails else "goes on")
 
 
 class Slow(Linear):

@@ -1,7 +1,10 @@
 """The watchdog: what a process says of itself, what all of them together mean, and when it is no hang."""
 
+import os
+import subprocess
 import sys
 import threading
+import time as clock
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +15,12 @@ import torch
 import torch.distributed as dist
 
 from config_kit import configured
+from mingpt.errors import CRASHED
 from mingpt.world import hang
 from mingpt.world.hang import Report, Watchdog, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.world import Progress, World
+from paths_kit import KITS, ROOT
 
 NAMES = ["all_gather", "all_to_all", "all_gather"] * 20
 
@@ -204,6 +209,82 @@ def test_without_a_store_each_process_decides_alone(time: Time, pair: tuple[Watc
     dog._talk()
     assert dog.trouble == "the store is gone"
     assert beat(time, dog, 110, {})
+
+
+HANG = """
+import tempfile, time
+from mingpt.errors import CRASHED
+from mingpt.world import hang
+from mingpt.world.lifetime import Lifetime, Phase
+from config_kit import configured
+from snapshot_kit import ALONE
+tempfile.tempdir = "/nowhere"  # no folder for files: the disk is full
+lifetime = Lifetime()
+lifetime.phase = Phase.TRAINING
+with hang.watched(configured("health.hang_seconds=1"), ALONE, lifetime):
+    time.sleep(60)
+"""
+
+
+def test_a_disk_that_is_full_does_not_save_a_process_that_hangs() -> None:
+    """Where its stacks and its reason can't be written, it says so, and ends."""
+    unusable = {"TORCHELASTIC_ERROR_FILE": "/nowhere/error.json", "PYTHONPATH": f"{KITS}:{ROOT}"}
+    command = [sys.executable, "-c", HANG]
+    ended = subprocess.run(command, env={**os.environ, **unusable}, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == CRASHED, ended.stderr
+    assert "error: the run hangs: rank 0 on" in ended.stderr
+    assert "/nowhere/error.json" in ended.stderr
+    assert 'File "<string>", line' in ended.stderr  # the stacks
+
+
+def test_the_watching_goes_on_after_an_error(
+    pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dog, _ = pair
+    looks = list[int]()
+
+    def hangs() -> bool:
+        looks.append(1)
+        if len(looks) == 5:
+            dog.stopped.set()
+        raise OSError("no space left")
+
+    dog.beat_seconds = 0.01
+    monkeypatch.setattr(dog, "hangs", hangs)
+    dog._watch()
+    assert len(looks) == 5
+    assert capfd.readouterr().err.count("OSError: no space left") == 1
+
+
+def test_who_tells_of_the_hang_ends_first(
+    pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher ends the others as soon as one has ended."""
+    ended, told = list[str](), threading.Event()
+
+    def tell(error: BaseException) -> None:
+        told.wait(60)
+
+    monkeypatch.setattr(hang, "time", clock)
+    monkeypatch.setattr(hang.os, "_exit", lambda code: ended.append(threading.current_thread().name))
+    for dog in pair:
+        dog.silence_seconds, dog._asking = 0.2, True
+        dog.reports |= {0: report(3), 1: report(3)}
+        dog.failed = tell
+    pair[0].heard[1] = pair[1].heard[0] = pair[0].awake
+    talking = [threading.Thread(target=dog._talk, daemon=True) for dog in pair]
+    ending = [threading.Thread(target=dog._end, name=str(dog.world.rank)) for dog in pair]
+    for thread in (*talking, *ending):
+        thread.start()
+    ending[1].join(2)  # more than it needs to end
+    assert ended == []
+    told.set()
+    for thread in ending:
+        thread.join(60)
+    assert ended == ["0", "1"]
+    assert capfd.readouterr().err.count("error: the run hangs") == 1
+    for dog in pair:
+        dog.stopped.set()
 
 
 def test_the_first_reason_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,9 @@
 """What is said, and left behind, when memory runs out."""
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,8 +11,10 @@ import torch
 from torch.cuda import memory
 
 from config_kit import configured
+from mingpt.errors import USER_ERROR
 from mingpt.world.failures import classify, leave_memory_picture
 from mingpt.world.lifetime import Phase
+from paths_kit import KITS, ROOT
 
 
 @pytest.mark.parametrize(
@@ -34,3 +40,35 @@ def test_a_gpus_memory_is_left_below_run_dir(tmp_path: Path, monkeypatch: pytest
     assert f"run.dir/memory/{left.name}, for https://pytorch.org/memory_viz" in said
     (tmp_path / "file").touch()
     assert "could not be written" in leave_memory_picture(str(tmp_path / "file"))
+
+
+REPORT = """
+import sys, time, torch
+from pathlib import Path
+from torch.cuda import memory
+from config_kit import configured
+from mingpt.train import attempt
+from mingpt.world import entry
+from mingpt.world.lifetime import Lifetime
+memory._dump_snapshot = lambda name: Path(name).write_bytes(b"torch's pickle")
+attempt.PICTURE_SECONDS = 2
+config = configured("run.dir=s3://bucket/run")
+program = lambda _, lifetime: attempt.report_failure(torch.OutOfMemoryError("CUDA"), lifetime, config)
+entry.run(lambda: program, Lifetime(), worker=False)
+"""
+
+
+def test_a_bucket_that_does_not_answer_hides_no_reason() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        variables = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "PYTHONPATH": f"{KITS}:{ROOT}",
+        }
+        command = [sys.executable, "-c", REPORT]
+        ended = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == USER_ERROR, ended.stderr
+    reason, picture = ended.stderr.splitlines()[-2:]
+    assert reason.startswith("error: out of memory in the first step: lower batch.micro_size")
+    assert picture == "what lies in the GPU's memory could not be written within 2 s"
