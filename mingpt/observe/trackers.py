@@ -116,7 +116,8 @@ def wandb(about: About) -> Iterator[Write]:
         dir=folder,
         config=about.config,
         allow_val_change=True,
-        settings=client.Settings(console="off", silent=True, disable_git=True, disable_code=True),
+        # x_disable_meta: no command line, which may hold secrets, and nothing of the machine
+        settings=client.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True),
     )
     if run.disabled:
         raise UserError("there is no WANDB_API_KEY in the environment, and no login: set one, or WANDB_MODE=offline")

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -147,6 +148,23 @@ def test_a_run_of_two_attempts_is_one_curve_everywhere(tmp_path: Path) -> None:
         assert curves["val_accuracy"] == [(8, 0.25), (16, 0.25)], name
         assert curves["skipped_in_a_row"] == [(5, 1)], name
         assert {len(curves[key]) for key in ("lr", "tokens_per_second")} == {LAST}, name
+
+
+def test_wandb_gets_no_secret_of_the_command_line(tmp_path: Path) -> None:
+    """A process of its own: W&B reads the command line once in a process."""
+    lines = [
+        "from mingpt.observe import trackers",
+        f"about = trackers.About({ID!r}, 'a-run', {str(tmp_path)!r}, 1, 0, {{}}, print)",
+        "with trackers.wandb(about) as write:",
+        "    write((1, {'loss': 1.0}))",
+    ]
+    arguments = ["health.notify=http://127.0.0.1:1/SECRET77", "seed=4242424242"]
+    subprocess.run([sys.executable, "-c", "\n".join(lines), *arguments], check=True, timeout=240)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".wandb" for path in written)
+    for path in written:
+        assert b"SECRET77" not in path.read_bytes(), path
+        assert b"4242424242" not in path.read_bytes(), path
 
 
 def test_in_a_bucket_tensorboard_has_all_and_its_files_do_not_grow_for_ever(
