@@ -276,7 +276,9 @@ def test_a_server_that_does_not_answer_holds_up_no_run(tmp_path: Path, monkeypat
     assert said == ["track=mlflow did not end in time: its last items may be lost"]
 
 
-def test_what_is_wrong_with_trackers_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_trackers_is_reported_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert problems("track=[tensorbord,wandb]", "seed=x") == [
         "seed='x': must be a valid integer",
         "track=tensorbord is not one of tensorboard, wandb, mlflow, trackio (did you mean tensorboard?)",
@@ -287,6 +289,7 @@ def test_what_is_wrong_with_trackers_is_told_before_anything_starts(monkeypatch:
         "track=trackio can't write to a run.dir in a bucket: set TRACKIO_DIR or TRACKIO_SPACE_ID or TRACKIO_SERVER_URL "
         "in the environment",
     ]
+    assert problems("track=[mlflow,trackio]", f"run.dir=file://{tmp_path}/run") == []
     monkeypatch.setitem(sys.modules, "wandb", None)  # Python's way to say that there is none
     assert problems("track=[wandb,mlflow]") == [
         "track=wandb: its package is not installed: pip install -e '.[wandb]' in the checkout"
