@@ -18,7 +18,7 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord, records, segments
 
 FIELD = "equality"  # of a row of the metrics that has no step: the attempt's name
-END_SECONDS = 5.0  # at the end of an attempt, for reading what those before have recorded
+END_SECONDS = 15.0  # at the end of an attempt, for reading what those before have recorded
 
 
 def equality(config: Config, record: RunRecord) -> str | None:
@@ -35,6 +35,12 @@ def equality(config: Config, record: RunRecord) -> str | None:
     dropped = sorted(r.dropped for n, r in records(config.run.dir).items() if n < record.attempt and r.dropped)
     all_of_it = [{key: values[key] for key in sorted(affecting)}, path, dropped]
     return sha256(json.dumps(all_of_it, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def name_of(run_dir: str, path: str) -> str | None:
+    """The name in an attempt's metrics; None: its bits are compared with no other's."""
+    names = (row.get(FIELD) for row in rows_of(run_dir, path))
+    return next((name for name in names if isinstance(name, str)), None)
 
 
 class SameBits:
@@ -61,11 +67,16 @@ class SameBits:
         return False
 
     def on(self, event: Event) -> None:
+        """Events of snapshots come in other threads, at any time: nothing is compared there."""
         match event:
             case StepComputed():
                 self._new.append(event)
+                self._compare_new()
             case AttemptEnded() | AttemptFailed():
                 self._thread.join(END_SECONDS)
+                self._compare_new()
+
+    def _compare_new(self) -> None:
         if not self._thread.is_alive():
             new, self._new = self._new, []
             for step in new:
@@ -92,7 +103,7 @@ class SameBits:
                 again = found[found["step"] > start]
                 if attempt >= self.record.attempt or not len(again) or attempt not in metrics:
                     continue
-                if any(row.get(FIELD) == name for row in rows_of(run_dir, metrics[attempt])):
+                if name_of(run_dir, metrics[attempt]) == name:
                     self._before |= {step: (attempt, loss, norm) for step, norm, loss in again.tolist()}
         except Exception as error:
             reason = without_secrets(str(error)) or type(error).__name__

@@ -5,7 +5,9 @@ Not tried on a GPU so far: the tests have a recorded stand-in for NVML.
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -36,6 +38,7 @@ class Gpus:
         self.handles = [nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
         self.xids: list[list[int]] = [[] for _ in uuids]
         self._ecc: list[int | None] = [None for _ in uuids]
+        self._pause = threading.Event()  # never set
 
     def start(self) -> None:
         threading.Thread(target=self._sample_for_ever, name="gpus", daemon=True).start()
@@ -48,7 +51,7 @@ class Gpus:
         """A list of figures for each quantity, one for each GPU. None: this GPU does not have it.
 
         gpu_temperature: °C. gpu_memory_used: bytes, of all processes. gpu_throttled: reasons. gpu_ecc_errors: not
-        corrected, since the driver was loaded. gpu_xids: the driver's errors since the attempt began.
+        corrected, since the driver was loaded. gpu_xids: the driver's errors since the attempt began, each number once.
         """
         nvml = self.nvml
         bits = [self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, h) for h in self.handles]
@@ -97,24 +100,28 @@ class Gpus:
 
     def wait(self, events: Any) -> None:
         """Until the next sample; takes note of XIDs meanwhile."""
+        until = time.monotonic() + SAMPLE_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            with suppress(self.nvml.NVMLError):  # none came, or the GPU is lost
+                self._note(self.nvml.nvmlEventSetWait_v2(events, int(left * 1000) + 1))
+            # A driver that answers at once, again and again, must not keep a core busy.
+            self._pause.wait(max(0.0, min(SAMPLE_SECONDS / 10, until - time.monotonic())))
+
+    def _note(self, event: Any) -> None:
         nvml = self.nvml
-        try:
-            event = nvml.nvmlEventSetWait_v2(events, int(SAMPLE_SECONDS * 1000))
-        except nvml.NVMLError:  # none came
-            return
         known = [nvml.nvmlDeviceGetUUID(handle) for handle in self.handles]
         gpu = known.index(nvml.nvmlDeviceGetUUID(event.device))
         if event.eventData not in self.xids[gpu]:
             self._warn(gpu, f"XID {event.eventData} (NVIDIA's list of XID errors says what that is)")
-        self.xids[gpu].append(event.eventData)
+            self.xids[gpu].append(event.eventData)
 
     def _sample_for_ever(self) -> None:
-        pause, events = threading.Event(), self._register()
+        events = self._register()
         try:
             while True:
                 self.newest = self.sample()
                 if events is None:
-                    pause.wait(SAMPLE_SECONDS)
+                    self._pause.wait(SAMPLE_SECONDS)
                 else:
                     self.wait(events)
         except Exception as error:  # nothing else would report it

@@ -76,7 +76,7 @@ class MetricsLog:
     ) -> None:
         """more: returns what each row of a step has besides the event, such as the GPUs' figures."""
         self.attempt, self.wants, self.more = attempt, wants, more
-        self.file = RunFile(run_dir, f"metrics/attempt-{attempt:05d}.jsonl", say)
+        self.file, self.ended = RunFile(run_dir, f"metrics/attempt-{attempt:05d}.jsonl", say), False
 
     def on(self, event: Event) -> None:
         match event:
@@ -91,9 +91,12 @@ class MetricsLog:
             case SnapshotCommitted():
                 self.file.flush()
             case AttemptEnded() | AttemptFailed():
+                self.ended = True
                 self.file.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a line. A number that is not finite becomes null, since JSON has no NaN."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self.file.append(f"{json.dumps({'attempt': self.attempt, **finite}, allow_nan=False)}\n".encode())
+        if self.ended:  # a row of another observer that came late: nothing else would upload it
+            self.file.flush()

@@ -52,7 +52,7 @@ class Alarms:
     """Posts in a thread; a silent server delays nothing but the end of an attempt, by LIMIT_SECONDS at most."""
 
     def __init__(self, url: str, run: str, attempt: int | None, say: Callable[[str], None] = complain) -> None:
-        self.run, self.attempt, self.step = run, attempt, None
+        self.run, self.attempt = run, attempt
         self._background = Background[Mapping[str, Any]]("health.notify", partial(_webhook, url), say)
 
     def wants(self, step: int) -> bool:
@@ -66,7 +66,7 @@ class Alarms:
                 self.post("rolled back", event.step, event.reason)
             case AttemptFailed(error=Hang.__name__):
                 self.post("hang", event.step, event.reason)
-            # Where there is a launcher, that one tells how the run has failed.
+            # Where there is a launcher, that one reports how the run has failed.
             case AttemptFailed() if event.code == USER_ERROR and AGENT_PID not in os.environ:
                 self.post("failed", event.step, event.reason)
             case SnapshotLost():
@@ -86,12 +86,9 @@ class Alarms:
         self._background.close(seconds)
 
 
-def notify(
-    url: str | None, event: str, text: str, *, run: str, attempt: int | None = None, step: int | None = None,
-    limit_seconds: float = LIMIT_SECONDS,
-) -> None:  # fmt: skip
+def notify(url: str | None, event: str, text: str, *, run: str) -> None:
     """Post one alarm, if there is a webhook, for a process that is about to end. Raises nothing."""
     if url is not None:
-        alarms = Alarms(url, run, attempt)
-        alarms.post(event, step, text)
-        alarms.close(limit_seconds)
+        alarms = Alarms(url, run, None)
+        alarms.post(event, None, text)
+        alarms.close()

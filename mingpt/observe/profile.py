@@ -25,7 +25,7 @@ class Profile:
 
     def __init__(self, steps: str, run_dir: str, attempt: int, cuda: bool, say: Callable[[str], None]) -> None:
         self.steps, self.late, self.cuda, self.say = steps_to_profile(steps), int(cuda), cuda, say
-        self.run_dir, self.name = run_dir, f"attempt-{attempt:05d}-steps-{steps.replace(':', '-')}"
+        self.run_dir, self.attempt, self.asked, self.start = run_dir, attempt, steps, 0
         self._profile: profile | None = None
         self._step: record_function | None = None
         self._written: Background[profile] | None = None
@@ -36,6 +36,10 @@ class Profile:
     def on(self, event: Event) -> None:
         match event:
             case AttemptStarted():
+                self.start = event.start
+                if self.late and self.steps.start == event.start + 2:  # no event marks where that step begins
+                    self.steps = range(self.steps.start + 1, max(self.steps.stop, self.steps.start + 2))
+                self.steps = range(self.steps.start, min(self.steps.stop, event.last_step + 1))
                 self._next(event.start + 1)
             case StepComputed():
                 self._next(event.step + 1 + self.late)
@@ -43,6 +47,9 @@ class Profile:
                 self._next(self.steps.stop)
                 if self._written:
                     self._written.close(END_SECONDS)
+                elif self.start < self.steps.stop - 1:
+                    ended = f"this attempt ended after step {event.step}"
+                    self.say(f"profile.steps={self.asked}: nothing is recorded: {ended}")
 
     def _next(self, step: int) -> None:
         """Step number `step` begins now."""
@@ -73,10 +80,11 @@ class Profile:
             trace = Path(folder, "trace.json")
             recorded.export_chrome_trace(str(trace))
             contents = {"json.gz": gzip.compress(trace.read_bytes()), "txt": top.encode()}
-        path = f"{root.rstrip('/')}/profile/{self.name}"
+        name = f"attempt-{self.attempt:05d}-steps-{self.steps.start}-{self.steps.stop}"
+        path = f"{root.rstrip('/')}/profile/{name}"
         with place("run.dir", self.run_dir):
             make_folder(fs, path.rpartition("/")[0])
             for kind, content in contents.items():
                 fs.pipe_file(f"{path}.{kind}", content)
-        where = f"{str(without_secrets(self.run_dir)).rstrip('/')}/profile/{self.name}"
+        where = f"{str(without_secrets(self.run_dir)).rstrip('/')}/profile/{name}"
         self.say(f"profile: {where}.json.gz, for https://ui.perfetto.dev; its top ten: {where}.txt")

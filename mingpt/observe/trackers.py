@@ -31,14 +31,18 @@ from mingpt.storage import is_local, open_fs
 PROJECT = "mingpt"  # where the environment names none
 END_SECONDS = 20.0  # for all trackers, at the end of an attempt
 PART_ROWS = 4096  # of an event file: less than a megabyte
+FINISHED, STOPPED, FAILED = "FINISHED", "KILLED", "FAILED"
 
 Row = tuple[int, Mapping[str, float]]  # step, values
 Write = Callable[[Row], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class About:
-    """What a tracker is told of the run. id: the same in all attempts. start: steps done before this attempt."""
+    """What a tracker gets to know of the run. id: the same in all attempts. start: steps done before this attempt.
+
+    end: how the attempt ended, by MLflow's names; right when no more rows come.
+    """
 
     id: str
     name: str
@@ -47,6 +51,7 @@ class About:
     start: int
     config: dict[str, Any]
     say: Callable[[str], None]
+    end: str = FAILED
 
     def folder(self, name: str) -> str:
         """A local folder for a tracker's files: in run.dir, or, if that is a bucket, one that is not kept."""
@@ -116,7 +121,8 @@ def wandb(about: About) -> Iterator[Write]:
         dir=folder,
         config=about.config,
         allow_val_change=True,
-        settings=client.Settings(console="off", silent=True, disable_git=True, disable_code=True),
+        # x_disable_meta: no command line, which may hold secrets, and nothing of the machine
+        settings=client.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True),
     )
     if run.disabled:
         raise UserError("there is no WANDB_API_KEY in the environment, and no login: set one, or WANDB_MODE=offline")
@@ -125,7 +131,7 @@ def wandb(about: About) -> Iterator[Write]:
         traces = read_trace(about.run_dir).items()
         last = max((int(found["step"].max(initial=0)) for n, found in traces if n < about.attempt), default=0)
     yield beyond(last, lambda row: run.log(dict(row[1]), step=row[0]))
-    run.finish()
+    run.finish(exit_code=0 if about.end == FINISHED else 1)
 
 
 @contextmanager
@@ -156,7 +162,7 @@ def mlflow(about: About) -> Iterator[Write]:
         client.log_batch(id, metrics=new)
 
     yield write
-    client.set_terminated(id, "FINISHED")
+    client.set_terminated(id, about.end)
 
 
 @contextmanager
@@ -203,7 +209,7 @@ class Trackers:
     def __init__(
         self, names: list[str], about: About, say: Callable[[str], None], wants: Callable[[int], bool]
     ) -> None:
-        self.wants = wants
+        self.wants, self._about = wants, about
         names = list(dict.fromkeys(names))
         self._all = [Background[Row](f"track={name}", partial(TRACKERS[name], about), say) for name in names]
 
@@ -217,6 +223,8 @@ class Trackers:
             case Evaluated():
                 self._put(event.step, val_loss=event.val_loss, val_accuracy=event.accuracy)
             case AttemptEnded() | AttemptFailed():
+                if isinstance(event, AttemptEnded):
+                    self._about.end = FINISHED if event.finished else STOPPED
                 until = time.monotonic() + END_SECONDS
                 for tracker in self._all:
                     tracker.end()

@@ -1,6 +1,6 @@
 """What a report says about equal bits: from the snapshots' history, and from the trace."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -32,20 +32,33 @@ def equality(manifest: Manifest | None) -> list[str]:
     ]
 
 
-def twice(attempts: Sequence[Records], dropped: bool) -> str:
-    """Whether steps that several attempts have computed have the same bits. attempts: traces, oldest first."""
-    if not attempts:
-        return ""
-    every = np.concatenate(attempts)
-    every = every[np.argsort(every["step"], kind="stable")]
-    again = every["step"][1:] == every["step"][:-1]
-    if not again.any():
-        return "No step of the trace was computed twice."
-    text = f"Steps computed twice: {again.sum():,}"
-    raw = np.ascontiguousarray(every).view(np.uint8).reshape(len(every), -1)
-    differs = again & (raw[1:] != raw[:-1]).any(1)
-    if not differs.any():
+def twice(traces: Mapping[int, Records], names: Mapping[int, str | None]) -> str:
+    """Whether steps that several attempts have computed have the same bits. By attempt.
+
+    names: of what an attempt's bits follow from. Attempts with the same name are compared; None: with no other.
+    """
+    total, compared, different = _again(traces.values()), 0, list[int]()
+    for name in {names.get(attempt) for attempt in traces} - {None}:
+        every = np.concatenate([trace for attempt, trace in traces.items() if names.get(attempt) == name])
+        every = every[np.argsort(every["step"], kind="stable")]
+        again = every["step"][1:] == every["step"][:-1]
+        raw = np.ascontiguousarray(every).view(np.uint8).reshape(len(every), -1)
+        differs = again & (raw[1:] != raw[:-1]).any(1)
+        compared += int(again.sum())
+        different += every["step"][1:][differs].tolist()
+    if not total:
+        return "No step of the trace was computed twice." if traces else ""
+    if not compared:
+        return (
+            f"Steps computed twice: {total:,} in attempts whose bits may differ (other settings, machines or batches)."
+        )
+    text = f"Steps computed twice: {compared:,}"
+    if not different:
         return f"{text}, all with the same bits of loss and gradient norm."
-    why = "; a rollback left out batches, so they may" if dropped else ""
-    first = every["step"][1:][differs][0]
-    return f"{text}, of which {differs.sum():,} have other bits, the first of them step {first:,}{why}."
+    return f"{text}, of which {len(different):,} have other bits, the first of them step {min(different):,}."
+
+
+def _again(traces: Iterable[Records]) -> int:
+    """How many records are of a step that another one has, too, not counting the first of each."""
+    steps = np.concatenate([np.empty(0, np.uint32), *(trace["step"] for trace in traces)])
+    return len(steps) - len(np.unique(steps))

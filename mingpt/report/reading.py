@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from mingpt.errors import UserError
 from mingpt.observe.configfile import NAME
+from mingpt.observe.earlier import name_of
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import GROUPS, Account, Ledger, kept_until, ledger
 from mingpt.observe.trace import Records, read_trace
 from mingpt.plainfile import NotPlain, check_file, link_problem
 from mingpt.redact import without_secrets
 from mingpt.report.bits import twice
-from mingpt.snapshot.attempts import REWIND, Record, records
+from mingpt.snapshot.attempts import REWIND, Record, records, segments
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.find import split_url
 from mingpt.snapshot.format import Manifest
@@ -130,7 +131,7 @@ def read_run(url: str) -> Run:
         manifest=manifest,
         snapshots=store.steps(),
         config=_config(folder),
-        twice=twice(list(trace.values()), any(record.dropped for record in claimed.values())),
+        twice=twice(trace, {n: name_of(folder, path) for n, path in segments(folder).items() if n in trace}),
     )
 
 

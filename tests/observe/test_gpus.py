@@ -9,6 +9,7 @@ import pynvml
 import pytest
 import torch
 
+from mingpt.observe import gpus as gpus_module
 from mingpt.observe.events import StepDone
 from mingpt.observe.gpus import Gpus, open_gpus
 from mingpt.observe.jsonl import MetricsLog, read_metrics
@@ -81,7 +82,8 @@ def test_figures_are_in_the_metrics(tmp_path: Path) -> None:
     }
 
 
-def test_a_sick_gpu_is_named() -> None:
+def test_a_sick_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus_module, "SAMPLE_SECONDS", 0.2)
     nvml, lines = Nvml(ecc=3), list[str]()
     gpus = Gpus(nvml, ["a", "b"], lines.append)
     gpus.sample()
@@ -89,12 +91,30 @@ def test_a_sick_gpu_is_named() -> None:
     nvml.ecc, nvml.xids = 5, [("GPU-b", 79), ("GPU-b", 79)]
     for _ in range(3):
         gpus.wait(None)
-    assert gpus.sample()["gpu_xids"] == [[], [79, 79]]
+    assert gpus.sample()["gpu_xids"] == [[], [79]]
     assert ["GPU 1 on" in line and "XID 79" in line for line in lines[:1]] == [True]
     assert "GPU 0 on" in lines[1]
     assert "2 more memory errors" in lines[1]
     gpus.sample()
     assert len(lines) == 2, "said again, though there are no more"
+
+
+def test_an_error_that_comes_again_and_again_is_noted_once_and_leaves_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    class Repeating(Nvml):
+        def nvmlEventSetWait_v2(self, events: Any, milliseconds: int) -> Any:
+            nonlocal asked
+            asked += 1
+            return SimpleNamespace(device="GPU-b", eventData=79)
+
+    monkeypatch.setattr(gpus_module, "SAMPLE_SECONDS", 0.2)
+    lines = list[str]()
+    gpus = Gpus(Repeating(), ["a", "b"], lines.append)
+    gpus.wait(None)
+    assert 1 <= asked <= 11
+    assert gpus.sample()["gpu_xids"] == [[], [79]]
+    assert len(lines) == 1
 
 
 def test_without_a_gpu_nothing_is_asked() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from config_kit import problems
-from mingpt.observe.events import AttemptEnded, StepComputed
+from mingpt.observe.events import AttemptEnded, AttemptStarted, StepComputed
 from mingpt.observe.profile import Profile
 from run_kit import Run
 
@@ -47,6 +47,32 @@ def test_an_attempt_that_ends_early_stores_what_it_has_also_in_a_bucket() -> Non
     assert said == [f"profile: {stem}.json.gz, for https://ui.perfetto.dev; its top ten: {stem}.txt"]
     raw = fsspec.filesystem("memory").cat_file(f"{stem}.json.gz")
     assert spans(raw) == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"]
+
+
+def on_cuda(steps: str, run_dir: str, start: int, last: int) -> list[str]:
+    """What a profile says where each step's event comes when the next step is under way."""
+    said: list[str] = []
+    profile = Profile(steps, run_dir, 1, cuda=False, say=said.append)
+    profile.late = 1
+    profile.on(AttemptStarted(1, start, last, 1, "cuda", "n1", 1, 1))
+    for step in range(start + 1, last + 1):
+        torch.nn.Linear(3, 3)(torch.ones(2, 3))
+        profile.on(StepComputed(step, 1.0, 1.0, (), ()))
+    profile.on(AttemptEnded(last, True, None))
+    return said
+
+
+def test_on_cuda_a_step_whose_beginning_no_event_marks_gives_way_to_the_next(tmp_path: Path) -> None:
+    [said] = on_cuda("2:3", str(tmp_path), 0, 6)
+    stem = f"{tmp_path}/profile/attempt-00001-steps-3-4"
+    assert said == f"profile: {stem}.json.gz, for https://ui.perfetto.dev; its top ten: {stem}.txt"
+    assert spans(Path(f"{stem}.json.gz").read_bytes()) == ["ProfilerStep#3"]
+
+
+def test_an_attempt_that_could_record_nothing_says_so_once(tmp_path: Path) -> None:
+    nothing = "profile.steps=8:9: nothing is recorded: this attempt ended after step 6"
+    assert on_cuda("8:9", str(tmp_path), 0, 6) == [nothing]
+    assert on_cuda("2:4", str(tmp_path), 5, 6) == []  # these steps were an earlier attempt's
 
 
 @pytest.mark.parametrize("bad", ["7", "7:7", "0:3", "a:b", "3:2:1"])

@@ -1,15 +1,23 @@
 """Steps that are computed again: where their bits differ, and nothing was changed, that is an alarm."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
 import torch
 
+from config_kit import configured
 from hook_kit import hook
 from mingpt.errors import FINISHED
-from mingpt.observe.trace import RECORD
+from mingpt.observe import earlier
+from mingpt.observe.earlier import SameBits
+from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepComputed
+from mingpt.observe.jsonl import MetricsLog
+from mingpt.observe.trace import RECORD, Trace
+from mingpt.snapshot.attempts import RunRecord, segments
 from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
@@ -30,8 +38,8 @@ def again(tmp_path: Path, number: int, sick: int | None = None) -> None:
     path = tmp_path / f"run/trace/attempt-{number:05d}-{(1 if number == 1 else 11):09d}.bin"
     records = np.frombuffer(path.read_bytes(), RECORD).copy()
     if sick:
-        norm = records["norm"][records["step"] == sick].view(np.uint64)
-        records["norm"][records["step"] == sick] = (norm ^ 1).view(np.float64)
+        norm = records["norm"]
+        norm[records["step"] == sick] = np.nextafter(norm, np.inf, dtype=norm.dtype)[records["step"] == sick]
     path.write_bytes(records.tobytes())
 
 
@@ -63,3 +71,50 @@ def test_what_was_changed_may_differ(
     again(tmp_path, 3)
     assert train("train.max_steps=20", "reduce=fast", "resume.changed=true") == FINISHED
     assert "ALARM" not in capsys.readouterr().out
+
+
+def observed(run_dir: str, number: int) -> tuple[MetricsLog, SameBits, list[BitsDiffer]]:
+    """The metrics and the comparison of an attempt of a run that begins at step 0."""
+    config, differ = configured(f"run.dir={run_dir}"), list[BitsDiffer]()
+    provenance = {"config": config.model_dump(), "history": [{"from_step": 0, "numerics": {"device": "cpu"}}]}
+    log = MetricsLog(run_dir, number, print)
+    record = RunRecord(number, None, provenance)
+    return log, SameBits(config, record, log.write, differ.append, print), differ
+
+
+def test_a_name_that_is_known_late_reaches_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metrics end before the comparison does."""
+    go_on, find_name = threading.Event(), earlier.equality
+    monkeypatch.setattr(earlier, "equality", lambda *known: (go_on.wait(60), find_name(*known))[1])
+    run_dir = f"memory://same-bits-{uuid4().hex}/run"
+    log, same, _ = observed(run_dir, 1)
+    log.on(AttemptEnded(1, True, None))
+    go_on.set()
+    same.on(AttemptEnded(1, True, None))
+    assert earlier.name_of(run_dir, segments(run_dir)[1])
+
+
+def test_only_steps_and_the_end_are_compared(tmp_path: Path) -> None:
+    """The threads of the snapshots' writers publish, too."""
+    trace, (log, same, _) = Trace(f"{tmp_path}/run", 1, print), observed(f"{tmp_path}/run", 1)
+    for observer in (trace, same, log):
+        observer.on(StepComputed(1, 2.0, 0.5, (), ()))
+        observer.on(AttemptEnded(1, False, None))
+    _, same, differ = observed(f"{tmp_path}/run", 2)
+    same._thread.join(60)
+    same._new.append(StepComputed(1, 3.0, 0.5, (), ()))  # as if the main thread were about to compare it
+    same.on(SnapshotCommitted(1, "d", 0.1))
+    assert differ == []
+    same.on(AttemptEnded(1, True, None))
+    assert [event.loss for event in differ] == [(2.0, 3.0)]
+
+
+def test_a_norm_of_float64_has_the_same_bits_again(tmp_path: Path) -> None:
+    trace, (log, same, _) = Trace(f"{tmp_path}/run", 1, print), observed(f"{tmp_path}/run", 1)
+    for observer in (trace, same, log):
+        observer.on(StepComputed(1, 2.0, 1 / 3, (), ()))
+        observer.on(AttemptEnded(1, False, None))
+    _, same, differ = observed(f"{tmp_path}/run", 2)
+    same.on(StepComputed(1, 2.0, 1 / 3, (), ()))
+    same.on(AttemptEnded(1, True, None))
+    assert differ == []

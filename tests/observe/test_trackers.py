@@ -2,12 +2,14 @@
 
 import json
 import struct
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import fsspec
@@ -17,9 +19,19 @@ import pytest
 from config_kit import configured, problems
 from hook_kit import hook
 from mingpt.config import checks
+from mingpt.errors import CRASHED
 from mingpt.observe import background, trackers
 from mingpt.observe.background import Background
-from mingpt.observe.events import AttemptEnded, Evaluated, Event, Observer, StepComputed, StepDone, StepSkipped
+from mingpt.observe.events import (
+    AttemptEnded,
+    AttemptFailed,
+    Evaluated,
+    Event,
+    Observer,
+    StepComputed,
+    StepDone,
+    StepSkipped,
+)
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.trace import Trace
 from mingpt.observe.trackers import About, Trackers
@@ -83,11 +95,10 @@ def of_tensorboard(run_dir: str) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def of_wandb(run_dir: str) -> dict[str, list[tuple[int, float]]]:
+def wandb_records(run_dir: str) -> Iterator[Any]:
     """Its files are LevelDB's logs of its own messages."""
     from wandb.proto import wandb_internal_pb2 as messages
 
-    curves: dict[str, list[tuple[int, float]]] = {}
     for path in sorted(Path(run_dir, "wandb/wandb").glob(f"offline-run-*-{ID}/*.wandb")):
         raw, at, message = path.read_bytes(), 7, b""  # after the file's header
         while at + 7 <= len(raw):
@@ -98,23 +109,41 @@ def of_wandb(run_dir: str) -> dict[str, list[tuple[int, float]]]:
             message += raw[at + 7 : at + 7 + length]
             at += 7 + length
             if kind in (1, 4):  # whole, or the last piece
-                record = messages.Record.FromString(message)  # type: ignore[attr-defined]
+                yield messages.Record.FromString(message)  # type: ignore[attr-defined]
                 message = b""
-                for item in record.history.item:
-                    key = item.key or item.nested_key[0]
-                    curves.setdefault(key, []).append((record.history.step.num, json.loads(item.value_json)))
+
+
+def of_wandb(run_dir: str) -> dict[str, list[tuple[int, float]]]:
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for record in wandb_records(run_dir):
+        for item in record.history.item:
+            key = item.key or item.nested_key[0]
+            curves.setdefault(key, []).append((record.history.step.num, json.loads(item.value_json)))
     return {key: values for key, values in curves.items() if not key.startswith("_")}
 
 
-def of_mlflow(run_dir: str) -> dict[str, list[tuple[int, float]]]:
+def ends(run_dir: str) -> tuple[str, int]:
+    """How the newest attempt ended: MLflow's status of the run, W&B's exit code."""
+    [code] = [record.exit.exit_code for record in wandb_records(run_dir) if record.HasField("exit")][-1:]
+    return mlflow_run(run_dir).info.status, code
+
+
+def mlflow_run(run_dir: str) -> Any:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"file:{run_dir}/mlflow")
     experiment = client.get_experiment_by_name("mingpt")
     assert experiment
     [run] = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def of_mlflow(run_dir: str) -> dict[str, list[tuple[int, float]]]:
+    from mlflow.tracking import MlflowClient
+
+    client, run = MlflowClient(f"file:{run_dir}/mlflow"), mlflow_run(run_dir)
     assert run.data.params["optimizer.lr"] == "0.01"
-    assert (run.info.run_name, run.info.status) == ("a-run", "FINISHED")
+    assert run.info.run_name == "a-run"
     return {k: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, k)] for k in run.data.metrics}
 
 
@@ -136,8 +165,10 @@ def test_a_run_of_two_attempts_is_one_curve_everywhere(tmp_path: Path) -> None:
     """All four in one test: each takes seconds to import."""
     run_dir, names = str(tmp_path / "run"), list(trackers.TRACKERS)
     train(names, run_dir, 1, 0, FIRST)
+    assert ends(run_dir) == ("KILLED", 1)  # stopped
     time.sleep(1.1)  # W&B names a folder by the second
     train(names, run_dir, 2, START, LAST)
+    assert ends(run_dir) == ("FINISHED", 0)
     for name in names:
         curves = globals()[f"of_{name}"](run_dir)
         small = (lambda x: float(np.float32(x))) if name == "tensorboard" else float
@@ -147,6 +178,29 @@ def test_a_run_of_two_attempts_is_one_curve_everywhere(tmp_path: Path) -> None:
         assert curves["val_accuracy"] == [(8, 0.25), (16, 0.25)], name
         assert curves["skipped_in_a_row"] == [(5, 1)], name
         assert {len(curves[key]) for key in ("lr", "tokens_per_second")} == {LAST}, name
+
+
+def test_a_failed_attempt_has_failed_in_the_trackers_too(tmp_path: Path) -> None:
+    curves = Trackers(["wandb", "mlflow"], about(str(tmp_path), 1, 0), print, lambda _: True)
+    curves.on(AttemptFailed(1, CRASHED, "RuntimeError", "gone"))
+    assert ends(str(tmp_path)) == ("FAILED", 1)
+
+
+def test_wandb_gets_no_secret_of_the_command_line(tmp_path: Path) -> None:
+    """A process of its own: W&B reads the command line once in a process."""
+    lines = [
+        "from mingpt.observe import trackers",
+        f"about = trackers.About({ID!r}, 'a-run', {str(tmp_path)!r}, 1, 0, {{}}, print)",
+        "with trackers.wandb(about) as write:",
+        "    write((1, {'loss': 1.0}))",
+    ]
+    arguments = ["health.notify=http://127.0.0.1:1/SECRET77", "seed=4242424242"]
+    subprocess.run([sys.executable, "-c", "\n".join(lines), *arguments], check=True, timeout=240)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".wandb" for path in written)
+    for path in written:
+        assert b"SECRET77" not in path.read_bytes(), path
+        assert b"4242424242" not in path.read_bytes(), path
 
 
 def test_in_a_bucket_tensorboard_has_all_and_its_files_do_not_grow_for_ever(
@@ -222,7 +276,9 @@ def test_a_server_that_does_not_answer_holds_up_no_run(tmp_path: Path, monkeypat
     assert said == ["track=mlflow did not end in time: its last items may be lost"]
 
 
-def test_what_is_wrong_with_trackers_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_trackers_is_reported_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert problems("track=[tensorbord,wandb]", "seed=x") == [
         "seed='x': must be a valid integer",
         "track=tensorbord is not one of tensorboard, wandb, mlflow, trackio (did you mean tensorboard?)",
@@ -233,6 +289,7 @@ def test_what_is_wrong_with_trackers_is_told_before_anything_starts(monkeypatch:
         "track=trackio can't write to a run.dir in a bucket: set TRACKIO_DIR or TRACKIO_SPACE_ID or TRACKIO_SERVER_URL "
         "in the environment",
     ]
+    assert problems("track=[mlflow,trackio]", f"run.dir=file://{tmp_path}/run") == []
     monkeypatch.setitem(sys.modules, "wandb", None)  # Python's way to say that there is none
     assert problems("track=[wandb,mlflow]") == [
         "track=wandb: its package is not installed: pip install -e '.[wandb]' in the checkout"

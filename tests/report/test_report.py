@@ -88,13 +88,25 @@ def test_tokens_and_time_of_steps(tmp_path: Path) -> None:
 
 
 def test_steps_computed_twice_have_the_same_bits_or_the_first_that_differs_is_named(tmp_path: Path) -> None:
-    three_attempts(tmp_path / "same")
+    made = three_attempts(tmp_path / "same")
+    for attempt in (1, 2, 3):
+        made.metrics(attempt, [{"equality": "a"}])
     same = "Steps computed twice: 2, all with the same bits of loss and gradient norm."
     assert read_run(str(tmp_path / "same")).twice == same
     made = Made(tmp_path / "other").attempt(1, 0, 12, losses={12: math.nextafter(loss_of(12), 2)})
-    made.attempt(2, 10, 20, parent=1)
+    made.metrics(1, [{"equality": "a"}])
+    made.attempt(2, 10, 20, parent=1).metrics(2, [{"equality": "a"}])
     other = "Steps computed twice: 2, of which 1 have other bits, the first of them step 12."
     assert read_run(str(tmp_path / "other")).twice == other
+
+
+@pytest.mark.parametrize("names", [("a", "b"), (None, None)])
+def test_attempts_whose_bits_may_differ_are_not_compared(tmp_path: Path, names: tuple[str | None, ...]) -> None:
+    made = Made(tmp_path).attempt(1, 0, 12, losses={12: 7.0}).attempt(2, 10, 20, parent=1)
+    for attempt, name in enumerate(names, 1):
+        made.metrics(attempt, [{"equality": name}] if name else [])
+    text = "Steps computed twice: 2 in attempts whose bits may differ (other settings, machines or batches)."
+    assert read_run(str(tmp_path)).twice == text
 
 
 def test_equality_ends_where_the_numerics_or_the_config_changed(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from config_kit import configured
 from mingpt.errors import CRASHED
 from mingpt.world import hang
-from mingpt.world.hang import Report, Watchdog, locate, summary
+from mingpt.world.hang import Watchdog
+from mingpt.world.hangreport import Report, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.world import Progress, World
 from paths_kit import KITS, ROOT
