@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from config_kit import configured
 from mingpt.errors import CRASHED
-from mingpt.world import hang
+from mingpt.world import hang, hangreport
 from mingpt.world.hang import Watchdog
 from mingpt.world.hangreport import Report, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
@@ -72,7 +72,7 @@ def where() -> Where:
     return locate(sys._getframe().f_back)
 
 
-PACKAGE = Path(hang.PACKAGE)
+PACKAGE = Path(hangreport.PACKAGE)
 THREADING, DYNAMO = Path(threading.__file__), Path(torch.__file__).parent / "_dynamo/convert_frame.py"
 
 
@@ -215,7 +215,7 @@ def test_without_a_store_each_process_decides_alone(time: Time, pair: tuple[Watc
 HANG = """
 import tempfile, time
 from mingpt.errors import CRASHED
-from mingpt.world import hang
+from mingpt.world import hang, hangreport
 from mingpt.world.lifetime import Lifetime, Phase
 from config_kit import configured
 from snapshot_kit import ALONE
