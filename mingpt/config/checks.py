@@ -73,7 +73,7 @@ def installed(package: str) -> bool:
 def _tracker(name: str, c: Config, _: int) -> str | None:
     if not installed(name):
         return f"track={name}: its package is not installed: {install(name)}"
-    bucket = urlsplit(c.run.dir).scheme not in ("", "file", "local")
+    bucket = "://" in c.run.dir and not c.run.dir.startswith(("file://", "local://"))
     if bucket and name in PLACES and not any(map(os.environ.get, PLACES[name])):
         return f"track={name} can't write to a run.dir in a bucket: set {' or '.join(PLACES[name])} in the environment"
     return None

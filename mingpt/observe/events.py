@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 END_SECONDS = 20.0  # for all observers, at the end of an attempt
+FIRST_SECONDS = 5.0  # of these for the first observer, which may publish an event itself (earlier.py)
 TURN_SECONDS = 0.05  # most are done by then, so that what they print comes in their order
 
 
@@ -199,11 +200,11 @@ class Observers:
 
     def _publish_end(self, event: Event) -> None:
         until, waiting = time.monotonic() + END_SECONDS, dict[threading.Thread, Observer]()
-        for observer in self._observers:
+        for turn, observer in enumerate(self._observers):
             thread = threading.Thread(target=self._pass, args=[event, observer], daemon=True)
             waiting[thread] = observer
             thread.start()
-            thread.join(TURN_SECONDS)
+            thread.join(TURN_SECONDS if turn else FIRST_SECONDS)
         for thread, observer in waiting.items():
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():

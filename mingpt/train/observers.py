@@ -45,10 +45,10 @@ def open_observers(config: Config, record: RunRecord, compute: Compute, world: W
     metrics = MetricsLog(run_dir, record.attempt, say, wants, more=gpus.row if gpus else dict)
     observers = Observers(
         [
+            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
             *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
             *live,
             ConsoleLines(last, say, wants, live=bool(live)),
-            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
             Trace(run_dir, record.attempt, say),
             metrics,
             *stragglers(config, compute, hosts),

@@ -289,7 +289,8 @@ def test_what_is_wrong_with_trackers_is_reported_before_anything_starts(
         "track=trackio can't write to a run.dir in a bucket: set TRACKIO_DIR or TRACKIO_SPACE_ID or TRACKIO_SERVER_URL "
         "in the environment",
     ]
-    configured("track=[mlflow,trackio]", f"run.dir=file://{tmp_path}/run")
+    for local in (f"file://{tmp_path}/run", f"{tmp_path}/a:b"):
+        assert configured("track=[mlflow,trackio]", f"run.dir='{local}'").run.dir == local
     monkeypatch.setitem(sys.modules, "wandb", None)  # Python's way to say that there is none
     assert problems("track=[wandb,mlflow]") == [
         "track=wandb: its package is not installed: pip install -e '.[wandb]' in the checkout"
