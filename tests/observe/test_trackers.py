@@ -124,8 +124,14 @@ def of_wandb(run_dir: str) -> dict[str, list[tuple[int, float]]]:
 
 def ends(run_dir: str) -> tuple[str, int]:
     """How the newest attempt ended: MLflow's status of the run, W&B's exit code."""
-    [code] = [record.exit.exit_code for record in wandb_records(run_dir) if record.HasField("exit")][-1:]
-    return mlflow_run(run_dir).info.status, code
+    attempts = len(list(Path(run_dir, "wandb/wandb").glob(f"offline-run-*-{ID}")))
+    codes = list[int]()
+    for _ in range(300):  # W&B's own process writes the last record
+        codes = [record.exit.exit_code for record in wandb_records(run_dir) if record.HasField("exit")]
+        if len(codes) == attempts:
+            break
+        time.sleep(0.1)
+    return mlflow_run(run_dir).info.status, codes[-1]
 
 
 def mlflow_run(run_dir: str) -> Any:
