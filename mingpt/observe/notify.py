@@ -86,9 +86,11 @@ class Alarms:
         self._background.close(seconds)
 
 
-def notify(url: str | None, event: str, text: str, *, run: str) -> None:
+def notify(
+    url: str | None, event: str, text: str, run: str, attempt: int | None = None, step: int | None = None
+) -> None:
     """Post one alarm, if there is a webhook, for a process that is about to end. Raises nothing."""
     if url is not None:
-        alarms = Alarms(url, run, None)
-        alarms.post(event, None, text)
+        alarms = Alarms(url, run, attempt)
+        alarms.post(event, step, text)
         alarms.close()

@@ -72,17 +72,17 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         return store_the_end(run, complete)
     announce(run)
     lifetime.clock.enter("compile" if config.train.compile else "step")
-    with hang.watched(config, world, lifetime, teller(config, run.reporter)):
+    with hang.watched(config, world, lifetime, teller(config, run.reporter, record)):
         lifetime.failed = run.reporter.failed
         return loop.train(run)
 
 
-def teller(config: Config, reporter: Reporter) -> Callable[[BaseException], None]:
+def teller(config: Config, reporter: Reporter, record: RunRecord) -> Callable[[BaseException], None]:
     """What tells of a hang: rank 0's observers, and an alarm in another process, which tells if rank 0 is silent."""
     if reporter.world.is_main:
         return reporter.failed
-    url, name = config.health.notify, config.run.name
-    return lambda error: notify(url, "hang", str(error), run=name)
+    url, name, attempt = config.health.notify, config.run.name, record.attempt
+    return lambda error: notify(url, "hang", str(error), name, attempt, reporter.done)
 
 
 @dataclass
