@@ -90,7 +90,7 @@ def tensorboard(about: About) -> Iterator[Write]:
         nonlocal rows
         if rows % PART_ROWS == 0:
             for file in files[-1:]:
-                file.close()
+                file.finish()
             # Readers sort the files by name. The clocks of two machines may differ, the numbers of attempts do not.
             name = f"tensorboard/events.out.tfevents.{about.attempt:010d}.{rows:010d}"
             files.append(RunFile(about.run_dir, name, about.say, "the event file of track=tensorboard"))
