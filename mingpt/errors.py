@@ -44,7 +44,7 @@ class RolledBack(TransientError):
 
 
 class Hang(TransientError):
-    """No process makes progress. Not raised: the watchdog ends the process, and observers are told so."""
+    """No process makes progress. Not raised: the watchdog ends the process, and observers get it in AttemptFailed."""
 
 
 class SnapshotFailed(Exception):

@@ -166,7 +166,7 @@ Event = (
 
 class Observer(Protocol):
     def wants(self, step: int) -> bool:
-        """Whether this observer wants StepDone of this step. Its figures make the host wait for the device."""
+        """Whether this observer wants StepDone of this step."""
 
     def on(self, event: Event) -> None:
         """Called in rank 0 only, in the main thread; with an event of a snapshot in that writer's thread.

@@ -33,7 +33,7 @@ MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
 LARGEST = 1 << 20  # bytes of an account that are read
 MOST = 2.0**53  # of any number in it
-STEPS = ("compile", "step", "wait", "exchange", "update")  # phases that a step which is computed twice costs again
+STEPS = ("compile", "step", "wait", "exchange", "update")  # the phases of a step: computed twice, it costs all again
 TWICE, BETWEEN = "computed twice", "between attempts"
 LABELS = {  # of phases, where the clock's own word does not say what it is
     "launch": "launcher",
@@ -255,7 +255,7 @@ def ledger(run_dir: str) -> Ledger:
 
 
 def goodput_line(known: Ledger) -> str:
-    """`goodput 93.1 % of 2 h 10 min in 3 attempts; of the rest: start-up 4.0 %, …`, the largest first."""
+    """`goodput 93.1% of 2 h 10 min in 3 attempts; the rest: start-up 4.0%, …`, the largest first."""
     groups = {name: spent for name, spent in known.groups().items() if name != "training"}
     shares = [(spent / known.wall, name) for name, spent in groups.items() if spent >= 0.001 * known.wall > 0]
     rest = ", ".join(f"{name} {share:.1%}" for share, name in sorted(shares, reverse=True))

@@ -19,7 +19,7 @@ from mingpt.storage import open_fs, place
 RECORD = np.dtype([("step", "<u4"), ("norm", "<f8"), ("loss", "<f8")])
 PACK = struct.Struct("<Idd").pack
 NAME = re.compile(r"attempt-([0-9]{5,})-([0-9]{9,})\.bin")
-CHUNK = 1 << 15  # records: half a megabyte
+CHUNK = 1 << 15  # records: two thirds of a megabyte
 
 Records = NDArray[np.void]  # of dtype RECORD
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from mingpt.compute.optimizer import Update
 from mingpt.console import say
 from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Observers, StepComputed, StepDone
+from mingpt.observe.ledger import STEPS
 from mingpt.redact import without_secrets
 from mingpt.train.stats import Figures
 from mingpt.world.failures import classify
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from mingpt.train.run import Run
 
 STARTING = ("import", "data", "rendezvous", "load")  # the clock's phases before the first step
-TRAINING = ("compile", "step", "wait", "exchange", "update")  # and those of the steps
 
 
 class Reporter:
@@ -71,7 +71,7 @@ class Reporter:
         )
 
     def _trained(self) -> float:
-        return sum(map(self.lifetime.clock.seconds, TRAINING))
+        return sum(map(self.lifetime.clock.seconds, STEPS))
 
     def end(self, done: int, finished: bool, digest: str | None) -> None:
         self.lifetime.ending = True
