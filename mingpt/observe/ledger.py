@@ -64,7 +64,6 @@ class Account:
     """
 
     attempt: int
-    parent: int
     from_step: int
     step: int
     world_size: int
@@ -84,13 +83,12 @@ class Accountant:
     def __init__(
         self,
         run_dir: str,
-        parent: int,
         clock: Clock,
         price: float | None,
         say: Callable[[str], None],
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.run_dir, self.parent, self.clock, self.price, self.say, self.now = run_dir, parent, clock, price, say, now
+        self.run_dir, self.clock, self.price, self.say, self.now = run_dir, clock, price, say, now
         self.account: Account | None = None
         self.file: RunFile | None = None
         self.launch = dict[str, float]()
@@ -129,7 +127,6 @@ class Accountant:
         self.file = RunFile(self.run_dir, f"ledger/attempt-{event.attempt:05d}.json", self.say, "ledger", replaced=True)
         self.account = Account(
             attempt=event.attempt,
-            parent=self.parent,
             from_step=event.start,
             step=event.start,
             world_size=event.world_size,
@@ -206,7 +203,7 @@ def _decode(attempt: int, raw: bytes) -> Account | None:
         account = Account(**json.loads(raw))
         numbers = [account.started, account.until, account.price or 0.0, *account.seconds.values()]
         numbers += [number for _, *times in account.snapshots for number in times]
-        steps = [account.attempt, account.parent, account.from_step, account.step, account.world_size]
+        steps = [account.attempt, account.from_step, account.step, account.world_size]
         steps += [step for step, _, _ in account.snapshots]
         texts = [account.device, account.host, account.end or "", *account.seconds]
         good = (

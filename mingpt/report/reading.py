@@ -183,7 +183,6 @@ def _older(
         found.append(
             Account(
                 attempt=number,
-                parent=0,
                 from_step=start,
                 step=max(start, row.get("step", 0)),
                 world_size=world if type(world) is int else 0,

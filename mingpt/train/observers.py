@@ -38,8 +38,7 @@ def open_observers(config: Config, record: RunRecord, compute: Compute, world: W
     def wants(step: int) -> bool:
         return step % every == 0 or step == last
 
-    assert record.claim
-    parent, run_dir, price = record.claim.record.parent, config.run.dir, config.run.price_per_hour
+    run_dir, price = config.run.dir, config.run.price_per_hour
     live, hook, steps = live_line(config, compute, world, lifetime), config.health.notify, config.profile.steps
     gpus = open_gpus(world.device)
     metrics = MetricsLog(run_dir, record.attempt, say, wants, more=gpus.row if gpus else dict)
@@ -52,7 +51,7 @@ def open_observers(config: Config, record: RunRecord, compute: Compute, world: W
             Trace(run_dir, record.attempt, say),
             metrics,
             *stragglers(config, compute, hosts),
-            Accountant(run_dir, parent, lifetime.clock, price, say),
+            Accountant(run_dir, lifetime.clock, price, say),
             *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
             *open_trackers(config, record, say, wants),
         ],

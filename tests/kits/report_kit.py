@@ -58,7 +58,7 @@ class Made:
         done = last if booked is None else booked
         spent = {"import": 60.0, "load": 40.0, "step": 9.0 * (done - start), "wait": 1.0 * (done - start)}
         account = Account(
-            number, parent, start, done, world, device, host, began, began + sum(spent.values()), spent, end,
+            number, start, done, world, device, host, began, began + sum(spent.values()), spent, end,
             [(s, began + 100 + 10.0 * (s - start), 0.5) for s in snapshots], price,
         )  # fmt: skip
         (self.folder / "ledger").mkdir(exist_ok=True)

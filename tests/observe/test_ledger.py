@@ -27,11 +27,11 @@ from mingpt.snapshot.attempts import REWIND, Attempt
 from mingpt.world.clock import Clock
 
 
-def account(attempt: int, parent: int, steps: tuple[int, int], times: tuple[float, float], **more: float) -> Account:
+def account(attempt: int, steps: tuple[int, int], times: tuple[float, float], **more: float) -> Account:
     """Of `more`, what is left of the time is training."""
     spent = {"load": 10.0, **more}
     seconds = spent | {"step": times[1] - times[0] - sum(spent.values())}
-    return Account(attempt, parent, *steps, 2, "cpu", "n1", *times, seconds)
+    return Account(attempt, *steps, 2, "cpu", "n1", *times, seconds)
 
 
 def put(run_dir: Path, *known: Account) -> None:
@@ -45,9 +45,9 @@ def test_all_seconds_add_up_to_the_wall_clock(tmp_path: Path) -> None:
     assert [Attempt.claim(str(tmp_path), step, "d", parent).number for step, parent in ((0, 0), (40, 1), (60, 2))]
     put(
         tmp_path,
-        account(1, 0, (0, 50), (1000, 1110)),
-        account(2, 1, (40, 70), (1130, 1200), evaluation=30),
-        account(3, 2, (60, 100), (1300, 1350), wait=4),
+        account(1, (0, 50), (1000, 1110)),
+        account(2, (40, 70), (1130, 1200), evaluation=30),
+        account(3, (60, 100), (1300, 1350), wait=4),
     )
     known = ledger(str(tmp_path))
     assert known.wall == 350
@@ -67,7 +67,7 @@ def test_all_seconds_add_up_to_the_wall_clock(tmp_path: Path) -> None:
 def test_what_a_rewind_gave_up_was_trained_for_nothing(tmp_path: Path) -> None:
     for step, parent, by in ((0, 0, "train"), (20, 1, REWIND), (20, 2, "train")):
         Attempt.claim(str(tmp_path), step, "d", parent, by=by)
-    put(tmp_path, account(1, 0, (0, 100), (0, 110)), account(3, 2, (20, 30), (110, 130)))
+    put(tmp_path, account(1, (0, 100), (0, 110)), account(3, (20, 30), (110, 130)))
     assert ledger(str(tmp_path)).seconds[TWICE] == pytest.approx(80)
 
 
@@ -77,9 +77,9 @@ def test_an_attempt_that_led_nowhere_is_all_lost(tmp_path: Path) -> None:
         Attempt.claim(str(tmp_path), step, "d", parent)
     put(
         tmp_path,
-        account(1, 0, (0, 30), (0, 40)),
-        account(2, 1, (10, 20), (40, 60)),
-        account(3, 1, (30, 40), (60, 80)),
+        account(1, (0, 30), (0, 40)),
+        account(2, (10, 20), (40, 60)),
+        account(3, (30, 40), (60, 80)),
     )
     assert ledger(str(tmp_path)).seconds[TWICE] == pytest.approx(10)
 
@@ -87,7 +87,7 @@ def test_an_attempt_that_led_nowhere_is_all_lost(tmp_path: Path) -> None:
 def test_an_attempt_that_was_killed_before_it_noted_anything_has_what_the_next_one_found(tmp_path: Path) -> None:
     for step, parent in ((0, 0), (40, 1)):
         Attempt.claim(str(tmp_path), step, "d", parent)
-    put(tmp_path, account(1, 0, (0, 0), (0, 20)), account(2, 1, (40, 50), (100, 120)))
+    put(tmp_path, account(1, (0, 0), (0, 20)), account(2, (40, 50), (100, 120)))
     known = ledger(str(tmp_path))
     assert (known.seconds[TWICE], known.seconds["step"], known.seconds[BETWEEN]) == (0, 20, 80)
 
@@ -123,14 +123,14 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
         clock.enter(phase)
 
     go("step", 5)
-    accountant = Accountant(str(tmp_path), 3, clock, 2.0, print, now=lambda: wall[0])
+    accountant = Accountant(str(tmp_path), clock, 2.0, print, now=lambda: wall[0])
     started = AttemptStarted(4, 100, 200, 8, "NVIDIA L4", "n7", 1000, 64)
     accountant.on(started)
     assert accountant.file
     write = accountant.file.flush  # a thread does it once a second
     write()
     expected = Account(
-        4, 3, 100, 100, 8, "NVIDIA L4", "n7", 1005, 1010, {"launch": 0.0, "import": 5.0, "step": 0.0}, price=2.0
+        4, 100, 100, 8, "NVIDIA L4", "n7", 1005, 1010, {"launch": 0.0, "import": 5.0, "step": 0.0}, price=2.0
     )
     assert accounts(str(tmp_path)) == [expected]
     go("wait", 0.5)
@@ -153,7 +153,7 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
 def test_the_end_of_a_run_says_its_goodput(tmp_path: Path) -> None:
     said, now = list[str](), [0.0]
     clock = Clock("load", lambda: now[0])
-    accountant = Accountant(str(tmp_path), 0, clock, 36.0, said.append, now=lambda: now[0])
+    accountant = Accountant(str(tmp_path), clock, 36.0, said.append, now=lambda: now[0])
     now[0] = 25.0
     clock.enter("step")
     accountant.on(AttemptStarted(1, 0, 10, 1, "cpu", "n", 1, 1))
@@ -162,7 +162,7 @@ def test_the_end_of_a_run_says_its_goodput(tmp_path: Path) -> None:
     assert said == ["goodput 75.0% of 1 min 40 s in 1 attempt, cost 1.00; the rest: start-up 25.0%"]
 
 
-GOOD = asdict(account(2, 1, (0, 10), (0, 20)))
+GOOD = asdict(account(2, (0, 10), (0, 20)))
 INFINITE = float("inf")
 
 
@@ -179,14 +179,14 @@ INFINITE = float("inf")
     ],
 )  # fmt: skip
 def test_an_account_that_is_none_is_left_out(tmp_path: Path, raw: bytes) -> None:
-    put(tmp_path, account(1, 0, (0, 10), (0, 20)))
+    put(tmp_path, account(1, (0, 10), (0, 20)))
     (tmp_path / "ledger/attempt-00002.json").write_bytes(raw)
     (tmp_path / "ledger/notes.txt").write_text("mine")
     assert [a.attempt for a in accounts(str(tmp_path))] == [1]
 
 
 def test_an_account_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    put(tmp_path, account(1, 0, (0, 10), (0, 20)))
+    put(tmp_path, account(1, (0, 10), (0, 20)))
     (tmp_path / "ledger/attempt-00002.json").symlink_to("attempt-00001.json")
     with pytest.raises(UserError, match="attempt-00002"):
         accounts(str(tmp_path))
