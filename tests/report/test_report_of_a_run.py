@@ -12,6 +12,7 @@ from mingpt.commands import report
 from mingpt.observe.jsonl import read_metrics
 from mingpt.report.page import different_keys
 from mingpt.report.reading import read_run
+from node_kit import wait_until
 from run_kit import TIME_LIMIT, Run
 from snapshot_kit import files
 
@@ -50,12 +51,13 @@ def test_a_run_with_a_kill_and_another_world(
 
 @pytest.mark.slow
 def test_a_run_that_is_going_on(new_run: Callable[..., Run]) -> None:
-    run = new_run("train.max_steps=100000", "snapshot.every_steps=0")
+    run = new_run("train.max_steps=100000", "snapshot.every_steps=0", "train.eval_every=0")
     trains = threading.Event()
     started = run.start(1)
     started.on_step = lambda step: trains.set() if step == 3 else None
     try:
         assert trains.wait(TIME_LIMIT), started.output
+        wait_until((Path(run.dir) / "ledger/attempt-00001.json").exists, "the account")  # a thread writes it
         code = report.main([run.dir])
         assert started.process.poll() is None, started.output
     finally:
