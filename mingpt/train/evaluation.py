@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mingpt.compute.batches import derive
 from mingpt.compute.reduction import tree_sum_of
 from mingpt.data.source import EvalSplit
-from mingpt.model.gpt2 import IGNORE
+from mingpt.model.language import IGNORE
 from mingpt.world.world import Progress, World
 
 
