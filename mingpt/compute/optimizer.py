@@ -11,9 +11,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from mingpt.compute.groups import Role, make_optimizers
 from mingpt.compute.guard import Guard
-from mingpt.compute.muon import Muon
-from mingpt.compute.roles import Role
 from mingpt.config.schema import Health, Optimizer, Schedule
 
 Layout = tuple[torch.Size, torch.dtype]
@@ -60,43 +59,6 @@ def aligned(tensors: Iterable[Tensor]) -> list[Tensor]:
     its buckets out anew after an attempt's first step, so a gradient's address depends on when the attempt began.
     """
     return [t.clone() if t.data_ptr() % ALIGNMENT else t for t in tensors]
-
-
-def muon_names(name: str, roles: Mapping[str, Role]) -> set[str]:
-    """The parameters that Muon updates. name: of the optimizer."""
-    return {parameter for parameter, role in roles.items() if name == "muon" and role == "matrix"}
-
-
-def make_optimizers(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], config: Optimizer, roles: Mapping[str, Role]
-) -> list[torch.optim.Optimizer]:
-    """Fused AdamW (Loshchilov and Hutter 2019), and with name=muon, Muon for the matrices. `lr` of a group is its peak.
-
-    With AdamW alone, tensors with 2 dimensions or more decay; with Muon, its matrices do.
-    """
-    of_muon = muon_names(config.name, roles)
-    own = {"embedding": config.embedding_lr, "head": config.head_lr, "vector": config.vector_lr}
-    groups = dict[tuple[float, float], list[nn.Parameter]]()
-    matrices = list[nn.Parameter]()
-    for name, p in sorted(named_parameters):
-        if name in of_muon:
-            matrices.append(p)
-            continue
-        decay = config.weight_decay if p.dim() >= 2 and config.name == "adamw" else 0.0
-        groups.setdefault((own.get(roles[name]) or config.lr, decay), []).append(p)
-    optimizers: list[torch.optim.Optimizer] = []
-    if groups:
-        optimizers.append(
-            torch.optim.AdamW(
-                [{"params": ps, "lr": lr, "weight_decay": decay} for (lr, decay), ps in groups.items()],
-                betas=(config.beta1, config.beta2),
-                eps=config.eps,
-                fused=True,
-            )
-        )
-    if matrices:
-        optimizers.append(Muon(matrices, config.lr, config.momentum, config.weight_decay))
-    return optimizers
 
 
 def batch_factor(config: Optimizer, global_size: int) -> float:

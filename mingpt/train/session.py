@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.compute.batches import BatchPlan, RankSampler
+from mingpt.compute.groups import roles
 from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, FastReduction
-from mingpt.compute.roles import roles
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.console import say

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from mingpt.compute.groups import make_optimizers, muon_names, roles
 from mingpt.compute.muon import Muon, orthogonal
-from mingpt.compute.optimizer import Update, make_optimizers, muon_names, state_layout
-from mingpt.compute.roles import roles
+from mingpt.compute.optimizer import Update, state_layout
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.kinds.modern import ModernModel

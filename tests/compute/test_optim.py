@@ -10,12 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute import optimizer as optim
-from mingpt.compute.optimizer import Update, batch_factor, make_optimizers, schedule_factor
-from mingpt.compute.roles import roles
+from mingpt.compute.groups import make_optimizers, roles
+from mingpt.compute.optimizer import Update, batch_factor, schedule_factor
 from mingpt.config.schema import Health, Optimizer, Schedule
 
 CONSTANT = Schedule(kind="constant", warmup_steps=0)
 COSINE = Schedule(kind="cosine", warmup_steps=3, decay_steps=10, min_ratio=0.1)
+
+
+def test_wsd_is_stable_until_it_falls_in_a_straight_line() -> None:
+    wsd = Schedule(kind="wsd", warmup_steps=3, decay_steps=20, min_ratio=0.0)
+    assert (wsd.stable_until, COSINE.stable_until) == (16, 0)
+    shares = [schedule_factor(wsd, step) for step in range(22)]
+    assert shares == [0.25, 0.5, 0.75, *[1.0] * 14, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert Schedule(kind="wsd", decay_steps=20, cooldown_steps=5).stable_until == 15
+    assert Schedule(kind="wsd", decay_steps=20, cooldown_steps=50).stable_until == 0
 
 
 class Net(nn.Module):

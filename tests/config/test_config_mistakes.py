@@ -11,7 +11,10 @@ from mingpt.config import compose
 from mingpt.config.keys import KINDS, keys
 from mingpt.errors import UserError
 
-MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-medium, gpt2-xl, gpt2, own"
+MODELS = (
+    "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-medium, gpt2-xl, gpt2, "
+    "modern-0.6b, modern-135m, modern-1b, modern-360m, modern-nano, modern, own"
+)
 SEED = "seed=-1: must be greater than or equal to 0"
 DATA_KINDS = ", ".join(KINDS["data"])
 OF_TEXT = "is not a key of data.kind=shards, only of text: leave it out, or choose data.kind=text"
@@ -139,7 +142,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
             "model=gpt3 schedule=cos model.n_head=7",
             [
                 f"model=gpt3: there is no model 'gpt3'; there are {MODELS}",
-                "schedule=cos: there is no schedule 'cos'; there are constant, cosine, linear",
+                "schedule=cos: there is no schedule 'cos'; there are constant, cosine, linear, wsd",
                 "model.n_head=7 does not divide model.n_embd=128: choose a divisor",
             ],
         ),

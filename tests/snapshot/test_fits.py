@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from examples.classifier import rows
+from mingpt.compute.groups import roles
 from mingpt.compute.optimizer import Update
-from mingpt.compute.roles import roles
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
