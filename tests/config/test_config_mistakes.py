@@ -17,7 +17,7 @@ MODELS = (
 )
 SEED = "seed=-1: must be greater than or equal to 0"
 DATA_KINDS = ", ".join(KINDS["data"])
-OF_TEXT = "is not a key of data.kind=shards, only of text: leave it out, or choose data.kind=text"
+OF_TEXT = "is not a key of data.kind=shards, only of text, chat: leave it out, or choose data.kind=text"
 NOT_SET = "KeyError raised while resolving interpolation: \"Environment variable 'NOPE' not found\""
 GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key"
 
@@ -108,7 +108,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         (
             "experiment=gpt2_124m data=random data.path=x data.stride=4",
             [
-                "data.path is not a key of data.kind=random, only of text, images, shards: leave it out, or choose "
+                "data.path is not a key of data.kind=random, only of text, chat, images, shards: leave it out, or choose "
                 "data.kind=text",
                 "data.stride is not a key of data.kind=random, only of text, shards: leave it out, or choose "
                 "data.kind=text",
