@@ -108,8 +108,8 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         (
             "experiment=gpt2_124m data=random data.path=x data.stride=4",
             [
-                "data.path is not a key of data.kind=random, only of text, chat, images, shards: leave it out, or choose "
-                "data.kind=text",
+                "data.path is not a key of data.kind=random, only of text, chat, images, shards: leave it out, or "
+                "choose data.kind=text",
                 "data.stride is not a key of data.kind=random, only of text, shards: leave it out, or choose "
                 "data.kind=text",
             ],
