@@ -39,6 +39,8 @@ FETCHED = {
     "data/gpt2": "gpt2-vocabulary",
     "data/mnist": "mnist",
     "data/fashion-mnist": "fashion-mnist",
+    "data/fineweb-edu": "fineweb-edu",
+    "data/tinystories": "tinystories",
 }
 FULL = {errno.ENOSPC, errno.EDQUOT}
 NEVER = {
