@@ -113,10 +113,10 @@ class Dataset:
 
 
 DATASETS = {
-    "fineweb-edu": Dataset(  # 28 GB, ten billion tokens of the web's more instructive pages
+    "fineweb-edu": Dataset(  # about ten billion tokens of the web's more instructive pages
         "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet", "ODC-By 1.0, and Common Crawl's terms of use"
     ),
-    "tinystories": Dataset(  # 1 GB, to try things out
+    "tinystories": Dataset(  # small, to try things out
         "hf://datasets/roneneldan/TinyStories/data/train-*.parquet", "CDLA-Sharing-1.0"
     ),
 }

@@ -160,7 +160,7 @@ def test_another_archive_than_the_pinned_one_is_not_opened(
         (["data=fashion-mnist"], ["fashion-mnist"]),
         (["data=gpt2", "data.path=data/shakespeare.txt"], ["shakespeare", "gpt2-vocabulary"]),
         (["data=gpt2", "data.path=s3://bucket/book.txt"], ["gpt2-vocabulary"]),
-        (["experiment=gpt2_124m", "data.path=data/fineweb-edu"], []),  # 28 GB are nothing to begin by the way
+        (["experiment=gpt2_124m", "data.path=data/fineweb-edu"], []),  # too large to begin by the way
         (["experiment=mnist", "data.path=data/../data/mnist/"], ["mnist"]),
         (["experiment=mnist", "data.path=/other/data/mnist"], []),
         (["experiment=mnist", "data.path=data"], []),
