@@ -195,6 +195,11 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
     return _of_client(shown, error) if _package(error) in CLIENTS else None
 
 
+def unread(error: Exception) -> bool:
+    """Whether the disk failed, or a store: then the content of the file that was read may be fine."""
+    return isinstance(error, OSError) and (error.errno is not None or _package(error) in CLIENTS)
+
+
 def _package(error: Exception) -> str:
     return type(error).__module__.partition(".")[0]
 

@@ -18,7 +18,7 @@ from mingpt.data import bpe
 from mingpt.errors import UserError
 from mingpt.prepare.parquet import parquet_column
 from mingpt.prepare.sources import COMPRESSED, File
-from mingpt.storage import name_of, open_fs, place
+from mingpt.storage import name_of, open_fs, place, unread
 
 READ = 1 << 20  # bytes that are read at a time, and about the size of a block
 LONGEST_LINE = 64 << 20  # bytes of a line of JSON; parsed, it may take 20 times as many
@@ -102,9 +102,7 @@ def _chunks(file: File, digest: Any) -> Iterator[bytes]:
                 digest.update(chunk)
                 yield chunk
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk failed; the content may be fine
-            raise
-        if packed is None:
+        if packed is None or unread(error):
             raise
         raise UserError(f"{file.shown}: cannot be unpacked ({error}): get the file again") from error
 

@@ -23,9 +23,10 @@ CONSTANTS = "huggingface_hub.constants"
 
 @dataclass
 class Repository:
-    """token: what a reader needs; empty: it is public."""
+    """token: what a reader needs; empty: it is public. gated: terms have to be accepted first."""
 
     token: str = ""
+    gated: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     main: str = ""
 
@@ -45,6 +46,7 @@ class Hub:
     read: list[str] = field(default_factory=list)  # COMMIT/PATH of each part of a file that was sent
     sent: int = 0  # bytes of files
     carried: list[str] = field(default_factory=list)  # what came to the CDN as Authorization
+    failing: int = 0  # the status that is answered in place of a file
     held: dict[str, Event] = field(default_factory=dict)  # by path: it is not answered before the event
     asked: dict[str, Event] = field(default_factory=dict)  # by path: set when it is asked for
 
@@ -98,6 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "")
         if not repository or (repository.token and given != f"Bearer {repository.token}"):
             self.answer(401, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
+            return None
+        if repository.gated:
+            self.answer(403, X_Error_Code="GatedRepo", X_Error_Message="Access to this dataset is restricted")
             return None
         sha = repository.main if revision == "main" else revision
         if sha not in repository.commits:
@@ -173,6 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path in self.hub.held:
             self.hub.asked[path].set()
             self.hub.held[path].wait(LIMIT)
+        if self.hub.failing:
+            self.answer(self.hub.failing)
+            return
         content = self.hub.repositories[name].commits[commit][path]
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         part = content[int(first) : int(last or len(content)) + 1]

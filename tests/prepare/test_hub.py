@@ -167,6 +167,12 @@ def test_a_wrong_address_is_a_clear_mistake(tmp_path: Path, hub: Hub, source: st
     assert str(error.value).startswith(f"SOURCES={source}: {problem}")
 
 
+def test_a_gated_dataset_says_what_opens_it(tmp_path: Path, hub: Hub) -> None:
+    hub.repositories["me/data"].gated = True
+    with pytest.raises(UserError, match=r"gated: accept its terms on its page, and set HF_TOKEN in the environment$"):
+        prepared(f"{DATA}/*.jsonl", tmp_path / "out")
+
+
 def test_without_the_client_the_error_says_how_to_install_it(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +189,15 @@ def test_a_hub_that_cannot_be_reached_is_no_mistake(tmp_path: Path) -> None:
         patch.setattr(f"{hub_kit.CONSTANTS}.ENDPOINT", "http://127.0.0.1:9")
         with pytest.raises(TransientError, match=r"Connection refused: try again"):
             prepared(f"{DATA}/a.jsonl", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz"])
+def test_a_hub_that_fails_is_no_damaged_file(tmp_path: Path, hub: Hub, name: str) -> None:
+    hub.repositories["me/data"].commit({name: parquet(some_texts(20))})
+    hub.failing = 409  # an answer that the client does not ask for again
+    with pytest.raises(TransientError, match=r"409 Conflict.*: try again") as error:
+        prepared(f"{DATA}/{name}", tmp_path / "out")
+    assert "s3cret" not in str(error.value)
 
 
 @pytest.mark.slow

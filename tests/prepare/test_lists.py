@@ -51,7 +51,15 @@ def test_a_list_here_names_files_beside_it_and_anywhere(tmp_path: Path, site: tu
 
 
 @pytest.mark.parametrize(
-    "line", ["file:///etc/passwd", "file:/etc/passwd", "simplecache::/etc/passwd", "local://x", "memory://x", "a::b"]
+    "line",
+    [
+        "file:///etc/passwd",
+        "file:/etc/passwd",
+        "simplecache::/etc/passwd",
+        "local://x",
+        "memory://x",
+        "https://a::file:///etc/passwd",
+    ],
 )
 def test_a_list_from_elsewhere_names_no_file_of_this_machine(site: tuple[Path, str], line: str) -> None:
     folder, url = site

@@ -115,7 +115,10 @@ def test_a_kill_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
 
 
-def test_a_finished_one_is_known_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_one_is_known_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(documents, "READ", 200)  # it ends in the middle of a file
     sources = [write_jsonl(tmp_path / f"{i}.jsonl", some_texts(20, seed=i)) for i in range(3)]
     first = prepared(sources, tmp_path / "out", 2000)
     for source in sources:
