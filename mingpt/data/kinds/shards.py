@@ -37,4 +37,4 @@ class ShardsData(RowData):
         return open_shards(self, block_size, micro_size, vocabulary)
 
     def extras(self) -> set[str]:
-        return {"bpe"} if self.tokenizer else set()
+        return {"bpe"}  # their vocabulary: to train needs no package, to write a text does
