@@ -16,13 +16,19 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from mingpt import hub
 from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
 
 # By scheme of URL: the extra of this package that installs its client.
-EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "http": "http", "https": "http"}
+EXTRAS = {
+    "s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "http": "http", "https": "http", "hf": "hf"
+}  # fmt: skip
 
-CLIENTS = {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs"}
+CLIENTS = {
+    "adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "httpx", "httpx2",
+    "huggingface_hub", "s3fs",
+}  # fmt: skip
 # The clients' errors for which a retry is useless. (Not CredentialRetrievalError: a metadata server may be busy.)
 NO_CREDENTIALS = re.compile(r"(No|Partial|Default)Credentials|ClientAuthentication|ProfileNotFound")
 LIMIT, LIMIT_SECONDS = "MINGPT_STORE_SECONDS", 600.0  # environment variable, and its default
@@ -33,6 +39,8 @@ FETCHED = {
     "data/gpt2": "gpt2-vocabulary",
     "data/mnist": "mnist",
     "data/fashion-mnist": "fashion-mnist",
+    "data/fineweb-edu": "fineweb-edu",
+    "data/tinystories": "tinystories",
 }
 FULL = {errno.ENOSPC, errno.EDQUOT}
 NEVER = {
@@ -92,6 +100,8 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
         cure = "check the spelling; in a user name or password, write / as %2F"
         raise UserError(f"{key}={without_secrets(url)}: this is not a valid address: {cure}") from None
     try:
+        if url.startswith(hub.SCHEME):
+            hub.set_up(seconds)
         fs, path = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
         scheme = url.partition("://")[0]
@@ -167,12 +177,13 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
         cause = error.__cause__
         silent = isinstance(cause, (TimeoutError, asyncio.TimeoutError))
         theirs = isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
-        if isinstance(cause, Exception) and (silent or theirs):
+        hubs = isinstance(cause, Exception) and _package(cause) == "huggingface_hub"
+        if isinstance(cause, Exception) and (silent or theirs or hubs):
             return _of_client(shown, cause)
         return UserError(_missing(shown) + fetch_it(url))
     if isinstance(error, PermissionError):
         return UserError(_denied(shown))
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and _package(error) != "huggingface_hub":
         if error.errno in FULL:
             return UserError(f"{shown}: the disk is full: free some space or choose another place")
         if error.errno in NEVER:
@@ -184,15 +195,25 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
     return _of_client(shown, error) if _package(error) in CLIENTS else None
 
 
+def unread(error: Exception) -> bool:
+    """Whether the disk failed, or a store: then the content of the file that was read may be fine."""
+    return isinstance(error, OSError) and (error.errno is not None or _package(error) in CLIENTS)
+
+
 def _package(error: Exception) -> str:
     return type(error).__module__.partition(".")[0]
 
 
 def _status(error: Exception) -> object:
-    return getattr(error, "status", None)  # of aiohttp's errors: the HTTP status
+    """The HTTP status: of aiohttp's errors, or of the Hugging Face hub's."""
+    return getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _of_client(shown: str, error: Exception) -> UserError | TransientError:
+    if re.match(r"(Repository|Revision|\w*Entry)NotFound", name := type(error).__name__):
+        return UserError(f"{shown}: not there, or private: check the spelling, or set HF_TOKEN in the environment")
+    if name == "GatedRepoError":
+        return UserError(f"{shown}: gated: accept its terms on its page, and set HF_TOKEN in the environment")
     if _status(error) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
         return UserError(_denied(shown))
     if type(error).__name__ == "ResourceNotFoundError":  # Azure's, for a container

@@ -262,6 +262,9 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
         return out
 
     raw = plain(composed, "")
+    if "Missing" in failed.get("data.path", ""):
+        kind = KINDS["data"][_kinds(composed)["data"]["kind"]]
+        failed["data.path"] += f": {kind.missing}" if kind.missing else ""
     # In a cycle every key depends on a failed one; report them all, or none would be reported.
     told = [t for name, t in failed.items() if "Recursive" in t or not failed.keys() & set(follows.get(name, ()))]
     return raw, told

@@ -29,6 +29,8 @@ class Kind(Section):
     """What every kind of model and of data has. The docstring below `kind` says in a line what it is."""
 
     kind: str
+    missing: ClassVar[str] = ""
+    """What brings the files of `path`, to be said where nothing sets it."""
     reads: ClassVar[tuple[str, ...]] = ()
     """The keys that `problem` looks at; where one of them is wrong in itself, it is not asked."""
 

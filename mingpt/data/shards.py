@@ -38,7 +38,7 @@ from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
 from mingpt.data.windows import EvalChunks, WindowDataset
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import fetch_it, is_local, open_fs, place
 
 NANOGPT = ("train.bin", "val.bin")
 
@@ -97,7 +97,7 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
             dataset, own = _nanogpt(config, fs, path, vocabulary)
         else:
             cure = "give the folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin"
-            raise UserError(f"{shown}: no data set is there (no {MANIFEST}): {cure}")
+            raise UserError(f"{shown}: no data set is there (no {MANIFEST}): {cure}{fetch_it(config.path)}")
     _check_vocabulary(config, own, vocabulary)
     home = Path(path) if is_local(fs) else ShardCache(
         config.path, _folder(config) / "shards", config.cache_bytes, config.cache_timeout_seconds, own.size

@@ -9,7 +9,7 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
 from itertools import chain
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from mingpt.data import bpe
 from mingpt.errors import UserError
 from mingpt.prepare.parquet import parquet_column
 from mingpt.prepare.sources import COMPRESSED, File
-from mingpt.storage import name_of, open_fs, place
+from mingpt.storage import name_of, open_fs, place, unread
 
 READ = 1 << 20  # bytes that are read at a time, and about the size of a block
 LONGEST_LINE = 64 << 20  # bytes of a line of JSON; parsed, it may take 20 times as many
@@ -53,7 +53,8 @@ class Piece(NamedTuple):  # there may be millions: a tuple is the fastest to sen
 class Block:
     """A part of a file: pieces of text and Parquet, whole lines of JSON.
 
-    size: the bytes of the file that the block covers. number: of the first line, counted from 1.
+    size: the bytes of the file that the block covers. number: of the first line, counted from 1. content: a hash of the
+    file's content up to the end of this block; that of the last block is the whole file's.
     """
 
     file: File
@@ -61,6 +62,7 @@ class Block:
     pieces: tuple[Piece, ...] = ()
     lines: bytes = b""
     number: int = 0
+    content: str = ""
 
 
 def is_validation(first_piece: str, fraction: float) -> bool:
@@ -74,18 +76,20 @@ def is_validation(first_piece: str, fraction: float) -> bool:
     return int.from_bytes(digest, "little") < fraction * 2**64
 
 
-def blocks(file: File, options: Options, contents: dict[str, str]) -> Iterator[Block]:
-    """Yield the file's blocks in order; after the last one, set contents[file.url] to the hash of the file's content.
-
-    Raises UserError if the file is not of its form.
-    """
+def blocks(file: File, options: Options) -> Iterator[Block]:
+    """Yield the file's blocks in order, at least one. Raises UserError if the file is not of its form."""
     digest = sha256()
     with place("SOURCES", file.shown):
         if file.form == "parquet":
-            yield from _parquet_blocks(file, options, digest)
+            found = _parquet_blocks(file, options, digest)
         else:
-            yield from (_json_blocks if file.form == "jsonl" else _text_blocks)(file, _chunks(file, digest), options)
-    contents[file.url] = digest.hexdigest()
+            found = (_json_blocks if file.form == "jsonl" else _text_blocks)(file, _chunks(file, digest), options)
+        empty = True
+        for block in found:
+            empty = False
+            yield replace(block, content=digest.hexdigest())
+        if empty:
+            yield Block(file, 0, content=digest.hexdigest())
 
 
 def _chunks(file: File, digest: Any) -> Iterator[bytes]:
@@ -98,9 +102,7 @@ def _chunks(file: File, digest: Any) -> Iterator[bytes]:
                 digest.update(chunk)
                 yield chunk
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk failed; the content may be fine
-            raise
-        if packed is None:
+        if packed is None or unread(error):
             raise
         raise UserError(f"{file.shown}: cannot be unpacked ({error}): get the file again") from error
 

@@ -3,12 +3,14 @@
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens
 from mingpt.data.dataset import SPLITS, Split, dtype_for
@@ -23,10 +25,26 @@ Tokenizer = GPT2Tokens | HuggingFaceTokens
 
 
 class Encoded(NamedTuple):
-    """A block's tokens of each split, as bytes, and the problem of each line that was left out."""
+    """A block's tokens of each split, as bytes, and the problem of each line that was left out.
+
+    ends: where the documents end that end in this block: a row for each, the tokens of each split up to its end.
+    """
 
     rows: dict[Split, bytes]
     bad: list[str]
+    ends: NDArray[np.int64]
+
+    def up_to(self, tokens: int, width: int) -> "Encoded | None":
+        """The same, up to the end of the first document with which there are `tokens`; None if there are fewer.
+
+        width: bytes of a token.
+        """
+        reached = np.flatnonzero(self.ends.sum(axis=1) >= tokens)
+        if not len(reached):
+            return None
+        ends = self.ends[: reached[0] + 1]
+        rows = {split: raw[: int(ends[-1, SPLITS.index(split)]) * width] for split, raw in self.rows.items()}
+        return Encoded(rows, self.bad, ends)
 
 
 class Encoder:
@@ -41,17 +59,20 @@ class Encoder:
 
     def __call__(self, block: Block) -> Encoded:
         rows: dict[Split, list[Any]] = {split: [] for split in SPLITS}
+        counts, ends = dict.fromkeys(SPLITS, 0), list[list[int]]()
         bad = list[str]()
         for piece in pieces_of(block, self.options, bad, self.most_bad):
-            row = rows["validation" if piece.validation else "train"]
+            split: Split = "validation" if piece.validation else "train"
             try:
-                row.append(self.tokenizer.encode_array(piece.text))
+                tokens = self.tokenizer.encode_array(piece.text)
             except UserError as error:
                 raise UserError(f"{block.file.shown}: --tokenizer: {error}") from error
+            rows[split] += [tokens, self.end] if piece.ends else [tokens]
+            counts[split] += len(tokens) + piece.ends
             if piece.ends:
-                row.append(self.end)
+                ends.append([*counts.values()])
         joined = {split: np.concatenate(row).astype(self.dtype).tobytes() for split, row in rows.items() if row}
-        return Encoded(joined, bad)
+        return Encoded(joined, bad, np.array(ends, dtype=np.int64).reshape(-1, len(SPLITS)))
 
 
 _encoder: Encoder | None = None  # set in each process of the pool
@@ -72,7 +93,7 @@ def _encode(block: Block) -> Encoded:
 
 def encoded(
     work: Iterable[Block], tokenizer: Tokenizer, options: Options, processes: int, most_bad: int
-) -> Iterator[tuple[Block, Encoded]]:
+) -> Generator[tuple[Block, Encoded], None, None]:
     """Each block, without its content, and its tokens, in the order of the blocks, whichever process encodes them."""
     if processes == 1:
         encoder = Encoder(tokenizer, options, most_bad)
@@ -88,7 +109,7 @@ def encoded(
                 for block in islice(blocks_left, max(0, AHEAD * processes - len(going))):
                     with children_ignore_signals():  # submit may start a process
                         future = pool.submit(_encode, block)
-                    going.append((Block(block.file, block.size), future))
+                    going.append((replace(block, pieces=(), lines=b""), future))
                 if not going:
                     return
                 block, future = going.popleft()

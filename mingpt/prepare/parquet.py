@@ -5,7 +5,7 @@ from typing import Any
 
 from mingpt.errors import UserError
 from mingpt.redact import printable
-from mingpt.storage import install
+from mingpt.storage import install, unread
 
 # A few bytes of Parquet can give each of many rows a long string. So a row group's column of more than PLAIN_BYTES is
 # refused if it unpacks to more than MOST_PACKED times its size, and read row by row above USUALLY_PACKED times.
@@ -36,6 +36,8 @@ def _opened(stream: Any, shown: str) -> Any:
     try:
         return parquet.ParquetFile(stream)
     except (ArrowException, OSError) as error:
+        if unread(error):
+            raise
         raise UserError(f"{shown}: not Parquet ({_first_line(error)}): give another --form") from error
 
 
@@ -52,7 +54,7 @@ def _texts(table: Any, name: str, shown: str) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise UserError(f"{shown}: column {name!r} is not UTF-8: convert the file") from error
     except (ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk failed; the content may be fine
+        if unread(error):
             raise
         raise UserError(f"{shown}: damaged Parquet ({_first_line(error)}): get the file again") from error
 

@@ -7,6 +7,7 @@ shards to the data set's URL, and writes their lengths to `progress.json`. A res
 import json
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from mingpt.atomic import Buffer, write_whole
-from mingpt.data.dataset import MANIFEST, SPLITS, Shard, Split
+from mingpt.data.dataset import MANIFEST, SPLITS, Shard, Split, tokens_in
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
@@ -37,14 +38,25 @@ class _SplitShards:
 
 
 class ShardWriter:
-    """url: of the data set. folder: where shards grow. identity: a hash of the sources and options.
+    """url: of the data set. folder: where shards grow. identity: a hash of the sources and options. commits: of the
+    sources on a hub, for the next writer.
 
     The attributes say how far the last writer came: files, the number of source files that are finished; content, the
     hash of what was read of them; bad, the number of lines that were left out. Raises UserError if the folder holds the
     progress of another identity, or is damaged.
     """
 
-    def __init__(self, url: str, folder: Path, dtype: str, end_of_text: int, shard_tokens: int, identity: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        dtype: str,
+        end_of_text: int,
+        shard_tokens: int,
+        identity: str,
+        commits: Mapping[str, str],
+    ) -> None:
+        self.commits = commits
         self.url, self.folder, self.dtype = url, folder, np.dtype(dtype).newbyteorder("<")
         self.end_of_text, self.shard_tokens, self.identity = end_of_text, shard_tokens, identity
         self.fs, self.path = open_fs(url, "--out")
@@ -53,6 +65,14 @@ class ShardWriter:
         self.files, self.content, self.bad = 0, "", 0
         if (folder / PROGRESS).exists():
             self._resume()
+
+    @property
+    def tokens(self) -> int:
+        return sum(s.tokens + tokens_in(s.full) for s in self.splits.values())
+
+    @property
+    def documents(self) -> int:
+        return sum(s.documents + sum(shard.documents for shard in s.full) for s in self.splits.values())
 
     def add(self, split: Split, raw: bytes) -> None:
         """Append tokens, as little-endian integers of `dtype`, to a split."""
@@ -81,6 +101,8 @@ class ShardWriter:
             for shards in self.splits.values()
         }
         progress = {"identity": self.identity, "files": files, "content": content, "bad": bad, "rows": rows}
+        if self.commits:
+            progress["commits"] = self.commits
         write_whole(self.folder / PROGRESS, [json.dumps(progress).encode()])
         self.files, self.content, self.bad = files, content, bad
         if self.staged:  # uploaded, and recorded as full: a resumed writer does not truncate them

@@ -168,14 +168,15 @@ def test_models_have_their_published_sizes(
 
 
 def test_gpt2_124m_is_gpt2_and_runs_unedited_on_four_nodes_of_four_gpus() -> None:
-    config = configured("experiment=gpt2_124m", world_size=16)
+    config = configured("experiment=gpt2_124m", "data.path=data/fineweb-edu", world_size=16)
     microbatches = config.batch.global_size // config.batch.micro_size
     assert microbatches >= 16
     assert microbatches & (microbatches - 1) == 0  # a power of two: every share is a whole subtree of the sum
     assert config.model == configured("model=gpt2").model
-    assert (value(config, "data.tokens"), value(config, "data.tokenizer")) == ("bpe", "data/gpt2")
+    assert value(config, "data.kind") == "shards"
     assert -(-50257 // value(config, "model.vocab_multiple")) * value(config, "model.vocab_multiple") == 50304
     assert value(config, "data.stride") == config.model.block_size
+    assert config.train.max_steps * config.batch.global_size * config.model.block_size == pytest.approx(10e9, rel=0.01)
 
 
 def test_shakespeare_char_runs_unedited_in_two_processes() -> None:
@@ -199,7 +200,7 @@ def test_keys_of_the_command_line_win_wherever_they_stand() -> None:
 
 def test_an_experiment_changes_keys_and_groups() -> None:
     config = configured("experiment=gpt2_124m", TEXT)
-    assert (config.precision, gpt(config).n_layer, value(config, "data.tokens")) == ("bf16", 12, "bpe")
+    assert (config.precision, gpt(config).n_layer, value(config, "data.kind")) == ("bf16", 12, "shards")
 
 
 def test_a_group_that_has_a_default_takes_no_plus() -> None:
@@ -339,7 +340,11 @@ def test_no_two_experiments_have_one_name() -> None:
     ("arguments", "key", "value"),
     [
         ("experiment=mnist_draw data=shakespeare ~data.draw ~data.image_weight", "path", "data/shakespeare.txt"),
-        ("experiment=gpt2_124m model=gpt-micro ~data.stride", "stride", 1),  # follows a key that only the schema has
+        (
+            "experiment=gpt2_124m data.path=x model=gpt-micro ~data.stride",
+            "stride",
+            1,
+        ),  # follows a key that only the schema has
         ("data.stride=${oc.env:NOPE} ~data.stride", "stride", 1),
     ],
 )

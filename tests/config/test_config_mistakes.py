@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from config_kit import problems
 from mingpt.config import compose
 from mingpt.config.keys import KINDS, keys
+from mingpt.data.kinds.shards import ShardsData
 from mingpt.errors import UserError
 
 MODELS = (
@@ -125,7 +126,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         ("model.kind=${oc.env:NOPE}", [f"model.kind: {NOT_SET}"]),
         ("data.kind=${oc.env:NOPE}", [f"data.kind: {NOT_SET}"]),
         ("data.kind=${run.name}", [f"data.kind=run is not one of {DATA_KINDS}"]),
-        ("data=shards", ["data.path: Missing mandatory value: data.path"]),
+        ("data=shards", [f"data.path: Missing mandatory value: data.path: {ShardsData.missing}"]),
         ("data=char", ["data.path: Missing mandatory value: data.path"]),
         ("data.cache_dir=${nope}", ["data.cache_dir: Interpolation key 'nope' not found"]),
         ("model.n_head", [f"'model.n_head' {GRAMMAR}"]),

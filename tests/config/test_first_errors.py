@@ -8,7 +8,7 @@ from config_kit import problems
 from mingpt.config import compose
 from mingpt.config.checks import no_weights
 from mingpt.errors import USER_ERROR
-from mingpt.prepare.fetch import CORPORA
+from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.storage import FETCHED
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
@@ -40,9 +40,22 @@ def test_data_that_is_not_there_can_be_fetched(
 
 def test_what_can_be_fetched_is_what_fetch_writes() -> None:
     files = {f"data/{text.name}": name for name, corpus in CORPORA.items() for text in corpus.texts}
+    files |= {f"data/{name}": name for name in DATASETS}
     for place, name in FETCHED.items():
         assert name in {fetched for file, fetched in files.items() if file == place or file.startswith(f"{place}/")}
-    assert set(FETCHED.values()) == CORPORA.keys()
+    assert set(FETCHED.values()) == CORPORA.keys() | DATASETS.keys()
+
+
+def test_a_large_model_has_no_small_text_and_says_what_brings_a_large_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "experiment=gpt2_124m").startswith(
+        "error: data.path: Missing mandatory value: data.path: set it to shards: "
+        "`mingpt fetch fineweb-edu --tokens 10B` writes data/fineweb-edu"
+    )
+    error = told(capsys, "experiment=gpt2_124m", "data.path=data/fineweb-edu")
+    assert error.endswith(", or get it with `mingpt fetch fineweb-edu`\n")
+    assert not any(here.iterdir())
 
 
 def test_fine_tuning_lists_all_its_problems_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

