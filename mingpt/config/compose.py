@@ -12,11 +12,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from pydantic.fields import FieldInfo
 
 from mingpt.config import moment
 from mingpt.config.commandline import CommandLine
 from mingpt.config.groups import Groups, groups, offer_kinds
-from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, named, schemas, takes_any, value_of
+from mingpt.config.keys import FOLLOWED, KINDS, complete, keys, kind_of, schemas, takes_any, value_of
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.section import MISSING
@@ -207,7 +208,7 @@ def _filled(composed: DictConfig) -> DictConfig:
     for name, field in Config.model_fields.items():
         held = raw.get(name, {} if name in sections else field.get_default())
         if name in sections and isinstance(held, dict):
-            held = {k: f.get_default() for k, f in named(sections[name]).items()} | held
+            held = complete(sections[name], held, FieldInfo.get_default)
         out[name] = held
     return OmegaConf.create(out | {k: v for k, v in raw.items() if k not in out})
 
