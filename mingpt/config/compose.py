@@ -172,11 +172,12 @@ def _apply(composed: DictConfig, override: Override) -> str | None:
         if override.is_delete():
             if value is not None and value != (held := OmegaConf.select(_filled(composed), key)):
                 return f"{text}: Could not delete from config. The value of '{key}' is {shown(key, held)}."
-            parent = OmegaConf.select(composed, section) if rest else composed
+            above, _, leaf = key.rpartition(".")
+            parent = OmegaConf.select(composed, above) if above else composed
             if isinstance(parent, DictConfig):
                 with open_dict(parent):
-                    parent[rest or key] = None  # pop resolves what it takes out
-                    parent.pop(rest or key)
+                    parent[leaf] = None  # pop resolves what it takes out
+                    parent.pop(leaf)
         elif override.is_add() and _is_value(said, key, kinds) and not isinstance(value, (dict, list)):
             return f"{text}: Could not append to config. An item is already at '{key}'."
         else:

@@ -71,8 +71,7 @@ class MixData(CachedData):
     kind: Literal["mix"] = "mix"
     """several data sets of kind shards or text, mixed by weights that may change by step"""
     mix: Annotated[dict[str, SerializeAsAny[Component]], Parts((ShardsComponent, TextComponent))] = Field(default={})
-    """By name, each with the keys of its kind (shards, or kind: text) and weight: a number, or [[0, 0.7], [1000, 0.3]]:
-    from which step on it is which."""
+    """By name, each with the keys of its kind (shards or text) and weight: 0.7, or by step [[0, 0.7], [1000, 0.3]]."""
 
     validation = "give its components a validation split"
 
