@@ -1,5 +1,6 @@
 """`data=mix`: several data sets as one, and what is wrong with a mixture."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
 from mingpt.config.schema import Config
 from mingpt.config.trusted import reconfigure
+from mingpt.data.kinds.text import TextData
 from mingpt.data.mixture import MixedSamples, MixedSplit
-from mingpt.data.source import Source
-from mingpt.errors import UserError
+from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.errors import TransientError, UserError
 from mingpt.prepare.documents import Options
 from mingpt.prepare.extras import extras
 from mingpt.prepare.fetch import corpora_for
@@ -93,6 +95,25 @@ def test_shards_of_one_tokenizer_are_mixed(tmp_path: Path) -> None:
     (tmp_path / "code" / "train-00000.bin").unlink()
     with pytest.raises(UserError, match=rf"^data\.mix\.code\.path={tmp_path}/code: train-00000\.bin is missing"):
         opened(config)
+
+
+def test_errors_while_training_name_the_components_keys(tmp_path: Path) -> None:
+    class Broken(Samples):
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, ids: Sequence[int]) -> Microbatch:
+            raise self.error
+
+    for kind in (UserError, TransientError):
+        broken = Broken(kind("data.path=s3://b/data.path/x: gone; data.tokens and data.seed"))
+        samples = MixedSamples({"data.mix.web": (TextData(), broken)})
+        with pytest.raises(kind) as told:
+            samples[[3]]
+        assert str(told.value) == "data.mix.web.path=s3://b/data.path/x: gone; data.mix.web.tokens and data.seed"
 
 
 # --- the config ---
