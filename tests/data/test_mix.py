@@ -150,7 +150,8 @@ def test_all_problems_are_listed_with_the_keys_of_their_components(two: tuple[st
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "true", "[]", "[1,2]", "[[1,1]]", "[[0,1],[0,2]]", "[[0,1],[5.5,2]]",
-                                    "[[0,0]]", "[[0,1],[9,1],[5,2]]", "[[0,-1]]", "[[0,1,2]]", "null"])  # fmt: skip
+                                    "[[0,0]]", "[[0,1],[9,1],[5,2]]", "[[0,-1]]", "[[0,1,2]]", "null", "1e300",
+                                    "[[0,1],[5e9,1]]"])  # fmt: skip
 def test_a_weight_is_a_number_above_0_or_pairs_from_step_0_on(two: tuple[str, ...], weight: str) -> None:
     (problem,) = problems(*two, f"data.mix.web.weight={weight}")
     assert problem.startswith("data.mix.web.weight=")

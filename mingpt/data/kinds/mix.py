@@ -1,13 +1,14 @@
 """Several data sets, mixed by weights."""
 
-import math
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
 from mingpt.config.kinds import Data, of_part, register
-from mingpt.config.section import NO_RESULT, Parts, follows
+from mingpt.config.section import LARGEST, NO_RESULT, Parts, follows
 from mingpt.data.kinds.files import CachedData, RowData
 from mingpt.data.kinds.shards import ShardsData
 from mingpt.data.kinds.text import TextData
@@ -18,15 +19,20 @@ if TYPE_CHECKING:
     from mingpt.data.vocabulary import Vocabulary
 
 
-def _number(value: object, least: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= least
+MOST_PAIRS = 1000
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
 def _weight(value: Any) -> Any:
     """A number above 0; or pairs [first step, weight], not all of them 0."""
     pairs = value if isinstance(value, list) else [[0, value]]
-    good = all(isinstance(pair, list) and len(pair) == 2 and _number(pair[1], 0) for pair in pairs)
+    good = all(isinstance(pair, list) and len(pair) == 2 and all(map(_number, pair)) for pair in pairs)
     steps = [pair[0] for pair in pairs] if good else []
+    if len(steps) > MOST_PAIRS:
+        raise PydanticCustomError("weight", f"must be at most {MOST_PAIRS} pairs")
     if not (
         steps[:1] == [0]
         and all(type(step) is int for step in steps)
@@ -50,7 +56,7 @@ class Component(RowData):
     def at(self, step: int) -> float:
         """The weight at a step."""
         pairs = self.weight if isinstance(self.weight, list) else [[0, self.weight]]
-        return next(weight for first, weight in reversed(pairs) if first <= step)
+        return float(pairs[bisect_right(pairs, step, key=itemgetter(0)) - 1][1])
 
     def problem(self, config: "Config") -> str | None:
         if self.workers:
