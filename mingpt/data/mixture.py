@@ -88,7 +88,8 @@ def open_mix(config: MixData, block_size: int, micro_size: int, vocabulary: Voca
         if other.vocabulary.to_json() != source.vocabulary.to_json():
             raise UserError(
                 f"{first} and {key} have different vocabularies ({_about(source)} and {_about(other)}): make the "
-                f"tokens of both with one tokenizer, or use bytes"
+                f"tokens of both with one tokenizer, or use bytes; nanoGPT's files need {first}.tokenizer and "
+                f"{key}.tokenizer"
             )
     phases = tuple((step, shares([*weights.values()])) for step, weights in config.phases())
     names = {key: key.rpartition(".")[2] for key in found}

@@ -186,7 +186,8 @@ def test_components_of_two_vocabularies_are_refused_by_name(two: tuple[str, ...]
         opened(configured(*two, "data.mix.web.tokens=char"))
     assert str(refused.value) == (
         "data.mix.code and data.mix.web have different vocabularies (byte, 256 tokens and char, 25 tokens): make the "
-        "tokens of both with one tokenizer, or use bytes"
+        "tokens of both with one tokenizer, or use bytes; nanoGPT's files need data.mix.code.tokenizer and "
+        "data.mix.web.tokenizer"
     )
 
 

@@ -69,16 +69,16 @@ def test_tasks_without_files(make_run: MakeRun, data: tuple[str, ...]) -> None:
 
 
 def test_mixtures(make_run: MakeRun, tmp_path: Path) -> None:
-    """A block of the mixture is eight steps here: the weights change, and snapshots are taken, inside of blocks."""
+    """A block is 16 steps here: the weights change, and runs resume, inside of blocks; one ends at step 20."""
     for name, words in (("web", "the king is dead long live queen"), ("code", "def return self yield for in")):
         (tmp_path / name).write_text(" ".join(Random(name).choices(words.split(), k=1500)))
     about = "kind: text, tokens: byte, stride: 3"
     components = (
         f"data.mix={{web: {{path: {tmp_path}/web, weight: 0.7, {about}}}, "
-        f"code: {{path: {tmp_path}/code, weight: [[0, 0.3], [10, 2]], {about}}}}}"
+        f"code: {{path: {tmp_path}/code, weight: [[0, 0.3], [4, 2]], {about}}}}}"
     )
     mixture = (
-        "data=mix", components, f"data.cache_dir={tmp_path}/cache", "batch.global_size=512", "batch.micro_size=64",
+        "data=mix", components, f"data.cache_dir={tmp_path}/cache", "batch.global_size=256", "batch.micro_size=32",
         "model.block_size=8",
     )  # fmt: skip
     three = assert_exact(make_run, mixture, ("data.workers=1",))
@@ -93,9 +93,9 @@ def test_mixtures(make_run: MakeRun, tmp_path: Path) -> None:
     assert figures[0] == figures[1]
     assert [row["step"] for row in figures[0] if row.keys() == {*names}] == [8, 16, 24]
 
-    other = moved.start(1, "train.max_steps=25", "data.mix.code.weight=[[0, 0.3], [10, 3]]")
+    other = moved.start(1, "train.max_steps=25", "data.mix.code.weight=[[0, 0.3], [4, 3]]")
     assert other.wait() == 64, other.output
-    assert "  data.mix.code.weight: [[0, 0.3], [10, 2]] -> [[0, 0.3], [10, 3]]\n" in other.output
+    assert "  data.mix.code.weight: [[0, 0.3], [4, 2]] -> [[0, 0.3], [4, 3]]\n" in other.output
 
 
 @pytest.mark.parametrize("files", ["idx", "cifar"])
