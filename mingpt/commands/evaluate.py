@@ -86,7 +86,9 @@ def as_dict(figures: Figures) -> dict[str, Any]:
         "right": figures.right if figures.questions else None,
         "questions": figures.questions or None,
     }
-    return {k: v if math.isfinite(v) else None for k, v in everything.items() if v is not None}
+    shown = {k: v if math.isfinite(v) else None for k, v in everything.items() if v is not None}
+    parts = {name: as_dict(part) for name, part in figures.parts.items() if part.targets}
+    return shown | ({"parts": parts} if parts else {})
 
 
 def perplexity(figures: Figures) -> float:
@@ -102,6 +104,10 @@ def as_text(figures: Figures) -> str:
         lines.append(f"bits per byte  {figures.bits_per_byte:.4f} ({figures.spelled:,} bytes)")
     if figures.accuracy is not None:
         lines.append(f"accuracy       {figures.accuracy:.2%} ({figures.right:,} of {figures.questions:,})")
+    lines += [
+        f"{f'of {name}':<14} {part.loss:.4f} nats a token ({part.targets:,.0f} tokens)"
+        for name, part in figures.parts.items()
+    ]
     return "\n".join(lines)
 
 

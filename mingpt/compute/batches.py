@@ -1,8 +1,7 @@
 """The batch plan: the samples of a step as a pure function of (seed, step). The data pipeline has no state to save.
 
-Step s takes the positions `s * global_size` to `(s + 1) * global_size - 1` of an endless sequence of epochs, each of
-them a permutation of the samples. A step may reach into the next epoch. Its samples are cut into microbatches of one
-shape, and each process computes a contiguous share of the microbatches.
+Step s takes the positions `s * global_size` to `(s + 1) * global_size - 1` of an endless sequence of epochs, each a
+permutation of the samples. They are cut into microbatches of one shape; each process computes a contiguous share.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,8 +32,7 @@ def permute(index: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
     """A seeded permutation of range(n), evaluated at each `index` (0 <= index < n), with random access and O(1) memory.
 
     A Feistel network permutes the smallest power of four that is at least n. A result of n or more goes through the
-    network again until it is below n (cycle walking, Black and Rogaway 2002), which gives a permutation of range(n).
-    The network's domain has at most 4n values, so that takes a few passes on average.
+    network again until it is below n (cycle walking, Black and Rogaway 2002): a few passes, as the power is at most 4n.
     """
     if n < 1:
         raise ValueError(f"a permutation needs at least one element, not {n}")
@@ -82,10 +80,13 @@ class BatchPlan:
 
     def sample_ids(self, step: int) -> NDArray[np.int64]:
         """The samples of `step` in order, shape (global_size,), int64."""
-        position = self.batch(step) * self.global_size + np.arange(self.global_size, dtype=np.int64)
+        return self.samples_at(self.batch(step) * self.global_size + np.arange(self.global_size, dtype=np.int64))
+
+    def samples_at(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples at these positions of the sequence. (A mixture has another one: mixture.py.)"""
         epoch, offset = position // self.samples, position % self.samples
         ids = np.empty_like(offset)
-        for e in np.unique(epoch):  # one epoch; two if the step crosses an epoch's end; more if the data are tiny
+        for e in np.unique(epoch):  # one epoch; two if a step crosses an epoch's end; more if the data are tiny
             here = epoch == e
             ids[here] = permute(offset[here], self.samples, derive("epoch", self.seed, int(e)))
         return ids
@@ -98,8 +99,7 @@ class BatchPlan:
 class RankSampler:
     """The batch sampler of one process: the sample ids of its microbatches `mine`, for the steps `start` to `stop` - 1.
 
-    For torch's DataLoader; each item is one microbatch. It has no state, so an attempt can begin at any step with any
-    number of processes and loader workers.
+    For torch's DataLoader; each item is one microbatch. It has no state: it can begin at any step, in any world.
     """
 
     plan: BatchPlan

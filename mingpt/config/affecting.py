@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from mingpt.config.keys import filled, named, schemas
+from mingpt.config.keys import filled, named, parts_in, schemas
 from mingpt.config.schema import Config
-from mingpt.config.section import AffectsResult, Own
+from mingpt.config.section import AffectsResult, Own, Section
 
 
 def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
@@ -19,17 +19,22 @@ def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
         if affects_result(field, section):
             affecting.add(key)
 
+    def add_section(name: str, schema: type[Section], section: Mapping[str, Any]) -> None:
+        fields, parts = named(schema), parts_in(schema, section)
+        for key, inner in fields.items():
+            if key not in {holder for holder, *_ in parts}:
+                add(f"{name}.{key}", inner, key, section)
+        for holder, key, inner_schema, part in parts:
+            add_section(f"{name}.{holder}.{key}", inner_schema, part)
+        if issubclass(schema, Own):  # all other keys are arguments of the user's code
+            values.update({f"{name}.{k}": v for k, v in section.items() if k not in fields})
+            affecting.update(f"{name}.{k}" for k in section if k not in fields)
+
     for name, field in Config.model_fields.items():
         if name not in of:
             add(name, field, name, raw)
         elif affects_result(field, raw):
-            schema, section = of[name], raw[name]
-            fields = named(schema)
-            for key, inner in fields.items():
-                add(f"{name}.{key}", inner, key, section)
-            if issubclass(schema, Own):  # all other keys are arguments of the user's code
-                values |= {f"{name}.{k}": v for k, v in section.items() if k not in fields}
-                affecting |= {f"{name}.{k}" for k in section if k not in fields}
+            add_section(name, of[name], raw[name])
     return values, affecting
 
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from mingpt.config.kinds import Data, of_part
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.redact import BLANK, without_secrets
@@ -121,12 +122,23 @@ def _own(section: str) -> Check:
     return Check((f"{section}._target_",), problem)
 
 
+def _part(key: str, part: Data) -> Check:
+    """What a part of the data, such as data.mix.web, forbids."""
+
+    def problem(c: Config, _: int) -> str | None:
+        found = part.problem(c)
+        return found and of_part(key, part, found)
+
+    return Check(tuple(of_part(key, part, name) for name in part.reads), problem)
+
+
 def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str]:
     """One problem for each combination that cannot be. wrong: keys whose values are replaced by defaults already."""
     checks = (
         _own("model"),
         _own("data"),
         Check(config.data.reads, lambda c, _: c.data.problem(c)),
+        *(_part(key, part) for key, part in config.data.parts().items()),
         Check(config.model.reads, lambda c, _: c.model.problem(c)),
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
         Check(("world.backend", "world.device"), _backend),

@@ -12,11 +12,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from pydantic.fields import FieldInfo
 
 from mingpt.config import moment
 from mingpt.config.commandline import CommandLine
 from mingpt.config.groups import Groups, groups, offer_kinds
-from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, named, schemas, takes_any, value_of
+from mingpt.config.keys import FOLLOWED, KINDS, complete, keys, kind_of, schemas, takes_any, value_of
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.section import MISSING
@@ -171,11 +172,12 @@ def _apply(composed: DictConfig, override: Override) -> str | None:
         if override.is_delete():
             if value is not None and value != (held := OmegaConf.select(_filled(composed), key)):
                 return f"{text}: Could not delete from config. The value of '{key}' is {shown(key, held)}."
-            parent = OmegaConf.select(composed, section) if rest else composed
+            above, _, leaf = key.rpartition(".")
+            parent = OmegaConf.select(composed, above) if above else composed
             if isinstance(parent, DictConfig):
                 with open_dict(parent):
-                    parent[rest or key] = None  # pop resolves what it takes out
-                    parent.pop(rest or key)
+                    parent[leaf] = None  # pop resolves what it takes out
+                    parent.pop(leaf)
         elif override.is_add() and _is_value(said, key, kinds) and not isinstance(value, (dict, list)):
             return f"{text}: Could not append to config. An item is already at '{key}'."
         else:
@@ -207,7 +209,7 @@ def _filled(composed: DictConfig) -> DictConfig:
     for name, field in Config.model_fields.items():
         held = raw.get(name, {} if name in sections else field.get_default())
         if name in sections and isinstance(held, dict):
-            held = {k: f.get_default() for k, f in named(sections[name]).items()} | held
+            held = complete(sections[name], held, FieldInfo.get_default)
         out[name] = held
     return OmegaConf.create(out | {k: v for k, v in raw.items() if k not in out})
 

@@ -1,15 +1,15 @@
 """Which keys a config has, and what is known of each: the schema of every section, by the kinds that a config names."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
 from mingpt.config import kinds
-from mingpt.config.kinds import FIRST, KINDS, Kind
+from mingpt.config.kinds import KINDS, Kind
 from mingpt.config.schema import Config
-from mingpt.config.section import Own, Section
+from mingpt.config.section import Own, Parts, Section
 
 kinds.load()
 SECTIONS: dict[str, type[Section]] = {
@@ -30,10 +30,40 @@ def takes_any(section: str, kind: str) -> bool:
     return issubclass(KINDS[section][kind], Own)
 
 
+def parts_of(field: FieldInfo | None) -> dict[str, type[Section]]:
+    """The kinds of the sections that a field holds by name; none for a field that holds a value."""
+    marks = (mark for mark in (field.metadata if field else ()) if isinstance(mark, Parts))
+    return {schema.model_fields["kind"].default: schema for mark in marks for schema in mark.schemas}
+
+
+def parts_in(schema: type[Section], held: Mapping[str, Any]) -> list[tuple[str, str, type[Section], Mapping[str, Any]]]:
+    """(field, name, schema, plain values) of each section that a section's plain values hold."""
+    return [
+        (key, name, kinds[_chosen(kinds, part)], part)
+        for key, field in named(schema).items()
+        if (kinds := parts_of(field)) and isinstance(held.get(key), Mapping)
+        for name, part in held[key].items()
+        if isinstance(part, Mapping)
+    ]
+
+
+def kinds_at(section: str) -> Mapping[str, type[Section]]:
+    """The kinds that a section may be of: `data`, or one that it holds, such as `data.mix.web`."""
+    top, *inner = section.split(".")
+    kinds = KINDS.get(top, {})
+    if len(inner) != 2:
+        return {} if inner else kinds
+    return next((parts for kind in kinds.values() if (parts := parts_of(named(kind).get(inner[0])))), {})
+
+
 def kind_of(section: str, values: Any) -> str:
     """The kind that a section's plain values are of: the first one where they name none, or none that there is."""
+    return _chosen(kinds_at(section), values)
+
+
+def _chosen(kinds: Mapping[str, Any], values: Any) -> str:
     given = values.get("kind") if isinstance(values, Mapping) else None
-    return given if isinstance(given, str) and given in KINDS[section] else FIRST[section]
+    return given if isinstance(given, str) and given in kinds else next(iter(kinds))
 
 
 def schema_of(section: str, raw: Mapping[Any, Any]) -> type[Section]:
@@ -41,6 +71,14 @@ def schema_of(section: str, raw: Mapping[Any, Any]) -> type[Section]:
     if section in KINDS:
         return KINDS[section][kind_of(section, raw.get(section))]
     return SECTIONS[section] if section else Config
+
+
+def held_at(section: str, raw: Mapping[Any, Any]) -> Any:
+    """What a plain config holds for a section, or for one that it holds, such as `data.mix.web`."""
+    held: Any = raw
+    for name in section.split("."):
+        held = held.get(name) if isinstance(held, Mapping) else None
+    return held
 
 
 def schemas(raw: Mapping[Any, Any]) -> dict[str, type[Section]]:
@@ -69,10 +107,10 @@ def keys(raw: Mapping[Any, Any] | None = None) -> dict[str, str]:
 def choices(key: str) -> tuple[str, ...]:
     """The words that a key takes, empty where it takes more than a few words."""
     section, _, name = key.rpartition(".")
-    if section in KINDS:
+    if kinds := kinds_at(section):
         if name == "kind":
-            return tuple(KINDS[section])
-        having = [named(s)[name].annotation for s in KINDS[section].values() if name in named(s)]
+            return tuple(kinds)
+        having = [named(s)[name].annotation for s in kinds.values() if name in named(s)]
         return tuple(dict.fromkeys(word for annotation in having for word in _words(annotation)))
     return tuple(_words(named(schema_of(section, {}))[name].annotation))
 
@@ -87,7 +125,7 @@ def _words(annotation: Any) -> Iterator[str]:
 
 
 def kinds_having(section: str, name: str) -> list[str]:
-    return [kind for kind, schema in KINDS.get(section, {}).items() if name in named(schema)]
+    return [kind for kind, schema in kinds_at(section).items() if name in named(schema)]
 
 
 def default(field: FieldInfo, raw: Mapping[str, Any]) -> Any:
@@ -115,9 +153,16 @@ def filled(raw: Mapping[str, Any]) -> dict[str, Any]:
     out = {name: value_of(name, raw) for name in named(Config) if name not in SECTIONS and name not in KINDS}
     for section, schema in schemas(raw).items():
         held = raw.get(section)
-        out[section] = {k: value_of(f"{section}.{k}", raw) for k in named(schema)}
-        out[section] |= held if isinstance(held, Mapping) else {}
+        out[section] = complete(schema, held if isinstance(held, Mapping) else {}, lambda field: default(field, raw))
     return {**raw, **out}
+
+
+def complete(schema: type[Section], held: Mapping[str, Any], of: Callable[[FieldInfo], Any]) -> dict[str, Any]:
+    """A section's plain values with the default of each key that is missing, also in its parts. of: gives a default."""
+    out = {k: held[k] if k in held else of(field) for k, field in named(schema).items()} | {**held}
+    for key, name, inner, part in parts_in(schema, out):
+        out[key] = out[key] | {name: complete(inner, part, of)}
+    return out
 
 
 def description(kind: type[Kind]) -> str:

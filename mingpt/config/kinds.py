@@ -5,6 +5,7 @@ and are loaded by name: what is known of a kind here is what Model and Data decl
 needs (torch, a tokenizer) in the methods that need it: `--help` reads the classes alone.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
@@ -75,6 +76,10 @@ class Data(Kind):
         given = {f"data.{name}": getattr(self, name, None) for name in ("tokenizer", "path")}
         return {key: url for key, url in given.items() if isinstance(url, str)}
 
+    def parts(self) -> "dict[str, Data]":
+        """Data that it is made of, by key. In their own messages their keys begin with `data.`: see `of_part`."""
+        return {}
+
     def extras(self) -> set[str]:
         """The extras of this package that it needs, besides the client of each URL's store."""
         return set()
@@ -91,6 +96,11 @@ class Data(Kind):
     def vocabularies(cls) -> "dict[str, Callable[[dict[str, Any]], Vocabulary]]":
         """Kinds of vocabularies that only this data has: from each one's JSON, which may be a stranger's, to itself."""
         return {}
+
+
+def of_part(key: str, part: Data, text: str) -> str:
+    """A part's key, or what it says of its keys, as the config names them: `key.path` in place of `data.path`."""
+    return re.sub(rf"(?<![\w./-])data\.(?=(?:{'|'.join(type(part).model_fields)})\b)", f"{key}.", text)
 
 
 KINDS: dict[str, dict[str, type[Kind]]] = {section: {} for section in PLUGINS}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from mingpt.config.keys import keys, kind_of, kinds_having
+from mingpt.config.keys import held_at, keys, kind_of, kinds_at, kinds_having, named
 from mingpt.redact import printable, without_secrets
 
 # Other trainers' names of a key of ours.
@@ -76,18 +76,20 @@ def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
         told, cure = f"{told} (a file sets it)", f"write ~{told}"
     if having := kinds_having(section, name):
         return (
-            f"{told} is not a key of {section}.kind={kind_of(section, raw.get(section))}, only of {', '.join(having)}: "
+            f"{told} is not a key of {section}.kind={kind_of(section, held_at(section, raw))}, only of "
+            f"{', '.join(having)}: "
             f"{cure}, or choose {section}.kind={having[0]}"
         )
     told = f"{told} is not a key"
     if name in INSTEAD:
         return f"{told}: {INSTEAD[name]}"
-    nearest = ALIASES.get(name) or _nearest(section, name, raw)
+    nearest = _nearest(section, name, raw) if "." in section else ALIASES.get(name) or _nearest(section, name, raw)
     return f"{told} (did you mean {nearest}?)" if nearest else told
 
 
 def _nearest(section: str, name: str, raw: Mapping[Any, Any]) -> str | None:
-    there_are = {**keys(raw), **keys()}
+    inside = {f"{section}.{k}": "" for kind in kinds_at(section).values() for k in named(kind)}
+    there_are = {**keys(raw), **keys(), **inside}
     by_name = {k.rpartition(".")[2]: k for k in there_are}
     own = [k.rpartition(".")[2] for k in there_are if k.startswith(f"{section}.")]  # a slip in the name, section right
     if close := get_close_matches(name, own, n=1, cutoff=0.7):

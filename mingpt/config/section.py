@@ -28,6 +28,13 @@ class AffectsResult:
 NO_RESULT = AffectsResult(lambda section: False)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """On a field that holds sections by name: their schemas. A section's `kind` chooses one, the first by default."""
+
+    schemas: tuple[type["Section"], ...]
+
+
 class Section(BaseModel):
     # Strict types, except that YAML's `1` may stand for a float; inf and nan are never a sensible setting.
     model_config = ConfigDict(

@@ -1,12 +1,12 @@
 """What is taken from the config in a snapshot, which may be a stranger's, and what the command line must say again."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from mingpt.config.commandline import CommandLine
 from mingpt.config.compose import composed_of, follows_of, resolved
-from mingpt.config.keys import kind_of, takes_any
+from mingpt.config.keys import held_at, kind_of, kinds_at, takes_any
 from mingpt.config.schema import Config
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
@@ -18,6 +18,7 @@ HEEDED = ("data", "world", "precision", "batch.micro_size", "train.threads")
 # What a snapshot's config may say of the place of its data. No web address: that could be one of this machine's own
 # network, such as a cloud's metadata server. And the most that it may say of what costs memory and processors.
 BUCKETS = ("s3", "gs", "gcs", "az", "abfs")
+OWN_PLACE = ("workers", "cache_dir", "cache_timeout_seconds", "cache_bytes")
 MOST = {"batch.micro_size": 256, "train.threads": 64}
 
 
@@ -50,6 +51,20 @@ def problems_of_size(key: str, value: object) -> list[str]:
     ]
 
 
+def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values of a section, and of those in it, by path; but those that are this machine's own."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, key))
+        elif key not in OWN_PLACE:
+            yield (*above, key), value
+
+
+def _begins(path: tuple[str, ...], given: Container[str]) -> bool:
+    """Whether the command line names a key, or a section that it is in."""
+    return any(".".join(path[:n]) in given for n in range(1, len(path) + 1))
+
+
 def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size: int) -> Config:
     """A snapshot's config with a command line's overrides of HEEDED keys over it, for a program that does not train.
 
@@ -68,6 +83,9 @@ def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size:
         raise UserError("data of one's own is never imported because a snapshot names it: give data._target_=… again")
     by_kind = data is not None or ("data.kind" in given and "data" not in given)
     chosen = [f"data={kind_of('data', data or {'kind': given['data.kind']})}"] if by_kind else []
+    if data is not None:  # a section in it, of which the command line names a key, is of the kind that is stored
+        inside = {".".join(key.split(".")[:3]) for key in given if key.startswith("data.") and key.count(".") > 2}
+        chosen += [f"{part}.kind={kind_of(part, held_at(part, stored))}" for part in inside if kinds_at(part)]
     composed, problems = composed_of(CommandLine.of([*chosen, *arguments]))
     if unheeded := [key for key in sorted(given) if key not in HEEDED and key.partition(".")[0] not in HEEDED]:
         problems = [
@@ -75,13 +93,15 @@ def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size:
         ]
     follows = follows_of(composed)
     raw, unresolved = resolved(composed, follows)
-    own_place = ("workers", "cache_dir", "cache_timeout_seconds", "cache_bytes")
-    kept = {k: v for k, v in (data or {}).items() if k not in own_place and f"data.{k}" not in given}
-    for key, value in kept.items():
-        name = printable(str(without_secrets(key)))  # a stranger's: a line feed in it would forge a line
-        problems += [f"data.{name} {problem}: give data.{name}=…" for problem in problems_of_places(value)]
-    problems += [text for text in unresolved if text.partition(":")[0] not in {f"data.{k}" for k in kept}]
-    raw["data"] |= kept
+    kept = {path: value for path, value in _leaves(data or {}, ("data",)) if not _begins(path, given)}
+    for path, value in kept.items():
+        name = printable(str(without_secrets(".".join(path))))  # a stranger's: a line feed in it would forge a line
+        problems += [f"{name} {problem}: give {name}=…" for problem in problems_of_places(value)]
+        holder = raw
+        for section in path[:-1]:
+            holder = holder.setdefault(section, {})
+        holder[path[-1]] = value
+    problems += [text for text in unresolved if text.partition(":")[0] not in {".".join(path) for path in kept}]
     raw["model"] = model
     for section, name in (("", "precision"), ("batch", "micro_size"), ("train", "threads")):
         before, now = (stored.get(section), raw[section]) if section else (stored, raw)

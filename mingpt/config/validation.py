@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Container, Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any
 
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mingpt.config.checks import impossible, missing_places
-from mingpt.config.keys import KINDS, SECTIONS, choices, filled, keys, kind_of, schemas
+from mingpt.config.keys import KINDS, SECTIONS, choices, filled, held_at, keys, kind_of, parts_in, schemas
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.section import Section
@@ -21,7 +22,7 @@ def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any], typed: Contain
     """One line for one of pydantic's findings: the key, what it holds, what it takes."""
     given, kind = shown(key, error["input"]), error["type"]
     if kind == "extra_forbidden":
-        return unknown(key, raw, in_file=typed is not None and key not in typed)
+        return unknown(key, raw, in_file=typed is not None and ".".join(key.split(".")[:2]) not in typed)
     if kind == "literal_error":
         return _not_a_word(key, given)
     if kind == "string_pattern_mismatch":
@@ -52,11 +53,25 @@ def _typed(raw: dict[str, Any]) -> tuple[Config | None, dict[str, ErrorDetails]]
     """The config of a plain dict that has all sections, or else pydantic's finding for each key that is wrong."""
     found: dict[str, ErrorDetails] = {}
     sections: dict[str, Section] = {}
-    for name, schema in schemas(raw).items():
+
+    def made(name: str, schema: type[Section], values: Mapping[str, Any]) -> Section | None:
+        inner = {key: dict(values[key]) for key, *_ in parts_in(schema, values)}
+        for key, part, kind, held in parts_in(schema, values):
+            if (section := made(f"{name}.{key}.{part}", kind, held)) is not None:
+                inner[key][part] = section
+            else:
+                del inner[key][part]
         try:
-            sections[name] = schema.model_validate(raw[name])
+            return schema.model_validate({**values, **inner})
         except ValidationError as errors:
-            found |= {f"{name}.{error['loc'][0]}": error for error in errors.errors()}
+            for error in errors.errors():
+                own, *inside = map(str, error["loc"])  # of a field with sections: which of them is none
+                found[".".join([name, own, *(inside[:1] if own in inner else ())])] = error
+            return None
+
+    for name, schema in schemas(raw).items():
+        if (section := made(name, schema, raw[name])) is not None:
+            sections[name] = section
     try:
         config = Config.model_validate(raw | sections)
     except ValidationError as errors:
@@ -92,7 +107,7 @@ def validate(
             inside = [f"{name}.{k}" for k in value] if isinstance(value, dict) else []
             problems += [unknown(key, raw) for key in inside or [name]]
         elif isinstance(value, dict):
-            good[name] = dict(value)
+            good[name] = deepcopy(value)
         elif name not in SECTIONS and name not in KINDS:
             good[name] = value
         else:
@@ -113,8 +128,9 @@ def validate(
             if not wrong.intersection((follows or {}).get(key, ())):
                 problems.append(_words(error, key, raw, typed))
             section, _, leaf = key.rpartition(".")
-            holder = good.get(section, {}) if section else good
-            holder.pop(leaf, None)
+            holder = held_at(section, good) if section else good
+            if isinstance(holder, dict):
+                holder.pop(leaf, None)
         # With the wrong values replaced by defaults, the combinations of the right ones can still be checked.
         config, _ = _typed(filled(good))
         assert config is not None

@@ -14,6 +14,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mingpt.compute.mixture import Mixture
 from mingpt.data.vocabulary import Vocabulary
 
 Microbatch = tuple[Tensor, ...]
@@ -45,7 +46,8 @@ class Source:
     """Data, ready to train on. sha256: the identity of its content, equal in all processes.
 
     answer_length: how many of each sample's last targets are its answer (a label, a sum); 0: the data has no answers.
-    Evaluation counts a sample as right if each target of its answer is the likeliest token.
+    Evaluation counts a sample as right if each target of its answer is the likeliest token. mixture: of which data sets
+    `train` is made, and how they are mixed; None: it is one.
     """
 
     train: Samples
@@ -53,3 +55,4 @@ class Source:
     vocabulary: Vocabulary
     sha256: str
     answer_length: int = 0
+    mixture: Mixture | None = None

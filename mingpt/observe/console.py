@@ -61,7 +61,7 @@ def evaluation_line(event: Evaluated) -> str:
     line = f"step {event.step}: validation loss {event.val_loss:.4f} (best {event.best:.4f})"
     if event.accuracy is not None:
         line += f", accuracy {event.accuracy:.2%} ({event.right} of {event.questions})"
-    return line
+    return ", ".join([line, *(f"{name} {loss:.4f}" for name, loss in event.parts.items())])
 
 
 def ended_line(event: AttemptEnded) -> str:

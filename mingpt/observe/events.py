@@ -5,8 +5,8 @@ An observer makes no decision for the run. What all processes must do alike is p
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 END_SECONDS = 20.0  # for all observers, at the end of an attempt
@@ -78,17 +78,28 @@ class StepSkipped:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """val_loss: nats per token. best: the lowest so far, including this one. right: correct answers to `questions`."""
+    """val_loss: nats per token. best: the lowest so far, including this one. right: correct answers to `questions`.
+
+    parts: the loss on each component of a mixture.
+    """
 
     step: int
     val_loss: float
     best: float
     right: int = 0
     questions: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
         return self.right / self.questions if self.questions else None
+
+    @property
+    def curves(self) -> dict[str, float]:
+        """What of it is a curve, by name."""
+        accuracy = {} if self.accuracy is None else {"val_accuracy": self.accuracy}
+        parts = {f"val_loss/{name}": loss for name, loss in self.parts.items()}
+        return {"val_loss": self.val_loss} | accuracy | parts
 
 
 @dataclass(frozen=True)

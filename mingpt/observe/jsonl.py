@@ -86,8 +86,7 @@ class MetricsLog:
                 bad = {"microbatches": event.microbatches, "samples": event.samples, "spike": event.spike}
                 self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})
             case Evaluated():
-                accuracy = {} if event.accuracy is None else {"val_accuracy": event.accuracy}
-                self.write({"step": event.step, "val_loss": event.val_loss} | accuracy)
+                self.write({"step": event.step} | event.curves)
             case SnapshotCommitted():
                 self.file.flush()
             case AttemptEnded() | AttemptFailed():

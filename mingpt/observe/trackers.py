@@ -221,7 +221,7 @@ class Trackers:
             case StepSkipped():
                 self._put(event.step, skipped_in_a_row=event.in_a_row)
             case Evaluated():
-                self._put(event.step, val_loss=event.val_loss, val_accuracy=event.accuracy)
+                self._put(event.step, **event.curves)
             case AttemptEnded() | AttemptFailed():
                 if isinstance(event, AttemptEnded):
                     self._about.end = FINISHED if event.finished else STOPPED
@@ -231,7 +231,7 @@ class Trackers:
                 for tracker in self._all:
                     tracker.close(max(0.0, until - time.monotonic()))
 
-    def _put(self, step: int, **values: float | None) -> None:
-        finite = {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
+    def _put(self, step: int, **values: float) -> None:
+        finite = {key: value for key, value in values.items() if math.isfinite(value)}
         for tracker in self._all:
             tracker.put((step, finite))

@@ -93,6 +93,8 @@ def pictures(runs: Sequence[Run]) -> dict[str, Figure]:
         )
         for i, run in enumerate(runs, 1):
             last = "" if len(runs) == 1 else f"-{i}"
+            if run.components:
+                found[f"components{last}"] = _components(run)
             found[f"attempts{last}"] = _time_line(run, kinds(runs))
             if run.ledger:
                 found[f"ledger{last}"] = _ledger(run)
@@ -149,6 +151,17 @@ def _curves(
         _bands(ax, runs[0], axis)
     if len(runs) > 1 or (also and len(also(runs[0]).steps)):
         ax.legend(loc="best")
+    return figure
+
+
+def _components(run: Run) -> Figure:
+    figure = Figure(SIZE)
+    ax = figure.add_subplot(title="validation loss on each component", xlabel="step")
+    for i, key in enumerate(run.components[: len(COLORS)]):
+        curve = run.curve(key)
+        x, mean, *_ = groups(curve.steps, curve.values)
+        ax.plot(x, mean, color=color(i), marker="o", markersize=3, label=printable(key.partition("/")[2])[:30])
+    ax.legend(loc="best")
     return figure
 
 

@@ -44,7 +44,7 @@ def page(runs: Sequence[Run], drawn: Mapping[str, Figure], samples: Sequence[str
     several, sections = len(runs) > 1, list[str]()
     for i, (run, sample) in enumerate(zip(runs, samples, strict=True), 1):
         last = f"-{i}" if several else ""
-        own = "".join(shown.get(f"{name}{last}", "") for name in ("attempts", "ledger"))
+        own = "".join(shown.get(f"{name}{last}", "") for name in ("components", "attempts", "ledger"))
         cards = f'<div class="grid">{own if several else _curves(shown) + own}</div>{_legend(run, kinds(runs))}'
         rest = (_attempts(run, kinds(runs)), _ledger(run), _skipped(run), _numerics(run), _sample(sample), _config(run))
         sections.append(_head(run, f"{_dot(color(i - 1))}{i}: " if several else "") + cards + "".join(rest))

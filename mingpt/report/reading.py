@@ -79,6 +79,11 @@ class Run:
         return _curve((row["step"], row[key]) for row in self.rows if key in row)
 
     @property
+    def components(self) -> list[str]:
+        """The metrics that are validation losses on components of a mixture."""
+        return sorted({key for row in self.rows for key in row if key.startswith("val_loss/")})
+
+    @property
     def on_line(self) -> list[Account]:
         """The attempts of which the run kept steps."""
         return [a for a in self.attempts if self.kept.get(a.attempt, 0) > a.from_step]

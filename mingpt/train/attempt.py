@@ -119,8 +119,8 @@ def agree_on_inputs(world: World, config: Config, source: Source) -> None:
     Keys of `data` that do not affect the result (paths, caches, loader workers) may differ between nodes.
     """
     inputs = config.model_dump()
-    affecting = settings(inputs)[1]
-    data = {k: v for k, v in inputs["data"].items() if f"data.{k}" in affecting}
+    values, affecting = settings(inputs)
+    data = {key.removeprefix("data."): values[key] for key in sorted(affecting) if key.startswith("data.")}
     first, *others = world.gather({"data.sha256": source.sha256} | inputs | {"data": data})
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):

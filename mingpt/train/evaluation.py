@@ -5,7 +5,7 @@ The figures do not depend on the world size: losses are added along one tree, an
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mingpt.compute.batches import derive
 from mingpt.compute.reduction import tree_sum_of
+from mingpt.data.mixture import MixedSplit
 from mingpt.data.source import EvalSplit
 from mingpt.model.language import IGNORE
 from mingpt.world.world import Progress, World
@@ -31,6 +32,7 @@ class Figures:
     """loss: nats per target; NaN without targets. targets: their number, or the sum of their weights.
 
     questions: samples that have an answer. right: those answered correctly. spelled: bytes of the targets' text.
+    parts: of a mixture, each component's own. Its loss as a whole is the mean over all targets, whatever the weights.
     """
 
     loss: float
@@ -38,6 +40,7 @@ class Figures:
     right: int = 0
     questions: int = 0
     spelled: int = 0
+    parts: "dict[str, Figures]" = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -85,9 +88,16 @@ def evaluate(
         rows.append(torch.stack([x.double() for x in (loss, count, right, questions, spelled)]))
     mine = torch.stack(rows).tolist() if rows else []
     all_rows = [row for part in world.gather(mine) for row in part]
-    losses, counts, *integers = zip(*all_rows, strict=True)
+    parts = split.parts.items() if isinstance(split, MixedSplit) else ()
+    return summed(all_rows, {name: summed(all_rows[mine.start : mine.stop]) for name, mine in parts})
+
+
+def summed(rows: Sequence[Sequence[float]], parts: dict[str, Figures] | None = None) -> Figures:
+    """The figures of some microbatches, in their order."""
+    losses, counts, *integers = zip(*rows, strict=True)
     total, targets = tree_sum_of(losses), sum(counts)
-    return Figures(total / targets if targets else math.nan, targets, *(int(sum(column)) for column in integers))
+    right, questions, spelled = (int(sum(column)) for column in integers)
+    return Figures(total / targets if targets else math.nan, targets, right, questions, spelled, parts or {})
 
 
 def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tensor]:

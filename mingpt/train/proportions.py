@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from mingpt.compute.batches import BatchPlan
+from mingpt.compute.mixture import MixedPlan
 from mingpt.config.schema import Config
+from mingpt.data.mixture import MixedSamples
 from mingpt.data.source import Source
 from mingpt.data.windows import WindowDataset
 
@@ -11,19 +13,25 @@ MANY_EPOCHS = 50  # with more, a model memorises its data
 
 
 def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str]:
-    """One line of figures, and a WARNING for each that looks like an error."""
-    what, size, block = "samples", len(source.train), 1
-    if isinstance(source.train, WindowDataset):  # its samples overlap, so tokens are counted
-        what, block = "tokens", config.model.block_size
-        size = source.train.stop - source.train.start
-    taken = plan.global_size * block
-    epochs = config.train.max_steps * taken / size
-    yield f"data: {count(size)} {what}, {count(taken)} a step, {epochs:,.{1 if epochs < 100 else 0}f} epochs"
-    if epochs > MANY_EPOCHS:
+    """One line of figures of each data set, and a WARNING for each that looks like an error."""
+    steps, sets = config.train.max_steps, [("", source.train, float(plan.global_size))]
+    if isinstance(plan, MixedPlan) and isinstance(source.train, MixedSamples):
+        shown = zip(source.train.parts, plan.shown(steps), strict=True)
+        sets = [(f" of {key}", samples, number / steps) for (key, _, samples), number in shown]
+    for of, samples, taken in sets:
+        what, size = "samples", len(samples)
+        if isinstance(samples, WindowDataset):  # its samples overlap, so tokens are counted
+            what, size, taken = "tokens", samples.stop - samples.start, taken * config.model.block_size
+        epochs = steps * taken / size
         yield (
-            f"WARNING: {epochs:,.0f} epochs: a model that sees its data so often learns it by heart: take more data, "
-            f"or lower train.max_steps"
+            f"data: {count(size)} {what}{of}, {count(round(taken))} a step, "
+            f"{epochs:,.{1 if epochs < 100 else 0}f} epochs"
         )
+        if epochs > MANY_EPOCHS:
+            yield (
+                f"WARNING: {epochs:,.0f} epochs{of}: a model that sees its data so often learns it by heart: take more "
+                f"data, or lower train.max_steps"
+            )
     if config.schedule.warmup_steps >= config.train.max_steps:
         yield (
             f"WARNING: schedule.warmup_steps={config.schedule.warmup_steps}, but train.max_steps="

@@ -83,7 +83,8 @@ class Evaluation:
             )
             self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
             self.best_val_loss = figures.loss if best else self.best_val_loss
-            event = Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions)
+            parts = {name: part.loss for name, part in figures.parts.items()}
+            event = Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions, parts)
             self.observers.publish(event)
         return best
 

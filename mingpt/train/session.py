@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.compute.groups import roles
+from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, FastReduction
@@ -102,7 +103,8 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
     """Model, optimizer and batch plan on this process's device. Raises UserError if a user's model can't be trained."""
     pin(config, world.device)
     model.to(world.device)
-    plan = BatchPlan(len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size)
+    sizes = len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size
+    plan = MixedPlan(*sizes, mixture=source.mixture) if source.mixture else BatchPlan(*sizes)
     update = Update(
         trainable(model),
         config.optimizer,

@@ -248,8 +248,9 @@ def test_a_deletion_that_names_another_value_is_a_mistake() -> None:
 @pytest.mark.parametrize(("section", "kind"), [(section, kind) for section in KINDS for kind in KINDS[section]])
 def test_each_kind_has_an_option_of_its_name_with_the_schemas_defaults(section: str, kind: str) -> None:
     fields = named(KINDS[section][kind])
-    required = {name for name, field in fields.items() if field.get_default() == MISSING or name == "path"}
-    given = [OWN[section]] if kind == "own" else [f"{section}.{name}=x" for name in required]
+    required = {name for name, field in fields.items() if field.get_default() == MISSING or name in ("path", "mix")}
+    values = {"mix": "{web: {path: x}}"}
+    given = [OWN[section]] if kind == "own" else [f"{section}.{name}={values.get(name, 'x')}" for name in required]
     config = (
         configured(f"{section}={kind}", "model.block_size=64", *given)
         if section == "data"

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from image_kit import write_cifar, write_cifar_archive, write_idx
 from mingpt.commands.loading import open_model
 from mingpt.data.images.imagetokens import ImageTokens
+from mingpt.observe.jsonl import read_metrics
 from run_kit import Run
 
 pytestmark = pytest.mark.slow
@@ -64,6 +66,36 @@ def assert_exact(make_run: MakeRun, overrides: tuple[str, ...], of_the_second: t
 def test_tasks_without_files(make_run: MakeRun, data: tuple[str, ...]) -> None:
     few = () if data == ("data=random",) else ("data.val_samples=37",)
     assert_exact(make_run, (*data, *few))
+
+
+def test_mixtures(make_run: MakeRun, tmp_path: Path) -> None:
+    """A block is 16 steps here: the weights change, and runs resume, inside of blocks; one ends at step 20."""
+    for name, words in (("web", "the king is dead long live queen"), ("code", "def return self yield for in")):
+        (tmp_path / name).write_text(" ".join(Random(name).choices(words.split(), k=1500)))
+    about = "kind: text, tokens: byte, stride: 3"
+    components = (
+        f"data.mix={{web: {{path: {tmp_path}/web, weight: 0.7, {about}}}, "
+        f"code: {{path: {tmp_path}/code, weight: [[0, 0.3], [4, 2]], {about}}}}}"
+    )
+    mixture = (
+        "data=mix", components, f"data.cache_dir={tmp_path}/cache", "batch.global_size=256", "batch.micro_size=32",
+        "model.block_size=8",
+    )  # fmt: skip
+    three = assert_exact(make_run, mixture, ("data.workers=1",))
+    moved = make_run("moved", *mixture)
+    started = moved.start(2)
+    started.on_step = lambda step: os.killpg(started.process.pid, signal.SIGKILL) if step == 14 else None
+    assert started.wait() != 0
+    assert "resumed from step 12" in moved.finish(1)
+    assert moved.digest() == three.digest()
+    names = ("step", "loss", "val_loss", "val_loss/code", "val_loss/web")
+    figures = [[{n: row[n] for n in names if n in row} for row in read_metrics(run.dir)] for run in (three, moved)]
+    assert figures[0] == figures[1]
+    assert [row["step"] for row in figures[0] if row.keys() == {*names}] == [8, 16, 24]
+
+    other = moved.start(1, "train.max_steps=25", "data.mix.code.weight=[[0, 0.3], [4, 3]]")
+    assert other.wait() == 64, other.output
+    assert "  data.mix.code.weight: [[0, 0.3], [4, 2]] -> [[0, 0.3], [4, 3]]\n" in other.output
 
 
 @pytest.mark.parametrize("files", ["idx", "cifar"])

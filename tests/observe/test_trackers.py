@@ -79,7 +79,7 @@ def train(names: list[str], run_dir: str, attempt: int, start: int, end: int) ->
             StepDone(step, loss(step), 0.01, norm, 1e3, 0.1, 1),
         ]
         events += [StepSkipped(step, loss(step), norm, 1, False, (), ())] * (step == 5)
-        events += [Evaluated(step, loss(step) + 1, 0.5, 1, 4)] * (step % 8 == 0)
+        events += [Evaluated(step, loss(step) + 1, 0.5, 1, 4, {"web": loss(step)})] * (step % 8 == 0)
         for observer in observers:
             for event in events:
                 observer.on(event)

@@ -286,6 +286,7 @@ def test_nothing_in_a_hostile_run_becomes_part_of_the_page(evil: str, tmp_path: 
     made.metrics(1, [{"step": 2, "loss": evil, "lr": [evil], "val_loss": {evil: 1}, "skipped": evil}])
     made.metrics(1, [{"step": 3, "skipped": {"microbatches": evil, "samples": {evil: evil}}}, {"step": 1 << 80}])
     made.metrics(1, [{"step": 2, "attempt": evil}, {"step": 2, "attempt": [evil]}])
+    made.metrics(1, [{"step": 3, f"val_loss/{evil}": 1.5, "val_loss/": evil}])
     account = json.loads((tmp_path / "run/ledger/attempt-00001.json").read_text())
     account["seconds"][evil] = 5.0
     (tmp_path / "run/ledger/attempt-00001.json").write_text(json.dumps(account))
@@ -321,6 +322,16 @@ def test_a_link_in_a_run_is_not_followed(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "run/config.yaml").symlink_to(tmp_path / "secret")
     assert report.main([str(tmp_path / "run")]) == 64
     assert "config.yaml is a link" in capsys.readouterr().err
+
+
+def test_a_mixtures_components_have_a_picture(tmp_path: Path) -> None:
+    made = three_attempts(tmp_path / "run")
+    assert "validation loss on each component" not in page_of(tmp_path / "run")
+    made.metrics(2, [{"step": 18, "val_loss": 1.6, "val_loss/web": 1.5, "val_loss/code": 1.75}])
+    assert read_run(str(tmp_path / "run")).components == ["val_loss/code", "val_loss/web"]
+    page = page_of(tmp_path / "run")
+    for shown in ("validation loss on each component", ">code<", ">web<"):
+        assert shown in page
 
 
 # --- the command ---

@@ -16,6 +16,9 @@ from mingpt.commands import evaluate as evaluator
 from mingpt.compute.reduction import tree_sum_of
 from mingpt.config.trusted import reconfigure
 from mingpt.data.bpe import tokenizer_of
+from mingpt.data.kinds.text import TextData
+from mingpt.data.mixture import MixedSplit
+from mingpt.data.source import EvalSplit
 from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
@@ -61,11 +64,12 @@ class Pretended(World):
         return [self.said[rank] for rank in sorted(self.said)]
 
 
-def in_worlds_of(size: int, model: nn.Module, data: list[tuple[Tensor, ...]], answer_length: int) -> Figures:
+def in_worlds_of(size: int, model: nn.Module, data: EvalSplit, answer_length: int) -> Figures:
     world = Pretended(0, size, 0, torch.device("cpu"), "gloo")
     for rank in sorted(range(size), key=lambda rank: not share(rank, size, len(data))):  # the last one has heard all
-        figures = evaluate(model, data, replace(world, rank=rank), nullcontext(), answer_length, seed=1, step=2)
-    return figures
+        whole = [data[i] for i in range(len(data))]  # no mixture: of that, the first ones hear too little
+        evaluate(model, whole, replace(world, rank=rank), nullcontext(), answer_length, seed=1, step=2)
+    return evaluate(model, data, replace(world, rank=rank), nullcontext(), answer_length, seed=1, step=2)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -75,6 +79,21 @@ def test_the_figures_are_the_same_in_any_world(model: GPT, size: int, weighted: 
     alone = evaluate(model, data, ALONE, nullcontext(), 2, seed=1, step=2)
     assert in_worlds_of(size, model, data, 2) == alone
     assert alone.questions == 7 * 3 - 1
+
+
+@pytest.mark.parametrize("size", [2, 3, 9])
+def test_a_mixture_has_the_figures_of_each_component_in_any_world(model: GPT, size: int) -> None:
+    """And as a whole those of all targets, each of which counts once."""
+    own = {"data.mix.code": split(2), "data.mix.none": [], "data.mix.web": split(5)}
+    mixed = MixedSplit({key: (TextData(), part) for key, part in own.items()})
+    alone = evaluate(model, mixed, ALONE, nullcontext(), seed=1, step=2)
+    assert in_worlds_of(size, model, mixed, 0) == alone
+    assert alone.parts == {
+        name: evaluate(model, own[f"data.mix.{name}"], ALONE, nullcontext(), seed=1, step=2) for name in ("code", "web")
+    }
+    assert replace(alone, parts={}) == evaluate(model, split(2) + split(5), ALONE, nullcontext(), seed=1, step=2)
+    assert evaluator.as_dict(alone)["parts"]["web"]["loss"] == alone.parts["web"].loss
+    assert evaluator.as_text(alone).splitlines()[-1].startswith(f"of web         {alone.parts['web'].loss:.4f} nats")
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -1,0 +1,107 @@
+"""Several data sets as one: their samples numbered one after the other, their validation splits evaluated apart."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from mingpt.compute.mixture import Mixture, shares
+from mingpt.config.kinds import Data, of_part
+from mingpt.data.kinds.mix import MixData
+from mingpt.data.source import EvalSplit, Microbatch, Samples, Source
+from mingpt.data.vocabulary import Vocabulary
+from mingpt.errors import TransientError, UserError
+
+
+@contextmanager
+def named(key: str, part: Data) -> Iterator[None]:
+    """Errors of a component's reader name its keys as they are in the config."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(*(of_part(key, part, problem) for problem in error.problems)) from error
+    except TransientError as error:
+        raise TransientError(of_part(key, part, str(error))) from error
+
+
+class MixedSamples(Samples):
+    """A sample's number is that in its component, plus the numbers of samples in the components before it."""
+
+    def __init__(self, parts: Mapping[str, tuple[Data, Samples]]) -> None:
+        self.parts = [(key, part, samples) for key, (part, samples) in parts.items()]
+        self.stops = [*accumulate(len(samples) for _, samples in parts.values())]
+
+    def __len__(self) -> int:
+        return self.stops[-1]
+
+    def __getitem__(self, ids: Sequence[int]) -> Microbatch:
+        wanted = np.array(ids, dtype=np.int64)
+        which = np.searchsorted(self.stops, wanted, side="right")
+        order, found = np.argsort(which, kind="stable"), list[Microbatch]()
+        for i in np.unique(which).tolist():
+            key, part, samples = self.parts[i]
+            with named(key, part):
+                found.append(samples[(wanted[which == i] - self.stops[i] + len(samples)).tolist()])
+        back = torch.from_numpy(np.argsort(order))
+        return tuple(torch.cat(tensors)[back] for tensors in zip(*found, strict=True))
+
+
+class MixedSplit:
+    """The components' validation splits, one after the other. parts: which microbatches are whose."""
+
+    def __init__(self, splits: Mapping[str, tuple[Data, EvalSplit]]) -> None:
+        self.splits = [(key, part, split) for key, (part, split) in splits.items()]
+        stops = [*accumulate(len(split) for _, _, split in self.splits)]
+        spans = (
+            (key, range(stop - len(split), stop)) for (key, _, split), stop in zip(self.splits, stops, strict=True)
+        )
+        self.parts = {key.rpartition(".")[2]: span for key, span in spans if span}
+        self.stops = stops
+
+    def __len__(self) -> int:
+        return self.stops[-1]
+
+    def __getitem__(self, index: int, /) -> Microbatch:
+        i = int(np.searchsorted(self.stops, index, side="right"))
+        key, part, split = self.splits[i]
+        with named(key, part):
+            return split[index - self.stops[i] + len(split)]
+
+
+def open_mix(config: MixData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
+    """Raises UserError, which lists the problems of all components, or names two with different vocabularies."""
+    found, problems, parts = dict[str, Source](), list[str](), config.parts()
+    for key, part in parts.items():
+        try:
+            with named(key, part):
+                found[key] = part.open(block_size, micro_size, vocabulary)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
+    (first, source), *others = found.items()
+    for key, other in others:
+        if other.vocabulary.to_json() != source.vocabulary.to_json():
+            raise UserError(
+                f"{first} and {key} have different vocabularies ({_about(source)} and {_about(other)}): make the "
+                f"tokens of both with one tokenizer, or use bytes; nanoGPT's files need {first}.tokenizer and "
+                f"{key}.tokenizer"
+            )
+    phases = tuple((step, shares([*weights.values()])) for step, weights in config.phases())
+    names = {key: key.rpartition(".")[2] for key in found}
+    content = [[names[key], each.sha256] for key, each in found.items()]
+    return Source(
+        MixedSamples({key: (parts[key], each.train) for key, each in found.items()}),
+        MixedSplit({key: (parts[key], each.validation) for key, each in found.items()}),
+        source.vocabulary,
+        sha256(json.dumps(content).encode()).hexdigest(),
+        mixture=Mixture(tuple((names[key], len(each.train)) for key, each in found.items()), phases),
+    )
+
+
+def _about(source: Source) -> str:
+    return f"{source.vocabulary.to_json()['kind']}, {source.vocabulary.size} tokens"

@@ -1,0 +1,245 @@
+"""`data=mix`: several data sets as one, and what is wrong with a mixture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bpe_kit
+from config_kit import configured, problems
+from mingpt.compute.mixture import shares
+from mingpt.config.affecting import settings
+from mingpt.config.checks import missing_places
+from mingpt.config.schema import Config
+from mingpt.config.trusted import reconfigure
+from mingpt.data.kinds.text import TextData
+from mingpt.data.mixture import MixedSamples, MixedSplit
+from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.errors import TransientError, UserError
+from mingpt.prepare.documents import Options
+from mingpt.prepare.extras import extras
+from mingpt.prepare.fetch import corpora_for
+from mingpt.prepare.prepare import prepare
+from mingpt.train.resume import changed
+
+TWO = "data.mix={web: {path: WEB, kind: text, tokens: byte, weight: 7}, code: {path: CODE, kind: text, tokens: byte}}"
+WEIGHT = "must be a number above 0, or pairs [step, weight] from step 0 on, as [[0, 0.7], [1000, 0.3]]"
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Overrides for a mixture of two files in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("WEB").write_bytes(bytes(range(97, 122)) * 40)
+    Path("CODE").write_bytes(bytes(range(65, 90)) * 20)
+    return "data=mix", TWO, f"data.cache_dir={tmp_path}/cache", "model.block_size=8"
+
+
+def opened(config: Config) -> Source:
+    return config.data.open(config.model.block_size, 4)
+
+
+# --- samples ---
+
+
+def test_samples_are_those_of_the_components_in_any_order(two: tuple[str, ...]) -> None:
+    source = opened(configured(*two))
+    assert isinstance(source.train, MixedSamples)
+    assert source.mixture is not None
+    assert source.mixture.sizes == (("code", 442), ("web", 892))
+    assert source.mixture.phases == ((0, shares([1, 7])),)
+    assert len(source.train) == 442 + 892
+    tokens, targets = source.train[[442, 0, 1333, 441, 443]]
+    starts = [97, 65, 97 + 891 % 25, 65 + 441 % 25, 98]
+    assert tokens[:, 0].tolist() == starts
+    for row, start in enumerate(starts):
+        base = 97 if start >= 97 else 65
+        expected = [base + (start - base + i) % 25 for i in range(9)]
+        assert tokens[row].tolist() == expected[:-1]
+        assert targets[row].tolist() == expected[1:]
+    only = source.train[[5, 4]]
+    assert only[0][:, 0].tolist() == [70, 69]
+
+
+def test_validation_is_that_of_the_components_one_after_the_other(two: tuple[str, ...]) -> None:
+    config = configured(*two, "data.mix.none={path: WEB, kind: text, tokens: byte, val_fraction: 0}")
+    split = opened(config).validation
+    assert isinstance(split, MixedSplit)
+    assert split.parts == {"code": range(2), "web": range(2, 6)}
+    assert len(split) == 6
+    alone = [part.open(8, 4).validation for part in config.data.parts().values()]
+    expected = [part[i] for part in alone for i in range(len(part))]
+    assert all(torch.equal(split[i][k], expected[i][k]) for i in range(6) for k in (0, 1))
+
+
+def test_the_datas_identity_follows_from_names_and_contents_whatever_their_order(two: tuple[str, ...]) -> None:
+    sha256 = opened(configured(*two)).sha256
+    turned = "data.mix={code: {path: CODE, kind: text, tokens: byte}, web: {path: ./WEB, kind: text, tokens: byte}}"
+    assert opened(configured("data=mix", turned, *two[2:])).sha256 == sha256
+    swapped = two[1].replace("WEB", "X").replace("CODE", "WEB").replace("X", "CODE")
+    assert opened(configured("data=mix", swapped, *two[2:])).sha256 != sha256
+    Path("CODE").write_bytes(b"other" * 200)
+    assert opened(configured(*two)).sha256 != sha256
+
+
+def test_shards_of_one_tokenizer_are_mixed(tmp_path: Path) -> None:
+    for name in ("web", "code"):
+        (tmp_path / f"{name}.txt").write_text(f"some words of {name} " * 200)
+        source = str(tmp_path / f"{name}.txt")
+        prepare([source], f"{tmp_path}/{name}", bpe_kit.small(), Options(val_fraction=0, separator=" of "))
+    where = [f"data.mix.{name}.path={tmp_path}/{name}" for name in ("web", "code")]
+    config = configured("data=mix", *where, f"data.cache_dir={tmp_path}/cache", "model.block_size=8")
+    assert len(opened(config).train) == sum(len(part.open(8, 4).train) for part in config.data.parts().values())
+    (tmp_path / "code" / "train-00000.bin").unlink()
+    with pytest.raises(UserError, match=rf"^data\.mix\.code\.path={tmp_path}/code: train-00000\.bin is missing"):
+        opened(config)
+
+
+def test_errors_while_training_name_the_components_keys(tmp_path: Path) -> None:
+    class Broken(Samples):
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, ids: Sequence[int]) -> Microbatch:
+            raise self.error
+
+    for kind in (UserError, TransientError):
+        broken = Broken(kind("data.path=s3://b/data.path/x: gone; data.tokens and data.seed"))
+        samples = MixedSamples({"data.mix.web": (TextData(), broken)})
+        with pytest.raises(kind) as told:
+            samples[[3]]
+        assert str(told.value) == "data.mix.web.path=s3://b/data.path/x: gone; data.mix.web.tokens and data.seed"
+
+
+# --- the config ---
+
+
+def test_single_keys_and_whole_components_from_the_command_line(two: tuple[str, ...]) -> None:
+    more = ("data.mix.code.weight=[[0,1],[1000,2]]", "+data.mix.books={path: WEB, kind: text}", "~data.mix.web")
+    data = configured(*two, *more).model_dump()["data"]
+    assert sorted(data["mix"]) == ["books", "code"]
+    assert data["mix"]["code"] == {
+        "kind": "text", "workers": 0, "cache_dir": data["cache_dir"], "cache_timeout_seconds": 600.0, "stride": 1,
+        "path": "CODE", "tokens": "byte", "tokenizer": None, "val_fraction": 0.1, "weight": [[0, 1], [1000, 2]],
+    }  # fmt: skip
+
+
+def test_all_problems_are_listed_with_the_keys_of_their_components(two: tuple[str, ...]) -> None:
+    assert problems(
+        "data=mix",
+        "data.mix={web: {path: WEB, tokens: byte}, code: {pathh: CODE, kind: txt, weight: x, stride: 0}}",
+        "data.mix.c={path: x, kind: text, tokens: bpe, workers: 3}",
+        "data.mix.c.val_fraction=2",
+    ) == [
+        "data.mix.code.path: Missing mandatory value: data.mix.code.path",
+        "data.mix.web.tokens is not a key of data.mix.web.kind=shards, only of text: leave it out, or choose "
+        "data.mix.web.kind=text",
+        "data.mix.code.kind=txt is not one of shards, text (did you mean text?)",
+        "data.mix.code.stride=0: must be greater than or equal to 1",
+        f"data.mix.code.weight='x': {WEIGHT}",
+        "data.mix.code.pathh is not a key (did you mean data.mix.code.path?)",
+        "data.mix.c.val_fraction=2: must be less than 1",
+        "data.mix.c.workers=3: the loader processes are those of the whole mixture: leave it out",
+        "data.mix.c.path=x: there is no such file or bucket: check the spelling",
+    ]
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "true", "[]", "[1,2]", "[[1,1]]", "[[0,1],[0,2]]", "[[0,1],[5.5,2]]",
+                                    "[[0,0]]", "[[0,1],[9,1],[5,2]]", "[[0,-1]]", "[[0,1,2]]", "null", "1e300",
+                                    "[[0,1],[5e9,1]]"])  # fmt: skip
+def test_a_weight_is_a_number_above_0_or_pairs_from_step_0_on(two: tuple[str, ...], weight: str) -> None:
+    (problem,) = problems(*two, f"data.mix.web.weight={weight}")
+    assert problem.startswith("data.mix.web.weight=")
+    assert problem.endswith(WEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (
+            "data.mix.web.weight=0.0001",
+            "data.mix.web.weight: from step 0 on less than one in 4096 samples, which is too few for exact shares: "
+            "raise it, or set it to 0",
+        ),
+        (
+            "data.mix.web.weight=[[0,1],[9,0]] data.mix.code.weight=[[0,1],[5,0]]",
+            "data.mix: from step 9 on all weights are 0: raise one of them",
+        ),
+        ("~data.mix.web ~data.mix.code", "data.mix has no components: set data.mix={web: {path: …, weight: 0.7}, "
+         "code: {path: …, weight: 0.3}}"),
+        ("data.mix.code.tokenizer=x", "data.mix.code.tokenizer=x, but data.mix.code.tokens=byte: set "
+         "data.mix.code.tokens=bpe, or leave it out"),
+        ("data.mix.web=3", "data.mix.web=3: must be a valid dictionary or instance of Component"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be(two: tuple[str, ...], more: str, expected: str) -> None:
+    assert problems(*two, *more.split(" ")) == [expected]
+
+
+def test_components_of_two_vocabularies_are_refused_by_name(two: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as refused:
+        opened(configured(*two, "data.mix.web.tokens=char"))
+    assert str(refused.value) == (
+        "data.mix.code and data.mix.web have different vocabularies (byte, 256 tokens and char, 25 tokens): make the "
+        "tokens of both with one tokenizer, or use bytes; nanoGPT's files need data.mix.code.tokenizer and "
+        "data.mix.web.tokenizer"
+    )
+
+
+def test_all_components_that_cannot_be_read_are_named_at_once(two: tuple[str, ...]) -> None:
+    config = configured(*two, "data.mix.web.path=nowhere", "data.mix.code.path=neither")
+    with pytest.raises(UserError) as missing:
+        opened(config)
+    assert [p.split(":")[0] for p in missing.value.problems] == [
+        "data.mix.code.path=neither", "data.mix.web.path=nowhere"
+    ]  # fmt: skip
+    assert missing_places(config, missing.value.problems) == []
+
+
+def test_what_other_rooms_ask_of_the_data_is_that_of_the_components(two: tuple[str, ...]) -> None:
+    config = configured(*two, "data.mix.web.tokens=bpe", "data.mix.web.tokenizer=data/gpt2",
+                        "data.mix.code.path=data/shakespeare.txt")  # fmt: skip
+    assert config.data.places() == {
+        "data.mix.code.path": "data/shakespeare.txt",
+        "data.mix.web.tokenizer": "data/gpt2",
+        "data.mix.web.path": "WEB",
+    }
+    assert {text.name for corpus in corpora_for(config) for text in corpus.texts} >= {"shakespeare.txt"}
+    assert extras(config) >= {"bpe"}
+    assert config.data.encoders() == ("tiktoken", "tokenizers")
+    assert config.data.vocabulary_size() == 50257
+
+
+# --- resume, and a stranger's snapshot ---
+
+
+def test_what_affects_the_result_is_told_by_key(two: tuple[str, ...]) -> None:
+    before = configured(*two).model_dump()
+    after = configured(
+        *two, "data.mix.web.weight=[[0,7],[99,1]]", "data.mix.web.path=./WEB", "~data.mix.code",
+        "data.mix.new={path: CODE}", "data.cache_dir=elsewhere",
+    ).model_dump()  # fmt: skip
+    found = changed(before, after)
+    assert found["data.mix.web.weight"] == [7, [[0, 7], [99, 1]]]
+    assert found["data.mix.code.tokens"] == ["byte", None]
+    assert found["data.mix.new.weight"] == [None, 1.0]
+    assert not [key for key in found if key.endswith(("path", "cache_dir", "web.kind"))]
+    older: dict[str, Any] = {**before, "data": {**before["data"], "mix": {"web": {"kind": "text", "path": "x"}}}}
+    assert settings(older)[0]["data.mix.web.stride"] == 1  # of a version that did not have the key
+
+
+def test_a_snapshots_mixture_is_taken_but_not_what_is_this_machines_own(two: tuple[str, ...]) -> None:
+    stored = configured(*two, "data.mix.code.stride=3").model_dump()
+    stored["data"]["mix"]["web"]["cache_dir"] = "/from/a/stranger"
+    data = reconfigure(stored, ["data.mix.code.path=OTHER", "data.cache_dir=here"], 1).model_dump()["data"]
+    assert {part["cache_dir"] for part in data["mix"].values()} == {"here"}
+    assert data["mix"]["code"]["path"] == "OTHER"
+    assert (data["mix"]["code"]["stride"], data["mix"]["web"]["weight"]) == (3, 7)
+    stored["data"]["mix"]["web"]["path"] = "/etc/passwd"
+    with pytest.raises(UserError, match=r"^data\.mix\.web\.path is '/etc/passwd' in the snapshot's config"):
+        reconfigure(stored, [], 1)
