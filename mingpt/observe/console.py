@@ -59,6 +59,8 @@ def skipped_line(event: StepSkipped) -> str:
 
 def evaluation_line(event: Evaluated) -> str:
     line = f"step {event.step}: validation loss {event.val_loss:.4f} (best {event.best:.4f})"
+    if event.bits_per_byte is not None:
+        line += f", {event.bits_per_byte:.4f} bits per byte"
     if event.accuracy is not None:
         line += f", accuracy {event.accuracy:.2%} ({event.right} of {event.questions})"
     return line

@@ -78,13 +78,17 @@ class StepSkipped:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """val_loss: nats per token. best: the lowest so far, including this one. right: correct answers to `questions`."""
+    """val_loss: nats per token. best: the lowest so far, including this one. right: correct answers to `questions`.
+
+    bits_per_byte: of the validation text; None: it is no text.
+    """
 
     step: int
     val_loss: float
     best: float
     right: int = 0
     questions: int = 0
+    bits_per_byte: float | None = None
 
     @property
     def accuracy(self) -> float | None:

@@ -86,8 +86,9 @@ class MetricsLog:
                 bad = {"microbatches": event.microbatches, "samples": event.samples, "spike": event.spike}
                 self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})
             case Evaluated():
-                accuracy = {} if event.accuracy is None else {"val_accuracy": event.accuracy}
-                self.write({"step": event.step, "val_loss": event.val_loss} | accuracy)
+                more = {"val_bits_per_byte": event.bits_per_byte, "val_accuracy": event.accuracy}
+                known = {key: value for key, value in more.items() if value is not None}
+                self.write({"step": event.step, "val_loss": event.val_loss} | known)
             case SnapshotCommitted():
                 self.file.flush()
             case AttemptEnded() | AttemptFailed():

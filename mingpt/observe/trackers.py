@@ -221,7 +221,8 @@ class Trackers:
             case StepSkipped():
                 self._put(event.step, skipped_in_a_row=event.in_a_row)
             case Evaluated():
-                self._put(event.step, val_loss=event.val_loss, val_accuracy=event.accuracy)
+                more = {"val_accuracy": event.accuracy, "val_bits_per_byte": event.bits_per_byte}
+                self._put(event.step, val_loss=event.val_loss, **more)
             case AttemptEnded() | AttemptFailed():
                 if isinstance(event, AttemptEnded):
                     self._about.end = FINISHED if event.finished else STOPPED

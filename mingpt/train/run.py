@@ -6,6 +6,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer, Content
 from mingpt.snapshot.format import Metrics, State
 from mingpt.train import own_model
-from mingpt.train.evaluation import evaluate
+from mingpt.train.evaluation import byte_lengths, evaluate
 from mingpt.train.reporter import Reporter
 from mingpt.train.stats import DelayedRead, Figures, StatsExchange, StepStats, StepTimes
 from mingpt.world.clock import Clock
@@ -78,14 +79,27 @@ class Evaluation:
                 self.world,
                 self.compute.autocast,
                 self.source.answer_length,
+                self.byte_lengths,
                 seed=self.config.seed,
                 step=done,
             )
             self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
             self.best_val_loss = figures.loss if best else self.best_val_loss
-            event = Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions)
-            self.observers.publish(event)
+            self.observers.publish(
+                Evaluated(
+                    done,
+                    figures.loss,
+                    self.best_val_loss,
+                    figures.right,
+                    figures.questions,
+                    bits_per_byte=figures.bits_per_byte,
+                )
+            )
         return best
+
+    @cached_property
+    def byte_lengths(self) -> list[int]:
+        return byte_lengths(self.source.vocabulary)
 
 
 @dataclass
