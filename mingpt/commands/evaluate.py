@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from mingpt.commands.loading import open_model
+from mingpt.commands.tasks import OF_TASKS, answer_tasks
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.trusted import reconfigure
@@ -25,6 +26,10 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
     """Print the figures; returns the exit code."""
     options = parser().parse_intermixed_args(arguments)
     try:
+        if options.tasks is not None:
+            return answer_tasks(options, lifetime)
+        if lost := [f"--{name}" for name in OF_TASKS if getattr(options, name.replace("-", "_")) is not None]:
+            raise UserError(f"{lost[0]} is for --tasks: name the tasks, or leave it out")
         found = find(options.url, options.step)
         try:
             manifest = read_manifest(found.store, found.steps[0])

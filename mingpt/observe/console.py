@@ -3,7 +3,16 @@
 import math
 from collections.abc import Callable
 
-from mingpt.observe.events import AttemptEnded, BitsDiffer, Evaluated, Event, SnapshotCommitted, StepDone, StepSkipped
+from mingpt.observe.events import (
+    AttemptEnded,
+    BitsDiffer,
+    Evaluated,
+    Event,
+    SnapshotCommitted,
+    StepDone,
+    StepSkipped,
+    TasksEvaluated,
+)
 
 FIRST_SKIPS = 10  # in a row, which are all printed; then one in so many
 MOST_SAMPLES = 16
@@ -28,6 +37,8 @@ class ConsoleLines:
                     self.say(skipped_line(event))
             case Evaluated():
                 self.say(evaluation_line(event))
+            case TasksEvaluated():
+                self.say(tasks_line(event))
             case SnapshotCommitted():
                 self.say(f"step {event.step}: snapshot {event.digest[:16]} in {event.seconds:.2f} s")
             case BitsDiffer():
@@ -64,6 +75,11 @@ def evaluation_line(event: Evaluated) -> str:
     if event.accuracy is not None:
         line += f", accuracy {event.accuracy:.2%} ({event.right} of {event.questions})"
     return line
+
+
+def tasks_line(event: TasksEvaluated) -> str:
+    """`step 100: hellaswag/acc 0.2500, hellaswag/acc_norm 0.2600`."""
+    return f"step {event.step}: " + ", ".join(f"{name} {value:.4f}" for name, value in event.figures.items())
 
 
 def ended_line(event: AttemptEnded) -> str:

@@ -5,7 +5,7 @@ An observer makes no decision for the run. What all processes must do alike is p
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,6 +96,19 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class TasksEvaluated:
+    """figures: of train.eval_tasks, by task and metric, such as `hellaswag/acc`."""
+
+    step: int
+    figures: Mapping[str, float]
+
+
+def prefixed(event: TasksEvaluated) -> dict[str, float]:
+    """The figures as metrics and curves name them: `tasks/hellaswag/acc`."""
+    return {f"tasks/{name}": value for name, value in event.figures.items()}
+
+
+@dataclass(frozen=True)
 class SnapshotCommitted:
     """A snapshot is durable. Published by the snapshot writer's thread. seconds: from the copy to the commit."""
 
@@ -159,6 +172,7 @@ Event = (
     | StepDone
     | StepSkipped
     | Evaluated
+    | TasksEvaluated
     | SnapshotCommitted
     | HotCommitted
     | SnapshotLost

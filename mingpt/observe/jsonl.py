@@ -18,6 +18,8 @@ from mingpt.observe.events import (
     SnapshotCommitted,
     StepDone,
     StepSkipped,
+    TasksEvaluated,
+    prefixed,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import records, segments
@@ -89,6 +91,8 @@ class MetricsLog:
                 more = {"val_bits_per_byte": event.bits_per_byte, "val_accuracy": event.accuracy}
                 known = {key: value for key, value in more.items() if value is not None}
                 self.write({"step": event.step, "val_loss": event.val_loss} | known)
+            case TasksEvaluated():
+                self.write({"step": event.step} | prefixed(event))
             case SnapshotCommitted():
                 self.file.flush()
             case AttemptEnded() | AttemptFailed():

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,12 @@ from mingpt.compute.reduction import Reduction
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.data.source import Source
-from mingpt.observe.events import Evaluated, Observers
+from mingpt.model.gpt2 import GPT
+from mingpt.observe.events import Evaluated, Observers, TasksEvaluated
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer, Content
 from mingpt.snapshot.format import Metrics, State
-from mingpt.train import own_model
+from mingpt.train import own_model, tasks
 from mingpt.train.evaluation import byte_lengths, evaluate
 from mingpt.train.reporter import Reporter
 from mingpt.train.stats import DelayedRead, Figures, StatsExchange, StepStats, StepTimes
@@ -70,6 +71,11 @@ class Evaluation:
     def after_step(self, done: int, last: bool) -> bool:
         """Evaluate if due; returns whether the validation loss is the lowest so far."""
         every, self.val_loss = self.config.train.eval_every, None
+        if tasks.due(self.config.train, done, last):
+            with self.clock.within("evaluation"):
+                model, autocast = cast(GPT, self.compute.model), self.compute.autocast
+                found = tasks.after_step(model, self.config, self.source.vocabulary, self.world, autocast)
+                self.observers.publish(TasksEvaluated(done, found))
         if not len(self.source.validation) or not (last or (every and done % every == 0)):
             return False
         with self.clock.within("evaluation"):
