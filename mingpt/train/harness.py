@@ -29,16 +29,20 @@ Row = tuple[list[int], list[list[int]]]  # the model's input, and the continuati
 Batch = TypeVar("Batch")
 
 MOST_GENERATED = 256  # tokens, where a task says nothing: as lm-eval's own model
-ROUND = 32  # batches that a process computes before all exchange answers: none waits long for a slower one
+ROUND = 8  # batches of a process between two exchanges of answers: none waits long, for others or for a stop
 LENGTHS = {"max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"}
 GENERATION = {"until", "do_sample", "temperature", "top_k", "top_p"} | LENGTHS
 BEGINNINGS = ("\n", " ")  # what stands before a text if the vocabulary has no end of text
 
 
+class Stopped(Exception):
+    """A process is asked to stop: none of them goes on measuring."""
+
+
 class Harness(TemplateLM):
     """model: in evaluation mode, on world.device. batch_size: rows that are computed at a time.
 
-    progress: draw a bar, if this is rank 0 and stderr a terminal.
+    progress: draw a bar, if this is rank 0 and stderr a terminal. stop: whether this process is asked to stop.
     """
 
     def __init__(
@@ -49,11 +53,12 @@ class Harness(TemplateLM):
         autocast: Any,
         batch_size: int,
         progress: bool = False,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self.model, self.vocabulary, self.world, self.autocast = model, vocabulary, world, autocast
         self.batch_size, self.block_size, self.progress = batch_size, model.config.block_size, progress
-        self._device, self._task_of = world.device, dict[Words, str]()
+        self.stop, self._device, self._task_of = stop, world.device, dict[Words, str]()
 
     @property
     def eot_token_id(self) -> int | None:
@@ -180,7 +185,10 @@ class Harness(TemplateLM):
 
     @torch.no_grad()
     def _in_shares(self, batches: list[Batch], compute: Callable[[Batch], Sequence[Any]]) -> list[Any]:
-        """The answers to all batches, in order, in every process; each batch is computed by one process."""
+        """The answers to all batches, in order, in every process; each batch is computed by one process.
+
+        Raises Stopped in all processes after one of them was asked to stop.
+        """
         rank, size = self.world.rank, self.world.size
         requests = sha256(repr(batches).encode(errors="surrogatepass")).hexdigest()
         if len(set(self.world.gather(requests))) > 1:
@@ -193,7 +201,9 @@ class Harness(TemplateLM):
                     Progress.microbatches += 1
                     mine.append(compute(batch))
                     bar.update(size)
-                gathered = self.world.gather(mine)
+                gathered, stops = zip(*self.world.gather([mine, self.stop()]), strict=True)
+                if any(stops):
+                    raise Stopped
                 for i in range(len(some)):
                     answers += gathered[i % size][i // size]
         return answers

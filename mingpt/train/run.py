@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -57,7 +57,10 @@ class Compute:
 
 @dataclass
 class Evaluation:
-    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due."""
+    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due.
+
+    stop: whether this process is asked to stop.
+    """
 
     compute: Compute
     config: Config
@@ -67,6 +70,7 @@ class Evaluation:
     observers: Observers
     best_val_loss: float
     val_loss: float | None = None
+    stop: Callable[[], bool] = lambda: False
 
     def after_step(self, done: int, last: bool) -> bool:
         """Evaluate if due; returns whether the validation loss is the lowest so far."""
@@ -74,8 +78,9 @@ class Evaluation:
         if tasks.due(self.config.train, done, last):
             with self.clock.within("evaluation"):
                 model, autocast = cast(GPT, self.compute.model), self.compute.autocast
-                found = tasks.after_step(model, self.config, self.source.vocabulary, self.world, autocast)
-                self.observers.publish(TasksEvaluated(done, found))
+                found = tasks.after_step(model, self.config, self.source.vocabulary, self.world, autocast, self.stop)
+                if found is not None:
+                    self.observers.publish(TasksEvaluated(done, found))
         if not len(self.source.validation) or not (last or (every and done % every == 0)):
             return False
         with self.clock.within("evaluation"):

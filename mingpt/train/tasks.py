@@ -4,7 +4,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -148,13 +148,18 @@ def of_training(config: Config, vocabulary: Vocabulary) -> tuple[Tasks, TextVoca
     return load_tasks(key, tuple(train.eval_tasks), train.eval_tasks_path), check_text(key, vocabulary)
 
 
-def after_step(model: GPT, config: Config, vocabulary: Vocabulary, world: World, autocast: Any) -> dict[str, float]:
-    """The figures of train.eval_tasks. Collective."""
-    from mingpt.train.harness import Harness
+def after_step(
+    model: GPT, config: Config, vocabulary: Vocabulary, world: World, autocast: Any, stop: Callable[[], bool]
+) -> dict[str, float] | None:
+    """The figures of train.eval_tasks; None if a process is asked to stop meanwhile. Collective."""
+    from mingpt.train.harness import Harness, Stopped
 
     tasks, text = of_training(config, vocabulary)
-    harness = Harness(model.eval(), text, world, autocast, config.batch.micro_size)
-    return figures(measure(tasks, harness, config.train.eval_tasks_limit))
+    harness = Harness(model.eval(), text, world, autocast, config.batch.micro_size, stop=stop)
+    try:
+        return figures(measure(tasks, harness, config.train.eval_tasks_limit))
+    except Stopped:
+        return None
 
 
 def figures(results: Results) -> dict[str, float]:

@@ -1,6 +1,8 @@
 """`mingpt evaluate --tasks` and train.eval_tasks: the same figures in both, in any world, and the bits stay."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,18 @@ def test_training_measures_tasks_in_any_world_and_its_bits_stay(
     assert output.count("step 24: kit_choice/acc ") == 1  # one process tells
     assert "Running" not in output
     assert "it/s" not in output
+
+
+@pytest.mark.slow
+def test_a_stop_does_not_wait_for_a_long_measurement(new_run: Callable[..., Run], tmp_path: Path) -> None:
+    folder = write_tasks(tmp_path / "tasks", pages=300, questions=300, page_words=100)  # some 5,000 batches
+    run = new_run("train.eval_tasks=[kit_rolling]", f"train.eval_tasks_path={folder}", "train.eval_tasks_every=8")
+    started = run.start(2)
+    started.on_step = lambda step: os.kill(started.workers()[1], signal.SIGTERM) if step == 8 else None
+    started.wait()
+    assert "stopped on request: step 9" in started.output
+    assert "kit_rolling" not in started.output.partition("step  8/24")[2]
+    assert run.store.steps()[0] == 9
 
 
 @pytest.mark.slow

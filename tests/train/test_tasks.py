@@ -4,6 +4,7 @@ import math
 import random
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +21,10 @@ from bpe_kit import small
 from mingpt.data.vocabulary import Bytes, Characters, NoTokens, Numbers, TextVocabulary
 from mingpt.errors import TransientError, UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
-from mingpt.train.harness import Harness
+from mingpt.train.harness import Harness, Stopped
 from mingpt.train.tasks import Tasks, check_text, figures, load_tasks, measure
 from mingpt.weights.writing import folder_of, write_folder
-from mingpt.world.world import World
+from mingpt.world.world import Progress, World
 from snapshot_kit import ALONE
 from tasks_kit import TASKS, WORDS, write_tasks
 
@@ -136,14 +137,14 @@ class Threads(World):
         return everything
 
 
-def in_threads(size: int, asked: dict[str, list[Instance]]) -> list[list[Any]]:
-    """What each process of a world of this size answers."""
-    answers, meeting, said = [list[Any]() for _ in range(size)], threading.Barrier(size), dict[int, Any]()
+def in_threads(size: int, ask: Callable[[Harness], Any]) -> list[Any]:
+    """What each process of a world of this size gets."""
+    answers, meeting, said = [None] * size, threading.Barrier(size), dict[int, Any]()
+    worlds = [Threads(r, size, r, torch.device("cpu"), "gloo", meeting=meeting, said=said) for r in range(size)]
+    ours = [harness(world=world, batch_size=2) for world in worlds]  # here: threads share their random numbers
 
     def answer(rank: int) -> None:
-        world = Threads(rank, size, rank, torch.device("cpu"), "gloo", meeting=meeting, said=said)
-        one = harness(world=world, batch_size=2)
-        answers[rank] = [getattr(one, kind)(requests) for kind, requests in asked.items()]
+        answers[rank] = ask(ours[rank])
 
     threads = [threading.Thread(target=answer, args=[rank], daemon=True) for rank in range(size)]
     for thread in threads:
@@ -157,11 +158,31 @@ def in_threads(size: int, asked: dict[str, list[Instance]]) -> list[list[Any]]:
 def test_the_answers_are_the_same_in_any_world_and_in_all_its_processes(
     tasks: Tasks, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, one = requests_of(tasks), harness(batch_size=2)
-    alone = [getattr(one, kind)(requests) for kind, requests in asked.items()]
+    asked = requests_of(tasks)
+
+    def everything(one: Harness) -> list[Any]:
+        return [getattr(one, kind)(requests) for kind, requests in asked.items()]
+
+    alone = everything(harness(batch_size=2))
     monkeypatch.setattr("mingpt.train.harness.ROUND", 2)  # several rounds, the last of which is not full
-    for answers in in_threads(size, asked):
+    for answers in in_threads(size, everything):
         assert answers == alone  # to the bit: each batch is computed whole
+
+
+def test_a_stop_of_one_process_ends_the_measurement_in_all(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, until = requests_of(tasks)["loglikelihood"], Progress.microbatches + 5
+    monkeypatch.setattr("mingpt.train.harness.ROUND", 2)
+
+    def stopped(one: Harness) -> bool:
+        one.stop = lambda: one.world.rank == 1 and Progress.microbatches >= until
+        try:
+            one.loglikelihood(asked)
+        except Stopped:
+            return True
+        return False
+
+    assert in_threads(2, stopped) == [True, True]
+    assert Progress.microbatches <= until + 4  # of some 20 batches
 
 
 def test_processes_with_other_questions_are_told() -> None:
