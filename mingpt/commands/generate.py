@@ -17,7 +17,7 @@ from mingpt.data.images.pictures import COLORS, draw, grid, png
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.generate import parser
-from mingpt.model.gpt2 import GPT
+from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import generate_stream
 from mingpt.redact import escaped, without_secrets
 from mingpt.storage import open_fs, place
@@ -46,7 +46,7 @@ class Text:
         return now[len(before) :]
 
 
-def grow(model: GPT, texts: Sequence[Text], options: argparse.Namespace) -> Iterator[None]:
+def grow(model: LanguageModel, texts: Sequence[Text], options: argparse.Namespace) -> Iterator[None]:
     """Generate one token for each text per iteration, until each has --tokens tokens after its prompt."""
     block = model.config.block_size
     prompts = [text.prompt[-block:] for text in texts]  # the model sees no more
@@ -71,7 +71,7 @@ def grow(model: GPT, texts: Sequence[Text], options: argparse.Namespace) -> Iter
 
 
 def write(
-    model: GPT, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace, out: TextIO
+    model: LanguageModel, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace, out: TextIO
 ) -> None:
     """Generate the texts in batches and write them in order, each as it grows. The others of its batch wait."""
     at = 0
@@ -164,7 +164,7 @@ def generate(opened: Opened, options: argparse.Namespace) -> int:
     return 0
 
 
-def continue_texts(model: GPT, vocabulary: Vocabulary, where: str, options: argparse.Namespace) -> None:
+def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, options: argparse.Namespace) -> None:
     """Continue the prompts and write the texts to stdout. where: the snapshot's folder, for messages."""
     if isinstance(vocabulary, ImageTokens):
         raise UserError(f"{where}: this model generates images: give a file for them with --out FILE.png")

@@ -7,7 +7,7 @@ import torch
 
 from mingpt.data.vocabulary import Vocabulary, vocabulary_of
 from mingpt.errors import Damaged, UserError
-from mingpt.model.gpt2 import GPT
+from mingpt.model.language import LanguageModel
 from mingpt.snapshot.find import find
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import kind_of, read, read_manifest
@@ -19,7 +19,7 @@ from mingpt.train.factory import gpt_of
 class Opened:
     """A snapshot's model, on the CPU and in evaluation mode. where: its folder, without secrets."""
 
-    model: GPT
+    model: LanguageModel
     vocabulary: Vocabulary
     manifest: Manifest
     where: str

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pydantic import ValidationError
 
 from mingpt.command import Unfit, command
-from mingpt.config.schema import Snapshot
+from mingpt.config.keys import filled
+from mingpt.config.schema import Schedule, Snapshot
 from mingpt.console import say
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import without_secrets
@@ -103,10 +104,12 @@ def prune_command(options: Options) -> int:
     own = manifest.config.get("snapshot") or {}
     try:
         settings = Snapshot.model_validate({k: own[k] for k in given if k in own}).model_dump()
+        schedule = Schedule(**filled(manifest.config)["schedule"])
     except (ValidationError, TypeError) as error:
         raise UserError(f"{store.folder_url(newest)}: its config does not say what to keep: give --keep") from error
     settings = {k: settings[k] if value is None else value for k, value in given.items()}
-    pruned = plan(store, Retention(**settings, orphan_age=options.older_than or DAY), newest, {})
+    retention = Retention(**settings, orphan_age=options.older_than or DAY, stable_until=schedule.stable_until)
+    pruned = plan(store, retention, newest, {})
     verb = "would delete" if options.dry_run else "deleted"
     if not options.dry_run:
         pruned.apply(store)

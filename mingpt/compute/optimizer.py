@@ -1,4 +1,4 @@
-"""Parameter groups, the optimizer, its schedule, and the update from a reduced gradient.
+"""Parameter groups, the optimizers, their schedule, and the update from a reduced gradient.
 
 All state that the update keeps between steps is a tensor in `Update.state()`; the learning rate is a function of the
 step. Clipping, skipping and the fp16 loss scale are computed on the device from the reduced gradient. So all processes
@@ -6,11 +6,12 @@ decide alike without communication, and without waiting for the device.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from mingpt.compute.groups import Role, make_optimizers
 from mingpt.compute.guard import Guard
 from mingpt.config.schema import Health, Optimizer, Schedule
 
@@ -19,11 +20,16 @@ ALIGNMENT = 16  # bytes
 GROW_AFTER = 2000  # finite fp16 steps until the loss scale doubles, as in torch.amp.GradScaler
 
 
-def state_layout(named_parameters: Iterable[tuple[str, nn.Parameter]], fp16: bool) -> dict[str, Layout]:
-    """Names, shapes and dtypes of `Update.state()` after a step."""
+def state_layout(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], fp16: bool, of_muon: Container[str] = ()
+) -> dict[str, Layout]:
+    """Names, shapes and dtypes of `Update.state()` after a step. of_muon: the parameters that Muon updates."""
     scalar = torch.Size(), torch.float32
     out: dict[str, Layout] = {"loss_scale": scalar, "loss_scale.finite_steps": scalar} if fp16 else {}
     for name, p in named_parameters:
+        if name in of_muon:
+            out[f"{name}.momentum_buffer"] = p.shape, p.dtype
+            continue
         out |= {f"{name}.step": scalar, f"{name}.exp_avg": (p.shape, p.dtype), f"{name}.exp_avg_sq": (p.shape, p.dtype)}
     return out
 
@@ -55,21 +61,6 @@ def aligned(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [t.clone() if t.data_ptr() % ALIGNMENT else t for t in tensors]
 
 
-def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config: Optimizer) -> torch.optim.AdamW:
-    """Fused AdamW (Loshchilov and Hutter 2019). Tensors with 2 dimensions or more decay; biases and norms don't."""
-    named = sorted(named_parameters)
-    matrices = [p for _, p in named if p.dim() >= 2]
-    others = [p for _, p in named if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
-
-
 def batch_factor(config: Optimizer, global_size: int) -> float:
     """The factor of the learning rate for another batch size than config.reference_batch.
 
@@ -87,8 +78,9 @@ def schedule_factor(config: Schedule, step: int) -> float:
         return (step + 1) / (config.warmup_steps + 1)
     if config.kind == "constant":
         return 1.0
-    done = min(1.0, (step - config.warmup_steps) / max(1, config.decay_steps - config.warmup_steps))
-    falling = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}[config.kind]
+    begin = max(config.warmup_steps, config.stable_until)
+    done = min(1.0, max(0, step - begin) / max(1, config.decay_steps - begin))
+    falling = 0.5 * (1 + math.cos(math.pi * done)) if config.kind == "cosine" else 1 - done
     return config.min_ratio + (1 - config.min_ratio) * falling
 
 
@@ -105,6 +97,7 @@ class Update:
         config: Optimizer,
         schedule: Schedule,
         *,
+        roles: Mapping[str, Role],
         global_size: int,
         tokens_per_microbatch: int,
         fp16: bool,
@@ -112,9 +105,12 @@ class Update:
         health: Health,
     ) -> None:
         self.named = sorted(named_parameters)
-        self.optimizer = make_optimizer(self.named, config)
+        self.optimizers = make_optimizers(self.named, config, roles)
         self.config, self.schedule = config, schedule
-        self.peak_lr = config.lr * batch_factor(config, global_size)
+        factor = batch_factor(config, global_size)
+        self.peak_lr = config.lr * factor
+        self.groups = [(g, g["lr"] * factor) for optimizer in self.optimizers for g in optimizer.param_groups]
+        self.of = {p: optimizer for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]}
         self.tokens_per_microbatch = tokens_per_microbatch
         # 2^16 at the start, always a power of two; 1 without fp16.
         self.loss_scale = torch.tensor(2.0**16 if fp16 else 1.0, device=device)
@@ -123,6 +119,10 @@ class Update:
 
     def lr(self, step: int) -> float:
         return self.peak_lr * schedule_factor(self.schedule, step)
+
+    def zero_grad(self) -> None:
+        for _, p in self.named:
+            p.grad = None
 
     def scaled(self, loss_sum: Tensor) -> Tensor:
         """The loss to call backward on."""
@@ -140,12 +140,13 @@ class Update:
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0) if self.config.clip_norm else 1.0
         torch._foreach_mul_(gradients, unscale * clip)
         refused = self.guard.refuses(losses.sum() / tokens.clamp(min=1), norm).float()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr(step)
-        # If found_inf is 1, the fused kernel changes neither weights nor moments nor step count. torch.amp.GradScaler
-        # skips steps in the same way, without waiting for the device.
-        self.optimizer.found_inf = refused  # type: ignore[attr-defined]
-        self.optimizer.step()
+        for group, peak in self.groups:
+            group["lr"] = peak * schedule_factor(self.schedule, step)
+        for optimizer in self.optimizers:
+            # If found_inf is 1, the fused kernel changes neither weights nor moments nor step count.
+            # torch.amp.GradScaler skips steps in the same way, without waiting for the device.
+            optimizer.found_inf = refused  # type: ignore[attr-defined]
+            optimizer.step()
         if self.finite_steps is not None:
             self._adapt_loss_scale(self.finite_steps, (~torch.isfinite(norm)).float())
         return norm
@@ -165,7 +166,7 @@ class Update:
         """All state of the update by `<parameter>.<slot>`; the tensors themselves, not copies."""
         out: dict[str, Tensor] = {}
         for name, p in self.named:
-            out |= {f"{name}.{slot}": value for slot, value in self.optimizer.state.get(p, {}).items()}
+            out |= {f"{name}.{slot}": value for slot, value in self.of[p].state.get(p, {}).items()}
         if self.finite_steps is not None:
             out |= {"loss_scale": self.loss_scale, "loss_scale.finite_steps": self.finite_steps}
         return out | self.guard.state()
@@ -178,7 +179,7 @@ class Update:
             if (p := parameters.get(name)) is not None:
                 # Moments get the parameter's memory layout, as the fused kernel expects.
                 like = value if slot == "step" else p.detach()
-                self.optimizer.state[p][slot] = torch.empty_like(like, device=p.device).copy_(value)
+                self.of[p].state[p][slot] = torch.empty_like(like, device=p.device).copy_(value)
         if self.finite_steps is not None and "loss_scale" in state:
             self.loss_scale.copy_(state["loss_scale"])
             self.finite_steps.copy_(state["loss_scale.finite_steps"])

@@ -68,14 +68,24 @@ class Batch(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adamw"] = "adamw"
-    """AdamW; decay on matrices only."""
+    name: Literal["adamw", "muon"] = "adamw"
+    """adamw; or muon for weight matrices, and AdamW for embeddings, the output layer, norms and biases."""
     lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate."""
+    embedding_lr: float | None = Field(default=None, gt=0)
+    """Peak learning rate of embeddings; null: lr."""
+    head_lr: float | None = Field(default=None, gt=0)
+    """Peak learning rate of an output layer of its own (of an own model: its lm_head or head); null: lr."""
+    vector_lr: float | None = Field(default=None, gt=0)
+    """Peak learning rate of norms and biases; null: lr."""
+    momentum: Annotated[float, AffectsResult(lambda optimizer: optimizer.get("name") == "muon")] = Field(
+        default=0.95, ge=0, lt=1
+    )
+    """Muon's momentum."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment."""
+    """Decay of AdamW's first moment."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
-    """Decay of the second moment."""
+    """Decay of AdamW's second moment."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -91,18 +101,28 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    kind: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the learning rate after the warm-up."""
+    kind: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Shape of the learning rate after the warm-up. wsd: stable, then a straight line down, as linear."""
     warmup_steps: int = Field(default=100, ge=0)
     """Steps in which the learning rate rises from 0 to its peak."""
     decay_steps: Annotated[int, AffectsResult(lambda schedule: schedule.get("kind") != "constant")] = follows(
         "${train.max_steps}", ge=1
     )
     """The step at which the decay has ended."""
+    cooldown_steps: Annotated[int | None, AffectsResult(lambda schedule: schedule.get("kind") == "wsd")] = Field(
+        default=None, ge=1
+    )
+    """Steps of wsd's decay, the last ones before decay_steps; null: a fifth of decay_steps."""
     min_ratio: Annotated[float, AffectsResult(lambda schedule: schedule.get("kind") != "constant")] = Field(
         default=0.1, ge=0, le=1
     )
     """The learning rate after the decay, as a share of the peak."""
+
+    @property
+    def stable_until(self) -> int:
+        """The steps before the decay of wsd; 0 for other kinds. From their end a run can be extended exactly."""
+        cooldown = self.cooldown_steps or -(-self.decay_steps // 5)
+        return max(0, self.decay_steps - cooldown) if self.kind == "wsd" else 0
 
 
 class Health(Section):

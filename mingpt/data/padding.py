@@ -3,7 +3,7 @@
 import torch
 
 from mingpt.data.source import Microbatch, Samples
-from mingpt.model.gpt2 import IGNORE
+from mingpt.model.language import IGNORE
 
 
 class PaddedBatches:

@@ -30,6 +30,7 @@ from mingpt.data.dataset import (
     scan,
     tokens_in,
 )
+from mingpt.data.documents import EvalApart, SamplesApart
 from mingpt.data.kinds.shards import ShardsData
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.source import Source
@@ -110,7 +111,12 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
         )
     content = [own.to_json(), [[shard.split, shard.tokens, shard.sha256] for shard in dataset.shards]]
     identity = sha256(json.dumps(content).encode()).hexdigest()
-    return Source(windows, EvalChunks(validation, 0, len(validation), block_size, micro_size), own, identity)
+    chunks = EvalChunks(validation, 0, len(validation), block_size, micro_size)
+    if config.documents == "joined":
+        return Source(windows, chunks, own, identity)
+    if (end := getattr(own, "end_of_text", None)) is None:
+        raise UserError(f"{shown}: data.documents=apart, but its vocabulary has no end of text: set data.tokenizer")
+    return Source(SamplesApart(windows, end), EvalApart(chunks, end), own, identity)
 
 
 def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | None) -> None:

@@ -1,8 +1,9 @@
 """What the trainer reads from: `Source`, the one interface of all kinds of data (a kind of data opens it).
 
-A microbatch is (tokens, targets) or (tokens, targets, weights): tensors of one shape, of int64, int64 and float32. The
-trainer passes them to the model's forward as they are. A target of model.IGNORE does not count in the loss; a weight is
-the factor of its target's loss.
+A microbatch is (tokens, targets), (tokens, targets, weights) or (tokens, targets, weights, documents): tensors of one
+shape, of int64, int64, float32 and int64. The trainer passes them to the model's forward as they are. A target of
+model.IGNORE does not count in the loss; a weight is the factor of its target's loss; a token attends only to tokens of
+its own document.
 """
 
 from abc import abstractmethod

@@ -20,7 +20,7 @@ from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
 from mingpt.errors import UserError
-from mingpt.model.gpt2 import IGNORE
+from mingpt.model.language import IGNORE
 
 ALPHABET = "".join(sorted(digits + ascii_letters))  # 0 to 9, A to Z, a to z
 Ask = Callable[[int], tuple[str, str]]  # from a number to its question and answer

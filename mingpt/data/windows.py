@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from mingpt.data.source import Microbatch, Samples
-from mingpt.model.gpt2 import IGNORE
+from mingpt.model.language import IGNORE
 
 
 class Tokens(Protocol):

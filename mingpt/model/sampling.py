@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mingpt.model.gpt2 import GPT, KVCache
+from mingpt.model.language import KVCache, LanguageModel
 
 
 @torch.no_grad()
 def generate_stream(
-    model: GPT,
+    model: LanguageModel,
     tokens: Tensor,
     count: int,
     *,
@@ -37,15 +37,15 @@ def generate_stream(
     text = F.pad(tokens, (0, last - tokens.shape[1]))
     draws = torch.stack([_draws(seed, n, count) for n in numbers or range(batch)])
     ends, draws = ends.to(text.device), draws.to(text.device)
-    caches = [KVCache(min(last, block)) for _ in model.transformer.h] if cached else None
+    caches = [KVCache(min(last, block)) for _ in range(model.config.n_layer)] if cached else None
     training = model.training
     model.eval()
     try:
         for position in range(first, last):
             if caches and position <= block:
-                x = model.transformer(text[:, caches[0].length : position], caches)
+                x = model.activations(text[:, caches[0].length : position], caches)
             else:  # the window slides: every token's position changes, so cached keys and values are wrong
-                x = model.transformer(text[:, max(0, position - block) : position])
+                x = model.activations(text[:, max(0, position - block) : position])
             logits = finite(model.padded_logits(x[:, -1])[:, : model.config.vocab_size])
             draw = draws.gather(1, (position - ends).clamp(0, count - 1)[:, None])
             chosen = sample(logits, draw, temperature, top_k, top_p)
@@ -56,7 +56,7 @@ def generate_stream(
 
 
 def generate(
-    model: GPT,
+    model: LanguageModel,
     tokens: Tensor,
     count: int,
     *,

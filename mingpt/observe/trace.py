@@ -31,6 +31,7 @@ class Trace:
         self.run_dir, self.attempt, self.say = run_dir, attempt, say
         self.file: RunFile | None = None
         self.records = 0  # in this file
+        self.full: list[RunFile] = []  # the last ones before it, which a bucket may not have yet
 
     def wants(self, step: int) -> bool:
         return False
@@ -44,12 +45,13 @@ class Trace:
                 self.file.append(PACK(event.step, event.grad_norm, event.loss))
                 self.records += 1
             case AttemptEnded() | AttemptFailed():
-                if self.file:
-                    self.file.close()
+                for file in [*self.full, *filter(None, [self.file])]:
+                    file.close()
 
     def _next(self, step: int) -> None:
         if self.file:
             self.file.finish()
+            self.full = [*self.full, self.file][-2:]
         self.file = RunFile(self.run_dir, f"trace/attempt-{self.attempt:05d}-{step:09d}.bin", self.say, "trace")
         self.records = 0
 

@@ -55,6 +55,7 @@ class Checkpointer:
             except UserError as error:
                 if world.local_rank == 0:
                     log(f"no hot snapshots on this node: {error}")
+        self.stable_until = config.schedule.stable_until
         self._last = time.monotonic()
         self._keep_hot = False
 
@@ -90,7 +91,7 @@ class Checkpointer:
         # Those limits are long, for processes that are alive. A machine that is gone is detected by its TCP silence.
         network.limit_silence(None, self.timeout)
         s = self.settings
-        retention = Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds)
+        retention = Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds, self.stable_until)
 
         def durable_committed(step: int, digest: str, seconds: float) -> None:
             self._note_base(step, digest)
@@ -158,22 +159,23 @@ class Checkpointer:
         if flags[BROKEN] > 0:
             raise self.durable.problem(SPARE_SECONDS)
         every, hot_every = self.settings.every_steps, self.settings.hot_every_steps
-        return (every > 0 and step % every == 0) or flags[DUE] > 0 or (hot_every > 0 and step % hot_every == 0)
+        by_steps = (every > 0 and step % every == 0) or (hot_every > 0 and step % hot_every == 0)
+        return by_steps or flags[DUE] > 0 or step == self.stable_until
 
     def after_step(self, step: int, content: Callable[[], Content], flags: Sequence[float], best: bool) -> None:
         """Start the snapshots that are due after this step. One still in flight means that this step's is left out.
 
-        Waits for the one in flight only if this step's evaluation is the best so far (`best`), and for the new one only
-        with snapshot.asynchronous=false. flags: as in `is_due`.
+        Waits for the one in flight only if this step's evaluation is the best so far (`best`), or the run can be
+        extended from this step; and for the new one only with snapshot.asynchronous=false. flags: as in `is_due`.
         """
         # On CUDA the flags are read one step late, so they miss a snapshot that the last step has started.
         late = self.world.device.type == "cuda"
         by_steps = self.settings.every_steps > 0 and step % self.settings.every_steps == 0
-        best = best and self.settings.keep_best
-        if by_steps or best or flags[DUE] > 0:
-            if best:  # the model of this step exists only now
+        must = (best and self.settings.keep_best) or step == self.stable_until
+        if by_steps or must or flags[DUE] > 0:
+            if must:  # the model of this step exists only now
                 self.durable.settle()
-            busy = not best and (flags[BUSY] > 0 or (late and self.durable.step == step - 1))
+            busy = not must and (flags[BUSY] > 0 or (late and self.durable.step == step - 1))
             if not busy:
                 self.durable.start(step, *content())
                 if not self.settings.asynchronous:

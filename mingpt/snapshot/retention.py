@@ -21,6 +21,7 @@ DAY = 86400
 class Retention:
     """Keep the newest `keep`, each multiple of `keep_every` (0: none), and the one with the best validation loss.
 
+    stable_until: a step whose snapshot stays, since the run can be extended from it; 0: none.
     orphan_age: seconds after which a file that belongs to no snapshot is a dead writer's. 0: never.
     """
 
@@ -28,6 +29,7 @@ class Retention:
     keep_every: int = 0
     keep_best: bool = True
     orphan_age: float = DAY
+    stable_until: int = 0
 
 
 def steps_to_delete(retention: Retention, snapshots: Mapping[int, float | None]) -> list[int]:
@@ -36,6 +38,7 @@ def steps_to_delete(retention: Retention, snapshots: Mapping[int, float | None])
     stay = set(steps[-max(1, retention.keep) :])
     if retention.keep_every > 0:
         stay.update(step for step in steps if step % retention.keep_every == 0)
+    stay.add(retention.stable_until)
     if retention.keep_best:
         measured = [(loss, step) for step in steps if (loss := snapshots[step]) is not None and math.isfinite(loss)]
         if measured:

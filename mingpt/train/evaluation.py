@@ -15,7 +15,7 @@ from mingpt.compute.batches import derive
 from mingpt.compute.reduction import tree_sum_of
 from mingpt.data.source import EvalSplit
 from mingpt.data.vocabulary import Spelling, Vocabulary
-from mingpt.model.gpt2 import IGNORE
+from mingpt.model.language import IGNORE
 from mingpt.world.world import Progress, World
 
 

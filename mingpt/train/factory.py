@@ -1,7 +1,6 @@
 """Builds the model of a config, and the GPT of a snapshot."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,12 +12,14 @@ from mingpt.compute.batches import derive
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.errors import UserError
-from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.kinds.gpt import GPTModel
+from mingpt.model.kinds.language import Language
+from mingpt.model.kinds.modern import ModernModel
+from mingpt.model.language import LanguageModel
 from mingpt.train import own_model
 
 SHOWN = 40  # parameter names in one message
-LAYER = "transformer.h.0."
+LANGUAGE: dict[str, type[Language]] = {"gpt": GPTModel, "modern": ModernModel}
 
 
 def build(config: Config, vocab_size: int) -> nn.Module:
@@ -62,7 +63,7 @@ def some(names: list[str]) -> str:
 
 def gpt_of(
     config: Mapping[str, Any], shapes: Mapping[str, tuple[str, Sequence[int]]], vocab_size: int, where: str
-) -> GPT:
+) -> LanguageModel:
     """The GPT that a snapshot's manifest describes, on the meta device: without memory for its weights.
 
     shapes: dtype and shape of each of the snapshot's weights. where: names the snapshot in messages. Raises UserError
@@ -76,30 +77,33 @@ def gpt_of(
         )
     other = f"{where}: not a snapshot of a GPT of this version: "
     try:
-        model = GPTModel.model_validate(section)
-        if model.n_embd % model.n_head:
-            raise ValueError(f"n_head={model.n_head} does not divide n_embd={model.n_embd}")
-        if differences := _differences(model.shape(vocab_size), shapes):
+        kind = section.get("kind") if isinstance(section, dict) else None
+        model = LANGUAGE.get(str(kind), GPTModel).model_validate(section)
+        if problem := model.impossible_shape():
+            raise ValueError(problem)
+        if differences := _differences(model, vocab_size, shapes):
             raise ValueError(differences)
         with torch.device("meta"):
-            return GPT(model.shape(vocab_size))
+            return model.build(vocab_size)
     except (ValidationError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # torch's: absurd sizes
         raise UserError(f"{other}{str(error).splitlines()[0]}") from error
 
 
-def _differences(shape: GPTConfig, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+def _differences(model: Language, vocab_size: int, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     """The first difference between a snapshot's tensors and the GPT of its config; empty if there is none.
 
     Builds one layer only, since a config may claim millions of them.
     """
     with torch.device("meta"):
-        one = GPT(replace(shape, n_layer=1)).state_dict()
-    layer = {name: tensor for name, tensor in one.items() if name.startswith(LAYER)}
-    if len(shapes) != len(one) + (shape.n_layer - 1) * len(layer):
-        return f"n_layer={shape.n_layer}, and {len(shapes)} tensors"
+        small = model.model_copy(update={"n_layer": 1}).build(vocab_size)
+    one, prefix = small.state_dict(), small.LAYER
+    layer = {name: tensor for name, tensor in one.items() if name.startswith(prefix)}
+    if len(shapes) != len(one) + (model.n_layer - 1) * len(layer):
+        return f"n_layer={model.n_layer}, and {len(shapes)} tensors"
     expected = {name: tensor.shape for name, tensor in one.items()}
-    for i in range(1, shape.n_layer):
-        expected |= {name.replace(LAYER, f"transformer.h.{i}.", 1): tensor.shape for name, tensor in layer.items()}
+    for i in range(1, model.n_layer):
+        here = prefix.replace(".0.", f".{i}.")
+        expected |= {name.replace(prefix, here, 1): tensor.shape for name, tensor in layer.items()}
     for name, wanted in expected.items():
         dtype, found = shapes.get(name, ("none", []))
         if (dtype, list(found)) != ("F32", list(wanted)):

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from mingpt.data.vocabulary import TextVocabulary
 from mingpt.errors import UserError
-from mingpt.model.gpt2 import GPT
+from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import generate_stream
 from mingpt.world.world import Progress, World
 
@@ -47,7 +47,7 @@ class Harness(TemplateLM):
 
     def __init__(
         self,
-        model: GPT,
+        model: LanguageModel,
         vocabulary: TextVocabulary,
         world: World,
         autocast: Any,

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from mingpt.config.schema import Config
 from mingpt.console import say
-from mingpt.model.gpt2 import GPT
+from mingpt.model.language import LanguageModel
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import Observers
@@ -73,7 +73,7 @@ def live_line(config: Config, compute: Compute, world: World, lifetime: Lifetime
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         return []
     flops = peak = None
-    if isinstance(compute.model, GPT):
+    if isinstance(compute.model, LanguageModel):
         shape = compute.model.config
         flops = flops_per_token(
             sum(p.numel() for p in compute.model.parameters()), shape.n_layer, shape.n_embd, shape.block_size

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
+from mingpt.compute.groups import muon_names, roles
 from mingpt.compute.guard import guard_layout
 from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
@@ -28,6 +29,7 @@ from mingpt.world.world import World
 
 Changes = dict[str, list[Any]]  # by key: the old value and the new one
 INIT_FROM = "model.init_from"
+SCHEDULE = "schedule."
 LONGEST = 100  # characters of a value in a message
 
 
@@ -42,6 +44,9 @@ def check(
 
     def find() -> Changes:
         changes = changed(before, after)
+        if any(key.startswith(SCHEDULE) for key in changes) and same_past(manifest, config):
+            planned = {key: changes.pop(key) for key in [*changes] if key.startswith(SCHEDULE)}
+            say(f"from step {step + 1} on, {', '.join(_lines(planned))}: the bits are those of a run planned so before")
         if manifest.fingerprint.get("data") != numerics["data"]:
             changes["data.sha256"] = [manifest.fingerprint.get("data"), numerics["data"]]
         if changes and not config.resume.changed:
@@ -77,6 +82,18 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
         for key in sorted(affecting_old | affecting_new)
         if old.get(key) != new.get(key)
     }
+
+
+def same_past(manifest: Manifest, config: Config) -> bool:
+    """Whether the schedule of the snapshot and the config's are equal in all steps up to the snapshot.
+
+    Then the state is that of a run that was planned so from the start: the run is extended, not changed.
+    """
+    try:
+        schedule = Schedule(**filled(manifest.config)["schedule"])
+    except ValidationError:  # a manifest of another version, or a damaged one
+        return False
+    return all(schedule_factor(schedule, s) == schedule_factor(config.schedule, s) for s in range(manifest.step))
 
 
 def _lines(changes: Changes) -> list[str]:
@@ -142,7 +159,8 @@ def check_fits(loaded: Loaded, config: Config, vocabulary: Mapping[str, Any], mo
     frozen, fp16 = _freeze_and_fp16(loaded.manifest.config)
     named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
     stored = loaded.state["optimizer"]
-    if problems := misfits(state_layout(named, fp16) | guard_layout(list(stored)), stored):
+    of_muon = muon_names(str(section_of(loaded.manifest.config, "optimizer").get("name")), roles(model))
+    if problems := misfits(state_layout(named, fp16, of_muon) | guard_layout(list(stored)), stored):
         raise UserError(
             f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
             f"(set this one's folder aside), or take another run.dir"

@@ -19,7 +19,7 @@ from mingpt.compute.reduction import Reduction
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.data.source import Source
-from mingpt.model.gpt2 import GPT
+from mingpt.model.language import LanguageModel
 from mingpt.observe.events import Evaluated, Observers, TasksEvaluated
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer, Content
@@ -77,7 +77,7 @@ class Evaluation:
         every, self.val_loss = self.config.train.eval_every, None
         if tasks.due(self.config.train, done, last):
             with self.clock.within("evaluation"):
-                model, autocast = cast(GPT, self.compute.model), self.compute.autocast
+                model, autocast = cast(LanguageModel, self.compute.model), self.compute.autocast
                 found = tasks.after_step(model, self.config, self.source.vocabulary, self.world, autocast, self.stop)
                 if found is not None:
                     self.observers.publish(TasksEvaluated(done, found))

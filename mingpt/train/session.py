@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.compute.batches import BatchPlan, RankSampler
+from mingpt.compute.groups import roles
 from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, FastReduction
@@ -19,7 +20,7 @@ from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
-from mingpt.model.gpt2 import GPT
+from mingpt.model.language import LanguageModel
 from mingpt.observe.configfile import write_config
 from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
 from mingpt.observe.notify import notify
@@ -106,6 +107,7 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
         trainable(model),
         config.optimizer,
         config.schedule,
+        roles=roles(model),
         global_size=plan.global_size,
         tokens_per_microbatch=plan.micro_size * config.model.block_size,
         fp16=config.precision == "fp16",
@@ -141,7 +143,7 @@ def restore(config: Config, source: Source, compute: Compute, checkpointer: Chec
         since = origin.loaded.manifest.attempt
         compute.plan = leave_out(compute.plan, compute.update.guard.dropped, config, since, world)
         compute.update.guard.dropped = compute.plan.dropped
-    elif isinstance(compute.model, GPT) and (url := getattr(config.model, "init_from", None)):
+    elif isinstance(compute.model, LanguageModel) and (url := getattr(config.model, "init_from", None)):
         numerics["init_from"] = start_from(compute.model, url, source.vocabulary, world)
         if world.is_main:
             say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")

@@ -18,7 +18,7 @@ def train_step(run: "Run", step: int) -> StepStats:
     model, update, plan, device = run.compute.model, run.compute.update, run.compute.plan, run.compute.device
     clock = run.lifetime.clock
     model.train()
-    update.optimizer.zero_grad(set_to_none=True)
+    update.zero_grad()
     losses, tokens = list[Tensor](), list[Tensor]()
     run.times.begin()
     for microbatch in run.mine:

@@ -18,7 +18,7 @@ from mingpt.config.schema import Config, Train
 from mingpt.config.section import Own
 from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
 from mingpt.errors import TransientError, UserError
-from mingpt.model.gpt2 import GPT
+from mingpt.model.language import LanguageModel
 from mingpt.redact import printable
 from mingpt.storage import install
 from mingpt.world.world import World
@@ -149,7 +149,7 @@ def of_training(config: Config, vocabulary: Vocabulary) -> tuple[Tasks, TextVoca
 
 
 def after_step(
-    model: GPT, config: Config, vocabulary: Vocabulary, world: World, autocast: Any, stop: Callable[[], bool]
+    model: LanguageModel, config: Config, vocabulary: Vocabulary, world: World, autocast: Any, stop: Callable[[], bool]
 ) -> dict[str, float] | None:
     """The figures of train.eval_tasks; None if a process is asked to stop meanwhile. Collective."""
     from mingpt.train.harness import Harness, Stopped

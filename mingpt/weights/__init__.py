@@ -1,1 +1,1 @@
-"""Read and write GPT-2's weights in Hugging Face's form: a folder with config.json and model.safetensors."""
+"""Read and write weights in Hugging Face's form: a folder with config.json and model.safetensors."""

@@ -1,4 +1,4 @@
-"""Compare a GPT-2 from Hugging Face with the configured model: everything that does not fit, and what to set."""
+"""Compare weights in Hugging Face's form with the configured model: everything that does not fit, and what to set."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,49 +9,42 @@ from torch import Tensor
 
 from mingpt.config.section import LARGEST
 from mingpt.data.vocabulary import Vocabulary
-from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.gpt2 import GPT
+from mingpt.model.language import LanguageModel
+from mingpt.model.modern import Modern
+from mingpt.weights.form import Form
+from mingpt.weights.gpt2 import GPT2Form
+from mingpt.weights.qwen3 import Qwen3Form
 from mingpt.weights.tokenizer import numbers_in, tokenizer_files
 
-# What a config.json leaves out has these values: the defaults of transformers' GPT2Config.
-DEFAULTS = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}
-# The values of the published GPT-2. transformers also knows variants, which our model does not compute.
-PUBLISHED: dict[str, tuple[object, ...]] = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
-}
-HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
 SHOWN = 4  # names in one message
 
 
-def config_problems(config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
+def form_of(model: LanguageModel) -> Form:
+    if isinstance(model, Modern):
+        return Qwen3Form(model)
+    assert isinstance(model, GPT)
+    return GPT2Form(model)
+
+
+def config_problems(config: Mapping[str, Any], form: Form) -> list[str]:
     """How a config.json differs from the model section and the data's vocabulary, with what to set."""
-    sizes = DEFAULTS | {name: config[name] for name in DEFAULTS if name in config}
-    if wrong := [f"{name}={value!r}" for name, value in sizes.items() if not _is_size(value)]:
+    shape, sizes = form.config, form.sizes(config)
+    if wrong := [f"{theirs}={value!r}" for theirs, value in sizes.values() if not _is_size(value)]:
         return [f"config.json says {', '.join(wrong)}: give whole numbers from 1 to {LARGEST}"]
-    problems = [
-        f"weights of another architecture: config.json says {name}={config[name]!r}, GPT-2 has {known[0]!r}"
-        for name, known in PUBLISHED.items()
-        if config.get(name, known[0]) not in known
-    ]
-    if (inner := config.get("n_inner")) not in (None, 4 * sizes["n_embd"]):
-        problems.append(f"weights of another architecture: config.json says n_inner={inner!r}, not 4 x n_embd")
-    different = [name for name in ("n_layer", "n_head", "n_embd") if sizes[name] != getattr(shape, name)]
-    if different:
-        theirs = ", ".join(f"{name} {sizes[name]}" for name in different)
-        ours = ", ".join(f"{name} {getattr(shape, name)}" for name in different)
-        cure = " ".join(f"model.{name}={sizes[name]}" for name in different)
-        problems.append(f"the weights have {theirs}, the model has {ours}: set {cure}")
-    if shape.block_size > sizes["n_positions"]:
+    problems = form.problems(config)
+    rows, positions = sizes.pop("vocab_size")[1], sizes.pop("block_size")
+    if different := {ours: size for ours, size in sizes.items() if size[1] != getattr(shape, ours)}:
+        theirs = ", ".join(f"{name} {value}" for name, value in different.values())
+        own = ", ".join(f"{name} {getattr(shape, name)}" for name in different)
+        cure = " ".join(f"model.{name}={value}" for name, (_, value) in different.items())
+        problems.append(f"the weights have {theirs}, the model has {own}: set {cure}")
+    if shape.block_size > positions[1]:
         problems.append(
-            f"the weights have {sizes['n_positions']} positions, and model.block_size={shape.block_size}: set "
-            f"model.block_size={sizes['n_positions']} or less"
+            f"the weights have {positions[1]} positions, and model.block_size={shape.block_size}: set "
+            f"model.block_size={positions[1]} or less"
         )
-    if sizes["vocab_size"] not in (shape.vocab_size, shape.padded_vocab_size):
-        rows = sizes["vocab_size"]
+    if rows not in (shape.vocab_size, shape.padded_vocab_size):
         multiple = next(
             (m for m in (2**i for i in range(1, 9)) if rows % m == 0 and 0 < rows - shape.vocab_size < m), 0
         )
@@ -63,16 +56,17 @@ def config_problems(config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
     return problems
 
 
-def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], shape: GPTConfig) -> list[str]:
+def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], form: Form) -> list[str]:
     """How the tensors, under our names, differ from what their own config.json says."""
-    sizes = DEFAULTS | {name: config[name] for name in DEFAULTS if name in config}
+    sizes = form.sizes(config)
+    rows, positions = sizes["vocab_size"][1], sizes["block_size"][1]
+    theirs = replace(form.config, vocab_size=rows, block_size=positions, vocab_multiple=1)
     with torch.device("meta"):  # shapes only
-        theirs = replace(shape, vocab_size=sizes["vocab_size"], block_size=sizes["n_positions"], vocab_multiple=1)
-        expected = GPT(theirs).state_dict()
-    found = {name: tensor for name, tensor in tensors.items() if name != HEAD}
+        expected = form.model(theirs).state_dict()
+    found = {name: tensor for name, tensor in tensors.items() if not (form.tied and name == form.head)}
     problems = [
         *_named("tensors are missing: ", expected.keys() - found.keys()),
-        *_named("tensors that GPT-2 does not have: ", found.keys() - expected.keys()),
+        *_named(f"tensors that {form.name} does not have: ", found.keys() - expected.keys()),
         *_named(
             "tensors of other shapes than config.json says: ",
             {
@@ -93,11 +87,11 @@ def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], sh
         )
     if problems:
         return ["the file does not hold the weights that config.json describes: " + "; ".join(problems)]
-    head = tensors.get(HEAD)
-    if head is not None and not torch.equal(head, tensors[EMBEDDING]):
+    head = tensors.get(form.head)
+    if form.tied and head is not None and not torch.equal(head, tensors[form.embedding]):
         return [
-            f"{HEAD} is not {EMBEDDING}, but the model uses its embedding as output layer: take weights in which both "
-            f"are equal"
+            f"{form.head} is not {form.embedding}, but the model uses its embedding as output layer: take weights in "
+            f"which both are equal"
         ]
     return []
 

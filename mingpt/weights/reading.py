@@ -1,8 +1,6 @@
-"""`model.init_from`: start a run with the weights of a GPT-2 in Hugging Face's form, instead of random ones."""
+"""`model.init_from`: start a run with the weights of a model in Hugging Face's form, instead of random ones."""
 
 import json
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -15,17 +13,25 @@ from torch import Tensor
 from mingpt.config.checks import no_weights
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import UserError
-from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.language import LanguageModel
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
-from mingpt.weights.fitting import HEAD, config_problems, tensor_problems, vocabulary_problems
+from mingpt.weights.fitting import config_problems, form_of, tensor_problems, vocabulary_problems
+from mingpt.weights.form import Form
 from mingpt.world.world import World
 
 KEY = "model.init_from"
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 JSON_LIMIT = 64 * 2**20
 TOKENIZERS = ("vocab.json", "tokenizer.json")
-MASK = re.compile(r"\.attn\.(masked_)?bias$")
+CURES = {  # what to set, by the type that the model has and the one of the weights
+    ("gpt2", "qwen3"): ", or set model=modern",
+    ("gpt2", "llama"): ", or set model=modern model.qk_norm=false",
+    ("qwen3", "llama"): ", or set model.qk_norm=false",
+    ("llama", "qwen3"): ", or set model.qk_norm=true",
+    ("qwen3", "gpt2"): ", or set model=gpt2",
+    ("llama", "gpt2"): ", or set model=gpt2",
+}
 
 
 class Folder:
@@ -83,7 +89,7 @@ class Weights:
     sha256: str
 
 
-def start_from(model: GPT, url: str, vocabulary: Vocabulary, world: World) -> str:
+def start_from(model: LanguageModel, url: str, vocabulary: Vocabulary, world: World) -> str:
     """Load the weights at a URL into the model; returns the sha256 of their files.
 
     Called by all processes. Rank 0 reads and broadcasts, so the other nodes need not have the folder. Raises UserError
@@ -92,7 +98,7 @@ def start_from(model: GPT, url: str, vocabulary: Vocabulary, world: World) -> st
     read: list[Weights] = []
 
     def read_on_main() -> str:
-        read.append(read_weights(url, model.config, vocabulary))
+        read.append(read_weights(url, form_of(model), vocabulary))
         return read[0].sha256
 
     identity: str = world.run_on_main(read_on_main)
@@ -117,25 +123,28 @@ def _padded(tensor: Tensor, parameter: Tensor) -> Tensor:
     return whole
 
 
-def read_weights(url: str, shape: GPTConfig, vocabulary: Vocabulary) -> Weights:
+def read_weights(url: str, form: Form, vocabulary: Vocabulary) -> Weights:
     """Read the folder and compare it with the model and the vocabulary. Raises UserError with all that does not fit."""
     folder = Folder(url)
     config = folder.json(CONFIG)
     if config is None:
         raise UserError(no_weights(url))
-    if (kind := config.get("model_type")) != "gpt2":
-        raise folder.error(f"weights of another architecture ({CONFIG}: model_type={kind!r}): take those of a GPT-2")
-    if problems := config_problems(config, shape):
+    if (kind := config.get("model_type")) != form.model_type:
+        raise folder.error(
+            f"weights of another architecture ({CONFIG}: model_type={kind!r}): take those of a {form.name}"
+            f"{CURES.get((form.model_type, str(kind)), '')}"
+        )
+    if problems := config_problems(config, form):
         raise folder.error(*problems)
-    tensors = _in_our_names(_read_tensors(folder))
+    tensors = form.renamed(_read_tensors(folder, form))
     identity = sha256("".join(f"{name} {h}\n" for name, h in sorted(folder.hashes.items())).encode()).hexdigest()
     tokenizer = {name: text for name in TOKENIZERS if (text := folder.text(name)) is not None}
-    if problems := [*tensor_problems(tensors, config, shape), *vocabulary_problems(tokenizer, vocabulary)]:
+    if problems := [*tensor_problems(tensors, config, form), *vocabulary_problems(tokenizer, vocabulary)]:
         raise folder.error(*problems)
     return Weights(tensors, identity)
 
 
-def _read_tensors(folder: Folder) -> dict[str, Tensor]:
+def _read_tensors(folder: Folder, form: Form) -> dict[str, Tensor]:
     """Read model.safetensors, or else the files that model.safetensors.index.json names."""
     if (content := folder.read(WEIGHTS)) is not None:
         return _decoded(folder, WEIGHTS, content)
@@ -144,7 +153,7 @@ def _read_tensors(folder: Folder) -> dict[str, Tensor]:
         if folder.fs.exists(f"{folder.path}/{PICKLE}"):
             raise folder.error(
                 f"there is no {WEIGHTS}, and {PICKLE} is never read, since a pickle can run any code: convert it with "
-                f"transformers: GPT2LMHeadModel.from_pretrained(folder).save_pretrained(folder)"
+                f"transformers: {form.convert}.from_pretrained(folder).save_pretrained(folder)"
             )
         raise folder.error(f"there is no {WEIGHTS} and no {INDEX}: check the spelling")
     names = index.get("weight_map")
@@ -174,9 +183,3 @@ def _decoded(folder: Folder, name: str, content: bytes) -> dict[str, Tensor]:
         return load_safetensors(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise folder.error(f"{name} is damaged, or not a safetensors file ({error}): copy it again") from error
-
-
-def _in_our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add `transformer.`, which the published checkpoints leave out; drop older ones' attention masks."""
-    weights = {name: tensor for name, tensor in tensors.items() if not MASK.search(name)}
-    return {n if n.startswith(("transformer.", HEAD)) else f"transformer.{n}": t for n, t in weights.items()}

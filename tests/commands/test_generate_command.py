@@ -240,7 +240,7 @@ OTHER = "not a snapshot of a GPT of this version: "
 @pytest.mark.parametrize(
     ("manifest", "problem"),
     [
-        (of_model(n_head=3), f"{OTHER}n_head=3 does not divide n_embd=8"),
+        (of_model(n_head=3), f"{OTHER}model.n_head=3 does not divide model.n_embd=8"),
         (of_model(n_layer=2), f"{OTHER}n_layer=2, and 16 tensors"),
         (of_model(n_layer=2**31 - 1), f"{OTHER}n_layer=2147483647, and 16 tensors"),
         (of_model(n_embd=16), rf"{OTHER}transformer.wte.weight should be F32 \[7, 16\], and is F32 \[7, 8\]"),

@@ -80,6 +80,7 @@ def clip() -> str:
         parameters.items(),
         Optimizer(clip_norm=0.7, reference_batch=64),
         Schedule(decay_steps=1000),
+        roles={"a": "matrix", "b": "vector"},
         global_size=64,
         tokens_per_microbatch=3,
         fp16=False,

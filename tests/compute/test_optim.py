@@ -10,11 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute import optimizer as optim
-from mingpt.compute.optimizer import Update, batch_factor, make_optimizer, schedule_factor
+from mingpt.compute.groups import make_optimizers, roles
+from mingpt.compute.optimizer import Update, batch_factor, schedule_factor
 from mingpt.config.schema import Health, Optimizer, Schedule
 
 CONSTANT = Schedule(kind="constant", warmup_steps=0)
 COSINE = Schedule(kind="cosine", warmup_steps=3, decay_steps=10, min_ratio=0.1)
+
+
+def test_wsd_is_stable_until_it_falls_in_a_straight_line() -> None:
+    wsd = Schedule(kind="wsd", warmup_steps=3, decay_steps=20, min_ratio=0.0)
+    assert (wsd.stable_until, COSINE.stable_until) == (16, 0)
+    shares = [schedule_factor(wsd, step) for step in range(22)]
+    assert shares == [0.25, 0.5, 0.75, *[1.0] * 14, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert Schedule(kind="wsd", decay_steps=20, cooldown_steps=5).stable_until == 15
+    assert Schedule(kind="wsd", decay_steps=20, cooldown_steps=50).stable_until == 0
 
 
 class Net(nn.Module):
@@ -47,6 +57,7 @@ def update_for(
         model.named_parameters(),
         config or Optimizer(lr=0.01),
         schedule,
+        roles=roles(model),
         global_size=64,
         tokens_per_microbatch=7,  # no power of two, and not the real count: it must cancel out
         fp16=fp16,
@@ -60,7 +71,7 @@ Spoil = Callable[[Net], None]
 
 def take(model: Net, update: Update, step: int, scale: float = 1.0, spoil: Spoil | None = None) -> Tensor:
     """One step as the trainer takes it."""
-    update.optimizer.zero_grad(set_to_none=True)
+    update.zero_grad()
     tokens = torch.zeros(())
     for x, y in microbatches(step, scale):
         loss, count = model(x, y)
@@ -93,9 +104,8 @@ def assert_same_bits(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None
 
 def test_matrices_decay_and_nothing_else_does() -> None:
     model = net()
-    optimizer = make_optimizer(
-        model.named_parameters(), Optimizer(lr=0.02, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3)
-    )
+    settings = Optimizer(lr=0.02, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3)
+    (optimizer,) = make_optimizers(model.named_parameters(), settings, roles(model))
     names = {p: name for name, p in model.named_parameters()}
     groups = {g["weight_decay"]: [names[p] for p in g["params"]] for g in optimizer.param_groups}
     assert groups == {
@@ -107,7 +117,8 @@ def test_matrices_decay_and_nothing_else_does() -> None:
 
 
 def test_a_model_of_matrices_alone_has_one_group() -> None:
-    optimizer = make_optimizer(nn.Linear(2, 2, bias=False).named_parameters(), Optimizer())
+    model = nn.Linear(2, 2, bias=False)
+    (optimizer,) = make_optimizers(model.named_parameters(), Optimizer(), roles(model))
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1]
 
 
@@ -122,6 +133,7 @@ def test_the_learning_rate_grows_with_the_batch_as_configured(scaling: str, glob
         net().named_parameters(),
         config,
         CONSTANT,
+        roles=roles(net()),
         global_size=global_size,
         tokens_per_microbatch=1,
         fp16=False,
@@ -193,6 +205,7 @@ def test_the_order_in_which_parameters_are_given_changes_no_bit() -> None:
         reversed(list(theirs.named_parameters())),
         Optimizer(lr=0.01),
         CONSTANT,
+        roles=roles(theirs),
         global_size=64,
         tokens_per_microbatch=7,
         fp16=False,

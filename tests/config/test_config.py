@@ -64,8 +64,10 @@ def yaml_of(path: Path) -> DictConfig:
 def test_the_groups_and_options_are_those_of_the_issue() -> None:
     options = {group: sorted(found) for group, found in compose.groups().items()}
     gpts = ["gopher-44m", "gpt-micro", "gpt-mini", "gpt-nano", "gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]
-    assert options["model"] == sorted([*gpts, "gpt", "own"])
-    assert options["schedule"] == ["constant", "cosine", "linear"]
+    modern = ["modern", "modern-nano", "modern-135m", "modern-360m", "modern-0.6b", "modern-1b"]
+    assert options["model"] == sorted([*gpts, *modern, "gpt", "own"])
+    assert options["optimizer"] == ["adamw", "muon"]
+    assert options["schedule"] == ["constant", "cosine", "linear", "wsd"]
     ours = ["cifar10", "classifier", "finetune", "gpt2_124m", "mnist", "mnist_draw", "shakespeare_10m", "synthetic"]
     assert options["experiment"] == sorted([*ours, "shakespeare_char"])
     assert options.keys() == {"model", "data", "optimizer", "schedule", "snapshot", "experiment"}

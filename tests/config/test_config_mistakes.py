@@ -11,10 +11,13 @@ from mingpt.config import compose
 from mingpt.config.keys import KINDS, keys
 from mingpt.errors import UserError
 
-MODELS = "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-medium, gpt2-xl, gpt2, own"
+MODELS = (
+    "gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-medium, gpt2-xl, gpt2, "
+    "modern-0.6b, modern-135m, modern-1b, modern-360m, modern-nano, modern, own"
+)
 SEED = "seed=-1: must be greater than or equal to 0"
 DATA_KINDS = ", ".join(KINDS["data"])
-OF_TEXT = "is not a key of data.kind=shards, only of text: leave it out, or choose data.kind=text"
+OF_TEXT = "is not a key of data.kind=shards, only of text, chat: leave it out, or choose data.kind=text"
 NOT_SET = "KeyError raised while resolving interpolation: \"Environment variable 'NOPE' not found\""
 GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key"
 
@@ -105,8 +108,8 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         (
             "experiment=gpt2_124m data=random data.path=x data.stride=4",
             [
-                "data.path is not a key of data.kind=random, only of text, images, shards: leave it out, or choose "
-                "data.kind=text",
+                "data.path is not a key of data.kind=random, only of text, chat, images, shards: leave it out, or "
+                "choose data.kind=text",
                 "data.stride is not a key of data.kind=random, only of text, shards: leave it out, or choose "
                 "data.kind=text",
             ],
@@ -139,7 +142,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
             "model=gpt3 schedule=cos model.n_head=7",
             [
                 f"model=gpt3: there is no model 'gpt3'; there are {MODELS}",
-                "schedule=cos: there is no schedule 'cos'; there are constant, cosine, linear",
+                "schedule=cos: there is no schedule 'cos'; there are constant, cosine, linear, wsd",
                 "model.n_head=7 does not divide model.n_embd=128: choose a divisor",
             ],
         ),

@@ -20,7 +20,7 @@ from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters
 from mingpt.errors import UserError
-from mingpt.model.gpt2 import IGNORE
+from mingpt.model.language import IGNORE
 
 
 def opened(path: Path, block_size: int = 5, vocabulary: Any = None, **changes: object) -> Source:

@@ -18,7 +18,7 @@ from mingpt.data.source import Samples, Source
 from mingpt.data.synthetic import RandomTokens, addition, sorting
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import UserError
-from mingpt.model.gpt2 import IGNORE
+from mingpt.model.language import IGNORE
 
 
 def opened(data: Data, block_size: int = 32, micro_size: int = 4) -> Source:

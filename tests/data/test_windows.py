@@ -13,7 +13,7 @@ from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Samples, Source
 from mingpt.data.text import open_text
 from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset
-from mingpt.model.gpt2 import IGNORE
+from mingpt.model.language import IGNORE
 
 
 def numbered(length: int) -> TokenFile:

@@ -81,3 +81,22 @@ def test_bpe_text(new_run: NewRun, undisturbed: Callable[..., Run], tokenizer: P
     run = new_run(*options)
     killed_once(run, 3)
     assert run.digest() == undisturbed(*options).digest() != undisturbed().digest()
+
+
+def test_documents_apart(new_run: NewRun, undisturbed: Callable[..., Run], data_set: Callable[[int], Path]) -> None:
+    joined = ("data=shards", f"data.path={data_set(1 << 20)}", "train.max_steps=16")
+    options = (*joined, "data.documents=apart")
+    run = new_run(*options)
+    killed_once(run, 3)
+    assert run.digest() == undisturbed(*options).digest() != undisturbed(*joined).digest()
+
+
+def test_conversations(new_run: NewRun, undisturbed: Callable[..., Run], text: Path, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    lines = [line for line in text.read_text().splitlines() if line][:60]
+    path.write_text("".join(json.dumps({"prompt": line[:8], "answer": line[8:20] or "-"}) + "\n" for line in lines))
+    options = ("data=chat", "data.tokens=char", "data.tokenizer=null", f"data.path={path}", "model.block_size=64",
+               "train.max_steps=16")  # fmt: skip
+    run = new_run(*options)
+    killed_once(run, 2)
+    assert run.digest() == undisturbed(*options).digest()

@@ -57,7 +57,11 @@ class Run:
             "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", f"--max-restarts={restarts}",
         ] if world > 1 else []  # fmt: skip
         places = (f"run.dir={self.dir}", f"data.path={self.text}", f"data.cache_dir={self.cache}")
-        return [sys.executable, *launcher, "-m", "mingpt.train", *TINY, *places, *self.overrides, *overrides]
+        given = [*self.overrides, *overrides]
+        without = {key[1:] for key in given if key[0] == "~"}  # keys of TINY that this model does not have
+        tiny = [o for o in TINY if o.partition("=")[0] not in without]
+        given = [o for o in given if o[0] != "~"]
+        return [sys.executable, *launcher, "-m", "mingpt.train", *tiny, *places, *given]
 
     def start(self, world: int, *overrides: str, restarts: int = 0) -> "Started":
         process = subprocess.Popen(

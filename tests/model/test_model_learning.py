@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mingpt.model.gpt2 import GPT, IGNORE, GPTConfig
+from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.language import IGNORE
 
 TINY = GPTConfig(vocab_size=16, block_size=16, n_layer=2, n_head=2, n_embd=32)
 

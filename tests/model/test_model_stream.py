@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mingpt.model.gpt2 import GPT, GPTConfig, KVCache
+from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.language import KVCache
 from mingpt.model.sampling import generate_stream, sample
 
 BLOCK = 8

@@ -33,6 +33,7 @@ READING_PATH = (
     "train/step",
     "train/stats",
     "model/gpt2",
+    "model/language",
     "compute/batches",
     "compute/reduction",
     "compute/optimizer",
@@ -40,8 +41,8 @@ READING_PATH = (
     "world/world",
     "snapshot/format",
 )
-BEYOND = {"errors", "config/schema"}  # what these may import besides each other
-LONGEST_PATH = 1500  # lines
+BEYOND = {"errors", "config/schema", "compute/groups"}  # what these may import besides each other
+LONGEST_PATH = 1600  # lines
 LONGEST_FUNCTION = 60
 
 
@@ -107,7 +108,8 @@ def test_a_kind_is_light_to_load() -> None:
         if module.startswith(("data/kinds/", "model/kinds/"))
         for node in tree.body
         for name in imports(ast.Module([node], []), set(modules()))
-        if isinstance(node, ast.ImportFrom) and not name.startswith(("config/", "data/kinds/", "errors", "redact"))
+        if isinstance(node, ast.ImportFrom)
+        and not name.startswith(("config/", "data/kinds/", "model/kinds/", "errors", "redact"))
     }
     assert heavy == set()
 

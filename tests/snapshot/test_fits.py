@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from examples.classifier import rows
+from mingpt.compute.groups import roles
 from mingpt.compute.optimizer import Update
 from mingpt.config import compose
 from mingpt.config.schema import Config
@@ -36,6 +37,7 @@ def stored(config: Config) -> Loaded:
         trainable(model),
         config.optimizer,
         config.schedule,
+        roles=roles(model),
         global_size=4,
         tokens_per_microbatch=1,
         fp16=fp16,

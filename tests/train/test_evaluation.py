@@ -19,7 +19,8 @@ from mingpt.config.trusted import reconfigure
 from mingpt.data.bpe import tokenizer_of
 from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.errors import UserError
-from mingpt.model.gpt2 import GPT, IGNORE, GPTConfig
+from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.language import IGNORE
 from mingpt.train.evaluation import Figures, count_answers, evaluate
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World, share

@@ -62,6 +62,7 @@ def test_each_other_key_affects_the_result() -> None:
     """The schema's marks, as a list that a new key has to be put into here, too."""
     free = {"train.max_steps", "train.log_every", "train.eval_every", "optimizer.reference_batch", "model.init_from"}
     free |= {"health.spike_window", "health.max_skips"}  # where there is no window, or no rollback
+    free |= {"schedule.cooldown_steps", "optimizer.momentum"}  # but of wsd, and of muon
     free |= {"health.hang_seconds", "health.straggler_ratio", "health.notify", "profile.steps", "track"}
     free |= {f"data.{name}" for name in ("workers", "path", "tokenizer", "cache_dir", "cache_timeout_seconds")}
     of_text = {k for k in keys({}) if k.partition(".")[0] not in ("run", "world", "snapshot", "launch", "resume")}
@@ -99,6 +100,17 @@ def test_an_extension_tells_both_learning_rates_and_the_way_out() -> None:
         "keeps the old schedule\n"
     ) in message
     assert checked(short, (*long, "schedule.decay_steps=100"), step=100) == ({}, [])
+
+
+def test_a_schedule_that_differs_only_from_now_on_extends_the_run() -> None:
+    wsd = ("schedule=wsd", "schedule.warmup_steps=9", "schedule.cooldown_steps=20")
+    short, long = ((*wsd, f"train.max_steps={n}") for n in (100, 1000))
+    said = "from step 81 on, schedule.decay_steps: 100 -> 1000: the bits are those of a run planned so before"
+    assert checked(short, long, step=80) == ({}, [said])
+    assert "schedule.decay_steps: 100 -> 1000" in refused(short, long, step=82)  # one step of the decay is done
+    assert "optimizer.lr: 0.001 -> 1.0" in refused(short, (*long, "optimizer.lr=1"), step=80)
+    kinds = checked(("schedule=constant",), ("schedule=wsd", "schedule.min_ratio=1"), step=500)
+    assert kinds[0] == {}
 
 
 @pytest.mark.parametrize(

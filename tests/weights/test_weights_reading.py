@@ -11,10 +11,12 @@ import torch
 from mingpt.data.vocabulary import Bytes, Characters, Numbers
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.weights.fitting import form_of
 from mingpt.weights.reading import read_weights, start_from
 from mingpt.weights.tokenizer import tokenizer_files
 from weights_kit import ALONE, change_config, change_weights, logits, ours, saved, shape, tokens
 
+FORM = form_of(ours(shape()))
 V37 = Numbers(37)
 
 
@@ -75,7 +77,7 @@ def test_any_url_will_do(folder: Path) -> None:
         pass
     fs = fsspec.filesystem("memory")
     fs.put(f"{folder}/", "/weights/", recursive=True)
-    assert read_weights("memory://weights", shape(), V37).sha256 == read_weights(str(folder), shape(), V37).sha256
+    assert read_weights("memory://weights", FORM, V37).sha256 == read_weights(str(folder), FORM, V37).sha256
 
 
 def test_the_model_may_know_fewer_positions(folder: Path) -> None:
@@ -103,12 +105,12 @@ def test_half_precision_becomes_float32(folder: Path) -> None:
 
 def test_the_identity_is_that_of_weights_and_config(folder: Path) -> None:
     saved(folder)
-    first = read_weights(str(folder), shape(), V37).sha256
+    first = read_weights(str(folder), FORM, V37).sha256
     (folder / "README.md").write_text("of no account")
     (folder / "tokenizer.json").write_text("{}")
-    assert read_weights(str(folder), shape(), V37).sha256 == first
+    assert read_weights(str(folder), FORM, V37).sha256 == first
     change_weights(folder, lambda tensors: {n: t + 1 for n, t in tensors.items()})
-    assert read_weights(str(folder), shape(), V37).sha256 != first
+    assert read_weights(str(folder), FORM, V37).sha256 != first
 
 
 def no_weights(folder: Path) -> None:

@@ -24,7 +24,7 @@ from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.data.windows import TokenFile
 from mingpt.errors import UserError
-from mingpt.model.gpt2 import IGNORE
+from mingpt.model.language import IGNORE
 from mingpt.redact import without_secrets
 
 CACHE_VERSION = 2  # raise when what is cached changes, or how a codebook is fitted

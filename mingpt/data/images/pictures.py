@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mingpt.data.images.codebook import Pixels
 from mingpt.data.images.imagetokens import ImageTokens
-from mingpt.model.gpt2 import GPT
+from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import finite
 
 GAP, GREY = 2, 128  # pixels between two images, and their value
@@ -18,7 +18,13 @@ COLORS = {1: 0, 3: 2}  # PNG's color types, by channels: grey; red, green and bl
 
 @torch.no_grad()
 def draw(
-    model: GPT, tokens: ImageTokens, each: int, *, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
+    model: LanguageModel,
+    tokens: ImageTokens,
+    each: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
 ) -> Pixels:
     """Draw `each` images of every class, each after its label: (classes, each, height, width, channels).
 

@@ -21,6 +21,8 @@ class ShardsData(RowData):
     """The folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
     tokenizer: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
     """The vocabulary of nanoGPT's files, which name none, as for text; null: numbers, which spell no text."""
+    documents: Literal["joined", "apart"] = "joined"
+    """apart: a token sees nothing of the documents before its own, and positions count from its document's start."""
     cache_bytes: Annotated[int, NO_RESULT] = Field(default=2**35, ge=1)
     """Most bytes of shards that a node keeps in cache_dir, when data.path is no local folder."""
 

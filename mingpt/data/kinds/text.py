@@ -6,7 +6,7 @@ from pydantic import Field
 
 from mingpt.config.kinds import register
 from mingpt.config.section import MISSING, NO_RESULT
-from mingpt.data.kinds.files import RowData
+from mingpt.data.kinds.files import CachedData, RowData
 from mingpt.redact import without_secrets
 
 if TYPE_CHECKING:
@@ -15,18 +15,17 @@ if TYPE_CHECKING:
     from mingpt.data.vocabulary import Vocabulary
 
 
-@register
-class TextData(RowData):
-    kind: Literal["text"] = "text"
-    """one text, tokenized at the start"""
+class Tokenized(CachedData):
+    """One file, tokenized at the start."""
+
     path: Annotated[str, NO_RESULT] = Field(default=MISSING, min_length=1)
-    """The text: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
+    """The file: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
     tokens: Literal["char", "byte", "bpe"] = "char"
-    """What a token is: a character of the text, a byte (256 of them), or a piece of a word (data.tokenizer)."""
+    """What a token is: a character, a byte (256 of them), or a piece of a word (data.tokenizer)."""
     tokenizer: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
     """The vocabulary of bpe: a folder with GPT-2's vocab.bpe and encoder.json, or a tokenizer.json; any fsspec URL."""
     val_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """The share at the end of the text that is kept for validation."""
+    """The share at the end of the file that is kept for validation."""
 
     reads = ("data.tokens", "data.tokenizer")
     validation = "raise data.val_fraction"
@@ -42,11 +41,6 @@ class TextData(RowData):
             return f"data.tokenizer={shown}, but data.tokens={self.tokens}: set data.tokens=bpe, or leave it out"
         return None
 
-    def open(self, block_size: int, micro_size: int, vocabulary: "Vocabulary | None" = None) -> "Source":
-        from mingpt.data.text import open_text
-
-        return open_text(self, block_size, micro_size, vocabulary)
-
     def extras(self) -> set[str]:
         return {"bpe"} if self.tokens == "bpe" else set()
 
@@ -55,3 +49,14 @@ class TextData(RowData):
 
     def vocabulary_size(self) -> int:
         return {"char": 100, "byte": 256, "bpe": 50257}[self.tokens]
+
+
+@register
+class TextData(Tokenized, RowData):
+    kind: Literal["text"] = "text"
+    """one text, tokenized at the start"""
+
+    def open(self, block_size: int, micro_size: int, vocabulary: "Vocabulary | None" = None) -> "Source":
+        from mingpt.data.text import open_text
+
+        return open_text(self, block_size, micro_size, vocabulary)

@@ -1,43 +1,27 @@
 """GPT-2, of any size."""
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mingpt.config.kinds import Model, register
-from mingpt.config.section import NO_RESULT
-from mingpt.errors import UserError
+from mingpt.config.kinds import register
+from mingpt.model.kinds.language import Language
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from mingpt.config.schema import Config
-    from mingpt.model.gpt2 import GPTConfig
+    from mingpt.model.gpt2 import GPT, GPTConfig
 
 
 @register
-class GPTModel(Model):
+class GPTModel(Language):
     kind: Literal["gpt"] = "gpt"
     """a GPT-2 of any size"""
-    n_layer: int = Field(default=4, ge=1)
-    """Transformer blocks."""
-    n_head: int = Field(default=4, ge=1)
-    """Attention heads; they divide n_embd."""
-    n_embd: int = Field(default=128, ge=1)
-    """Width."""
-    block_size: int = Field(default=64, ge=1)
-    """Tokens that the model sees at a time."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of activations dropped in training."""
-    vocab_multiple: int = Field(default=1, ge=1)
-    """Pad the embedding to a multiple of this; 64 is faster on GPUs."""
-    init_from: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
-    """Start with these weights: a folder with a GPT-2's config.json and model.safetensors, any fsspec URL."""
 
     reads = ("model.n_head", "model.n_embd")
 
-    def problem(self, config: "Config") -> str | None:
+    def impossible_shape(self) -> str | None:
         if self.n_embd % self.n_head:
             return f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}: choose a divisor"
         return None
@@ -47,11 +31,9 @@ class GPTModel(Model):
 
         return GPTConfig(vocab_size, **self.model_dump(include={f.name for f in fields(GPTConfig)}))
 
-    def build(self, vocab_size: int) -> "nn.Module":
+    def make(self, vocab_size: int) -> "GPT":
         from mingpt.model.gpt2 import GPT
 
-        if not vocab_size:
-            raise UserError("the data has no tokens, and a GPT needs some: choose other data, or name a model._target_")
         return GPT(self.shape(vocab_size))
 
     def parameters(self, vocabulary: int) -> int:

@@ -1,0 +1,184 @@
+"""Conversations in JSON lines as a source: the loss is that of the answers, and no conversation sees another.
+
+A line is `{"prompt": …, "answer": …}`, or `{"messages": [{"role": …, "content": …}, …]}`. It becomes
+
+    User: What is a GPT?
+    Assistant: A language model.<end of text>
+
+Messages of the role `system` stand there as they are. What the assistant says counts in the loss, with the end of text
+(with characters or bytes: a line feed). Consecutive conversations share a sample as long as they fit.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mingpt.console import say
+from mingpt.data.bpe import read_tokenizer
+from mingpt.data.cache import Cached, cached
+from mingpt.data.kinds.chat import ChatData
+from mingpt.data.padding import PaddedBatches
+from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
+from mingpt.data.windows import TokenFile
+from mingpt.errors import UserError
+from mingpt.model.language import IGNORE
+from mingpt.redact import printable, without_secrets
+from mingpt.storage import open_fs, place
+
+CACHE_VERSION = 1  # raise when what is cached changes
+LABELS = {"system": "", "user": "User: ", "assistant": "Assistant: "}
+TOKEN = np.dtype([("token", "<u4"), ("conversation", "<u4"), ("answer", "?")])
+Positions = NDArray[np.int64]
+Turn = tuple[str, bool]  # a text, and whether the loss counts it
+
+
+def turns_of(line: Any) -> list[Turn]:
+    """The texts of one conversation. Raises ValueError, which says what is wrong."""
+    if not isinstance(line, dict):
+        raise ValueError("not a JSON object")
+    messages = line.get("messages")
+    if messages is None:
+        if not {"prompt", "answer"} <= line.keys():
+            raise ValueError("it has neither prompt and answer, nor messages")
+        messages = [{"role": "user", "content": line["prompt"]}, {"role": "assistant", "content": line["answer"]}]
+    turns = list[Turn]()
+    for message in messages if isinstance(messages, list) else [None]:
+        role, content = (message.get(k) for k in ("role", "content")) if isinstance(message, dict) else (None, None)
+        if role not in LABELS or not isinstance(content, str):
+            raise ValueError(f"a message needs a role ({', '.join(LABELS)}) and a text as content")
+        if role == "assistant":
+            turns += [(LABELS[role], False), (content, True)]
+        else:
+            turns.append((f"{LABELS[role]}{content}\n", False))
+    if not any(counts and text for text, counts in turns):
+        raise ValueError("the assistant says nothing")
+    return turns
+
+
+def _read(raw: bytes, shown: str) -> Iterator[list[Turn]]:
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if line.strip():
+            try:
+                yield turns_of(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                why = "not JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else str(error)
+                raise UserError(f"{shown}: line {number}: {printable(why)}: mend it, or take it out") from error
+
+
+def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary) -> NDArray[Any]:
+    """All conversations, one after the other, as an array of TOKEN."""
+    end = getattr(vocabulary, "end_of_text", None)
+    ends = vocabulary.encode("\n") if end is None else [end]
+    parts = list[NDArray[Any]]()
+    for number, turns in enumerate(conversations):
+        for text, counts in turns:
+            tokens = [*vocabulary.encode(text), *ends] if counts else vocabulary.encode(text)
+            part = np.empty(len(tokens), TOKEN)
+            part["token"], part["conversation"], part["answer"] = tokens, number, counts
+            parts.append(part)
+    return np.concatenate(parts)
+
+
+def _vocabulary(config: ChatData, conversations: list[list[Turn]]) -> TextVocabulary:
+    if config.tokenizer is not None:
+        return read_tokenizer(config.tokenizer, "data.tokenizer")
+    if config.tokens == "byte":
+        return Bytes()
+    return Characters("".join(sorted({"\n"}.union(*(text for turns in conversations for text, _ in turns)))))
+
+
+class Conversations(Samples):
+    """Rows of at most block_size + 1 tokens: those from `begins[i]` up to `ends[i]`."""
+
+    def __init__(self, tokens: TokenFile, begins: Positions, ends: Positions, block_size: int) -> None:
+        self.tokens, self.begins, self.ends, self.block_size = tokens, begins, ends, block_size
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def __getitem__(self, ids: Sequence[int]) -> Microbatch:
+        """(tokens, targets, weights, documents), each (len(ids), block_size)."""
+        tokens = torch.zeros(len(ids), self.block_size, dtype=torch.int64)
+        targets = torch.full_like(tokens, IGNORE)
+        documents = torch.full_like(tokens, -1)
+        for row, i in enumerate(ids):
+            part = self.tokens.read(int(self.begins[i]), int(self.ends[i]))
+            token, conversation = (torch.from_numpy(part[k].astype(np.int64)) for k in ("token", "conversation"))
+            wanted = torch.from_numpy(part["answer"][1:].copy()) & (conversation[1:] == conversation[:-1])
+            tokens[row, : len(part) - 1] = token[:-1]
+            targets[row, : len(part) - 1] = token[1:].where(wanted, IGNORE)
+            documents[row, : len(part) - 1] = conversation[:-1]
+        return tokens, targets, torch.ones(tokens.shape), documents
+
+
+def packed(lengths: NDArray[np.int64], block_size: int) -> tuple[Positions, Positions, int]:
+    """(begins, ends) of rows of whole conversations, in their order; and how many are too long for a row."""
+    begins, ends, too_long, at = list[int](), list[int](), 0, 0
+    for length in lengths.tolist():
+        if length > block_size + 1:
+            too_long += 1
+        elif ends and ends[-1] == at and at + length - begins[-1] <= block_size + 1:
+            ends[-1] = at + length
+        else:
+            begins.append(at)
+            ends.append(at + length)
+        at += length
+    return np.array(begins, np.int64), np.array(ends, np.int64), too_long
+
+
+def open_chat(config: ChatData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
+    """The last conversations validate. Raises UserError if a line is none, or all are too long for block_size."""
+    shown = f"data.path={without_secrets(config.path)}"
+    path, about = _token_file(config, vocabulary, shown)
+    file = TokenFile(path)
+    lengths = np.bincount(file.mapped["conversation"])
+    border = round(len(lengths) * (1 - config.val_fraction))
+    start = int(lengths[:border].sum())
+    begins, ends, left_out = packed(lengths[:border], block_size)
+    if not len(begins):
+        raise UserError(
+            f"{shown}: no conversation to train on fits into model.block_size={block_size}: raise it, or give more"
+        )
+    train = Conversations(file, begins, ends, block_size)
+    begins, ends, left_out_too = packed(lengths[border:], block_size)
+    if left_out + left_out_too:
+        say(
+            f"{shown}: {left_out + left_out_too} of {len(lengths)} conversations are longer than "
+            f"model.block_size={block_size}, and left out"
+        )
+    validation = PaddedBatches(Conversations(file, start + begins, start + ends, block_size), micro_size)
+    return Source(train, validation, vocabulary_of(about["vocabulary"]), about["sha256"])
+
+
+def _token_file(config: ChatData, given: Vocabulary | None, shown: str) -> tuple[Path, dict[str, Any]]:
+    fs, remote = open_fs(config.path, "data.path")
+    with place("data.path", config.path):
+        info = fs.info(remote)
+        if info["type"] != "file":
+            raise UserError(f"{shown}: no regular file; name one file of JSON lines")
+    source = ["chat", CACHE_VERSION, config.tokens, config.tokenizer, fs.unstrip_protocol(remote), info,
+              given and given.to_json()]  # fmt: skip
+
+    def make() -> Cached:
+        with place("data.path", config.path):
+            raw = fs.cat_file(remote)
+        conversations = list(_read(raw, shown))
+        if not conversations:
+            raise UserError(f"{shown}: no conversation is in it: give JSON lines")
+        own = given or _vocabulary(config, conversations)
+        if not isinstance(own, TextVocabulary):
+            raise UserError(f"{shown}: the snapshot's vocabulary is none of text: take data that it was trained on")
+        try:
+            array = _encoded(conversations, own)
+        except UserError as error:
+            raise UserError(f"{shown}: {error}") from error
+        return array, {"vocabulary": own.to_json(), "sha256": sha256(raw).hexdigest()}
+
+    return cached(config, source, make)

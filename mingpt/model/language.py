@@ -1,0 +1,133 @@
+"""What GPT-2 and the modern model share: the loss, and the keys and values that generation keeps."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+IGNORE = -100  # a target that is left out of the loss, as in torch and Hugging Face
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of any language model. vocab_multiple: the embedding's rows are padded to a multiple of it; 64 suits GPUs."""
+
+    vocab_size: int
+    block_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    vocab_multiple: int = 1
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+
+class KVCache:
+    """The keys and values of one layer for the positions so far. capacity: the largest number of positions."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of the next positions, shape (batch, head, time, size). Returns all so far."""
+        batch, heads, time, size = keys.shape
+        if self.keys is None or self.values is None:
+            self.keys, self.values = (keys.new_empty(batch, heads, self.capacity, size) for _ in range(2))
+        start, self.length = self.length, self.length + time
+        self.keys[:, :, start : self.length] = keys
+        self.values[:, :, start : self.length] = values
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """Position t attends to the positions 0 to t; with `documents`, to those of its own document.
+
+    q: (batch, head, time, size); k, v: the same, or with fewer heads, each for several heads of q (grouped queries).
+    documents: (batch, time) int64, one number for each document. If q is shorter than k, it holds the last position.
+    """
+    mask = None
+    if documents is not None:
+        mask = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None and k.shape[2] == q.shape[2],  # otherwise q attends to all
+        dropout_p=dropout,
+        enable_gqa=k.shape[1] != q.shape[1],
+    )
+
+
+def positions(tokens: Tensor, caches: Sequence[KVCache] | None, documents: Tensor | None) -> Tensor:
+    """Each token's position: in its sequence, shape (time,), or with `documents` in its document, (batch, time)."""
+    start = caches[0].length if caches else 0
+    inside = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+    if documents is None:
+        return inside
+    first = torch.ones_like(documents, dtype=torch.bool)
+    first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return inside - (inside * first).cummax(1).values
+
+
+class LanguageModel(nn.Module):
+    """Predicts the next token. A subclass says what the activations are, and which weight the output layer has."""
+
+    config: Shape
+    LAYER: str  # where its layers are: the name of the first one's parameters begins with it, and has a 0 in it
+
+    def activations(
+        self, tokens: Tensor, caches: Sequence[KVCache] | None = None, documents: Tensor | None = None
+    ) -> Tensor:
+        """All layers but the output: tokens (batch, time) to (batch, time, n_embd).
+
+        caches: one per layer. With them, `tokens` are the first positions of the text, or the one next position.
+        documents: (batch, time) int64, the number of each token's document, which sees nothing of the others.
+        """
+        raise NotImplementedError
+
+    def output_weight(self) -> Tensor:
+        """Shape (padded_vocab_size, n_embd)."""
+        raise NotImplementedError
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None, documents: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of `targets` (batch, time) given `tokens` (batch, time), both int64.
+
+        weights: (batch, time) float32, the weight of each target; None: 1 each. documents: see `activations`.
+        Returns (sum of the losses in nats, number of targets or sum of their weights), float32 scalars. Sums, not
+        means: microbatches may have different numbers of targets (IGNORE), and sums add up to the right mean.
+        """
+        loss, count, _ = self.loss_and_logits(tokens, targets, weights, documents)
+        return loss, count
+
+    def loss_and_logits(
+        self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None, documents: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `forward` returns, and the logits (batch, time, padded_vocab_size), float32."""
+        logits = self.padded_logits(self.activations(tokens, None, documents))
+        if self.config.padded_vocab_size > self.config.vocab_size:
+            # exp(-inf) = 0: the padding is never predicted and gets no gradient.
+            logits[..., self.config.vocab_size :] = -torch.inf
+        rows, flat = logits.flatten(0, 1), targets.flatten()
+        if weights is None:
+            loss = F.cross_entropy(rows, flat, ignore_index=IGNORE, reduction="sum")
+            return loss, (targets != IGNORE).sum().float(), logits
+        losses = F.cross_entropy(rows, flat, ignore_index=IGNORE, reduction="none")
+        return (losses * weights.flatten()).sum(), (weights * (targets != IGNORE)).sum(), logits
+
+    def padded_logits(self, activations: Tensor) -> Tensor:
+        return F.linear(activations, self.output_weight()).float()
+
+    def logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
+        """The next token's logits at each position: (batch, time) to (batch, time, vocab_size), without the padding."""
+        return self.padded_logits(self.activations(tokens, caches))[..., : self.config.vocab_size]

@@ -1,0 +1,142 @@
+"""A GPT as people build it today, with the architecture of Qwen3 (Yang et al. 2025, "Qwen3 Technical Report").
+
+What differs from GPT-2: RMS norm (Zhang and Sennrich 2019), rotary positions (Su et al. 2021), normalised queries and
+keys (Henry et al. 2020), grouped queries (Ainslie et al. 2023), SwiGLU (Shazeer 2020), and no biases. Parameters have
+the names and shapes of `Qwen3ForCausalLM` in Hugging Face's `transformers`; without qk_norm, of `LlamaForCausalLM`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mingpt.model.language import KVCache, LanguageModel, Shape, attention, positions
+
+NORM_EPS = 1e-6
+Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position's angles
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernConfig(Shape):
+    """n_kv_head: heads of keys and values. n_inner: width of the MLP. tied: the output has the embedding's weight."""
+
+    n_kv_head: int
+    head_dim: int
+    n_inner: int
+    rope_base: float
+    qk_norm: bool
+    tied: bool
+
+
+def linear(n_in: int, n_out: int) -> nn.Linear:
+    return nn.Linear(n_in, n_out, bias=False)
+
+
+def rotation(positions: Tensor, size: int, base: float) -> Rotation:
+    """Rotary embedding: by which angles the queries and keys at `positions` turn, one for each pair of dimensions."""
+    frequencies = base ** (-torch.arange(0, size, 2, device=positions.device, dtype=torch.float32) / size)
+    angles = positions[..., None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Turn dimension i together with i + size / 2. x: (batch, head, time, size)."""
+    cos, sin = (part.unsqueeze(-3).to(x.dtype) for part in by)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Attention(nn.Module):
+    """Causal self-attention. Each head of keys and values serves n_head / n_kv_head heads of queries."""
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.size = config.head_dim
+        queries, keys = config.n_head * self.size, config.n_kv_head * self.size
+        self.q_proj = linear(config.n_embd, queries)
+        self.k_proj = linear(config.n_embd, keys)
+        self.v_proj = linear(config.n_embd, keys)
+        self.o_proj = linear(queries, config.n_embd)
+        self.q_norm = nn.RMSNorm(self.size, NORM_EPS) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(self.size, NORM_EPS) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, by: Rotation, cache: KVCache | None, documents: Tensor | None) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, self.size)) for f in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
+        q, k = rotate(q, by), rotate(k, by)
+        if cache:
+            k, v = cache.append(k, v)
+        return self.o_proj(attention(q, k, v, documents).transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.gate_proj = linear(config.n_embd, config.n_inner)
+        self.up_proj = linear(config.n_embd, config.n_inner)
+        self.down_proj = linear(config.n_inner, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """Pre-norm: attention and MLP each read a normalised copy of the residual stream, and add to the stream."""
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.n_embd, NORM_EPS)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.n_embd, NORM_EPS)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, by: Rotation, cache: KVCache | None, documents: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), by, cache, documents)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """All layers but the output."""
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.padded_vocab_size, config.n_embd)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
+        self.norm = nn.RMSNorm(config.n_embd, NORM_EPS)
+
+    def forward(self, tokens: Tensor, caches: Sequence[KVCache] | None, documents: Tensor | None) -> Tensor:
+        by = rotation(positions(tokens, caches, documents), self.config.head_dim, self.config.rope_base)
+        x = self.embed_tokens(tokens)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, by, caches[i] if caches else None, documents)
+        return self.norm(x)
+
+
+class Modern(LanguageModel):
+    config: ModernConfig
+    LAYER = "model.layers.0."
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        if not config.tied:
+            self.lm_head = linear(config.n_embd, config.padded_vocab_size)
+        # Each layer begins as the identity, and an output of its own as a uniform guess (nanochat; measured:
+        # docs/benchmarks.md). A shared one needs small rows, so that the first guesses are not far off.
+        nn.init.normal_(self.model.embed_tokens.weight, std=0.02 if config.tied else 1.0)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")) or name == "lm_head.weight":
+                nn.init.zeros_(parameter)
+
+    def activations(
+        self, tokens: Tensor, caches: Sequence[KVCache] | None = None, documents: Tensor | None = None
+    ) -> Tensor:
+        activations: Tensor = self.model(tokens, caches, documents)
+        return activations
+
+    def output_weight(self) -> Tensor:
+        return self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight

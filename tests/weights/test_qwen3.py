@@ -1,0 +1,101 @@
+"""The modern model and transformers: the same logits, there and back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from mingpt.data.vocabulary import Numbers
+from mingpt.errors import UserError
+from mingpt.model.kinds.modern import ModernModel
+from mingpt.model.modern import Modern
+from mingpt.weights.reading import start_from
+from mingpt.weights.writing import folder_of, write_folder
+from weights_kit import ALONE, change_config
+
+SIZES = {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "head_dim": 10, "n_embd": 24, "n_inner": 40, "block_size": 16}
+THEIRS: dict[str, Any] = {
+    "vocab_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10,
+    "hidden_size": 24, "intermediate_size": 40, "max_position_embeddings": 16, "rms_norm_eps": 1e-6,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+TOKENS = torch.randint(37, (3, 16), generator=torch.Generator().manual_seed(2))
+
+
+def vivid(model: nn.Module) -> Any:
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.eval()
+
+
+def ours(**changes: Any) -> Modern:
+    torch.manual_seed(5)
+    return Modern(ModernModel.model_validate(SIZES | changes).shape(37)).eval()
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model.logits(TOKENS) if isinstance(model, Modern) else model(TOKENS).logits
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_opens_an_export(tmp_path: Path, qk_norm: bool, tied: bool) -> None:
+    model = vivid(ours(qk_norm=qk_norm, tied=tied, vocab_multiple=8, rope_base=500.0))
+    write_folder(str(tmp_path), folder_of(model, Numbers(37)), overwrite=False)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(theirs) is (Qwen3ForCausalLM if qk_norm else LlamaForCausalLM)
+    assert (logits(theirs) - logits(model)).abs().max() < 1e-5
+    again = ours(qk_norm=qk_norm, tied=tied, vocab_multiple=8, rope_base=500.0)
+    start_from(again, str(tmp_path), Numbers(37), ALONE)
+    for name, tensor in again.state_dict().items():  # but for the padding, which an export leaves out
+        rows = 37 if len(tensor) == 40 and name.endswith(("embed_tokens.weight", "lm_head.weight")) else len(tensor)
+        assert torch.equal(tensor[:rows], model.state_dict()[name][:rows]), name
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_a_run_starts_from_their_weights(tmp_path: Path, qk_norm: bool) -> None:
+    theirs = vivid(Qwen3ForCausalLM(Qwen3Config(**THEIRS)) if qk_norm else LlamaForCausalLM(LlamaConfig(**THEIRS)))
+    theirs.save_pretrained(tmp_path)
+    model = ours(qk_norm=qk_norm)
+    start_from(model, str(tmp_path), Numbers(37), ALONE)
+    assert (logits(theirs) - logits(model)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "problem"),
+    [
+        ({}, {"n_kv_head": 4, "n_inner": 8},
+         "the weights have num_key_value_heads 2, intermediate_size 40, the model has n_kv_head 4, n_inner 8: set "
+         "model.n_kv_head=2 model.n_inner=40"),
+        ({}, {"rope_base": 7.0}, "the weights have rope_theta=10000.0: set model.rope_base=10000.0"),
+        ({}, {"tied": True}, "the weights have tie_word_embeddings=False: set model.tied=false"),
+        ({}, {"block_size": 17},
+         "the weights have 16 positions, and model.block_size=17: set model.block_size=16 or less"),
+        ({}, {"qk_norm": False},
+         "weights of another architecture (config.json: model_type='qwen3'): take those of a Llama, or set "
+         "model.qk_norm=true"),
+        ({"hidden_act": "relu"}, {},
+         "weights of another architecture: config.json says hidden_act='relu', our model has 'silu'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, {},
+         "weights of another architecture: config.json says rope_type='yarn', not 'default'"),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fit(tmp_path: Path, fields: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
+    Qwen3ForCausalLM(Qwen3Config(**THEIRS)).save_pretrained(tmp_path)
+    change_config(tmp_path, **fields)
+    with pytest.raises(UserError) as refused:
+        start_from(ours(**changes), str(tmp_path), Numbers(37), ALONE)
+    assert refused.value.problems == (f"model.init_from={tmp_path}: {problem}",)
+
+
+def test_other_tools_find_the_base_of_the_positions_where_they_look(tmp_path: Path) -> None:
+    fields = json.loads(folder_of(ours(rope_base=500.0), Numbers(37))["config.json"])
+    assert (fields["rope_theta"], fields["rope_parameters"]["rope_theta"]) == (500.0, 500.0)
+    assert "mlp_bias" not in fields
