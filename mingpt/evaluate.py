@@ -1,6 +1,7 @@
 """`mingpt evaluate URL [data=… data.path=…]`: evaluate a snapshot's model on a validation split.
 
 The data are those of the snapshot's config, changed by Hydra's overrides, and encoded in the snapshot's vocabulary.
+With --tasks it answers tasks of lm-eval in place of that.
 Runs alone or as one of torchrun's or srun's processes, with the same figures.
 
 Exit codes: 0 done; 64 an error that the user must fix; 70 crashed, try again.
@@ -29,7 +30,20 @@ def parser() -> argparse.ArgumentParser:
     add_options(parser)
     parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
     parser.add_argument("--json", action="store_true", help="for programs")
+    tasks = parser.add_argument_group("tasks of lm-eval, in place of the data (extra `eval`)")
+    tasks.add_argument("--tasks", metavar="NAMES", help="such as hellaswag,arc_easy; groups and patterns, too")
+    tasks.add_argument("--num-fewshot", metavar="N", type=number, help="examples before each question (the task's own)")
+    tasks.add_argument("--limit", metavar="N", type=number, help="take the first N documents of each task (all)")
+    tasks.add_argument("--batch-size", metavar="N", type=number, help="rows at a time (batch.micro_size)")
+    tasks.add_argument("--include-path", metavar="DIR", help="a folder with tasks of your own; their code runs")
     return parser
+
+
+def number(text: str) -> int:
+    """The value of an option. Raises ValueError, which argparse tells."""
+    if (value := int(text)) < 0:
+        raise ValueError
+    return value
 
 
 def load() -> entry.Program:

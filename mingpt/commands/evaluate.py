@@ -5,18 +5,19 @@ import math
 from typing import Any
 
 from mingpt.commands.loading import open_model
+from mingpt.commands.tasks import OF_TASKS, answer_tasks
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.trusted import reconfigure
 from mingpt.console import say
-from mingpt.data.vocabulary import Spelling, vocabulary_of
+from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, Damaged, UserError
 from mingpt.evaluate import parser
 from mingpt.redact import without_secrets
 from mingpt.snapshot.find import find
 from mingpt.snapshot.reader import read_manifest
 from mingpt.train.attempt import agree_on_inputs, report_failure
-from mingpt.train.evaluation import Figures, evaluate
+from mingpt.train.evaluation import Figures, byte_lengths, evaluate
 from mingpt.world.joining import join, world_size
 from mingpt.world.lifetime import Lifetime
 
@@ -25,6 +26,10 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
     """Print the figures; returns the exit code."""
     options = parser().parse_intermixed_args(arguments)
     try:
+        if options.tasks is not None:
+            return answer_tasks(options, lifetime)
+        if lost := [f"--{name}" for name in OF_TASKS if getattr(options, name.replace("-", "_")) is not None]:
+            raise UserError(f"{lost[0]} is for --tasks: name the tasks, or leave it out")
         found = find(options.url, options.step)
         try:
             manifest = read_manifest(found.store, found.steps[0])
@@ -45,14 +50,13 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
             pin(config, world.device)
             # All processes take rank 0's step: a run that is still training may have committed a newer one.
             opened = open_model(options.url, options.step, agree=world.broadcast)
-            lengths = source.vocabulary.byte_lengths() if isinstance(source.vocabulary, Spelling) else []
             figures = evaluate(
                 opened.model.to(world.device),
                 source.validation,
                 world,
                 autocast_for(config, world.device),
                 source.answer_length,
-                lengths,
+                byte_lengths(source.vocabulary),
                 seed=config.seed,
                 step=opened.manifest.step,
             )
@@ -101,7 +105,7 @@ def as_text(figures: Figures) -> str:
         f"perplexity     {perplexity(figures):.4f}",
     ]
     if figures.bits_per_byte is not None:
-        lines.append(f"bits per byte  {figures.bits_per_byte:.4f} ({figures.spelled:,} bytes)")
+        lines.append(f"bits per byte  {figures.bits_per_byte:.4f} ({figures.spelled:,.0f} bytes)")
     if figures.accuracy is not None:
         lines.append(f"accuracy       {figures.accuracy:.2%} ({figures.right:,} of {figures.questions:,})")
     lines += [

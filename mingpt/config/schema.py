@@ -33,6 +33,14 @@ class Train(Section):
     """Steps between two lines of metrics."""
     eval_every: Annotated[int, NO_RESULT] = Field(default=250, ge=0)
     """Steps between two evaluations on the whole validation split; 0: only at the end."""
+    eval_tasks: Annotated[list[str], NO_RESULT] = Field(default=[])
+    """Tasks of lm-eval to measure the model on, such as [hellaswag,arc_easy] or patterns; needs the extra `eval`."""
+    eval_tasks_every: Annotated[int, NO_RESULT] = Field(default=0, ge=0)
+    """Steps between two measurements of train.eval_tasks; 0: only at the end."""
+    eval_tasks_limit: Annotated[int | None, NO_RESULT] = Field(default=None, ge=1)
+    """How many of each task's documents are taken, the first ones. null: all."""
+    eval_tasks_path: Annotated[str | None, NO_RESULT] = None
+    """A folder with tasks of your own, as lm-eval's --include_path. Their code runs."""
     freeze: list[str] = Field(default=[])
     """Parameters that stay as they are: names, or patterns such as 'transformer.h.[0-5].*' or '*.bias'."""
 

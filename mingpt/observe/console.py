@@ -3,7 +3,16 @@
 import math
 from collections.abc import Callable
 
-from mingpt.observe.events import AttemptEnded, BitsDiffer, Evaluated, Event, SnapshotCommitted, StepDone, StepSkipped
+from mingpt.observe.events import (
+    AttemptEnded,
+    BitsDiffer,
+    Evaluated,
+    Event,
+    SnapshotCommitted,
+    StepDone,
+    StepSkipped,
+    TasksEvaluated,
+)
 
 FIRST_SKIPS = 10  # in a row, which are all printed; then one in so many
 MOST_SAMPLES = 16
@@ -28,6 +37,8 @@ class ConsoleLines:
                     self.say(skipped_line(event))
             case Evaluated():
                 self.say(evaluation_line(event))
+            case TasksEvaluated():
+                self.say(tasks_line(event))
             case SnapshotCommitted():
                 self.say(f"step {event.step}: snapshot {event.digest[:16]} in {event.seconds:.2f} s")
             case BitsDiffer():
@@ -59,9 +70,16 @@ def skipped_line(event: StepSkipped) -> str:
 
 def evaluation_line(event: Evaluated) -> str:
     line = f"step {event.step}: validation loss {event.val_loss:.4f} (best {event.best:.4f})"
+    if event.bits_per_byte is not None:
+        line += f", {event.bits_per_byte:.4f} bits per byte"
     if event.accuracy is not None:
         line += f", accuracy {event.accuracy:.2%} ({event.right} of {event.questions})"
     return ", ".join([line, *(f"{name} {loss:.4f}" for name, loss in event.parts.items())])
+
+
+def tasks_line(event: TasksEvaluated) -> str:
+    """`step 100: hellaswag/acc 0.2500, hellaswag/acc_norm 0.2600`."""
+    return f"step {event.step}: " + ", ".join(f"{name} {value:.4f}" for name, value in event.figures.items())
 
 
 def ended_line(event: AttemptEnded) -> str:

@@ -80,7 +80,8 @@ class StepSkipped:
 class Evaluated:
     """val_loss: nats per token. best: the lowest so far, including this one. right: correct answers to `questions`.
 
-    parts: the loss on each component of a mixture.
+    parts: the loss on each component of a mixture. bits_per_byte: of the validation
+    text; None: it is no text.
     """
 
     step: int
@@ -89,6 +90,7 @@ class Evaluated:
     right: int = 0
     questions: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
+    bits_per_byte: float | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -97,9 +99,22 @@ class Evaluated:
     @property
     def curves(self) -> dict[str, float]:
         """What of it is a curve, by name."""
-        accuracy = {} if self.accuracy is None else {"val_accuracy": self.accuracy}
+        more = {"val_accuracy": self.accuracy, "val_bits_per_byte": self.bits_per_byte}
         parts = {f"val_loss/{name}": loss for name, loss in self.parts.items()}
-        return {"val_loss": self.val_loss} | accuracy | parts
+        return {"val_loss": self.val_loss} | {k: v for k, v in more.items() if v is not None} | parts
+
+
+@dataclass(frozen=True)
+class TasksEvaluated:
+    """figures: of train.eval_tasks, by task and metric, such as `hellaswag/acc`."""
+
+    step: int
+    figures: Mapping[str, float]
+
+
+def prefixed(event: TasksEvaluated) -> dict[str, float]:
+    """The figures as metrics and curves name them: `tasks/hellaswag/acc`."""
+    return {f"tasks/{name}": value for name, value in event.figures.items()}
 
 
 @dataclass(frozen=True)
@@ -166,6 +181,7 @@ Event = (
     | StepDone
     | StepSkipped
     | Evaluated
+    | TasksEvaluated
     | SnapshotCommitted
     | HotCommitted
     | SnapshotLost

@@ -18,6 +18,8 @@ from mingpt.observe.events import (
     SnapshotCommitted,
     StepDone,
     StepSkipped,
+    TasksEvaluated,
+    prefixed,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import records, segments
@@ -87,6 +89,8 @@ class MetricsLog:
                 self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})
             case Evaluated():
                 self.write({"step": event.step} | event.curves)
+            case TasksEvaluated():
+                self.write({"step": event.step} | prefixed(event))
             case SnapshotCommitted():
                 self.file.flush()
             case AttemptEnded() | AttemptFailed():

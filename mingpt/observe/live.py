@@ -23,6 +23,7 @@ from mingpt.observe.events import (
     SnapshotCommitted,
     SnapshotLost,
     StepComputed,
+    TasksEvaluated,
 )
 from mingpt.observe.ledger import duration
 
@@ -92,6 +93,8 @@ class LiveLine:
                 self.val_loss, self.best, self.last = event.val_loss, event.best, self.now()
             case SnapshotCommitted():
                 self.durable, self.lost = event.step, 0
+            case TasksEvaluated():
+                self.last = self.now()
             case HotCommitted():
                 self.hot = event.step
             case SnapshotLost():

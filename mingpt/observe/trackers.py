@@ -20,7 +20,16 @@ from mingpt.config.checks import installed
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.observe.background import Background
-from mingpt.observe.events import AttemptEnded, AttemptFailed, Evaluated, Event, StepDone, StepSkipped
+from mingpt.observe.events import (
+    AttemptEnded,
+    AttemptFailed,
+    Evaluated,
+    Event,
+    StepDone,
+    StepSkipped,
+    TasksEvaluated,
+    prefixed,
+)
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
 from mingpt.redact import without_secrets
@@ -222,6 +231,8 @@ class Trackers:
                 self._put(event.step, skipped_in_a_row=event.in_a_row)
             case Evaluated():
                 self._put(event.step, **event.curves)
+            case TasksEvaluated():
+                self._put(event.step, **prefixed(event))
             case AttemptEnded() | AttemptFailed():
                 if isinstance(event, AttemptEnded):
                     self._about.end = FINISHED if event.finished else STOPPED

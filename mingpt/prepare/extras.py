@@ -23,6 +23,8 @@ def extras(config: Config) -> set[str]:
     found = config.data.extras() | {EXTRAS[scheme] for scheme in schemes if scheme in EXTRAS}
     if any(corpus.manager == "npm" for corpus in missing(config)) and not shutil.which("npm"):
         found.add("npm")
+    if config.train.eval_tasks:
+        found.add("eval")
     return found
 
 

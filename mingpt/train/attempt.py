@@ -19,7 +19,7 @@ from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.configfile import overrides_line
 from mingpt.redact import without_secrets
-from mingpt.train import session
+from mingpt.train import session, tasks
 from mingpt.train.factory import build
 from mingpt.world.failures import classify, leave_memory_picture
 from mingpt.world.joining import ReportedFailure, is_local_main, join, world_size
@@ -45,6 +45,8 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             compose.refuse_the_time(arguments)
         source = _open_data(config)
         model = build(config, source.vocabulary.size)
+        if config.train.eval_tasks:
+            tasks.of_training(config, source.vocabulary)  # what is wrong with them is found out now
         lifetime.clock.enter("rendezvous")
         with join(config.world) as world:
             lifetime.clock.enter("load")

@@ -15,6 +15,7 @@ from mingpt.compute.batches import derive
 from mingpt.compute.reduction import tree_sum_of
 from mingpt.data.mixture import MixedSplit
 from mingpt.data.source import EvalSplit
+from mingpt.data.vocabulary import Spelling, Vocabulary
 from mingpt.model.language import IGNORE
 from mingpt.world.world import Progress, World
 
@@ -31,7 +32,8 @@ class HasLogits(Protocol):
 class Figures:
     """loss: nats per target; NaN without targets. targets: their number, or the sum of their weights.
 
-    questions: samples that have an answer. right: those answered correctly. spelled: bytes of the targets' text.
+    questions: samples that have an answer. right: those answered correctly. spelled: bytes of the targets' text, each
+    by its target's weight.
     parts: of a mixture, each component's own. Its loss as a whole is the mean over all targets, whatever the weights.
     """
 
@@ -39,7 +41,7 @@ class Figures:
     targets: float
     right: int = 0
     questions: int = 0
-    spelled: int = 0
+    spelled: float = 0.0
     parts: "dict[str, Figures]" = field(default_factory=dict)
 
     @property
@@ -51,6 +53,11 @@ class Figures:
     def bits_per_byte(self) -> float | None:
         """The split's loss in bits over its text's length in bytes: comparable between vocabularies."""
         return self.loss * self.targets / math.log(2) / self.spelled if self.spelled else None
+
+
+def byte_lengths(vocabulary: Vocabulary) -> list[int]:
+    """See Spelling; empty if its tokens are no text."""
+    return vocabulary.byte_lengths() if isinstance(vocabulary, Spelling) else []
 
 
 @torch.no_grad()
@@ -84,7 +91,10 @@ def evaluate(
                 right, questions = count_answers(logits, targets, answer_length)
             else:
                 loss, count = model(*tensors)
-        spelled = lengths[targets.where(targets != IGNORE, -1)].sum() if byte_lengths else none
+        spelled = none
+        if byte_lengths:
+            of_targets = lengths[targets.where(targets != IGNORE, -1)]
+            spelled = of_targets.sum() if len(tensors) == 2 else (of_targets * tensors[2].double()).sum()
         rows.append(torch.stack([x.double() for x in (loss, count, right, questions, spelled)]))
     mine = torch.stack(rows).tolist() if rows else []
     all_rows = [row for part in world.gather(mine) for row in part]
@@ -94,10 +104,9 @@ def evaluate(
 
 def summed(rows: Sequence[Sequence[float]], parts: dict[str, Figures] | None = None) -> Figures:
     """The figures of some microbatches, in their order."""
-    losses, counts, *integers = zip(*rows, strict=True)
-    total, targets = tree_sum_of(losses), sum(counts)
-    right, questions, spelled = (int(sum(column)) for column in integers)
-    return Figures(total / targets if targets else math.nan, targets, right, questions, spelled, parts or {})
+    losses, *columns = zip(*rows, strict=True)
+    total, (counted, right, asked, length) = tree_sum_of(losses), map(sum, columns)
+    return Figures(total / counted if counted else math.nan, counted, int(right), int(asked), length, parts or {})
 
 
 def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,10 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,13 @@ from mingpt.compute.reduction import Reduction
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.data.source import Source
-from mingpt.observe.events import Evaluated, Observers
+from mingpt.model.language import LanguageModel
+from mingpt.observe.events import Evaluated, Observers, TasksEvaluated
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer, Content
 from mingpt.snapshot.format import Metrics, State
-from mingpt.train import own_model
-from mingpt.train.evaluation import evaluate
+from mingpt.train import own_model, tasks
+from mingpt.train.evaluation import byte_lengths, evaluate
 from mingpt.train.reporter import Reporter
 from mingpt.train.stats import DelayedRead, Figures, StatsExchange, StepStats, StepTimes
 from mingpt.world.clock import Clock
@@ -55,7 +57,10 @@ class Compute:
 
 @dataclass
 class Evaluation:
-    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due."""
+    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due.
+
+    stop: whether this process is asked to stop.
+    """
 
     compute: Compute
     config: Config
@@ -65,10 +70,17 @@ class Evaluation:
     observers: Observers
     best_val_loss: float
     val_loss: float | None = None
+    stop: Callable[[], bool] = lambda: False
 
     def after_step(self, done: int, last: bool) -> bool:
         """Evaluate if due; returns whether the validation loss is the lowest so far."""
         every, self.val_loss = self.config.train.eval_every, None
+        if tasks.due(self.config.train, done, last):
+            with self.clock.within("evaluation"):
+                model, autocast = cast(LanguageModel, self.compute.model), self.compute.autocast
+                found = tasks.after_step(model, self.config, self.source.vocabulary, self.world, autocast, self.stop)
+                if found is not None:
+                    self.observers.publish(TasksEvaluated(done, found))
         if not len(self.source.validation) or not (last or (every and done % every == 0)):
             return False
         with self.clock.within("evaluation"):
@@ -78,15 +90,21 @@ class Evaluation:
                 self.world,
                 self.compute.autocast,
                 self.source.answer_length,
+                self.byte_lengths,
                 seed=self.config.seed,
                 step=done,
             )
             self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
             self.best_val_loss = figures.loss if best else self.best_val_loss
             parts = {name: part.loss for name, part in figures.parts.items()}
-            event = Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions, parts)
+            bits = figures.bits_per_byte
+            event = Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions, parts, bits)
             self.observers.publish(event)
         return best
+
+    @cached_property
+    def byte_lengths(self) -> list[int]:
+        return byte_lengths(self.source.vocabulary)
 
 
 @dataclass

@@ -240,7 +240,9 @@ def build_run(
         batches=load(source.train, work, config.data.workers, config.world.timeout_seconds, world.device),
         buffers=buffers,
         checkpointer=checkpointer,
-        evaluation=Evaluation(compute, config, source, world, lifetime.clock, observers, origin.best_val_loss),
+        evaluation=Evaluation(
+            compute, config, source, world, lifetime.clock, observers, origin.best_val_loss, stop=lambda: lifetime.stop
+        ),
         bad_steps=BadSteps(config, compute, checkpointer, observers, world),
         observers=observers,
         reporter=Reporter(observers, world, lifetime, compute.update, origin.step, tokens_per_step),

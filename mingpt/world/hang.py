@@ -69,7 +69,7 @@ class Watchdog:
         idle, limit = self.awake - self._since, self.seconds
         if "snapshot" in slow:
             limit += SNAPSHOT_TIMEOUTS * self.timeout
-        elif "compile" in slow or self.lifetime.phase < Phase.TRAINING:
+        elif slow & {"compile", "tasks"} or self.lifetime.phase < Phase.TRAINING:
             limit += self.timeout
         self._asking = idle >= limit / 2
         before = self.reports.get(self.world.rank)

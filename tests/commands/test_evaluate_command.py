@@ -45,15 +45,16 @@ def refused(run: Run, capsys: Captured, *arguments: str) -> str:
 
 
 def test_the_figures_are_those_that_training_has_measured(run: Run, capsys: Captured) -> None:
-    measured = {row["step"]: row["val_loss"] for row in read_metrics(run.dir) if "val_loss" in row}
+    measured = {row["step"]: (row["val_loss"], row["val_bits_per_byte"]) for row in read_metrics(run.dir)[7::8]}
     assert sorted(measured) == [8, 16, 24]
-    for step, loss in measured.items():
+    for step, (loss, bits) in measured.items():
         found = evaluated(run, capsys, "--step", str(step))
         assert found["step"] == step
         assert found["loss"] == loss  # to the bit
         assert found["perplexity"] == math.exp(loss)
         assert found["targets"] == 599  # a tenth of 6,000 characters, but for the first
         assert found["bytes"] == 599  # all ASCII
+        assert found["bits_per_byte"] == bits  # to the bit
         assert found["bits_per_byte"] == pytest.approx(loss / math.log(2), rel=1e-12)
         assert "accuracy" not in found
     assert evaluated(run, capsys)["digest"] == run.digest()

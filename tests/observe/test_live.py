@@ -20,6 +20,7 @@ from mingpt.observe.events import (
     SnapshotCommitted,
     SnapshotLost,
     StepComputed,
+    TasksEvaluated,
 )
 from mingpt.observe.live import LiveLine
 from mingpt.observe.speed import flops_per_token, peak_flops
@@ -61,6 +62,20 @@ def test_a_run_of_which_little_is_known_shows_that() -> None:
     live.on(StepComputed(101, float("nan"), 1.0, (), ()))
     assert shown(live).splitlines()[1].strip() == "attempt 3  8 x NVIDIA L4  2.0 GiB  durable none yet"
     live.on(AttemptEnded(101, False, None))
+
+
+def test_time_of_an_evaluation_is_no_time_of_a_step() -> None:
+    now = [0.0]
+    live = LiveLine(Console(file=io.StringIO()), now=lambda: now[0])
+    live.on(STARTED)
+    for step in range(101, 110):
+        now[0] += 0.5
+        live.on(StepComputed(step, 4.0, 1.0, (), ()))
+        for event in (Evaluated(step, 3.25, 3.0), TasksEvaluated(step, {"arc_easy/acc": 0.75})):
+            now[0] += 100
+            live.on(event)
+    assert live.seconds.value == 0.5
+    live.on(AttemptEnded(110, False, None))
 
 
 def test_a_token_costs_what_the_paper_says() -> None:

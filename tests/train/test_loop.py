@@ -363,7 +363,7 @@ def test_console_lines_of_each_event() -> None:
     for event in (
         StepDone(10, 2.5, 1e-3, float("nan"), 1000, 0.5, 2),
         Evaluated(10, 2.25, 2.0, 3, 4),
-        Evaluated(20, 1.75, 1.75, parts={"code": 1.5, "web": 2.0}),
+        Evaluated(20, 1.75, 1.75, parts={"code": 1.5, "web": 2.0}, bits_per_byte=2.5),
         SnapshotCommitted(20, "0123456789abcdef0123", 1.5),
         AttemptEnded(20, False, None),
         AttemptEnded(200, True, "0123"),
@@ -372,7 +372,7 @@ def test_console_lines_of_each_event() -> None:
     assert said == [
         "step  10/200  loss 2.5000  lr 1.00e-03  norm nan  1,000 tokens/s  500 ms/step  SKIPPED",
         "step 10: validation loss 2.2500 (best 2.0000), accuracy 75.00% (3 of 4)",
-        "step 20: validation loss 1.7500 (best 1.7500), code 1.5000, web 2.0000",
+        "step 20: validation loss 1.7500 (best 1.7500), 2.5000 bits per byte, code 1.5000, web 2.0000",
         "step 20: snapshot 0123456789abcdef in 1.50 s",
         "stopped on request: step 20, digest not stored",
         "finished: step 200, digest 0123",

@@ -7,6 +7,7 @@ import threading
 import time as clock
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,6 +74,7 @@ def where() -> Where:
 
 
 PACKAGE = Path(hangreport.PACKAGE)
+TASK = Path(getattr(find_spec("lm_eval"), "origin", "")).parent / "api/task.py"
 THREADING, DYNAMO = Path(threading.__file__), Path(torch.__file__).parent / "_dynamo/convert_frame.py"
 
 
@@ -93,6 +95,13 @@ def test_a_wait_for_a_snapshot_takes_long_but_not_what_it_asks_the_loop_for() ->
 def test_a_compiler_takes_long() -> None:
     assert DYNAMO.exists(), "torch has moved it: the watchdog would take a compiler for a hang"
     assert inside(PACKAGE / "train/step.py", inside(DYNAMO, where))() == ("train/step.py:2", {"compile"})
+
+
+def test_the_questions_of_a_task_take_long_to_write_but_not_to_answer() -> None:
+    assert TASK.exists(), "lm-eval has moved it: the watchdog would take a long task for a hang"
+    assert inside(PACKAGE / "train/run.py", inside(TASK, where))() == ("train/run.py:2", {"tasks"})
+    harness = PACKAGE / "train/harness.py"
+    assert inside(TASK.parents[1] / "evaluator.py", inside(harness, where))() == ("train/harness.py:2", set())
 
 
 # --- two watchdogs of one process, with a real store between them, and a clock of their own ---

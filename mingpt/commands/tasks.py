@@ -1,0 +1,82 @@
+"""`mingpt evaluate --tasks`: a snapshot's model answers tasks of lm-eval."""
+
+import argparse
+import json
+import math
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+from mingpt.commands.loading import open_model
+from mingpt.compute.numerics import autocast_for, pin
+from mingpt.config.commandline import given
+from mingpt.config.trusted import reconfigure
+from mingpt.console import say
+from mingpt.errors import FINISHED, Damaged, UserError
+from mingpt.snapshot.find import find
+from mingpt.snapshot.reader import read_manifest
+from mingpt.train.tasks import Results, check_text, load_tasks, measure
+from mingpt.world.joining import join, world_size
+from mingpt.world.lifetime import Lifetime
+
+OF_TASKS = ("num-fewshot", "limit", "batch-size", "include-path")  # options
+SHOWN = ("results", "groups", "versions", "n-shot", "n-samples")  # of lm-eval's results, under its own names
+
+
+def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
+    """Print the figures; returns the exit code. The tasks, not the run's data, are what is read: that may be gone."""
+    names = tuple(name for name in options.tasks.split(",") if name)
+    if not names:
+        raise UserError("--tasks: name at least one task")
+    for name in ("limit", "batch_size"):
+        if getattr(options, name) == 0:
+            raise UserError(f"--{name.replace('_', '-')}=0: give a number above 0")
+    if data := [o for o in options.overrides if o.startswith("data")]:
+        raise UserError(f"{data[0]}: tasks bring their own data: leave it out, or leave --tasks out")
+    found = find(options.url, options.step)
+    try:
+        manifest = read_manifest(found.store, found.steps[0])
+    except Damaged as damage:
+        raise UserError(f"{found.store.folder_url(found.steps[0])}: {damage}: choose another with --step") from damage
+    # Any kind of data that needs no file: none is opened.
+    config = reconfigure({**manifest.config, "data": None}, ["data=random", *given(options)], world_size())
+    tasks = load_tasks("--tasks", names, options.include_path, options.num_fewshot)
+    from mingpt.train.harness import Harness
+
+    with join(config.world) as world:
+        pin(config, world.device)
+        opened = open_model(options.url, options.step, agree=world.broadcast)  # a run may go on: rank 0's newest step
+        harness = Harness(
+            opened.model.to(world.device),
+            check_text("--tasks", opened.vocabulary),
+            world,
+            autocast_for(config, world.device),
+            options.batch_size or config.batch.micro_size,
+            progress=True,
+        )
+        with redirect_stdout(sys.stderr):  # lm-eval and what it calls print now and then
+            results = measure(tasks, harness, options.limit, errors=world.is_main)
+        if world.is_main:
+            snapshot = {"step": opened.manifest.step, "digest": opened.manifest.digest}
+            if options.json:
+                say(json.dumps(finite({key: results[key] for key in SHOWN if key in results}) | snapshot))
+            else:
+                say(f"{opened.where}\n{as_table(results)}")
+        lifetime.settle()
+        world.barrier()
+    return FINISHED
+
+
+def as_table(results: Results) -> str:
+    """The table that lm-eval prints."""
+    from lm_eval.utils import make_table
+
+    tables = [make_table(results), *([make_table(results, "groups")] if "groups" in results else [])]
+    return "\n".join(str(table).rstrip() for table in tables)
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: a number that is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

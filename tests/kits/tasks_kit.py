@@ -1,0 +1,57 @@
+"""Tasks of lm-eval of each kind of request, small and local: nothing is fetched for them."""
+
+import json
+import random
+from pathlib import Path
+
+WORDS = ["the", "king", "is", "dead", "long", "live", "queen", "and", "all", "her", "men", "O", "woe", "thou", "art"]
+CHOICE = """
+task: kit_choice
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_target: "{{gold}}"
+doc_to_choice: "{{choices}}"
+metric_list: [{metric: acc}, {metric: acc_norm}]
+"""
+ROLLING = """
+task: kit_rolling
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{page}}"
+metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
+"""
+GENERATE = """
+task: kit_generate
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{choices[gold]}}"
+generation_kwargs: {until: [" k", "\\n"], max_gen_toks: 9, do_sample: false}
+metric_list: [{metric: exact_match}]
+"""
+TASKS = ("kit_choice", "kit_rolling", "kit_generate")
+
+
+def write_tasks(folder: Path, pages: int = 3, questions: int = 11, page_words: int = 25, also: str = "") -> Path:
+    """A folder of these tasks. Some answers differ in their last token only. also: what ends the last question."""
+    chooser = random.Random(3)
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "question": " ".join(chooser.choices(WORDS, k=chooser.randint(0, 9) if i else 20)),
+            "choices": [" the", " to", *(" " + " ".join(chooser.choices(WORDS, k=k)) for k in (1, 2))],
+            "gold": i % 4,
+            "page": " ".join(chooser.choices(WORDS, k=page_words)) if i < pages else "",
+        }
+        for i in range(questions)
+    ]
+    rows[-1]["question"] = f"{rows[-1]['question']}{also}"
+    for name, these in (("questions", rows), ("pages", rows[:pages])):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in these))
+    for text in (CHOICE, ROLLING, GENERATE):
+        of = folder / ("pages.jsonl" if text is ROLLING else "questions.jsonl")
+        name, options = text.split()[1], {"data_files": {"test": str(of)}, "cache_dir": f"{folder}/cache"}
+        data = f"dataset_path: json\ntest_split: test\nfewshot_split: test\ndataset_kwargs: {json.dumps(options)}\n"
+        (folder / f"{name}.yaml").write_text(text + data)
+    group = "group: kit_group\ntask: [kit_choice]\naggregate_metric_list: [{metric: acc, weight_by_size: true}]\n"
+    (folder / "group.yaml").write_text(group)
+    return folder
