@@ -1,4 +1,4 @@
-"""A GPT as lm-eval's model: lm-eval's requests, batches and order; our logits.
+"""A language model of ours as lm-eval's model: lm-eval's requests, batches and order; our logits.
 
 Imports lm-eval, and so is imported only where tasks are asked for (tasks.py). All processes have the same requests.
 Each batch is computed by one of them, whole, and its answers go to all: the same figures for any number of processes.

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from mingpt.train.attempt import attempt
 from mingpt.train.tasks import due, load_tasks, of_training
 from mingpt.world.lifetime import Lifetime
 from own_kit import CLASSIFIER
-from run_kit import Run
+from run_kit import TIME_LIMIT, Run
 from tasks_kit import TASKS, write_tasks
 
 Captured = pytest.CaptureFixture[str]
@@ -107,9 +109,15 @@ def test_people_get_lm_evals_table(
     assert group["groups"]["kit_group"]["acc,none"] == group["results"]["kit_choice"]["acc,none"]
     assert group["n-samples"] == {"kit_choice": {"original": 11, "effective": 11}}
     lacking = write_tasks(tmp_path / "lacking", also=" über")
-    load_tasks.cache_clear()
-    line = refused(capsys, run.dir, "--tasks", "kit_choice", "--include-path", str(lacking))
-    assert line == "task kit_choice: the text has characters that the model never saw: 'bü'"
+    # A process of its own: one that fails in a world ends for good soon after.
+    refused = subprocess.run(
+        [sys.executable, "-m", "mingpt.evaluate", run.dir, "--tasks", "kit_choice", "--include-path", str(lacking)],
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+    assert refused.returncode == 64
+    assert refused.stderr == "error: task kit_choice: the text has characters that the model never saw: 'bü'\n"
 
 
 def test_what_does_not_go_together_is_told(capsys: Captured, folder: Path) -> None:

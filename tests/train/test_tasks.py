@@ -20,7 +20,9 @@ from lm_eval.tasks import TaskManager
 from bpe_kit import small
 from mingpt.data.vocabulary import Bytes, Characters, NoTokens, Numbers, TextVocabulary
 from mingpt.errors import TransientError, UserError
-from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.kinds.gpt import GPTModel
+from mingpt.model.kinds.modern import ModernModel
+from mingpt.model.language import LanguageModel
 from mingpt.train.harness import Harness, Stopped
 from mingpt.train.tasks import Tasks, check_text, figures, load_tasks, measure
 from mingpt.weights.writing import folder_of, write_folder
@@ -31,9 +33,9 @@ from tasks_kit import TASKS, WORDS, write_tasks
 BLOCK = 32  # shorter than the pages, and than the first question with an answer
 
 
-def vivid(vocab_size: int) -> GPT:
+def vivid(vocab_size: int, kind: type[GPTModel] | type[ModernModel] = GPTModel) -> LanguageModel:
     torch.manual_seed(1)
-    model = GPT(GPTConfig(vocab_size, BLOCK, n_layer=2, n_head=2, n_embd=16)).eval()
+    model = kind(n_layer=2, n_head=2, n_embd=16, block_size=BLOCK).build(vocab_size).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -57,15 +59,16 @@ def tasks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tasks:
     return load_tasks("--tasks", TASKS, str(folder))
 
 
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """lm-eval's own model, of the same weights as an export writes them."""
+@pytest.fixture(scope="module", params=[GPTModel, ModernModel])
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """lm-eval's own model, of the same weights as an export writes them, and ours."""
     pytest.importorskip("accelerate", reason="lm-eval's own model needs accelerate")
     from lm_eval.models.huggingface import HFLM
 
     out = str(tmp_path_factory.mktemp("export"))
-    write_folder(out, folder_of(vivid(small().size), small()), overwrite=False)
-    return HFLM(pretrained=out, device="cpu", batch_size=4)
+    model = vivid(small().size, request.param)
+    write_folder(out, folder_of(model, small()), overwrite=False)
+    return HFLM(pretrained=out, device="cpu", batch_size=4), Harness(model, small(), ALONE, nullcontext(), 4)
 
 
 def requests_of(tasks: Tasks) -> dict[str, list[Instance]]:
@@ -79,12 +82,13 @@ def requests_of(tasks: Tasks) -> dict[str, list[Instance]]:
 
 
 def test_the_figures_are_those_of_lm_evals_own_model(tasks: Tasks, theirs: Any, folder: Path) -> None:
+    model, ours = theirs
     expected = simple_evaluate(
-        theirs, tasks=list(TASKS), task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        model, tasks=list(TASKS), task_manager=TaskManager(include_path=str(folder), include_defaults=False),
         bootstrap_iters=1000,
     )  # fmt: skip
     assert expected is not None
-    found = measure(tasks, harness(), None, errors=True)
+    found = measure(tasks, ours, None, errors=True)
     for name, metric in (("kit_choice", "acc"), ("kit_choice", "acc_norm"), ("kit_generate", "exact_match")):
         for key in (f"{metric},none", f"{metric}_stderr,none"):
             assert found["results"][name][key] == expected["results"][name][key]
@@ -98,7 +102,7 @@ def test_the_figures_are_those_of_lm_evals_own_model(tasks: Tasks, theirs: Any, 
 
 def test_each_answer_is_that_of_lm_evals_own_model(tasks: Tasks, theirs: Any) -> None:
     """Also of questions that are cut, that are empty, and whose answers differ in one token."""
-    asked, ours = requests_of(tasks), harness()
+    asked, (theirs, ours) = requests_of(tasks), theirs
     contexts = {request.args[0] for request in asked["loglikelihood"]}
     assert max(len(small().encode(context)) for context in contexts) > BLOCK
     asked["loglikelihood"] += [
