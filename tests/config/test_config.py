@@ -69,6 +69,7 @@ def test_the_groups_and_options_are_those_of_the_issue() -> None:
     assert options["optimizer"] == ["adamw", "muon"]
     assert options["schedule"] == ["constant", "cosine", "linear", "wsd"]
     ours = ["cifar10", "classifier", "finetune", "gpt2_124m", "mnist", "mnist_draw", "shakespeare_10m", "synthetic"]
+    ours += ["shakespeare_gpt2"]
     assert options["experiment"] == sorted([*ours, "shakespeare_char"])
     assert options.keys() == {"model", "data", "optimizer", "schedule", "snapshot", "experiment"}
 
@@ -226,8 +227,8 @@ def test_a_deleted_key_takes_the_schemas_default(key: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "key", "expected"),
     [
-        (("experiment=shakespeare_char", "~train.max_steps"), "train.max_steps", 1000),
-        (("experiment=shakespeare_char", "~train.max_steps"), "schedule.decay_steps", 1000),
+        (("experiment=mnist", "~train.max_steps"), "train.max_steps", 1000),
+        (("experiment=mnist", "~train.max_steps"), "schedule.decay_steps", 1000),
         (("snapshot=often", "~snapshot.every_seconds"), "snapshot.every_seconds", 600),
         (("~data.tokenizer",), "data.tokenizer", None),
         (("~batch", "batch.micro_size=8"), "batch.micro_size", 8),

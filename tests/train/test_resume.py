@@ -62,6 +62,7 @@ def test_each_other_key_affects_the_result() -> None:
     """The schema's marks, as a list that a new key has to be put into here, too."""
     free = {"train.max_steps", "train.log_every", "train.eval_every", "optimizer.reference_batch", "model.init_from"}
     free |= {"health.spike_window", "health.max_skips"}  # where there is no window, or no rollback
+    free |= {f"train.eval_tasks{more}" for more in ("", "_every", "_limit", "_path")}
     free |= {"schedule.cooldown_steps", "optimizer.momentum"}  # but of wsd, and of muon
     free |= {"health.hang_seconds", "health.straggler_ratio", "health.notify", "profile.steps", "track"}
     free |= {f"data.{name}" for name in ("workers", "path", "tokenizer", "cache_dir", "cache_timeout_seconds")}
