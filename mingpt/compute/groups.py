@@ -18,15 +18,15 @@ def roles(model: nn.Module) -> dict[str, Role]:
 
     vector: biases and norms, and what has more than two dimensions. matrix: the rest.
     """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     out: dict[str, Role] = {}
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(prefix, recurse=False):
-            if isinstance(module, nn.Embedding):
-                out[name] = "embedding"
-            elif parameter.dim() != 2:
-                out.setdefault(name, "vector")
-            else:
-                out.setdefault(name, "head" if prefix.rpartition(".")[2] in HEADS else "matrix")
+    for name, parameter in model.named_parameters():
+        if id(parameter) in embeddings:
+            out[name] = "embedding"
+        elif parameter.dim() != 2:
+            out[name] = "vector"
+        else:
+            out[name] = "head" if name.rpartition(".")[0].rpartition(".")[2] in HEADS else "matrix"
     return out
 
 
@@ -43,7 +43,7 @@ def make_optimizers(
     With AdamW alone, tensors with 2 dimensions or more decay; with Muon, its matrices do.
     """
     of_muon = muon_names(config.name, roles)
-    own = {"embedding": config.embedding_lr, "head": config.head_lr, "vector": config.vector_lr}
+    ratios = {"embedding": config.embedding_ratio, "head": config.head_ratio, "vector": config.vector_ratio}
     groups = dict[tuple[float, float], list[nn.Parameter]]()
     matrices = list[nn.Parameter]()
     for name, p in sorted(named_parameters):
@@ -51,7 +51,7 @@ def make_optimizers(
             matrices.append(p)
             continue
         decay = config.weight_decay if p.dim() >= 2 and config.name == "adamw" else 0.0
-        groups.setdefault((own.get(roles[name]) or config.lr, decay), []).append(p)
+        groups.setdefault((config.lr * ratios.get(roles[name], 1.0), decay), []).append(p)
     optimizers: list[torch.optim.Optimizer] = []
     if groups:
         optimizers.append(

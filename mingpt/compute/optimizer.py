@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from mingpt.compute.groups import Role, make_optimizers
 from mingpt.compute.guard import Guard
+from mingpt.compute.muon import Muon
 from mingpt.config.schema import Health, Optimizer, Schedule
 
 Layout = tuple[torch.Size, torch.dtype]
 ALIGNMENT = 16  # bytes
+SLOTS: dict[type, set[str]] = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
 GROW_AFTER = 2000  # finite fp16 steps until the loss scale doubles, as in torch.amp.GradScaler
 
 
@@ -79,7 +81,8 @@ def schedule_factor(config: Schedule, step: int) -> float:
     if config.kind == "constant":
         return 1.0
     begin = max(config.warmup_steps, config.stable_until)
-    done = min(1.0, max(0, step - begin) / max(1, config.decay_steps - begin))
+    first = 1 if config.kind == "wsd" else 0  # each step of its decay is below the peak, and none is at 0
+    done = min(1.0, max(0, step + first - begin) / max(1, config.decay_steps + first - begin))
     falling = 0.5 * (1 + math.cos(math.pi * done)) if config.kind == "cosine" else 1 - done
     return config.min_ratio + (1 - config.min_ratio) * falling
 
@@ -172,11 +175,14 @@ class Update:
         return out | self.guard.state()
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Load what `state()` has returned, from any device. The caller has checked it with `misfits`."""
+        """Load what `state()` has returned, from any device. The caller has checked it with `misfits`.
+
+        What another optimizer remembered of a parameter (optimizer.name may change) is left out: it begins anew.
+        """
         parameters = dict(self.named)
         for key, value in state.items():
             name, _, slot = key.rpartition(".")
-            if (p := parameters.get(name)) is not None:
+            if (p := parameters.get(name)) is not None and slot in SLOTS[type(self.of[p])]:
                 # Moments get the parameter's memory layout, as the fused kernel expects.
                 like = value if slot == "step" else p.detach()
                 self.of[p].state[p][slot] = torch.empty_like(like, device=p.device).copy_(value)

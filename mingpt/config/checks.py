@@ -32,6 +32,16 @@ class Check:
     problem: Callable[[Config, int], str | None]
 
 
+def _cooldown(c: Config, _: int) -> str | None:
+    s = c.schedule
+    if s.kind == "wsd" and s.cooldown_steps and s.cooldown_steps > s.decay_steps:
+        return (
+            f"schedule.cooldown_steps={s.cooldown_steps} is longer than schedule.decay_steps={s.decay_steps}: lower "
+            f"it, or choose schedule=linear"
+        )
+    return None
+
+
 def _microbatches(c: Config, world_size: int) -> str | None:
     size, micro = c.global_size(world_size), c.batch.micro_size
     if c.batch.per_process_size is not None:
@@ -141,6 +151,7 @@ def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str
         *(_part(key, part) for key, part in config.data.parts().items()),
         Check(config.model.reads, lambda c, _: c.model.problem(c)),
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
+        Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
         Check(("world.backend", "world.device"), _backend),
         Check(("health.notify",), _webhook),
         Check(("profile.steps",), _profile),

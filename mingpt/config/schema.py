@@ -72,12 +72,12 @@ class Optimizer(Section):
     """adamw; or muon for weight matrices, and AdamW for embeddings, the output layer, norms and biases."""
     lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate."""
-    embedding_lr: float | None = Field(default=None, gt=0)
-    """Peak learning rate of embeddings; null: lr."""
-    head_lr: float | None = Field(default=None, gt=0)
-    """Peak learning rate of an output layer of its own (of an own model: its lm_head or head); null: lr."""
-    vector_lr: float | None = Field(default=None, gt=0)
-    """Peak learning rate of norms and biases; null: lr."""
+    embedding_ratio: float = Field(default=1.0, gt=0)
+    """Learning rate of embeddings, as a share of lr."""
+    head_ratio: float = Field(default=1.0, gt=0)
+    """Learning rate of an output layer of its own (of an own model: its lm_head or head), as a share of lr."""
+    vector_ratio: float = Field(default=1.0, gt=0)
+    """Learning rate of norms and biases, as a share of lr."""
     momentum: Annotated[float, AffectsResult(lambda optimizer: optimizer.get("name") == "muon")] = Field(
         default=0.95, ge=0, lt=1
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mingpt.model.language import KVCache, LanguageModel, Shape, attention, positions
+from mingpt.model.language import KVCache, LanguageModel, Shape, attention, document_mask, positions
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Attention(nn.Module):
         self.c_attn = Conv1D(config.n_embd, 3 * config.n_embd)
         self.c_proj = Conv1D(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, cache: KVCache | None = None, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: KVCache | None = None, mask: Tensor | None = None) -> Tensor:
         batch, time, width = x.shape
         q, k, v = self.c_attn(x).view(batch, time, 3, self.n_head, width // self.n_head).unbind(2)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache:
             k, v = cache.append(k, v)
-        y = attention(q, k, v, documents, self.dropout if self.training else 0.0)
+        y = attention(q, k, v, mask, self.dropout if self.training else 0.0)
         y = self.c_proj(y.transpose(1, 2).reshape(batch, time, width))
         return F.dropout(y, self.dropout, self.training)
 
@@ -76,8 +76,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cache: KVCache | None = None, documents: Tensor | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), cache, documents)
+    def forward(self, x: Tensor, cache: KVCache | None = None, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), cache, mask)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -97,8 +97,9 @@ class Transformer(nn.Module):
     ) -> Tensor:
         x = self.wte(tokens) + self.wpe(positions(tokens, caches, documents))
         x = F.dropout(x, self.dropout, self.training)
+        mask = None if documents is None else document_mask(documents)
         for i, block in enumerate(self.h):
-            x = block(x, caches[i] if caches else None, documents)
+            x = block(x, caches[i] if caches else None, mask)
         return self.ln_f(x)
 
 

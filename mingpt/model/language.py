@@ -47,15 +47,21 @@ class KVCache:
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, dropout: float = 0.0) -> Tensor:
-    """Position t attends to the positions 0 to t; with `documents`, to those of its own document.
+def document_mask(documents: Tensor) -> Tensor:
+    """Where a query (the third dimension) may look: (batch, 1, time, time) bool. documents: (batch, time) int64."""
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """Position t attends to the positions 0 to t; with a mask, to what that says.
 
     q: (batch, head, time, size); k, v: the same, or with fewer heads, each for several heads of q (grouped queries).
-    documents: (batch, time) int64, one number for each document. If q is shorter than k, it holds the last position.
+    If q is shorter than k, it holds the last position.
     """
-    mask = None
-    if documents is not None:
-        mask = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+    shared = q.shape[1] // k.shape[1]
+    if shared > 1 and q.is_cuda and (mask is not None or q.dtype == torch.float32):
+        # torch's memory-efficient kernel takes no grouped queries, and without it all scores would be in memory.
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     return F.scaled_dot_product_attention(
         q,
         k,

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mingpt.model.language import KVCache, LanguageModel, Shape, attention, positions
+from mingpt.model.language import KVCache, LanguageModel, Shape, attention, document_mask, positions
 
-NORM_EPS = 1e-6
 Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position's angles
 
 
@@ -26,12 +25,25 @@ class ModernConfig(Shape):
     head_dim: int
     n_inner: int
     rope_base: float
+    norm_eps: float
     qk_norm: bool
     tied: bool
 
 
 def linear(n_in: int, n_out: int) -> nn.Linear:
     return nn.Linear(n_in, n_out, bias=False)
+
+
+class RMSNorm(nn.Module):
+    """Divides by the root of the mean square. nn.RMSNorm's fused kernel needs weight and input of one type."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.size, self.eps = size, eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.size,), self.weight.to(x.dtype), self.eps)
 
 
 def rotation(positions: Tensor, size: int, base: float) -> Rotation:
@@ -59,16 +71,16 @@ class Attention(nn.Module):
         self.k_proj = linear(config.n_embd, keys)
         self.v_proj = linear(config.n_embd, keys)
         self.o_proj = linear(queries, config.n_embd)
-        self.q_norm = nn.RMSNorm(self.size, NORM_EPS) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(self.size, NORM_EPS) if config.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(self.size, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.size, config.norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, by: Rotation, cache: KVCache | None, documents: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, by: Rotation, cache: KVCache | None, mask: Tensor | None) -> Tensor:
         q, k, v = (f(x).unflatten(-1, (-1, self.size)) for f in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
         q, k = rotate(q, by), rotate(k, by)
         if cache:
             k, v = cache.append(k, v)
-        return self.o_proj(attention(q, k, v, documents).transpose(1, 2).flatten(2))
+        return self.o_proj(attention(q, k, v, mask).transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -87,13 +99,13 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModernConfig) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.n_embd, NORM_EPS)
+        self.input_layernorm = RMSNorm(config.n_embd, config.norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.n_embd, NORM_EPS)
+        self.post_attention_layernorm = RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, by: Rotation, cache: KVCache | None, documents: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), by, cache, documents)
+    def forward(self, x: Tensor, by: Rotation, cache: KVCache | None, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), by, cache, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -105,13 +117,14 @@ class Decoder(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
-        self.norm = nn.RMSNorm(config.n_embd, NORM_EPS)
+        self.norm = RMSNorm(config.n_embd, config.norm_eps)
 
     def forward(self, tokens: Tensor, caches: Sequence[KVCache] | None, documents: Tensor | None) -> Tensor:
         by = rotation(positions(tokens, caches, documents), self.config.head_dim, self.config.rope_base)
         x = self.embed_tokens(tokens)
+        mask = None if documents is None else document_mask(documents)
         for i, layer in enumerate(self.layers):
-            x = layer(x, by, caches[i] if caches else None, documents)
+            x = layer(x, by, caches[i] if caches else None, mask)
         return self.norm(x)
 
 
@@ -125,8 +138,8 @@ class Modern(LanguageModel):
         self.model = Decoder(config)
         if not config.tied:
             self.lm_head = linear(config.n_embd, config.padded_vocab_size)
-        # Each layer begins as the identity, and an output of its own as a uniform guess (nanochat; measured:
-        # docs/benchmarks.md). A shared one needs small rows, so that the first guesses are not far off.
+        # Each layer begins as the identity, and an output of its own as a uniform guess, as in nanochat. A
+        # shared one needs small rows, so that the first guesses are not far off.
         nn.init.normal_(self.model.embed_tokens.weight, std=0.02 if config.tied else 1.0)
         for name, parameter in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")) or name == "lm_head.weight":

@@ -9,17 +9,16 @@ from pydantic import ValidationError
 from torch import nn
 
 from mingpt.compute.batches import derive
+from mingpt.config import kinds
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.model.kinds.gpt import GPTModel
 from mingpt.model.kinds.language import Language
-from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.language import LanguageModel
 from mingpt.train import own_model
 
 SHOWN = 40  # parameter names in one message
-LANGUAGE: dict[str, type[Language]] = {"gpt": GPTModel, "modern": ModernModel}
 
 
 def build(config: Config, vocab_size: int) -> nn.Module:
@@ -61,6 +60,13 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
+def language_kind(name: object) -> type[Language]:
+    """The kind of language model of that name; of GPT-2 if there is none."""
+    kinds.load()
+    found = kinds.KINDS["model"].get(str(name), GPTModel)
+    return found if issubclass(found, Language) else GPTModel
+
+
 def gpt_of(
     config: Mapping[str, Any], shapes: Mapping[str, tuple[str, Sequence[int]]], vocab_size: int, where: str
 ) -> LanguageModel:
@@ -78,7 +84,7 @@ def gpt_of(
     other = f"{where}: not a snapshot of a GPT of this version: "
     try:
         kind = section.get("kind") if isinstance(section, dict) else None
-        model = LANGUAGE.get(str(kind), GPTModel).model_validate(section)
+        model = language_kind(kind).model_validate(section)
         if problem := model.impossible_shape():
             raise ValueError(problem)
         if differences := _differences(model, vocab_size, shapes):

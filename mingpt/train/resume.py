@@ -44,15 +44,14 @@ def check(
 
     def find() -> Changes:
         changes = changed(before, after)
-        if any(key.startswith(SCHEDULE) for key in changes) and same_past(manifest, config):
+        if any(key.startswith(SCHEDULE) for key in changes) and same_past(manifest, config, step):
             planned = {key: changes.pop(key) for key in [*changes] if key.startswith(SCHEDULE)}
             say(f"from step {step + 1} on, {', '.join(_lines(planned))}: the bits are those of a run planned so before")
         if manifest.fingerprint.get("data") != numerics["data"]:
             changes["data.sha256"] = [manifest.fingerprint.get("data"), numerics["data"]]
         if changes and not config.resume.changed:
-            raise UserError(
-                _refusal(manifest, config, _lines(changes) + consequences(manifest, config, changes, world))
-            )
+            lines = _lines(changes) + consequences(manifest, config, changes, world)
+            raise UserError(_refusal(manifest, config, lines, _extension(manifest, config, changes)))
         return changes
 
     changes: Changes = world.run_on_main(find)  # in rank 0: what is redacted depends on its environment
@@ -84,16 +83,36 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
     }
 
 
-def same_past(manifest: Manifest, config: Config) -> bool:
-    """Whether the schedule of the snapshot and the config's are equal in all steps up to the snapshot.
+def same_past(manifest: Manifest, config: Config, step: int) -> bool:
+    """Whether the schedule of the snapshot and the config's are equal in all steps up to `step`.
 
     Then the state is that of a run that was planned so from the start: the run is extended, not changed.
     """
+    schedule = _schedule(manifest)
+    return schedule is not None and all(
+        schedule_factor(schedule, s) == schedule_factor(config.schedule, s) for s in range(step)
+    )
+
+
+def _schedule(manifest: Manifest) -> Schedule | None:
     try:
-        schedule = Schedule(**filled(manifest.config)["schedule"])
+        return Schedule(**filled(manifest.config)["schedule"])
     except ValidationError:  # a manifest of another version, or a damaged one
-        return False
-    return all(schedule_factor(schedule, s) == schedule_factor(config.schedule, s) for s in range(manifest.step))
+        return None
+
+
+def _extension(manifest: Manifest, config: Config, changes: Changes) -> list[str]:
+    """The way to extend a run that has begun to decay, if only its schedule has changed, and only after that."""
+    schedule = _schedule(manifest)
+    if schedule is None or not (0 < schedule.stable_until < manifest.step):
+        return []
+    if not all(key.startswith(SCHEDULE) for key in changes) or not same_past(manifest, config, schedule.stable_until):
+        return []
+    here = without_secrets(config.run.dir)
+    return [
+        f"  `mingpt snapshots rewind {here} --step {schedule.stable_until}`, and the same command goes on from the end "
+        f"of the stable phase, with the bits of a run planned so before;"
+    ]
 
 
 def _lines(changes: Changes) -> list[str]:
@@ -108,6 +127,8 @@ def _shown(value: Any) -> str:
 def consequences(manifest: Manifest, config: Config, changes: Changes, world: World) -> list[str]:
     """What some changes do to the next step: the samples that it skips or repeats, and its learning rate."""
     step, before, notes = manifest.step, filled(manifest.config), list[str]()
+    if "optimizer.name" in changes:
+        notes.append("what the other optimizer remembers of a parameter is not known to this one, and begins anew")
     with suppress(ValidationError):  # a manifest of another version, or a damaged one
         optimizer, schedule = Optimizer(**before["optimizer"]), Schedule(**before["schedule"])
         batch = Batch(**before["batch"])
@@ -128,13 +149,14 @@ def consequences(manifest: Manifest, config: Config, changes: Changes, world: Wo
     return notes
 
 
-def _refusal(manifest: Manifest, config: Config, lines: list[str]) -> str:
+def _refusal(manifest: Manifest, config: Config, lines: list[str], extension: list[str]) -> str:
     here, step = without_secrets(config.run.dir), manifest.step
     return "\n".join(
         [
             f"run.dir={here} has step {step} of another experiment: the settings differ that affect the result:",
             *(f"  {line}" for line in lines),
             "Set them back, or choose:",
+            *extension,
             "  another run.name (or run.dir) starts a run of its own;",
             f"  resume.changed=true goes on from step {step} with the new values, and the history records both;",
             f"  `mingpt snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",

@@ -46,7 +46,7 @@ def config_problems(config: Mapping[str, Any], form: Form) -> list[str]:
         )
     if rows not in (shape.vocab_size, shape.padded_vocab_size):
         multiple = next(
-            (m for m in (2**i for i in range(1, 9)) if rows % m == 0 and 0 < rows - shape.vocab_size < m), 0
+            (m for m in (*(2**i for i in range(1, 9)), rows) if rows % m == 0 and 0 < rows - shape.vocab_size < m), 0
         )
         padding = f"; if the rest of them is padding, set model.vocab_multiple={multiple}" if multiple else ""
         problems.append(

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mingpt.model.modern import NORM_EPS, Modern
+from mingpt.model.modern import Modern
 from mingpt.weights.form import Sizes, other_values
 
 NAMES = {
@@ -18,10 +18,10 @@ NAMES = {
     "block_size": "max_position_embeddings",
     "vocab_size": "vocab_size",
 }
+QWEN3 = {"num_key_value_heads": 32, "head_dim": 128}
 # transformers also knows variants, which our model does not compute.
 PUBLISHED: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
-    "rms_norm_eps": (NORM_EPS,),
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "use_sliding_window": (False,),
@@ -42,7 +42,8 @@ class Qwen3Form:
     def sizes(self, config: Mapping[str, Any]) -> Sizes:
         heads, width = config.get("num_attention_heads"), config.get("hidden_size")
         size = width // heads if type(heads) is type(width) is int and heads else None
-        defaults = {"num_key_value_heads": heads, "head_dim": size}
+        # What transformers takes for a key that config.json leaves out.
+        defaults = {"num_key_value_heads": heads, "head_dim": size} if self.model_type == "llama" else QWEN3
         return {ours: (name, config.get(name) or defaults.get(name)) for ours, name in NAMES.items()}
 
     def problems(self, config: Mapping[str, Any]) -> list[str]:
@@ -53,6 +54,8 @@ class Qwen3Form:
             problems.append(f"weights of another architecture: config.json says rope_type={kind!r}, not 'default'")
         if (base := rope.get("rope_theta", config.get("rope_theta", 10000.0))) != self.config.rope_base:
             problems.append(f"the weights have rope_theta={base!r}: set model.rope_base={base!r}")
+        if (eps := config.get("rms_norm_eps", 1e-6)) != self.config.norm_eps:
+            problems.append(f"the weights have rms_norm_eps={eps!r}: set model.norm_eps={eps!r}")
         if (tied := config.get("tie_word_embeddings", False)) is not self.tied:
             problems.append(f"the weights have tie_word_embeddings={tied!r}: set model.tied={str(bool(tied)).lower()}")
         return problems
@@ -67,6 +70,7 @@ class Qwen3Form:
             "model_type": self.model_type,
             **{name: getattr(c, ours) for ours, name in NAMES.items()},
             **{name: values[0] for name, values in PUBLISHED.items() if name != "mlp_bias" or not c.qk_norm},
+            "rms_norm_eps": c.norm_eps,
             "rope_theta": c.rope_base,  # where transformers before 5, and other tools, look for it
             "rope_parameters": {"rope_theta": c.rope_base, "rope_type": "default"},
             "tie_word_embeddings": c.tied,

@@ -13,7 +13,7 @@ from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.modern import Modern
 
 SHAPES = ((8, 8), (8, 24), (24, 8), (1, 5), (7, 3))
-SETTINGS = Optimizer(name="muon", lr=0.02, embedding_lr=0.3, head_lr=0.04, vector_lr=0.05)
+SETTINGS = Optimizer(name="muon", lr=0.02, embedding_ratio=16, head_ratio=2, vector_ratio=4)
 NO_SKIP, SKIP = torch.zeros(()), torch.ones(())
 
 
@@ -91,6 +91,18 @@ def test_roles() -> None:
     assert sum(role == "matrix" for role in gpt2.values()) == 4
 
 
+def test_a_role_is_that_of_the_parameter_and_not_of_where_it_stands_first() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lm_head = nn.Linear(4, 7, bias=False)
+            self.wte = nn.Embedding(7, 4)
+            self.lm_head.weight = self.wte.weight
+            self.head = nn.Linear(4, 3)
+
+    assert roles(Own()) == {"lm_head.weight": "embedding", "head.weight": "head", "head.bias": "vector"}
+
+
 def test_each_group_has_its_own_learning_rate_and_only_matrices_decay() -> None:
     model = modern()
     adam, muon = make_optimizers(model.named_parameters(), SETTINGS, roles(model))
@@ -103,9 +115,9 @@ def test_each_group_has_its_own_learning_rate_and_only_matrices_decay() -> None:
     of_muon = muon_names("muon", roles(model))
     assert groups == {
         ("Muon", 0.02, 0.1): of_muon,
-        ("AdamW", 0.3, 0.0): {"model.embed_tokens.weight"},
+        ("AdamW", 0.32, 0.0): {"model.embed_tokens.weight"},
         ("AdamW", 0.04, 0.0): {"lm_head.weight"},
-        ("AdamW", 0.05, 0.0): {n for n in names.values() if "norm" in n},
+        ("AdamW", 0.08, 0.0): {n for n in names.values() if "norm" in n},
     }
 
 

@@ -1,7 +1,6 @@
 """The modern model and Muon keep the claim; and a run with a stable phase can be extended exactly."""
 
 import os
-import shutil
 import signal
 from collections.abc import Callable
 
@@ -55,9 +54,17 @@ def test_a_changed_past_is_refused(new_run: NewRun) -> None:
     assert "schedule.decay_steps: 8 -> 12" in started.output
 
 
-def test_prune_keeps_the_end_of_the_stable_phase(new_run: NewRun, tmp_path: object) -> None:
+def test_prune_keeps_the_end_of_the_stable_phase(new_run: NewRun) -> None:
     run = new_run("schedule=wsd", "train.max_steps=10", "schedule.decay_steps=10", "snapshot.every_steps=2")
     run.finish(1)
     assert snapshots.main(["prune", run.dir, "--keep", "1", "--no-keep-best"]) == 0
     assert run.store.steps() == [10, 8]
-    shutil.rmtree(run.dir)
+
+
+@pytest.mark.parametrize("names", [("adamw", "muon"), ("muon", "adamw")])
+def test_another_optimizer_begins_anew(new_run: NewRun, names: tuple[str, str]) -> None:
+    run = new_run(*(o for o in MODERN if not o.startswith("optimizer")), "train.max_steps=4")
+    run.finish(1, f"optimizer={names[0]}")
+    output = run.finish(1, f"optimizer={names[1]}", "train.max_steps=6", "resume.changed=true")
+    assert f"optimizer.name: {names[0]} -> {names[1]}" in output
+    assert "what the other optimizer remembers of a parameter is not known to this one, and begins anew" in output

@@ -108,7 +108,10 @@ def test_a_schedule_that_differs_only_from_now_on_extends_the_run() -> None:
     short, long = ((*wsd, f"train.max_steps={n}") for n in (100, 1000))
     said = "from step 81 on, schedule.decay_steps: 100 -> 1000: the bits are those of a run planned so before"
     assert checked(short, long, step=80) == ({}, [said])
-    assert "schedule.decay_steps: 100 -> 1000" in refused(short, long, step=82)  # one step of the decay is done
+    message = refused(short, long, step=81)  # one step of the decay is done
+    assert "schedule.decay_steps: 100 -> 1000" in message
+    assert "  `mingpt snapshots rewind runs/run --step 80`, and the same command goes on from the end of" in message
+    assert "rewind" not in refused(short, (*long, "seed=2"), step=81)
     assert "optimizer.lr: 0.001 -> 1.0" in refused(short, (*long, "optimizer.lr=1"), step=80)
     kinds = checked(("schedule=constant",), ("schedule=wsd", "schedule.min_ratio=1"), step=500)
     assert kinds[0] == {}

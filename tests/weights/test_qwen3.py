@@ -75,6 +75,7 @@ def test_a_run_starts_from_their_weights(tmp_path: Path, qk_norm: bool) -> None:
          "the weights have num_key_value_heads 2, intermediate_size 40, the model has n_kv_head 4, n_inner 8: set "
          "model.n_kv_head=2 model.n_inner=40"),
         ({}, {"rope_base": 7.0}, "the weights have rope_theta=10000.0: set model.rope_base=10000.0"),
+        ({"rms_norm_eps": 1e-5}, {}, "the weights have rms_norm_eps=1e-05: set model.norm_eps=1e-05"),
         ({}, {"tied": True}, "the weights have tie_word_embeddings=False: set model.tied=false"),
         ({}, {"block_size": 17},
          "the weights have 16 positions, and model.block_size=17: set model.block_size=16 or less"),

@@ -23,6 +23,8 @@ class ModernModel(Language):
     """Width of the MLP. null: 8/3 of n_embd, rounded up to a multiple of 8, so that it has the weights of GPT-2's."""
     rope_base: float = Field(default=10000.0, gt=1)
     """Base of the rotary positions' wavelengths; longer texts want a larger one."""
+    norm_eps: float = Field(default=1e-6, gt=0)
+    """Added to the mean square in the norms."""
     qk_norm: bool = True
     """Normalise queries and keys, as Qwen3 does; Llama does not."""
     tied: bool = False
@@ -53,6 +55,7 @@ class ModernModel(Language):
             head_dim=self.head_dim or self.n_embd // self.n_head,
             n_inner=self.n_inner or -(-8 * self.n_embd // 24) * 8,
             rope_base=self.rope_base,
+            norm_eps=self.norm_eps,
             qk_norm=self.qk_norm,
             tied=self.tied,
         )
