@@ -96,6 +96,16 @@ def test_weights_that_do_not_fit(tmp_path: Path, fields: dict[str, Any], changes
     assert refused.value.problems == (f"model.init_from={tmp_path}: {problem}",)
 
 
+def test_padding_that_is_no_power_of_two(tmp_path: Path) -> None:
+    Qwen3ForCausalLM(Qwen3Config(**THEIRS | {"vocab_size": 601})).save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    kind = ModernModel.model_validate(SIZES)
+    with pytest.raises(UserError, match=r"if the rest of them is padding, set model\.vocab_multiple=601"):
+        start_from(Modern(kind.shape(597)), str(tmp_path), Numbers(597), ALONE)
+    fitting = Modern(kind.model_copy(update={"vocab_multiple": 601}).shape(597))
+    start_from(fitting, str(tmp_path), Numbers(597), ALONE)
+
+
 def test_other_tools_find_the_base_of_the_positions_where_they_look(tmp_path: Path) -> None:
     fields = json.loads(folder_of(ours(rope_base=500.0), Numbers(37))["config.json"])
     assert (fields["rope_theta"], fields["rope_parameters"]["rope_theta"]) == (500.0, 500.0)
