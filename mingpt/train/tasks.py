@@ -19,6 +19,7 @@ from mingpt.config.section import Own
 from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
 from mingpt.errors import TransientError, UserError
 from mingpt.model.language import LanguageModel
+from mingpt.observe.events import TasksEvaluated
 from mingpt.redact import printable
 from mingpt.storage import install
 from mingpt.world.world import World
@@ -149,15 +150,27 @@ def of_training(config: Config, vocabulary: Vocabulary) -> tuple[Tasks, TextVoca
 
 
 def after_step(
-    model: LanguageModel, config: Config, vocabulary: Vocabulary, world: World, autocast: Any, stop: Callable[[], bool]
-) -> dict[str, float] | None:
-    """The figures of train.eval_tasks; None if a process is asked to stop meanwhile. Collective."""
-    from mingpt.train.harness import Harness, Stopped
+    done: int,
+    model: LanguageModel,
+    config: Config,
+    vocabulary: Vocabulary,
+    world: World,
+    autocast: Any,
+    stop: Callable[[], bool],
+) -> TasksEvaluated | None:
+    """The figures of train.eval_tasks, or why there are none: what is wrong with a task never ends a run. Collective.
+
+    None: a process is asked to stop meanwhile.
+    """
+    from mingpt.train.harness import Harness, NotMeasured, Stopped
 
     tasks, text = of_training(config, vocabulary)
     harness = Harness(model.eval(), text, world, autocast, config.batch.micro_size, stop=stop)
     try:
-        return figures(measure(tasks, harness, config.train.eval_tasks_limit))
+        limit = config.train.eval_tasks_limit
+        return TasksEvaluated(done, harness.together(lambda: figures(measure(tasks, harness, limit))))
+    except NotMeasured as problem:
+        return TasksEvaluated(done, {}, str(problem))
     except Stopped:
         return None
 

@@ -23,7 +23,7 @@ from mingpt.errors import TransientError, UserError
 from mingpt.model.kinds.gpt import GPTModel
 from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.language import LanguageModel
-from mingpt.train.harness import Harness, Stopped
+from mingpt.train.harness import Harness, NotMeasured, Stopped
 from mingpt.train.tasks import Tasks, check_text, figures, load_tasks, measure
 from mingpt.weights.writing import folder_of, write_folder
 from mingpt.world.world import Progress, World
@@ -189,11 +189,56 @@ def test_a_stop_of_one_process_ends_the_measurement_in_all(tasks: Tasks, monkeyp
     assert Progress.microbatches <= until + 4  # of some 20 batches
 
 
+def test_what_is_wrong_in_one_process_is_known_to_all(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process waits for one that has failed, wherever that was: before, between or after the exchanges."""
+    asked = requests_of(tasks)["loglikelihood"]
+    monkeypatch.setattr("mingpt.train.harness.ROUND", 2)
+
+    def failing(when: str) -> Callable[[Harness], str]:
+        def ask(one: Harness) -> None:
+            fails = one.world.rank == 1
+            if fails and when == "before":
+                raise KeyError("no such column")
+            if fails and when == "between":
+                one._score = lambda batch: raise_it(FloatingPointError("the logits\nare not finite"))  # type: ignore[method-assign,assignment,return-value]
+            one.loglikelihood(asked)
+            if fails and when == "after":
+                raise UserError("the metric has no figure")
+
+        def told(one: Harness) -> str:
+            with pytest.raises(NotMeasured) as failed:
+                one.together(lambda: ask(one))
+            return str(failed.value)
+
+        return told
+
+    for when, message in (
+        ("before", "KeyError: 'no such column'"),
+        ("between", "FloatingPointError: the logits"),
+        ("after", "the metric has no figure"),
+    ):
+        assert in_threads(2, failing(when)) == [message] * 2
+
+
+def test_a_lost_process_is_no_fault_of_a_task() -> None:
+    @dataclass(frozen=True)
+    class Lost(World):
+        def gather(self, value: Any) -> list[Any]:
+            asked.append(value)
+            raise RuntimeError("Connection closed by peer")
+
+    asked = list[Any]()
+    one = harness(world=Lost(0, 2, 0, torch.device("cpu"), "gloo"))
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        one.together(lambda: one.generate_until([Instance("generate_until", {}, ("the", {}), 0, ("t", 0, 1))]))
+    assert len(asked) == 1  # it does not wait for that one again
+
+
 def test_processes_with_other_questions_are_told() -> None:
     @dataclass(frozen=True)
     class Other(World):
         def gather(self, value: Any) -> list[Any]:
-            return [value, "another hash"]
+            return [value, [None, "another hash"]]
 
     one = harness(world=Other(0, 2, 0, torch.device("cpu"), "gloo"))
     with pytest.raises(UserError, match="different requests: the tasks' data are not the same on all nodes"):
