@@ -105,10 +105,10 @@ def check_text(key: str, vocabulary: Vocabulary) -> TextVocabulary:
 
 
 @contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Seed what tasks draw from, as lm-eval does, and leave all generators as they were."""
+def _same_random_numbers(device: torch.device) -> Iterator[None]:
+    """Seed what tasks draw from, as lm-eval does, and leave the generators of this process as they were."""
     before, numpy_before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # without it, all GPUs
         random.seed(SEED)
         np.random.seed(FEWSHOT_SEED)
         torch.manual_seed(FEWSHOT_SEED)
@@ -126,7 +126,7 @@ def measure(tasks: Tasks, harness: "Harness", limit: int | None, errors: bool = 
     """
     from lm_eval.evaluator import evaluate
 
-    with _same_random_numbers():
+    with _same_random_numbers(harness.world.device):
         for task in tasks["tasks"].values():
             task.set_fewshot_seed(FEWSHOT_SEED)
         found: Results = evaluate(

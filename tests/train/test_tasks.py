@@ -4,6 +4,7 @@ import math
 import random
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from mingpt.model.kinds.gpt import GPTModel
 from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.language import LanguageModel
 from mingpt.train.harness import Harness, NotMeasured, Stopped
-from mingpt.train.tasks import Tasks, check_text, figures, load_tasks, measure
+from mingpt.train.tasks import Tasks, _same_random_numbers, check_text, figures, load_tasks, measure
 from mingpt.weights.writing import folder_of, write_folder
 from mingpt.world.world import Progress, World
 from snapshot_kit import ALONE
@@ -258,6 +259,17 @@ def test_measuring_draws_none_of_trainings_numbers_and_gives_the_same_again(fold
     assert figures(again) == figures(first)
     assert again["n-shot"] == {"kit_choice": 2}
     assert again["n-samples"]["kit_choice"]["effective"] == 5
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_of_the_gpus_only_the_worlds_own_is_touched(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, written = list[str](), list[str]()
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_rng_state", lambda which: read.append(str(which)))
+    monkeypatch.setattr("torch.cuda.set_rng_state", lambda state, which: written.append(str(which)))
+    with warnings.catch_warnings(action="error"), _same_random_numbers(torch.device(device)):
+        pass
+    assert read == written == ([device] if device != "cpu" else [])
 
 
 def test_figures_have_a_tasks_name_and_a_groups_parts_are_left_out(tasks: Tasks, folder: Path) -> None:
