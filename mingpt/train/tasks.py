@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mingpt import hub
 from mingpt.config.schema import Config, Train
 from mingpt.config.section import Own
 from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
@@ -21,7 +22,7 @@ from mingpt.errors import TransientError, UserError
 from mingpt.model.language import LanguageModel
 from mingpt.observe.events import TasksEvaluated
 from mingpt.redact import printable
-from mingpt.storage import install
+from mingpt.storage import install, limit_seconds
 from mingpt.world.world import World
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def load_tasks(key: str, names: tuple[str, ...], folder: str | None, fewshot: in
     """
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # lm-eval's processes would inherit our signal handlers
     try:
+        hub.set_up(limit_seconds())  # before datasets imports its client
         import datasets
         import lm_eval.api.task
         from lm_eval.tasks import TaskManager

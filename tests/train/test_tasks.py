@@ -1,7 +1,9 @@
 """Tasks of lm-eval on our GPT: the figures of lm-eval's own model, in any world, with clear refusals."""
 
 import math
+import os
 import random
+import subprocess
 import sys
 import threading
 import warnings
@@ -28,6 +30,7 @@ from mingpt.train.harness import Harness, NotMeasured, Stopped
 from mingpt.train.tasks import Tasks, _same_random_numbers, check_text, figures, load_tasks, measure
 from mingpt.weights.writing import folder_of, write_folder
 from mingpt.world.world import Progress, World
+from run_kit import TIME_LIMIT
 from snapshot_kit import ALONE
 from tasks_kit import TASKS, WORDS, write_tasks
 
@@ -270,6 +273,24 @@ def test_of_the_gpus_only_the_worlds_own_is_touched(device: str, monkeypatch: py
     with warnings.catch_warnings(action="error"), _same_random_numbers(torch.device(device)):
         pass
     assert read == written == ([device] if device != "cpu" else [])
+
+
+def test_the_hubs_client_is_set_up_before_data_is_asked_for() -> None:
+    """In a process of its own: the client reads its settings when it is imported."""
+    script = """
+from mingpt.errors import UserError
+from mingpt.train.tasks import load_tasks
+try:
+    load_tasks("--tasks", ("x",), "/no/folder")
+except UserError:
+    from huggingface_hub import constants, get_session
+    hooks = [hook.__qualname__ for hook in get_session().event_hooks["request"]]
+    print(constants.HF_HUB_DISABLE_TELEMETRY, "set_up.<locals>.limit" in hooks)
+"""
+    env = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")}
+    options = {"capture_output": True, "text": True, "timeout": TIME_LIMIT, "env": env}
+    found = subprocess.run([sys.executable, "-c", script], **options)  # type: ignore[call-overload]
+    assert found.stdout == "True True\n", found.stderr
 
 
 def test_figures_have_a_tasks_name_and_a_groups_parts_are_left_out(tasks: Tasks, folder: Path) -> None:
