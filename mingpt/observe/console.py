@@ -79,6 +79,8 @@ def evaluation_line(event: Evaluated) -> str:
 
 def tasks_line(event: TasksEvaluated) -> str:
     """`step 100: hellaswag/acc 0.2500, hellaswag/acc_norm 0.2600`."""
+    if event.problem:
+        return f"step {event.step}: train.eval_tasks not measured: {event.problem}"
     return f"step {event.step}: " + ", ".join(f"{name} {value:.4f}" for name, value in event.figures.items())
 
 

@@ -106,14 +106,17 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class TasksEvaluated:
-    """figures: of train.eval_tasks, by task and metric, such as `hellaswag/acc`."""
+    """figures: of train.eval_tasks, by task and metric, such as `hellaswag/acc`. problem: why there are none."""
 
     step: int
     figures: Mapping[str, float]
+    problem: str = ""
 
 
 def prefixed(event: TasksEvaluated) -> dict[str, float]:
-    """The figures as metrics and curves name them: `tasks/hellaswag/acc`."""
+    """The figures as metrics and curves name them: `tasks/hellaswag/acc`; `tasks/failed` if there are none."""
+    if event.problem:
+        return {"tasks/failed": 1.0}
     return {f"tasks/{name}": value for name, value in event.figures.items()}
 
 

@@ -46,7 +46,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         source = _open_data(config)
         model = build(config, source.vocabulary.size)
         if config.train.eval_tasks:
-            tasks.of_training(config, source.vocabulary)  # what is wrong with them is found out now
+            tasks.of_training(config, source.vocabulary)  # unknown ones, and data that can't be fetched
         lifetime.clock.enter("rendezvous")
         with join(config.world) as world:
             lifetime.clock.enter("load")

@@ -21,12 +21,14 @@ from mingpt.data.vocabulary import TextVocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import generate_stream
+from mingpt.redact import printable, without_secrets
 from mingpt.world.world import Progress, World
 
 Words = tuple[str, str]
 Request = tuple[Words | None, list[int], list[int]]  # texts, tokens of the context, tokens of the continuation
 Row = tuple[list[int], list[list[int]]]  # the model's input, and the continuations that its last logits score
 Batch = TypeVar("Batch")
+Answer = TypeVar("Answer")
 
 MOST_GENERATED = 256  # tokens, where a task says nothing: as lm-eval's own model
 ROUND = 8  # batches of a process between two exchanges of answers: none waits long, for others or for a stop
@@ -37,6 +39,10 @@ BEGINNINGS = ("\n", " ")  # what stands before a text if the vocabulary has no e
 
 class Stopped(Exception):
     """A process is asked to stop: none of them goes on measuring."""
+
+
+class NotMeasured(Exception):
+    """Something is wrong with a task: all processes have been told, and none of them goes on measuring."""
 
 
 class Harness(TemplateLM):
@@ -59,6 +65,7 @@ class Harness(TemplateLM):
         self.model, self.vocabulary, self.world, self.autocast = model, vocabulary, world, autocast
         self.batch_size, self.block_size, self.progress = batch_size, model.config.block_size, progress
         self.stop, self._device, self._task_of = stop, world.device, dict[Words, str]()
+        self._exchanging = False
 
     @property
     def eot_token_id(self) -> int | None:
@@ -183,6 +190,34 @@ class Harness(TemplateLM):
                     break
         return [postprocess_generated_text(text, stops, None) for text in texts]
 
+    def _exchange(self, value: Any, problem: str | None = None) -> list[Any]:
+        """Every process's value, by rank. Raises NotMeasured in all processes if one of them has a problem instead."""
+        self._exchanging = True
+        heard = self.world.gather([problem, value])
+        self._exchanging = False
+        if problems := [said for said, _ in heard if said]:
+            raise NotMeasured(problems[0])
+        return [value for _, value in heard]
+
+    def together(self, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` returns. Collective: if it raises in one process, all raise NotMeasured, and none waits for it.
+
+        The others hear of it in their next exchange: each exchange of `ask` is like the one at its end.
+        """
+        try:
+            answer = ask()
+        except (Stopped, NotMeasured):  # in all processes
+            raise
+        except (Exception, SystemExit) as error:
+            if self._exchanging:  # another process is lost: no task is to blame
+                raise
+            problems = error.problems if isinstance(error, UserError) else str(error).splitlines()[:1]
+            named = [] if isinstance(error, UserError) else [type(error).__name__]
+            self._exchange(None, printable(str(without_secrets(": ".join([*named, *problems])))))
+            raise AssertionError("the exchange raises") from error
+        self._exchange(None)
+        return answer
+
     @torch.no_grad()
     def _in_shares(self, batches: list[Batch], compute: Callable[[Batch], Sequence[Any]]) -> list[Any]:
         """The answers to all batches, in order, in every process; each batch is computed by one process.
@@ -191,7 +226,7 @@ class Harness(TemplateLM):
         """
         rank, size = self.world.rank, self.world.size
         requests = sha256(repr(batches).encode(errors="surrogatepass")).hexdigest()
-        if len(set(self.world.gather(requests))) > 1:
+        if len(set(self._exchange(requests))) > 1:
             raise UserError("the processes have different requests: the tasks' data are not the same on all nodes")
         answers = list[Any]()
         with tqdm(total=len(batches), unit="batch", disable=None if self.progress and rank == 0 else True) as bar:
@@ -201,7 +236,7 @@ class Harness(TemplateLM):
                     Progress.microbatches += 1
                     mine.append(compute(batch))
                     bar.update(size)
-                gathered, stops = zip(*self.world.gather([mine, self.stop()]), strict=True)
+                gathered, stops = zip(*self._exchange([mine, self.stop()]), strict=True)
                 if any(stops):
                     raise Stopped
                 for i in range(len(some)):

@@ -20,7 +20,7 @@ from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.data.source import Source
 from mingpt.model.language import LanguageModel
-from mingpt.observe.events import Evaluated, Observers, TasksEvaluated
+from mingpt.observe.events import Evaluated, Observers
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer, Content
 from mingpt.snapshot.format import Metrics, State
@@ -78,9 +78,10 @@ class Evaluation:
         if tasks.due(self.config.train, done, last):
             with self.clock.within("evaluation"):
                 model, autocast = cast(LanguageModel, self.compute.model), self.compute.autocast
-                found = tasks.after_step(model, self.config, self.source.vocabulary, self.world, autocast, self.stop)
+                vocabulary = self.source.vocabulary
+                found = tasks.after_step(done, model, self.config, vocabulary, self.world, autocast, self.stop)
                 if found is not None:
-                    self.observers.publish(TasksEvaluated(done, found))
+                    self.observers.publish(found)
         if not len(self.source.validation) or not (last or (every and done % every == 0)):
             return False
         with self.clock.within("evaluation"):

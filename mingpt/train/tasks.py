@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mingpt import hub
 from mingpt.config.schema import Config, Train
 from mingpt.config.section import Own
 from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
 from mingpt.errors import TransientError, UserError
 from mingpt.model.language import LanguageModel
+from mingpt.observe.events import TasksEvaluated
 from mingpt.redact import printable
-from mingpt.storage import install
+from mingpt.storage import install, limit_seconds
 from mingpt.world.world import World
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ def load_tasks(key: str, names: tuple[str, ...], folder: str | None, fewshot: in
     """
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # lm-eval's processes would inherit our signal handlers
     try:
+        hub.set_up(limit_seconds())  # before datasets imports its client
         import datasets
         import lm_eval.api.task
         from lm_eval.tasks import TaskManager
@@ -104,10 +107,10 @@ def check_text(key: str, vocabulary: Vocabulary) -> TextVocabulary:
 
 
 @contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Seed what tasks draw from, as lm-eval does, and leave all generators as they were."""
+def _same_random_numbers(device: torch.device) -> Iterator[None]:
+    """Seed what tasks draw from, as lm-eval does, and leave the generators of this process as they were."""
     before, numpy_before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # without it, all GPUs
         random.seed(SEED)
         np.random.seed(FEWSHOT_SEED)
         torch.manual_seed(FEWSHOT_SEED)
@@ -125,7 +128,7 @@ def measure(tasks: Tasks, harness: "Harness", limit: int | None, errors: bool = 
     """
     from lm_eval.evaluator import evaluate
 
-    with _same_random_numbers():
+    with _same_random_numbers(harness.world.device):
         for task in tasks["tasks"].values():
             task.set_fewshot_seed(FEWSHOT_SEED)
         found: Results = evaluate(
@@ -149,15 +152,27 @@ def of_training(config: Config, vocabulary: Vocabulary) -> tuple[Tasks, TextVoca
 
 
 def after_step(
-    model: LanguageModel, config: Config, vocabulary: Vocabulary, world: World, autocast: Any, stop: Callable[[], bool]
-) -> dict[str, float] | None:
-    """The figures of train.eval_tasks; None if a process is asked to stop meanwhile. Collective."""
-    from mingpt.train.harness import Harness, Stopped
+    done: int,
+    model: LanguageModel,
+    config: Config,
+    vocabulary: Vocabulary,
+    world: World,
+    autocast: Any,
+    stop: Callable[[], bool],
+) -> TasksEvaluated | None:
+    """The figures of train.eval_tasks, or why there are none: what is wrong with a task never ends a run. Collective.
+
+    None: a process is asked to stop meanwhile.
+    """
+    from mingpt.train.harness import Harness, NotMeasured, Stopped
 
     tasks, text = of_training(config, vocabulary)
     harness = Harness(model.eval(), text, world, autocast, config.batch.micro_size, stop=stop)
     try:
-        return figures(measure(tasks, harness, config.train.eval_tasks_limit))
+        limit = config.train.eval_tasks_limit
+        return TasksEvaluated(done, harness.together(lambda: figures(measure(tasks, harness, limit))))
+    except NotMeasured as problem:
+        return TasksEvaluated(done, {}, str(problem))
     except Stopped:
         return None
 

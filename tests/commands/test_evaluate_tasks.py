@@ -16,7 +16,7 @@ from mingpt.commands.evaluate import command
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
 from mingpt.observe.console import ConsoleLines
-from mingpt.observe.events import TasksEvaluated
+from mingpt.observe.events import TasksEvaluated, prefixed
 from mingpt.observe.jsonl import read_metrics
 from mingpt.train.attempt import attempt
 from mingpt.train.tasks import due, load_tasks, of_training
@@ -77,6 +77,32 @@ def test_training_measures_tasks_in_any_world_and_its_bits_stay(
     assert output.count("step 24: kit_choice/acc ") == 1  # one process tells
     assert "Running" not in output
     assert "it/s" not in output
+
+
+FAILS = """
+import os
+
+def process_results(doc, results):
+    if os.environ["RANK"] == "1":
+        raise ZeroDivisionError("no answers")
+    return {"acc": 1}
+"""
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_a_task_never_ends_a_run(
+    undisturbed: Callable[..., Run], new_run: Callable[..., Run], folder: Path
+) -> None:
+    """Here in one process only; all go on alike, and the last state is stored."""
+    (folder / "code.py").write_text(FAILS)
+    with (folder / "kit_choice.yaml").open("a") as task:
+        task.write("process_results: !function code.process_results\n")
+    run = new_run("train.eval_tasks=[kit_choice]", f"train.eval_tasks_path={folder}", "train.eval_tasks_every=16")
+    output = run.finish(2)
+    assert run.digest() == undisturbed().digest()
+    lines = [line for line in output.splitlines() if "not measured" in line]
+    assert lines == [f"step {step}: train.eval_tasks not measured: ZeroDivisionError: no answers" for step in (16, 24)]
+    assert [row["step"] for row in read_metrics(run.dir) if row.get("tasks/failed")] == [16, 24]
 
 
 @pytest.mark.slow
@@ -163,3 +189,7 @@ def test_the_line_of_tasks() -> None:
     said = list[str]()
     ConsoleLines(9, said.append, lambda _: True).on(TasksEvaluated(4, {"a/acc": 0.25, "b/exact_match/strict": 1.0}))
     assert said == ["step 4: a/acc 0.2500, b/exact_match/strict 1.0000"]
+    failed = TasksEvaluated(8, {}, "task a: why")
+    ConsoleLines(9, said.append, lambda _: True).on(failed)
+    assert said[1:] == ["step 8: train.eval_tasks not measured: task a: why"]
+    assert prefixed(failed) == {"tasks/failed": 1.0}

@@ -1,9 +1,12 @@
 """Tasks of lm-eval on our GPT: the figures of lm-eval's own model, in any world, with clear refusals."""
 
 import math
+import os
 import random
+import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -23,10 +26,11 @@ from mingpt.errors import TransientError, UserError
 from mingpt.model.kinds.gpt import GPTModel
 from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.language import LanguageModel
-from mingpt.train.harness import Harness, Stopped
-from mingpt.train.tasks import Tasks, check_text, figures, load_tasks, measure
+from mingpt.train.harness import Harness, NotMeasured, Stopped
+from mingpt.train.tasks import Tasks, _same_random_numbers, check_text, figures, load_tasks, measure
 from mingpt.weights.writing import folder_of, write_folder
 from mingpt.world.world import Progress, World
+from run_kit import TIME_LIMIT
 from snapshot_kit import ALONE
 from tasks_kit import TASKS, WORDS, write_tasks
 
@@ -189,11 +193,56 @@ def test_a_stop_of_one_process_ends_the_measurement_in_all(tasks: Tasks, monkeyp
     assert Progress.microbatches <= until + 4  # of some 20 batches
 
 
+def test_what_is_wrong_in_one_process_is_known_to_all(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process waits for one that has failed, wherever that was: before, between or after the exchanges."""
+    asked = requests_of(tasks)["loglikelihood"]
+    monkeypatch.setattr("mingpt.train.harness.ROUND", 2)
+
+    def failing(when: str) -> Callable[[Harness], str]:
+        def ask(one: Harness) -> None:
+            fails = one.world.rank == 1
+            if fails and when == "before":
+                raise KeyError("no such column")
+            if fails and when == "between":
+                one._score = lambda batch: raise_it(FloatingPointError("the logits\nare not finite"))  # type: ignore[method-assign,assignment,return-value]
+            one.loglikelihood(asked)
+            if fails and when == "after":
+                raise UserError("the metric has no figure")
+
+        def told(one: Harness) -> str:
+            with pytest.raises(NotMeasured) as failed:
+                one.together(lambda: ask(one))
+            return str(failed.value)
+
+        return told
+
+    for when, message in (
+        ("before", "KeyError: 'no such column'"),
+        ("between", "FloatingPointError: the logits"),
+        ("after", "the metric has no figure"),
+    ):
+        assert in_threads(2, failing(when)) == [message] * 2
+
+
+def test_a_lost_process_is_no_fault_of_a_task() -> None:
+    @dataclass(frozen=True)
+    class Lost(World):
+        def gather(self, value: Any) -> list[Any]:
+            asked.append(value)
+            raise RuntimeError("Connection closed by peer")
+
+    asked = list[Any]()
+    one = harness(world=Lost(0, 2, 0, torch.device("cpu"), "gloo"))
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        one.together(lambda: one.generate_until([Instance("generate_until", {}, ("the", {}), 0, ("t", 0, 1))]))
+    assert len(asked) == 1  # it does not wait for that one again
+
+
 def test_processes_with_other_questions_are_told() -> None:
     @dataclass(frozen=True)
     class Other(World):
         def gather(self, value: Any) -> list[Any]:
-            return [value, "another hash"]
+            return [value, [None, "another hash"]]
 
     one = harness(world=Other(0, 2, 0, torch.device("cpu"), "gloo"))
     with pytest.raises(UserError, match="different requests: the tasks' data are not the same on all nodes"):
@@ -213,6 +262,35 @@ def test_measuring_draws_none_of_trainings_numbers_and_gives_the_same_again(fold
     assert figures(again) == figures(first)
     assert again["n-shot"] == {"kit_choice": 2}
     assert again["n-samples"]["kit_choice"]["effective"] == 5
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_of_the_gpus_only_the_worlds_own_is_touched(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, written = list[str](), list[str]()
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_rng_state", lambda which: read.append(str(which)))
+    monkeypatch.setattr("torch.cuda.set_rng_state", lambda state, which: written.append(str(which)))
+    with warnings.catch_warnings(action="error"), _same_random_numbers(torch.device(device)):
+        pass
+    assert read == written == ([device] if device != "cpu" else [])
+
+
+def test_the_hubs_client_is_set_up_before_data_is_asked_for() -> None:
+    """In a process of its own: the client reads its settings when it is imported."""
+    script = """
+from mingpt.errors import UserError
+from mingpt.train.tasks import load_tasks
+try:
+    load_tasks("--tasks", ("x",), "/no/folder")
+except UserError:
+    from huggingface_hub import constants, get_session
+    hooks = [hook.__qualname__ for hook in get_session().event_hooks["request"]]
+    print(constants.HF_HUB_DISABLE_TELEMETRY, "set_up.<locals>.limit" in hooks)
+"""
+    env = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")}
+    options = {"capture_output": True, "text": True, "timeout": TIME_LIMIT, "env": env}
+    found = subprocess.run([sys.executable, "-c", script], **options)  # type: ignore[call-overload]
+    assert found.stdout == "True True\n", found.stderr
 
 
 def test_figures_have_a_tasks_name_and_a_groups_parts_are_left_out(tasks: Tasks, folder: Path) -> None:
