@@ -6,10 +6,12 @@ A line is `{"prompt": …, "answer": …}`, or `{"messages": [{"role": …, "con
     Assistant: A language model.<end of text>
 
 Messages of the role `system` stand there as they are. What the assistant says counts in the loss, with the end of text
-(with characters or bytes: a line feed). Consecutive conversations share a sample as long as they fit.
+(with characters or bytes: a line feed), and the blank before it: BPE has it in a word's first token. Consecutive
+conversations share a sample as long as they fit.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -32,8 +34,9 @@ from mingpt.model.language import IGNORE
 from mingpt.redact import printable, without_secrets
 from mingpt.storage import open_fs, place
 
-CACHE_VERSION = 1  # raise when what is cached changes
-LABELS = {"system": "", "user": "User: ", "assistant": "Assistant: "}
+CACHE_VERSION = 2  # raise when what is cached changes
+LABELS = {"system": "", "user": "User: ", "assistant": "Assistant:"}
+HALF = re.compile("[\ud800-\udfff]")  # JSON may hold a surrogate alone, and UTF-8 and snapshots can't
 TOKEN = np.dtype([("token", "<u4"), ("conversation", "<u4"), ("answer", "?")])
 Positions = NDArray[np.int64]
 Turn = tuple[str, bool]  # a text, and whether the loss counts it
@@ -51,13 +54,17 @@ def turns_of(line: Any) -> list[Turn]:
     turns = list[Turn]()
     for message in messages if isinstance(messages, list) else [None]:
         role, content = (message.get(k) for k in ("role", "content")) if isinstance(message, dict) else (None, None)
-        if role not in LABELS or not isinstance(content, str):
+        if not (isinstance(role, str) and role in LABELS and isinstance(content, str)):
             raise ValueError(f"a message needs a role ({', '.join(LABELS)}) and a text as content")
-        if role == "assistant":
-            turns += [(LABELS[role], False), (content, True)]
-        else:
+        if half := HALF.search(content):
+            raise ValueError(f"half a character ({ascii(half[0])[1:-1]}) is in it, which is no text")
+        if role != "assistant":
             turns.append((f"{LABELS[role]}{content}\n", False))
-    if not any(counts and text for text, counts in turns):
+        elif content.strip():
+            turns += [(LABELS[role], False), (f" {content}", True)]
+        else:
+            raise ValueError("the assistant says nothing")
+    if not any(counts for _, counts in turns):
         raise ValueError("the assistant says nothing")
     return turns
 
@@ -87,8 +94,6 @@ def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary) -> NDA
 
 
 def _vocabulary(config: ChatData, conversations: list[list[Turn]]) -> TextVocabulary:
-    if config.tokenizer is not None:
-        return read_tokenizer(config.tokenizer, "data.tokenizer")
     if config.tokens == "byte":
         return Bytes()
     return Characters("".join(sorted({"\n"}.union(*(text for turns in conversations for text, _ in turns)))))
@@ -136,6 +141,8 @@ def packed(lengths: NDArray[np.int64], block_size: int) -> tuple[Positions, Posi
 def open_chat(config: ChatData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
     """The last conversations validate. Raises UserError if a line is none, or all are too long for block_size."""
     shown = f"data.path={without_secrets(config.path)}"
+    if vocabulary is None and config.tokenizer is not None:
+        vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
     path, about = _token_file(config, vocabulary, shown)
     file = TokenFile(path)
     lengths = np.bincount(file.mapped["conversation"])
@@ -163,8 +170,7 @@ def _token_file(config: ChatData, given: Vocabulary | None, shown: str) -> tuple
         info = fs.info(remote)
         if info["type"] != "file":
             raise UserError(f"{shown}: no regular file; name one file of JSON lines")
-    source = ["chat", CACHE_VERSION, config.tokens, config.tokenizer, fs.unstrip_protocol(remote), info,
-              given and given.to_json()]  # fmt: skip
+    source = ["chat", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
 
     def make() -> Cached:
         with place("data.path", config.path):

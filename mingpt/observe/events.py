@@ -80,8 +80,7 @@ class StepSkipped:
 class Evaluated:
     """val_loss: nats per token. best: the lowest so far, including this one. right: correct answers to `questions`.
 
-    parts: the loss on each component of a mixture. bits_per_byte: of the validation
-    text; None: it is no text.
+    parts: the loss on each component of a mixture. bits_per_byte: of the validation text; None: it is no text.
     """
 
     step: int

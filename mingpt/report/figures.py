@@ -157,10 +157,12 @@ def _curves(
 def _components(run: Run) -> Figure:
     figure = Figure(SIZE)
     ax = figure.add_subplot(title="validation loss on each component", xlabel="step")
-    for i, key in enumerate(run.components[: len(COLORS)]):
+    for i, key in enumerate(run.components):
         curve = run.curve(key)
         x, mean, *_ = groups(curve.steps, curve.values)
-        ax.plot(x, mean, color=color(i), marker="o", markersize=3, label=printable(key.partition("/")[2])[:30])
+        dashes = ("-", "--", ":", "-.")[i // len(COLORS) % 4]  # when the colours come again
+        name = printable(key.partition("/")[2])[:30]
+        ax.plot(x, mean, dashes, color=color(i), marker="o", markersize=3, label=name)
     ax.legend(loc="best")
     return figure
 

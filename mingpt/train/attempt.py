@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import traceback
+from hashlib import sha256
 
 import torch
 
@@ -123,7 +124,9 @@ def agree_on_inputs(world: World, config: Config, source: Source) -> None:
     inputs = config.model_dump()
     values, affecting = settings(inputs)
     data = {key.removeprefix("data."): values[key] for key in sorted(affecting) if key.startswith("data.")}
-    first, *others = world.gather({"data.sha256": source.sha256} | inputs | {"data": data})
+    vocabulary = sha256(json.dumps(source.vocabulary.to_json(), sort_keys=True).encode()).hexdigest()
+    content = {"data.sha256": source.sha256, "data.vocabulary": vocabulary}
+    first, *others = world.gather(content | inputs | {"data": data})
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):
             # If only secrets differ, name the keys without values.

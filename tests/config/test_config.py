@@ -18,6 +18,7 @@ from mingpt.config.validation import validate
 from mingpt.errors import UserError
 from mingpt.model.kinds.gpt import GPTModel
 from mingpt.redact import without_secrets
+from paths_kit import ROOT
 
 TEXT = "data.path=text.txt"  # some options leave it open
 OWN = {"model": "model._target_=examples.classifier.Classifier", "data": "data._target_=examples.classifier.rows"}
@@ -178,6 +179,16 @@ def test_gpt2_124m_is_gpt2_and_runs_unedited_on_four_nodes_of_four_gpus() -> Non
     assert -(-50257 // value(config, "model.vocab_multiple")) * value(config, "model.vocab_multiple") == 50304
     assert value(config, "data.stride") == config.model.block_size
     assert config.train.max_steps * config.batch.global_size * config.model.block_size == pytest.approx(10e9, rel=0.01)
+
+
+def test_the_documented_line_that_fine_tunes_on_conversations_starts() -> None:
+    docs = (ROOT / "docs" / "workloads.md").read_text()
+    commands = docs.replace("\\\n", "").splitlines()
+    (line,) = (line for line in commands if line.startswith("mingpt train") and "data=chat" in line)
+    config = configured(*line.split()[2:])
+    assert (config.data.kind, value(config, "data.tokens"), config.run.name) == ("chat", "bpe", "finetune")
+    text = configured("experiment=finetune", "data.path=x")
+    assert value(text, "data.stride") == text.model.block_size
 
 
 def test_shakespeare_char_runs_unedited_in_two_processes() -> None:

@@ -1,12 +1,15 @@
 """data=chat: what a conversation becomes, which tokens count, and that no conversation sees another."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import bpe_kit
+from mingpt.data.bpe import read_tokenizer
 from mingpt.data.chat import open_chat, packed
 from mingpt.data.kinds.chat import ChatData
 from mingpt.data.source import Source
@@ -48,8 +51,8 @@ def shown(source: Source, row: int) -> list[tuple[str, str]]:
 def test_the_answers_count_and_nothing_else(tmp_path: Path) -> None:
     source = chat(tmp_path, *ASKED, val_fraction=0)
     assert shown(source, 0) == [
-        ("User: 0+1\nAssistant: 1\n", "1\n"),
-        ("User: 1+1\nAssistant: 2", "2\n"),  # the sample's last token is a target alone
+        ("User: 0+1\nAssistant: 1\n", " 1\n"),
+        ("User: 1+1\nAssistant: 2", " 2\n"),  # the sample's last token is a target alone
     ]
     assert len(source.train) == 5
     assert len(source.validation) == 0
@@ -58,7 +61,7 @@ def test_the_answers_count_and_nothing_else(tmp_path: Path) -> None:
 def test_messages_of_several_turns(tmp_path: Path) -> None:
     source = chat(tmp_path, LONG, block_size=80, val_fraction=0)
     text = "Be brief.\nUser: 2?\nAssistant: 3\nUser: 4?\nAssistant: 5"
-    assert shown(source, 0) == [(text, "3\n5\n")]
+    assert shown(source, 0) == [(text, " 3\n 5\n")]
 
 
 def test_the_last_ones_validate_and_share_a_vocabulary(tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ def test_the_last_ones_validate_and_share_a_vocabulary(tmp_path: Path) -> None:
     assert (len(source.train), len(source.validation)) == (4, 1)
     tokens, targets, _, _ = source.validation[0]
     rows = [bytes(row[row != IGNORE].tolist()).decode() for row in targets]
-    assert rows == ["8\n9\n", "10\n"]
+    assert rows == [" 8\n 9\n", " 10\n"]
     assert bytes(tokens[1, :9].tolist()).decode() == "User: 9+1"
 
 
@@ -75,6 +78,32 @@ def test_what_is_too_long_is_left_out_and_told(tmp_path: Path, capsys: pytest.Ca
     source = chat(tmp_path, ASKED[0], {"prompt": "x" * 99, "answer": "y"}, ASKED[1], val_fraction=0)
     assert len(source.train) == 2
     assert "1 of 3 conversations are longer than model.block_size=60, and left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("write", [bpe_kit.write_gpt2, bpe_kit.write_tokenizer])
+def test_an_answers_first_word_has_its_blank_in_one_token(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    folder = write(tmp_path / "tokenizer")
+    line = {"prompt": "who?", "answer": "the king"}
+    source = chat(tmp_path, line, tokens="bpe", tokenizer=str(folder), val_fraction=0)
+    targets = source.train[[0]][1][0]
+    assert isinstance(source.vocabulary, TextVocabulary)
+    answer = [source.vocabulary.decode([token]) for token in targets[targets != IGNORE].tolist()]
+    assert answer == [" the", " king", "<|endoftext|>"]
+    assert shown(source, 0)[0][0] == "User: who?\nAssistant: the king"
+
+
+def test_a_tokenizer_that_was_written_anew_makes_new_tokens(tmp_path: Path) -> None:
+    folder = bpe_kit.write_gpt2(tmp_path / "tokenizer")
+    settings: dict[str, Any] = {"tokens": "bpe", "tokenizer": str(folder), "val_fraction": 0}
+    line = {"prompt": "who?", "answer": "the king"}
+    before = chat(tmp_path, line, **settings).vocabulary.to_json()
+    merges = (folder / "vocab.bpe").read_text().splitlines()
+    (folder / "vocab.bpe").write_text("\n".join(merges[:4]) + "\n")
+    (folder / "encoder.json").unlink()
+    after = chat(tmp_path, line, **settings)
+    assert after.vocabulary.to_json() != before
+    assert after.vocabulary == read_tokenizer(str(folder), "data.tokenizer")
+    assert shown(after, 0)[0][1] == " the king<|endoftext|>"
 
 
 def test_packing() -> None:
@@ -94,6 +123,11 @@ def test_packing() -> None:
         ('{"messages": [{"role": "user", "content": "a"}]}', "the assistant says nothing"),
         ('{"prompt": "a", "answer": 3}', "a message needs a role (system, user, assistant) and a text as content"),
         ('{"prompt": "a", "answer": ""}', "the assistant says nothing"),
+        ('{"messages": [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": " "}]}',
+         "the assistant says nothing"),
+        ('{"messages": [{"role": ["user"], "content": "a"}]}',
+         "a message needs a role (system, user, assistant) and a text as content"),
+        (r'{"prompt": "a\ud800b", "answer": "hello"}', r"half a character (\ud800) is in it, which is no text"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_conversation(tmp_path: Path, line: str, why: str) -> None:

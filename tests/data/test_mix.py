@@ -149,6 +149,16 @@ def test_all_problems_are_listed_with_the_keys_of_their_components(two: tuple[st
     ]
 
 
+def test_documents_are_apart_in_all_components_or_in_none(two: tuple[str, ...]) -> None:
+    """Else a batch would have tensors of two forms."""
+    more = ("data.mix.a={path: x}", "data.mix.b={path: x, documents: apart}")
+    assert [p for p in problems(*two, *more) if "apart" in p] == [
+        "data.mix.b.documents=apart, but those of data.mix.a and data.mix.code and data.mix.web are joined: set all to "
+        "one (kind=text has no documents: `mingpt prepare` makes shards of a text)"
+    ]
+    configured("data=mix", more[1], "data.mix.c={path: x, documents: apart}")
+
+
 @pytest.mark.parametrize("weight", ["0", "-1", "true", "[]", "[1,2]", "[[1,1]]", "[[0,1],[0,2]]", "[[0,1],[5.5,2]]",
                                     "[[0,0]]", "[[0,1],[9,1],[5,2]]", "[[0,-1]]", "[[0,1,2]]", "null", "1e300",
                                     "[[0,1],[5e9,1]]"])  # fmt: skip

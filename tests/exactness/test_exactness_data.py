@@ -55,6 +55,15 @@ def killed_once(run: Run, world: int) -> str:
     return started.output
 
 
+def killed_and_resized(run: Run) -> Run:
+    """Three processes, all killed at step 6 of 16; two finish it."""
+    started = run.start(3)
+    started.on_step = lambda step: os.killpg(started.process.pid, signal.SIGKILL) if step == 6 else None
+    assert started.wait() < 0, started.output
+    assert "resumed from step" in run.finish(2)
+    return run
+
+
 def test_shards_wherever_they_lie_and_however_they_are_cut(
     new_run: NewRun, undisturbed: Callable[..., Run], data_set: Callable[[int], Path], tmp_path: Path
 ) -> None:
@@ -86,17 +95,24 @@ def test_bpe_text(new_run: NewRun, undisturbed: Callable[..., Run], tokenizer: P
 def test_documents_apart(new_run: NewRun, undisturbed: Callable[..., Run], data_set: Callable[[int], Path]) -> None:
     joined = ("data=shards", f"data.path={data_set(1 << 20)}", "train.max_steps=16")
     options = (*joined, "data.documents=apart")
-    run = new_run(*options)
-    killed_once(run, 3)
-    assert run.digest() == undisturbed(*options).digest() != undisturbed(*joined).digest()
+    alone = undisturbed(*options)
+    assert killed_and_resized(new_run(*options)).digest() == alone.digest() != undisturbed(*joined).digest()
 
 
 def test_conversations(new_run: NewRun, undisturbed: Callable[..., Run], text: Path, tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
     lines = [line for line in text.read_text().splitlines() if line][:60]
-    path.write_text("".join(json.dumps({"prompt": line[:8], "answer": line[8:20] or "-"}) + "\n" for line in lines))
-    options = ("data=chat", "data.tokens=char", "data.tokenizer=null", f"data.path={path}", "model.block_size=64",
-               "train.max_steps=16")  # fmt: skip
-    run = new_run(*options)
-    killed_once(run, 2)
-    assert run.digest() == undisturbed(*options).digest()
+    options = ("data=chat", "data.tokens=byte", "model.block_size=64", "train.max_steps=16")
+
+    def with_first(role: str, label: str) -> tuple[str, ...]:
+        """The same bytes whatever the role of the first answer is, which decides whether it counts."""
+        path = tmp_path / f"{role}.jsonl"
+        with path.open("w") as f:
+            for line in lines:
+                first, last = line[:6].strip() or "-", line[6:12].strip() or "-"
+                turns = (("user", "one?"), (role, label + first), ("user", "two?"), ("assistant", last))
+                f.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}) + "\n")
+        return *options, f"data.path={path}"
+
+    both, last_alone = with_first("assistant", ""), with_first("system", "Assistant: ")
+    alone = undisturbed(*both)
+    assert killed_and_resized(new_run(*both)).digest() == alone.digest() != undisturbed(*last_alone).digest()

@@ -17,7 +17,7 @@ from mingpt.commands import report
 from mingpt.observe.ledger import goodput_line
 from mingpt.observe.trace import RECORD
 from mingpt.report.bits import equality
-from mingpt.report.figures import groups
+from mingpt.report.figures import COLORS, groups
 from mingpt.report.page import different_keys, facts
 from mingpt.report.reading import read_run, run_dir_of, seconds, tokens
 from report_kit import CONFIG, Made, loss_of, three_attempts
@@ -332,6 +332,13 @@ def test_a_mixtures_components_have_a_picture(tmp_path: Path) -> None:
     page = page_of(tmp_path / "run")
     for shown in ("validation loss on each component", ">code<", ">web<"):
         assert shown in page
+
+
+def test_a_mixture_of_more_components_than_colours_shows_them_all(tmp_path: Path) -> None:
+    parts = {f"val_loss/part-{i}": 1.5 for i in range(len(COLORS) + 2)}
+    three_attempts(tmp_path / "run").metrics(2, [{"step": 18, "val_loss": 1.6, **parts}])
+    page = page_of(tmp_path / "run")
+    assert all(f">{name.partition('/')[2]}<" in page for name in parts)
 
 
 # --- the command ---

@@ -10,6 +10,7 @@ from config_kit import configured
 from mingpt.compute.batches import BatchPlan
 from mingpt.config.schema import Config
 from mingpt.data.source import Source
+from mingpt.data.vocabulary import Bytes
 from mingpt.errors import UserError
 from mingpt.snapshot.attempts import make_run_dir
 from mingpt.train.attempt import agree_on_inputs
@@ -24,7 +25,7 @@ def source_of(config: Config) -> Source:
     return config.data.open(config.model.block_size, config.batch.micro_size)
 
 
-def agree(mine: Config, theirs: Config, sha256: str) -> None:
+def agree(mine: Config, theirs: Config, sha256: str, **others: Any) -> None:
     said: list[Any] = []
 
     class Recorder(World):
@@ -34,8 +35,8 @@ def agree(mine: Config, theirs: Config, sha256: str) -> None:
 
     world = Recorder(**{f: getattr(ALONE, f) for f in ("rank", "size", "local_rank", "device", "backend")})
     source = source_of(configured(*CLASSIFIER))
-    for config, content in ((mine, "a"), (theirs, sha256)):
-        agree_on_inputs(world, config, replace(source, sha256=content))
+    for config, changed in ((mine, {"sha256": "a"}), (theirs, {"sha256": sha256} | others)):
+        agree_on_inputs(world, config, replace(source, **changed))
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,12 @@ def test_the_same_path_with_other_content_is_refused() -> None:
         UserError, match=r"process 1 has other settings or data than process 0: data\.sha256: a -> b: start all "
     ):
         agree(configured(), configured(), "b")
+
+
+def test_another_vocabulary_of_the_same_text_is_refused() -> None:
+    """data.tokenizer is a node's own place, as data.path is: what lies there must be the same."""
+    with pytest.raises(UserError, match=r"than process 0: data\.vocabulary: \w+ -> \w+: start all "):
+        agree(configured(), configured(), "a", vocabulary=Bytes())
 
 
 def lines(samples: int, *arguments: str) -> list[str]:

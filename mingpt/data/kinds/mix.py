@@ -88,6 +88,12 @@ class MixData(CachedData):
             )
         if odd := [name for name in self.mix if not name.replace("-", "").replace("_", "").isalnum()]:
             return f"data.mix: {odd[0]!r} is not a name of letters, digits, '-' and '_': take another"
+        apart = [key for key, part in self.parts().items() if getattr(part, "documents", "joined") == "apart"]
+        if joined := apart and [key for key in self.parts() if key not in apart]:
+            return (
+                f"{' and '.join(f'{key}.documents=apart' for key in apart)}, but those of {' and '.join(joined)} are "
+                f"joined: set all to one (kind=text has no documents: `mingpt prepare` makes shards of a text)"
+            )
         from mingpt.compute.mixture import BLOCK
 
         for step, weights in self.phases():
