@@ -31,7 +31,7 @@ try:
     if sys.argv[1] == "images":
         find_images(sys.argv[2]).read()
     else:
-        for block in blocks(find_files([sys.argv[2]], None)[0], Options()):
+        for block in blocks(find_files([sys.argv[2]], None, {})[0], Options()):
             read += sum(len(piece.text) for piece in pieces_of(block, Options(), [], 0))
 except UserError as error:
     mistake = str(error)
