@@ -1,6 +1,6 @@
 """`python benchmarks/observers.py [--steps 2000] [--block 20]`: what watching a run costs.
 
-Trains `experiment=shakespeare_char` in one process with everything on that watches: console lines, JSON lines, trace,
+Trains `experiment=shakespeare_gpt2` in one process with everything on that watches: console lines, JSON lines, trace,
 ledger, TensorBoard. In every second block of steps the events are kept from the observers. What costs a process in
 each step (the read of its figures, the count of collectives), and the threads that write, are in both. The cost is the
 median over pairs of neighbouring blocks of (mean step with them) / (mean step without) - 1: a machine whose speed
@@ -51,7 +51,7 @@ def measure(steps: int, block: int, text: Path, folder: str) -> list[float]:
 
     session.open_observers = open_observers  # type: ignore[assignment]
     arguments = [
-        "experiment=shakespeare_char",
+        "experiment=shakespeare_gpt2",
         f"data.path={text}",
         f"run.dir={folder}/run",
         f"train.max_steps={steps}",

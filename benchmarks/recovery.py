@@ -27,7 +27,7 @@ class Launched:
     """A run under mingpt.launch, whose lines are read with the time at which they came."""
 
     def __init__(self, run_dir: str) -> None:
-        overrides = ["experiment=shakespeare_char", f"run.dir={run_dir}", "train.log_every=1", "snapshot.every_steps=1"]
+        overrides = ["experiment=shakespeare_gpt2", f"run.dir={run_dir}", "train.log_every=1", "snapshot.every_steps=1"]
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mingpt.launch", "--nproc-per-node=2", *overrides],

@@ -26,7 +26,7 @@ from mingpt.observe.ledger import ledger
 GLOBAL, MICRO, SEED = 32, 8, 1
 NOT_FINITE, SPIKES, ONE_MORE = (350,), (520, 521, 522), (700,)  # batches, counted from 0
 SETTINGS = (
-    "experiment=shakespeare_char", "data._target_=eventful_run.text", f"batch.global_size={GLOBAL}", f"seed={SEED}",
+    "experiment=shakespeare_gpt2", "data._target_=eventful_run.text", f"batch.global_size={GLOBAL}", f"seed={SEED}",
     f"batch.micro_size={MICRO}", "train.max_steps=800", "train.eval_every=100", "train.log_every=10",
     "snapshot.every_steps=50", "snapshot.hot_every_steps=0", "health.spike_sigma=8", "health.spike_window=64",
     "health.max_skips=3", "health.max_rollbacks=1", "health.hang_seconds=10", "run.price_per_hour=1.5",
