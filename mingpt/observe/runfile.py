@@ -38,18 +38,24 @@ class RunFile:
         self._storing = threading.Lock()  # held while writing; a bucket's `append` does not take it
         self._closed = threading.Event()
         self.in_thread = replaced or not self.local
-        if self.in_thread:
-            threading.Thread(target=self._write, name=what, daemon=True).start()
+        self._started = False
 
     def append(self, data: bytes) -> None:
         self.content += data
-        self.changed = True
-        if not self.in_thread:
-            self.flush()
+        self._tell()
 
     def replace(self, data: bytes) -> None:
         """data: the whole file."""
-        self.content, self.changed = bytearray(data), True
+        self.content = bytearray(data)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.changed = True
+        if not self.in_thread:
+            self.flush()
+        elif not self._started:
+            self._started = True
+            threading.Thread(target=self._write, name=self.what, daemon=True).start()
 
     def flush(self) -> None:
         """Write or upload what is new. Reports an error, and raises none."""
@@ -108,6 +114,8 @@ class RunFile:
 
     def _write(self) -> None:
         pause = LOCAL_SECONDS if self.local else UPLOAD_SECONDS
+        if self.replaced:  # what is known of an attempt from its start is known if it is killed soon
+            self.flush()
         while not self._closed.wait(pause):
             self.flush()
         while self.changed:  # see finish()

@@ -10,6 +10,7 @@ import pytest
 from mingpt import storage
 from mingpt.observe import runfile
 from mingpt.observe.runfile import RunFile
+from node_kit import wait_until
 
 FULL = "the disk is full: free some space or choose another place. The run goes on;"
 
@@ -46,6 +47,16 @@ def test_a_file_that_is_replaced_is_whole_at_any_time(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in said] == ["LEDGER can't be written", "ledger is written again"]
     assert (tmp_path / "ledger/a.json").read_bytes() == b"third"
     assert [p.name for p in (tmp_path / "ledger").iterdir()] == ["a.json"]
+
+
+def test_the_first_content_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that is killed in its first second has an account."""
+    monkeypatch.setattr(runfile, "LOCAL_SECONDS", 3600)
+    file = RunFile(str(tmp_path), "a.json", print, "ledger", replaced=True)
+    file.replace(b"first")
+    wait_until((tmp_path / "a.json").exists, "the first content")
+    assert (tmp_path / "a.json").read_bytes() == b"first"
+    file.close()
 
 
 def test_a_file_that_somebody_deletes_begins_again(tmp_path: Path) -> None:
