@@ -87,7 +87,7 @@ def tensorboard(about: About) -> Iterator[Write]:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    files = list[RunFile]()  # the last one is written to; to a bucket it is uploaded as a whole, so it must not grow
+    files = list[RunFile]()  # the last ones; a bucket gets each one as a whole, so it must not grow for ever
     rows = 0
 
     def add(**fields: Any) -> None:
@@ -100,6 +100,7 @@ def tensorboard(about: About) -> Iterator[Write]:
         if rows % PART_ROWS == 0:
             for file in files[-1:]:
                 file.finish()
+            del files[:-2]  # those that a bucket may not have yet stay
             # Readers sort the files by name. The clocks of two machines may differ, the numbers of attempts do not.
             name = f"tensorboard/events.out.tfevents.{about.attempt:010d}.{rows:010d}"
             files.append(RunFile(about.run_dir, name, about.say, "the event file of track=tensorboard"))
@@ -111,7 +112,7 @@ def tensorboard(about: About) -> Iterator[Write]:
         add(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
 
     yield write
-    for file in files[-1:]:
+    for file in files:
         file.close()
 
 
