@@ -35,6 +35,7 @@ GROUPS = {
         "train": Verb("train a GPT in this process", "mingpt.train.__main__", "mingpt.config.commandline"),
         "launch": Verb("train with several, on one node or many", "mingpt.launch.__main__", "mingpt.launch.torchrun"),
         "preflight": Verb("look at the nodes before training", "mingpt.preflight.__main__", "mingpt.preflight.command"),
+        "selftest": Verb("try whether this machine computes right", "mingpt.selftest.__main__"),
     },
     "Look and use": {
         "generate": Verb("continue texts or draw images with a run's model", "mingpt.generate"),

@@ -58,7 +58,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "probe": probe(device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
-        "gpu": _gpu(device) if cuda else None,
+        "gpu": gpu(device) if cuda else None,
         "triton": _version("triton") if config.train.compile else None,
         "threads": None if cuda else config.train.threads,
         "precision": config.precision,
@@ -83,7 +83,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _gpu(device: torch.device) -> dict[str, Any]:
+def gpu(device: torch.device) -> dict[str, Any]:
     return {
         "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count,
         "cudnn": torch.backends.cudnn.version(),

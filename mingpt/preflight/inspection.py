@@ -26,15 +26,17 @@ NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the 
 PEERS = 8  # nodes to which each node measures the link
 
 
-def inspect(node: Torchrun, config: Config, processes: int | None, seconds: float) -> Report:
+def inspect(node: Torchrun, config: Config, processes: int | None, seconds: float, found: list[Finding]) -> Report:
     """Run the checks, on every node at once; the report is the same on all nodes that have met.
 
     processes: of this node; None: as many as the platform announces GPUs, or torch sees. seconds: the longest wait for
-    the other nodes.
+    the other nodes. found: what this node has found before, for the report of all.
     """
     helper = Helper()
     try:
-        return _Inspection(node, config, processes, seconds, helper).run()
+        inspection = _Inspection(node, config, processes, seconds, helper)
+        inspection.mine += found
+        return inspection.run()
     finally:
         helper.end()
 

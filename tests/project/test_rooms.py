@@ -21,6 +21,7 @@ ROOMS = (
     "observe",
     "train",
     "launch",
+    "selftest",
     "preflight",
     "prepare",
     "report",
