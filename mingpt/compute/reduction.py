@@ -10,7 +10,7 @@ all-gather returns the whole sum. If the shares are complete subtrees (M and the
 as many bytes as a ring all-reduce; docs/exactness.md has the measurements.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from mingpt.world.world import World, all_gather, all_reduce, all_to_all, share
 
 Node = tuple[int, int]  # (a, b): the subtree over the microbatches a to b - 1
 Value = TypeVar("Value", float, Tensor)
+See = Callable[[int, Sequence[Tensor], Sequence[Tensor]], None]  # microbatch, parameters, their gradients
 
 
 def middle(a: int, b: int) -> int:
@@ -132,6 +133,7 @@ class ExactReduction:
         self.stack: list[tuple[Node, dict[Tensor, Tensor]]] = []
         self.exchanges: list[_Exchange] = []
         self.reduced = 0  # elements in this step
+        self.see: See | None = None  # called with each microbatch's gradients, before anything is added to them
         ddp.register_comm_hook(state=None, hook=self._hook)
 
     def shares(self) -> list[range]:
@@ -144,6 +146,8 @@ class ExactReduction:
         for p in self.parameters:
             gradients.append(torch.zeros_like(p) if p.grad is None else p.grad)
             p.grad = None  # so that the next backward stores a new tensor instead of adding to this one
+        if self.see:
+            self.see(microbatch, self.parameters, gradients)
         while self.stack and (parent := self.parents.get((self.stack[-1][0], node))):
             torch._foreach_add_(gradients, list(self.stack.pop()[1].values()))
             node = parent
@@ -160,6 +164,8 @@ class ExactReduction:
         node: Node = (self.mine[-1], self.mine[-1] + 1)
         parameters = bucket.parameters()
         views = _views(flat, bucket)
+        if self.see:
+            self.see(self.mine[-1], parameters, views)
         left = len(self.stack)
         while left and (parent := self.parents.get((self.stack[left - 1][0], node))):
             left -= 1

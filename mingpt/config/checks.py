@@ -90,6 +90,12 @@ def _tracker(name: str, c: Config, _: int) -> str | None:
     return None
 
 
+def _audit(c: Config, _: int) -> str | None:
+    if not c.health.audit_every or c.reduce == "exact":
+        return None
+    return "health.audit_every compares single gradients, which reduce=fast never has: take reduce=exact, or 0"
+
+
 def _webhook(c: Config, _: int) -> str | None:
     try:
         url = urlsplit(c.health.notify or "https://none")
@@ -154,6 +160,7 @@ def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
         Check(("world.backend", "world.device"), _backend),
         Check(("health.notify",), _webhook),
+        Check(("health.audit_every", "reduce"), _audit),
         Check(("profile.steps",), _profile),
         *(Check(("track", "run.dir"), partial(_tracker, name)) for name in config.track or ()),
     )

@@ -33,6 +33,7 @@ from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
 
 if TYPE_CHECKING:
+    from mingpt.train.audit import Audit
     from mingpt.train.bad_steps import BadSteps
 
 
@@ -132,6 +133,7 @@ class Run:
     checkpointer: Checkpointer
     evaluation: Evaluation
     bad_steps: "BadSteps"
+    audit: "Audit | None"
     observers: Observers
     reporter: Reporter
     record: RunRecord

@@ -30,6 +30,7 @@ from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_di
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import Loaded
 from mingpt.train import loop, own_model, resume
+from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps, leave_out
 from mingpt.train.factory import trainable
 from mingpt.train.observers import open_observers
@@ -220,7 +221,12 @@ def build_run(
     if config.train.compile:
         compute.model.compile()  # before DDP wraps it: see numerics.pin
     ddp = DistributedDataParallel(compute.model, gradient_as_bucket_view=True)
-    exact = config.reduce == "exact"
+    audit = None
+    if config.health.audit_every:
+        audit = Audit(config.health.audit_every, config.run.dir, compute, source, world)
+    reduction = FastReduction(ddp) if config.reduce == "fast" else ExactReduction(ddp, plan.microbatches, world)
+    if audit and isinstance(reduction, ExactReduction):
+        reduction.see = audit.see
     mine = world.share(plan.microbatches)
     work = RankSampler(plan, mine, origin.step, config.train.max_steps)
     observers = open_observers(config, record, compute, world, lifetime)
@@ -232,7 +238,7 @@ def build_run(
         lifetime=lifetime,
         compute=compute,
         ddp=ddp,
-        reduction=ExactReduction(ddp, plan.microbatches, world) if exact else FastReduction(ddp),
+        reduction=reduction,
         stats=StatsExchange(world, plan.microbatches, flags=1 + len(FLAGS)),
         times=StepTimes(lifetime.clock, world.device),
         read=DelayedRead(origin.step, flags=1 + len(FLAGS), late=world.device.type == "cuda"),
@@ -244,6 +250,7 @@ def build_run(
             compute, config, source, world, lifetime.clock, observers, origin.best_val_loss, stop=lambda: lifetime.stop
         ),
         bad_steps=BadSteps(config, compute, checkpointer, observers, world),
+        audit=audit,
         observers=observers,
         reporter=Reporter(observers, world, lifetime, compute.update, origin.step, tokens_per_step),
         record=record,
@@ -275,5 +282,7 @@ def announce(run: Run) -> None:
     )
     if run.config.reduce == "fast":
         say("reduce=fast: equal bits for another number of processes are not promised")
+    if run.audit:
+        say(run.audit.cost())
     for line in proportions(plan, run.source, run.config):
         say(line)

@@ -21,6 +21,9 @@ def train_step(run: "Run", step: int) -> StepStats:
     update.zero_grad()
     losses, tokens = list[Tensor](), list[Tensor]()
     run.times.begin()
+    if run.audit:
+        with clock.within("audit"):
+            run.audit.before(run.ddp, step)
     for microbatch in run.mine:
         with clock.within("wait"):
             batch = next(run.batches)
@@ -41,6 +44,9 @@ def train_step(run: "Run", step: int) -> StepStats:
     with clock.within("exchange"):
         run.reduction.finish()
         stats = run.stats.finish()
+    if run.audit:
+        with clock.within("audit"):
+            run.audit.after(run.ddp, step)
     with clock.within("update"):
         run.checkpointer.before_update()
         return replace(stats, grad_norm=update(step, stats.losses.to(device), stats.tokens.to(device)))

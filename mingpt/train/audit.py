@@ -1,0 +1,156 @@
+"""Is a machine sick? Every so many steps each process computes a microbatch of another one again (health.audit_every).
+
+A step is a pure function of (state, config, step), so both gradients must have the same bits. They are compared before
+the update: a wrong gradient reaches no weight and no snapshot. Machines that compute wrongly now and then, without any
+error, are found in every large fleet (Hochschild et al. 2021, "Cores that don't count").
+"""
+
+import socket
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from mingpt.data.source import Source
+from mingpt.errors import TransientError
+from mingpt.observe.sick import add_sick
+from mingpt.train.run import Compute
+from mingpt.world.world import World, share
+
+CHUNK = 1 << 22  # elements hashed at a time: their 64-bit numbers take 32 MB
+# Odd constants of splitmix64 (Steele et al. 2014) and of xxHash, as signed 64-bit numbers.
+FIRST, SECOND = 0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64)
+
+Hash = list[int]  # four 64-bit numbers
+
+
+def gradient_hash(gradient: Tensor) -> Tensor:
+    """A hash of a float32 tensor's bits, shape (4,), int64, without waiting for the device.
+
+    Four sums of bits times odd weights, modulo 2^64. So a single wrong element always changes one of them, and several
+    cancel out with a chance of 2^-64. Integer sums have the same bits in any order.
+    """
+    bits = gradient.detach().contiguous().flatten().view(torch.int32)
+    total = torch.zeros(4, dtype=torch.int64, device=bits.device)
+    for start in range(0, len(bits), CHUNK):
+        part = bits[start : start + CHUNK].to(torch.int64)
+        place = torch.arange(start, start + len(part), device=bits.device)
+        products = part * ((place * FIRST) ^ ((place + 1) * SECOND >> 13) | 1)
+        total += torch.nn.functional.pad(products, (0, -len(products) % 4)).view(-1, 4).sum(0)
+    return total
+
+
+def shift(hosts: Sequence[str], size: int) -> int:
+    """How far the process that a process checks is from it: on another node, if there is one."""
+    most = max(Counter(hosts).values())
+    return most % size or 1 % size
+
+
+class Audit:
+    """The loop's step calls `before`, then the reduction calls `see` for each gradient, then the step calls `after`."""
+
+    def __init__(self, every: int, run_dir: str, compute: Compute, source: Source, world: World) -> None:
+        self.every, self.run_dir, self.compute, self.source, self.world = every, run_dir, compute, source, world
+        names = {p: name for name, p in compute.update.named}
+        self.parameters = sorted(names, key=names.__getitem__)
+        self.names = [names[p] for p in self.parameters]
+        self.devices = world.gather([socket.gethostname(), device_name(world.device)])
+        self.shares = [share(r, world.size, compute.plan.microbatches) for r in range(world.size)]
+        self.shift = shift([host for host, _ in self.devices], world.size)
+        self.watched: int | None = None  # the microbatch of mine that another process computes, too
+        self.mine: dict[Tensor, Tensor] = {}
+        self.theirs: list[Hash] = []
+
+    def cost(self) -> str:
+        mine = len(self.shares[self.world.rank])
+        return f"audit: every {self.every} steps, a process computes {mine + 1} microbatches in place of {mine}"
+
+    def microbatch(self, rank: int, step: int) -> int:
+        """The one of a process's microbatches that is computed twice in this step: in turns."""
+        return self.shares[rank][step // self.every % len(self.shares[rank])]
+
+    def before(self, ddp: DistributedDataParallel, step: int) -> None:
+        """step: counted from 0. Computes the other process's microbatch; its gradient is hashed and dropped."""
+        self.watched = None
+        if (step + 1) % self.every == 0:
+            self.watched = self.microbatch(self.world.rank, step)
+            self.theirs = self.compute_again(ddp, step, (self.world.rank + self.shift) % self.world.size)
+
+    def compute_again(self, ddp: DistributedDataParallel, step: int, rank: int) -> list[Hash]:
+        """By parameter, in the order of `names`."""
+        plan, microbatch = self.compute.plan, self.microbatch(rank, step)
+        ids = plan.sample_ids(step)[microbatch * plan.micro_size : (microbatch + 1) * plan.micro_size].tolist()
+        tensors = [x.to(self.world.device) for x in self.source.train[ids]]
+        torch.manual_seed(plan.dropout_seed(step, microbatch))
+        self.compute.update.zero_grad()  # backward adds to what is there
+        with ddp.no_sync():
+            with self.compute.autocast:
+                loss, _ = ddp(*tensors)
+            if loss.requires_grad:
+                self.compute.update.scaled(loss).backward()
+        found = hashes(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
+        self.compute.update.zero_grad()
+        return found
+
+    def see(self, microbatch: int, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Hash my gradients of the watched microbatch, before anything is added to them."""
+        if microbatch == self.watched:
+            self.mine |= {p: gradient_hash(g) for p, g in zip(parameters, gradients, strict=True)}
+
+    def after(self, ddp: DistributedDataParallel, step: int) -> None:
+        """Compare. Raises TransientError in all processes if a gradient differs: the next attempt computes it again."""
+        if self.watched is None:
+            return
+        used = [self.mine[p].tolist() for p in self.parameters]
+        self.mine.clear()
+        seen = self.world.gather([folded(used), folded(self.theirs)])
+        for rank, (_, other) in enumerate(seen):
+            checked = (rank + self.shift) % self.world.size
+            if seen[checked][0] != other:
+                self._settle(ddp, step, rank, checked, used)
+
+    def _settle(self, ddp: DistributedDataParallel, step: int, checker: int, checked: int, used: list[Hash]) -> None:
+        """All compute that microbatch once more. Most of the results are right."""
+        again = self.world.gather(self.compute_again(ddp, step, checked))
+        first = self.world.gather([used if self.world.rank == checked else [], self.theirs])
+        results = [(checked, first[checked][0]), (checker, first[checker][1]), *enumerate(again)]
+        votes = Counter(str(result) for _, result in results)
+        (right, most), *others = votes.most_common()
+        undecided = any(count == most for _, count in others)
+        sick = sorted({rank for rank, result in results if undecided or str(result) != right})
+        wrong = [result for _, result in results if str(result) != right]
+        good = next(result for _, result in results if str(result) == right)
+        where = next(name for name, a, b in zip(self.names, good, wrong[0], strict=True) if a != b)
+        hosts = sorted({self.devices[rank][0] for rank in sick})
+        if self.world.is_main and not undecided:
+            add_sick(self.run_dir, hosts)
+        shown = " or ".join(f"process {r} (host {self.devices[r][0]}, {self.devices[r][1]})" for r in sick)
+        which = "one of them is sick, and two can't tell which" if undecided else "its machine is sick"
+        left = "" if undecided else f"; run.dir/sick-hosts names {', '.join(hosts)}"
+        raise TransientError(
+            f"audit of step {step + 1}: {shown} computed another gradient than the others (of microbatch "
+            f"{self.microbatch(checked, step)}, first difference in {where}): {which}. No weight was changed{left}"
+        )
+
+
+def device_name(device: torch.device) -> str:
+    """With what tells one GPU of a host from the others."""
+    if device.type != "cuda":
+        return "cpu"
+    about = torch.cuda.get_device_properties(device)
+    return f"{device}, {about.name}, {getattr(about, 'uuid', 'without a serial number')}"
+
+
+def hashes(gradients: Iterable[Tensor]) -> list[Hash]:
+    found: list[Hash] = torch.stack([gradient_hash(g) for g in gradients]).tolist()
+    return found
+
+
+def folded(by_parameter: list[Hash]) -> Hash:
+    """32 bytes for all parameters."""
+    table = torch.tensor(by_parameter)
+    place = torch.arange(len(table))[:, None]
+    total: Hash = (table * (place * FIRST | 1)).sum(0).tolist()
+    return total
