@@ -6,6 +6,7 @@ ARGS ?=
 N ?= 200
 # How many tests run at a time. Many of them only wait, for a time limit or for processes that start.
 JOBS ?= 3
+SLOW_JOBS ?= 4
 SEED ?= 1
 
 VENV := .venv
@@ -18,7 +19,7 @@ AZURITE := .azurite
 AZURITE_INSTALLED := $(AZURITE)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
+.PHONY: help train test test-all test-matrix fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -36,8 +37,11 @@ test: lint ## before a commit: lint, the fast tests, and one real kill, resize, 
 
 test-all: $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## make test, then all other tests (of the lab, the short ones)
 	@$(MAKE) --no-print-directory test
-	$(BIN)/python -m pytest -n $(JOBS) --durations=12 -m "slow and not (lab or example)"
+	$(BIN)/python -m pytest -n $(SLOW_JOBS) --durations=12 -m "slow and not (lab or example or matrix)"
 	@$(MAKE) --no-print-directory short-lab
+
+test-matrix: $(INSTALLED) ## the combinations of faults and launchers that test-all leaves out
+	$(BIN)/python -m pytest -n $(SLOW_JOBS) -m matrix
 
 # The lab is taken down even if tests fail.
 short-lab: $(SKY_INSTALLED)
