@@ -81,7 +81,7 @@ def crossings() -> Iterator[ParameterSet]:
             yield pytest.param(event, launcher, marks=[pytest.mark.matrix] * (odd % 2), id=f"{event}-{launcher}")
 
 
-@pytest.mark.parametrize(("event", "launcher"), crossings())
+@pytest.mark.parametrize(("event", "launcher"), list(crossings()))
 def test_fault(event: str, launcher: str, new_run: Callable[..., Run], undisturbed: Callable[..., Run]) -> None:
     strike, under_torchrun, under_launch, resume = EVENTS[event]
     run = new_run()
