@@ -1,4 +1,4 @@
-"""recipes/serve.yaml, as SkyPilot reads it; and a folder of the user's from git as `workdir`, as docs/skypilot.md has it."""
+"""recipes/serve.yaml, as SkyPilot reads it; and a `workdir` from git, as docs/skypilot.md has it."""
 
 import json
 import os
@@ -29,7 +29,9 @@ def ask_sky(task: dict[str, Any], home: Path) -> "subprocess.CompletedProcess[st
         pytest.skip("needs SkyPilot in .venv-sky: make .venv-sky/.installed")
     env = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     command = [str(SKY), "-c", ASK]
-    return subprocess.run(command, input=json.dumps(task), env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, input=json.dumps(task), env=env, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.slow
