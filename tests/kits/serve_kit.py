@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import uvicorn
+from starlette.applications import Starlette
 
 from mingpt.commands.loading import open_model
 from mingpt.data.vocabulary import TextVocabulary
@@ -48,9 +49,9 @@ def served_for(run: Path, *options: str, **changed: Any) -> Served:
 
 
 @contextmanager
-def serving(served: Served) -> Iterator[str]:
-    """Its address."""
-    server = uvicorn.Server(uvicorn.Config(app_of(served), lifespan="off", log_config=None, access_log=False))
+def serving(served: Served, app: Starlette | None = None) -> Iterator[str]:
+    """Its address. app: another one than its own."""
+    server = uvicorn.Server(uvicorn.Config(app or app_of(served), lifespan="off", log_config=None, access_log=False))
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

@@ -89,9 +89,9 @@ def build(dockerfile: Path, context: Path, base: Path, folder: Path) -> Stage:
             case "FROM":
                 image, _, name = rest.partition(" AS ")
                 assert image in stages or re.fullmatch(PYTHON, image), image
-                source = stages[image].root if image in stages else base
+                parent = stages[image].root if image in stages else base
                 stage = stages[name] = Stage(folder / (name or "final"))
-                subprocess.run(["cp", "-a", "--reflink=auto", str(source), str(stage.root)], check=True, timeout=LIMIT)
+                subprocess.run(["cp", "-a", "--reflink=auto", str(parent), str(stage.root)], check=True, timeout=LIMIT)
             case "WORKDIR":
                 stage.workdir = rest
                 (stage.root / rest[1:]).mkdir(parents=True, exist_ok=True)
