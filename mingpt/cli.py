@@ -40,6 +40,7 @@ GROUPS = {
     "Look and use": {
         "generate": Verb("continue texts or draw images with a run's model", "mingpt.generate"),
         "evaluate": Verb("say how good a run's model is", "mingpt.evaluate"),
+        "serve": Verb("answer requests with a run's model, in OpenAI's form", "mingpt.serve.__main__"),
         "report": Verb("show what runs have done, as one HTML page", "mingpt.report.__main__"),
         "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "mingpt.snapshots"),
         "export": Verb("write a run's model for Hugging Face's transformers", "mingpt.snapshots", several=True),

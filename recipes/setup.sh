@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up one node; every recipe calls it. It installs constraints.txt into .venv, and what else the experiment needs:
-# clients of stores, tokenizers, data. It reads the recipes' variables; arguments are overrides:
+# clients of stores, tokenizers, data; and EXTRAS. It reads the recipes' variables; arguments are overrides:
 #   bash recipes/setup.sh experiment=mnist run.dir=s3://bucket/run
 # You may run it again at any time, and on several nodes at once. If everything is there, it takes seconds.
 set -euf -o pipefail # -f: OVERRIDES may contain * and [
@@ -54,7 +54,7 @@ fi
 
 # If the overrides are wrong, set-up ends here and lists every problem.
 needed=$(.venv/bin/python -m mingpt.prepare.extras "${overrides[@]}")
-all=$(printf '%s\n' ${extras//,/ } $needed | sort -u | paste -sd, -)
+all=$(printf '%s\n' ${extras//,/ } ${EXTRAS:-} $needed | sort -u | paste -sd, -)
 if [ "${all#,}" != "$extras" ]; then
   install "${all#,}"
   echo "${all#,}" >.venv/.extras

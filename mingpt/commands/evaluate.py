@@ -4,18 +4,16 @@ import json
 import math
 from typing import Any
 
-from mingpt.commands.loading import open_model
+from mingpt.commands.loading import find_manifest, open_model
 from mingpt.commands.tasks import OF_TASKS, answer_tasks
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.trusted import reconfigure
 from mingpt.console import say
 from mingpt.data.vocabulary import vocabulary_of
-from mingpt.errors import FINISHED, Damaged, UserError
+from mingpt.errors import FINISHED, UserError
 from mingpt.evaluate import parser
 from mingpt.redact import without_secrets
-from mingpt.snapshot.find import find
-from mingpt.snapshot.reader import read_manifest
 from mingpt.train.attempt import agree_on_inputs, report_failure
 from mingpt.train.evaluation import Figures, byte_lengths, evaluate
 from mingpt.world.joining import join, world_size
@@ -30,19 +28,12 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
             return answer_tasks(options, lifetime)
         if lost := [f"--{name}" for name in OF_TASKS if getattr(options, name.replace("-", "_")) is not None]:
             raise UserError(f"{lost[0]} is for --tasks: name the tasks, or leave it out")
-        found = find(options.url, options.step)
-        try:
-            manifest = read_manifest(found.store, found.steps[0])
-        except Damaged as damage:
-            where = found.store.folder_url(found.steps[0])
-            raise UserError(f"{where}: {damage}: choose another with --step") from damage
+        store, manifest = find_manifest(options.url, options.step)
         config = reconfigure(manifest.config, given(options), world_size())
         vocabulary = vocabulary_of(manifest.vocabulary)
         source = config.data.open(config.model.block_size, config.batch.micro_size, vocabulary)
         if source.vocabulary.to_json() != vocabulary.to_json():
-            raise UserError(
-                f"data.kind={config.data.kind} has another vocabulary than {found.store.url}: choose other data"
-            )
+            raise UserError(f"data.kind={config.data.kind} has another vocabulary than {store.url}: choose other data")
         if not len(source.validation):
             raise UserError(f"data.kind={config.data.kind} has nothing to evaluate on: {config.data.validation}")
         with join(config.world) as world:

@@ -1,6 +1,7 @@
 """Load the model and the vocabulary of a snapshot that may come from anybody: nothing in it is imported or run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,21 @@ class Opened:
     where: str
 
 
+@contextmanager
+def _another_if_damaged(where: str) -> Iterator[None]:
+    try:
+        yield
+    except Damaged as damage:
+        raise UserError(f"{where}: {damage}: choose another with --step") from damage
+
+
+def find_manifest(url: str, step: int | None = None) -> tuple[Store, Manifest]:
+    """The store under a URL, and the newest snapshot's manifest, or that of `step`. Raises UserError if damaged."""
+    found = find(url, step)
+    with _another_if_damaged(found.store.folder_url(found.steps[0])):
+        return found.store, read_manifest(found.store, found.steps[0])
+
+
 def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = lambda step: step) -> Opened:
     """The newest snapshot's model, or that of `step`, built from the manifest's config alone.
 
@@ -34,10 +50,8 @@ def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = 
     found = find(url, step)
     step = agree(found.steps[0])
     where = found.store.folder_url(step)
-    try:
+    with _another_if_damaged(where):
         return load(found.store, step, where)
-    except Damaged as damage:
-        raise UserError(f"{where}: {damage}: choose another with --step") from damage
 
 
 def load(store: Store, step: int, where: str) -> Opened:

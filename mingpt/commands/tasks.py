@@ -7,14 +7,12 @@ import sys
 from contextlib import redirect_stdout
 from typing import Any
 
-from mingpt.commands.loading import open_model
+from mingpt.commands.loading import find_manifest, open_model
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.trusted import reconfigure
 from mingpt.console import say
-from mingpt.errors import FINISHED, Damaged, UserError
-from mingpt.snapshot.find import find
-from mingpt.snapshot.reader import read_manifest
+from mingpt.errors import FINISHED, UserError
 from mingpt.train.tasks import Results, check_text, load_tasks, measure
 from mingpt.world.joining import join, world_size
 from mingpt.world.lifetime import Lifetime
@@ -33,11 +31,7 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
             raise UserError(f"--{name.replace('_', '-')}=0: give a number above 0")
     if data := [o for o in options.overrides if o.startswith("data")]:
         raise UserError(f"{data[0]}: tasks bring their own data: leave it out, or leave --tasks out")
-    found = find(options.url, options.step)
-    try:
-        manifest = read_manifest(found.store, found.steps[0])
-    except Damaged as damage:
-        raise UserError(f"{found.store.folder_url(found.steps[0])}: {damage}: choose another with --step") from damage
+    _, manifest = find_manifest(options.url, options.step)
     # Any kind of data that needs no file: none is opened.
     config = reconfigure({**manifest.config, "data": None}, ["data=random", *given(options)], world_size())
     tasks = load_tasks("--tasks", names, options.include_path, options.num_fewshot)

@@ -7,7 +7,8 @@ from the defaults here. validation.py lists what is wrong.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, field_validator
+from pydantic_core import PydanticCustomError
 
 from mingpt.config.kinds import Data, Model
 from mingpt.config.section import NO_RESULT, AffectsResult, Section, follows
@@ -54,6 +55,14 @@ class WorldConfig(Section):
     """Longest wait for the other processes in a step or a snapshot, and for a silent node; then exit code 70."""
     init_timeout_seconds: float = Field(default=300, gt=0)
     """Longest wait for the other processes at the start."""
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _no_apple(cls, device: object) -> object:
+        if device == "mps":
+            why = "Apple's GPUs are not supported, since it is not known whether they repeat their bits: set it to cpu"
+            raise PydanticCustomError("mps", why)
+        return device
 
 
 class Batch(Section):

@@ -79,10 +79,27 @@ def _read(raw: bytes, shown: str) -> Iterator[list[Turn]]:
                 raise UserError(f"{shown}: line {number}: {printable(why)}: mend it, or take it out") from error
 
 
+def _ends(vocabulary: TextVocabulary) -> list[int]:
+    """What ends an answer."""
+    end = getattr(vocabulary, "end_of_text", None)
+    return vocabulary.encode("\n") if end is None else [end]
+
+
+def prompt_of(messages: list[Any], vocabulary: TextVocabulary) -> list[int]:
+    """The tokens after which the assistant answers these messages. Raises ValueError, which says what is wrong."""
+    turns = turns_of({"messages": [*messages, {"role": "assistant", "content": "…"}]})[:-1]
+    ends = _ends(vocabulary)
+    return [token for text, counts in turns for token in vocabulary.encode(text) + (ends if counts else [])]
+
+
+def answer_of(text: str) -> str:
+    """The answer without the blank that it begins with."""
+    return text.removeprefix(" ")
+
+
 def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary) -> NDArray[Any]:
     """All conversations, one after the other, as an array of TOKEN."""
-    end = getattr(vocabulary, "end_of_text", None)
-    ends = vocabulary.encode("\n") if end is None else [end]
+    ends = _ends(vocabulary)
     parts = list[NDArray[Any]]()
     for number, turns in enumerate(conversations):
         for text, counts in turns:

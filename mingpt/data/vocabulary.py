@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from mingpt.config import kinds
@@ -48,11 +49,14 @@ class Characters:
     def size(self) -> int:
         return len(self.characters)
 
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {c: i for i, c in enumerate(self.characters)}
+
     def encode(self, text: str) -> list[int]:
-        ids = {c: i for i, c in enumerate(self.characters)}
-        if unknown := sorted(set(text) - set(ids)):
+        if unknown := sorted(set(text) - self._ids.keys()):
             raise UserError(f"the text has characters that the model never saw: {''.join(unknown)!r}")
-        return [ids[c] for c in text]
+        return [self._ids[c] for c in text]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.characters[i] for i in ids)

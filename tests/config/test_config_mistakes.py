@@ -40,6 +40,13 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         # A value out of range, of a wrong type, or not one of the words.
         ("batch.micro_size=0", ["batch.micro_size=0: must be greater than or equal to 1"]),
         ("model.dropout=1", ["model.dropout=1: must be less than 1"]),
+        (
+            "world.device=mps",
+            [
+                "world.device='mps': Apple's GPUs are not supported, since it is not known whether they repeat their "
+                "bits: set it to cpu"
+            ],
+        ),
         ("optimizer.lr=-0.1", ["optimizer.lr=-0.1: must be greater than 0"]),
         ("optimizer.lr=nan", ["optimizer.lr=nan: must be a finite number"]),
         ("model.n_embd=100000000000000000000", ["model.n_embd=100000000000000000000: must be at most 2147483647"]),

@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
+PYTHON = r"python:3\.12-slim-bookworm@sha256:[0-9a-f]{64}"
 LIMIT = 1200  # seconds for one step
 # What a builder gets from its machine, if it is there, and the files that these variables name.
 INDEX_FILES = ["/etc/pip.conf", "/etc/resolv.conf"]
@@ -87,9 +88,10 @@ def build(dockerfile: Path, context: Path, base: Path, folder: Path) -> Stage:
         match word:
             case "FROM":
                 image, _, name = rest.partition(" AS ")
-                assert image.startswith("python:3.12") and image.endswith("-slim-bookworm"), image  # noqa: PT018
+                assert image in stages or re.fullmatch(PYTHON, image), image
+                parent = stages[image].root if image in stages else base
                 stage = stages[name] = Stage(folder / (name or "final"))
-                subprocess.run(["cp", "-a", "--reflink=auto", str(base), str(stage.root)], check=True, timeout=LIMIT)
+                subprocess.run(["cp", "-a", "--reflink=auto", str(parent), str(stage.root)], check=True, timeout=LIMIT)
             case "WORKDIR":
                 stage.workdir = rest
                 (stage.root / rest[1:]).mkdir(parents=True, exist_ok=True)

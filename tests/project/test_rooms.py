@@ -26,6 +26,7 @@ ROOMS = (
     "prepare",
     "report",
     "commands",
+    "serve",
 )
 # `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.
 ENTRIES = {"cli", "completion", "evaluate", "generate", "snapshots", "plugins", "metrics", "data/fetch", "data/prepare"}
