@@ -90,6 +90,7 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
         if started_by_srun and (several := _above_one(environment, "SLURM_NNODES", "SLURM_NTASKS")):
             _require(job, ["SLURM_STEP_ID", "SLURM_JOB_NODELIST"], environment, several)
         return None
+    slurm_job.refuse_components(environment)
     addresses = tuple(slurm_job.nodes(environment))
     otherwise = f"or unset SLURM_JOB_NODELIST{' and SLURM_STEP_ID' if started_by_srun else ''} to be on your own"
     # A batch script of a job with one node is that node. salloc's shell may run on a machine outside of the job.
