@@ -74,9 +74,9 @@ requeue() {
   # By the job's id alone, Slurm may take all tasks of an array.
   local me=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} IFS=,
   me=${me:-$SLURM_JOB_ID}
+  trap '' TERM # Slurm ends this script now, and the rest must be said
   if [ $# = 0 ]; then scontrol requeue "$me"; return; fi
   # Slurm changes the excluded hosts of waiting jobs only. If that fails, the job stays held: it would come back for ever.
-  trap '' TERM # Slurm ends this script now
   scontrol requeuehold "$me" && scontrol update "JobId=$me" "ExcNodeList=$*" && scontrol release "$me"
 }
 
