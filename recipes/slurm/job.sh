@@ -35,7 +35,9 @@ case ${MINGPT_CONTAINER:-} in
   *) PYXIS=(--container-image="$MINGPT_CONTAINER" --container-mounts="$mounts" --container-workdir="$PWD") ;;
 esac
 
-step='' warned='' code=0 before=''
+step='' warned='' code=0 before=none
+# By the job's id alone, Slurm may take all tasks of an array.
+ME=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} ME=${ME:-$SLURM_JOB_ID}
 # This shell gets Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…), and passes it to the step.
 trap 'warned=1; [ -z "$step" ] || kill -USR1 "$step"' USR1
 
@@ -65,34 +67,35 @@ refuse_one_run_for_all() {
 }
 
 # look ARGUMENT…: prints the step of the run's newest snapshot, and the run's sick hosts.
-look() { # a mistake in the arguments is told later, by what trains
-  "${ONCE_A_NODE[@]}" --nodes=1 --ntasks=1 "${PYTHON[@]}" -m mingpt.launch.sick "$@" 2>/dev/null
+look() { # a mistake in the arguments is told later, by what trains; the time limit is near when this is asked at the end
+  timeout 30 "${ONCE_A_NODE[@]}" --nodes=1 --ntasks=1 "${PYTHON[@]}" -m mingpt.launch.sick "$@" 2>/dev/null
 }
 
 # requeue [HOST…]: puts this job, or this task of an array, back into the queue, not to start on these hosts again.
 requeue() {
-  # By the job's id alone, Slurm may take all tasks of an array.
-  local me=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} IFS=,
-  me=${me:-$SLURM_JOB_ID}
+  local IFS=,
   trap '' TERM # Slurm ends this script now, and the rest must be said
-  if [ $# = 0 ]; then scontrol requeue "$me"; return; fi
+  if [ $# = 0 ]; then scontrol requeue "$ME"; return; fi
   # Slurm changes the excluded hosts of waiting jobs only. If that fails, the job stays held: it would come back for ever.
-  scontrol requeuehold "$me" && scontrol update "JobId=$me" "ExcNodeList=$*" && scontrol release "$me"
+  scontrol requeuehold "$ME" && scontrol update "JobId=$ME" "ExcNodeList=$*" && scontrol release "$ME"
 }
 
 # leave_sick_hosts HOST…: if this job has some of these hosts, it goes back into the queue without them.
 leave_sick_hosts() {
-  local host excluded found=''
+  local host excluded found='' known=()
   for host; do
+    host=${host%%.*}
+    scontrol show node "$host" >/dev/null 2>&1 || continue # of another cluster, where this run has been
+    known+=("$host")
     scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -qx -- "$host" && found+=" $host"
   done
   [ -n "$found" ] || return 0
   complain "sick hosts, by run.dir/sick-hosts:$found: the job goes back into the queue, to start on others" \
     "(remove the lines of hosts that are well again)"
-  excluded=$(scontrol show job "$SLURM_JOB_ID" | sed -nE 's/.* ExcNodeList=([^ ]+).*/\1/p')
+  excluded=$(scontrol show job "$ME" | sed -nE 's/.* ExcNodeList=([^ ]+).*/\1/p')
   [ "$excluded" != '(null)' ] || excluded=''
-  requeue ${excluded:+"$excluded"} "$@" || {
-    complain "Slurm did not take the list: scontrol update JobId=$SLURM_JOB_ID ExcNodeList=…, then scontrol release"
+  requeue ${excluded:+"$excluded"} "${known[@]}" || {
+    complain "Slurm did not take the list: scontrol update JobId=$ME ExcNodeList=…, then scontrol release"
     exit 70
   }
   exit 75
@@ -127,6 +130,7 @@ prepare() {
   export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
   local sick
   read -r before sick < <(look "$@")
+  before=${before:-unknown}
   # shellcheck disable=SC2086 # names of hosts
   leave_sick_hosts $sick
   [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0
@@ -177,20 +181,23 @@ judge() {
 # finish ARGUMENT…: the job's end: `code`, or the queue again, where it was the time limit that stopped the run. The second
 # time in a row that it came before a new snapshot (the first may have made the environment), going on is useless.
 finish() {
-  local fruitless=.no-step-$SLURM_JOB_ID now _
+  local fruitless=.no-step-$SLURM_JOB_ID now=unknown _
   if [ "$code" = 75 ] && [ -n "$warned" ]; then
-    read -r now _ < <(look "$@")
-    if [ -n "$before" ] && [ "${now:-$((before + 1))}" -gt "$before" ]; then # the store may not answer now
+    # none: the warning came before this job had looked. unknown: the store did not answer.
+    [ "$before" = none ] || read -r now _ < <(look "$@")
+    if [ "$before" != none ] && { [ "$before" = unknown ] || [ "${now:-unknown}" != "$before" ]; }; then
       rm -f "$fruitless"
     elif [ -e "$fruitless" ]; then
       rm -f "$fruitless"
       complain "the time limit came before the first new snapshot, twice: submit again with a longer --time (now" \
-        "$(squeue -h -j "$SLURM_JOB_ID" -o %l))"
+        "$(squeue -h -j "$ME" -o %l))"
       exit 64
     else
       : >"$fruitless"
     fi
     ! requeue || echo "slurm: stopped for the time limit; back in the queue, to go on from the snapshot"
+  else
+    rm -f "$fruitless"
   fi
   exit "$code"
 }

@@ -33,6 +33,7 @@ esac
 SCONTROL = """#!/bin/bash
 case "$*" in
   "show hostnames"*) printf 'n1\\nn2\\n' ;;
+  "show node"*) [ "$3" != elsewhere ] ;;
   "show job"*) echo "   ReqNodeList=(null) ExcNodeList=n9" ;;
   *) echo "scontrol $*" >>log; [[ "$*" != "$SCONTROL_FAILS"* ]] ;;
 esac
@@ -172,7 +173,7 @@ def test_a_new_snapshot_in_between_starts_the_count_again(project: Path) -> None
 
 @pytest.mark.parametrize(("more", "again"), [({}, "7"), (ARRAY, "5_3")])
 def test_a_job_leaves_hosts_that_were_found_sick(more: dict[str, str], again: str, project: Path) -> None:
-    (project / "found").write_text("5 n2 n7\n")
+    (project / "found").write_text("5 n2.cluster n7 elsewhere\n")
     code, said, log = job(project, start="launch_on_all", more=more)
     assert code == 75
     assert said.startswith("error: sick hosts, by run.dir/sick-hosts: n2: the job goes back into the queue")
