@@ -115,8 +115,8 @@ class Torchrun:
             )
         of_several = [name for name in OF_SEVERAL if getattr(options, name) is not None]
         from_environment: dict[str, str] = {}
-        if place is None and options.nnodes is None:
-            from_environment = options_of(environment)
+        if place is None:
+            from_environment = options_of(environment, vars(options))
             for name, value in from_environment.items():
                 if getattr(options, name) is None:
                     setattr(options, name, value)

@@ -90,6 +90,7 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
         if started_by_srun and (several := _above_one(environment, "SLURM_NNODES", "SLURM_NTASKS")):
             _require(job, ["SLURM_STEP_ID", "SLURM_JOB_NODELIST"], environment, several)
         return None
+    slurm_job.refuse_components(environment)
     addresses = tuple(slurm_job.nodes(environment))
     otherwise = f"or unset SLURM_JOB_NODELIST{' and SLURM_STEP_ID' if started_by_srun else ''} to be on your own"
     # A batch script of a job with one node is that node. salloc's shell may run on a machine outside of the job.
@@ -180,21 +181,31 @@ OPTIONS = (
     *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port"),
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
 )
+OF_A_NODE = ("nproc_per_node", "rdzv_conf", "local_addr")  # a node may have its own: the command line decides
 JOB = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
 
 
-def options_of(environment: Mapping[str, str]) -> dict[str, str]:
+def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) -> dict[str, str]:
     """torchrun's options from PET_… variables, or from the four variables of a PyTorchJob.
 
-    Raises UserError if they announce other nodes but are incomplete: the pod would train alone.
+    given: the options of the command line. Raises UserError if the variables announce other nodes but are incomplete,
+    or say something else than the command line: the pod would train alone, or wait for nobody.
     """
     found = {name: value for name in OPTIONS if (value := environment.get(f"PET_{name.upper()}", "").strip())}
     of_others = [f"PET_{name.upper()}" for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in found]
-    if of_others and "nnodes" not in found:
+    if of_others and "nnodes" not in found and not given.get("nnodes"):
         _require("torchrun's variables", ["PET_NNODES"], environment, of_others)
+    variables = {name: f"PET_{name.upper()}" for name in OPTIONS}
     if not found and (_above_one(environment, "WORLD_SIZE") or environment.get("RANK", "0").strip() not in ("", "0")):
         _require("a PyTorchJob's variables", list(JOB.values()), environment)
-        found = {option: environment[name].strip() for option, name in JOB.items()}
+        found, variables = {option: environment[name].strip() for option, name in JOB.items()}, JOB
+    if problems := [
+        f"--{name.replace('_', '-')}={given[name]} contradicts {variables[name]}={value} in the environment: leave the "
+        f"option out, or unset the variable"
+        for name, value in found.items()
+        if name not in OF_A_NODE and given.get(name) not in (None, value)
+    ]:
+        raise UserError(*problems)
     return found
 
 

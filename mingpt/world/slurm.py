@@ -73,6 +73,15 @@ def port(environment: Mapping[str, str]) -> int:
     return FIRST_PORT + (number + (int(step) % STEPS if step.isdecimal() else 0)) % PORTS
 
 
+def refuse_components(environment: Mapping[str, str]) -> None:
+    """Raise UserError in a heterogeneous job of several components, each of which has its own nodes and ranks."""
+    if (size := environment.get("SLURM_HET_SIZE", "1")) not in ("", "0", "1"):
+        raise UserError(
+            f"SLURM_HET_SIZE={size}: each component of a heterogeneous job would train alone, in one run.dir: ask for "
+            f"all nodes in one component (they may differ in GPUs), or unset SLURM_HET_SIZE to train in this one only"
+        )
+
+
 def set_torchrun_variables(environment: MutableMapping[str, str]) -> None:
     """If srun has started this task, set the variables that torchrun would: RANK, WORLD_SIZE, MASTER_ADDR and so on.
 
@@ -81,6 +90,7 @@ def set_torchrun_variables(environment: MutableMapping[str, str]) -> None:
     """
     if "RANK" in environment or "SKYPILOT_NODE_IPS" in environment or not is_task(environment):
         return
+    refuse_components(environment)
     first_of_one_node = environment["SLURM_PROCID"] == "0" and environment.get("SLURM_NNODES", "1") == "1"
     tasks = environment.get("SLURM_NTASKS", "1" if first_of_one_node else "")
     if tasks == "1":

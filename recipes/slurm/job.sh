@@ -5,6 +5,14 @@ set -uf -o pipefail # -f: Hydra's overrides may contain * and [
 
 complain() { echo "error: $*" >&2; }
 [ -n "${SLURM_JOB_NUM_NODES:-}" ] || { complain "this is no job of Slurm's: start it with sbatch"; exit 64; }
+# Each component has its own list of nodes and its own ranks, so each would train alone.
+[ "${SLURM_HET_SIZE:-1}" -le 1 ] || {
+  complain "SLURM_HET_SIZE=$SLURM_HET_SIZE: a heterogeneous job can't train in one run: ask for all nodes in one" \
+    "component (they may differ in GPUs: --nodes=3 --gpus=6), without ':' in sbatch's options"
+  exit 64
+}
+# sbatch --export=NONE makes srun, too, pass nothing on, of what this script sets for its steps.
+export SLURM_EXPORT_ENV=ALL
 
 # srun, with one task on each node, which gets everything that the job has there, however many tasks the job was submitted
 # with. srun would take the variables as options, and divide CPUs and GPUs among tasks that don't exist.
@@ -14,7 +22,22 @@ ALL=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES")
 # In a job with GPUs per task, a step with fewer tasks would get fewer GPUs.
 [ -z "${SLURM_GPUS_PER_TASK:-}" ] || ALL+=(--gpus=$((${SLURM_GPUS_PER_TASK##*:} * SLURM_NTASKS)))
 
-step='' warned='' code=0
+# MINGPT_CONTAINER=image: the steps run in it. A .sif file or a docker:// address is apptainer's; all else is pyxis', whose
+# options srun takes. Both see this folder, and what MINGPT_CONTAINER_MOUNTS names: FROM:TO,…
+PYXIS=() WITHIN=() mounts=$PWD:$PWD${MINGPT_CONTAINER_MOUNTS:+,$MINGPT_CONTAINER_MOUNTS}
+case ${MINGPT_CONTAINER:-} in
+  '') ;;
+  *.sif | *://*)
+    WITHIN=(apptainer exec --bind "$mounts" --pwd "$PWD")
+    [ "${SLURM_GPUS_ON_NODE:-0}" = 0 ] || WITHIN+=(--nv)
+    WITHIN+=("$MINGPT_CONTAINER")
+    ;;
+  *) PYXIS=(--container-image="$MINGPT_CONTAINER" --container-mounts="$mounts" --container-workdir="$PWD") ;;
+esac
+
+step='' warned='' code=0 before=none
+# By the job's id alone, Slurm may take all tasks of an array.
+ME=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} ME=${ME:-$SLURM_JOB_ID}
 # This shell gets Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…), and passes it to the step.
 trap 'warned=1; [ -z "$step" ] || kill -USR1 "$step"' USR1
 
@@ -43,20 +66,58 @@ refuse_one_run_for_all() {
   }
 }
 
-# prepare ARGUMENT…: sets PYTHON, then runs the preflight. MINGPT_PYTHON may name a program, or the folder of a conda or
-# virtual environment; otherwise recipes/setup.sh makes an environment on each node.
+# look ARGUMENT…: prints the step of the run's newest snapshot, and the run's sick hosts.
+look() { # a mistake in the arguments is told later, by what trains; the time limit is near when this is asked at the end
+  timeout 30 "${ONCE_A_NODE[@]}" --nodes=1 --ntasks=1 "${PYTHON[@]}" -m mingpt.launch.sick "$@" 2>/dev/null
+}
+
+# requeue [HOST…]: puts this job, or this task of an array, back into the queue, not to start on these hosts again.
+requeue() {
+  local IFS=,
+  trap '' TERM # Slurm ends this script now, and the rest must be said
+  if [ $# = 0 ]; then scontrol requeue "$ME"; return; fi
+  # Slurm changes the excluded hosts of waiting jobs only. If that fails, the job stays held: it would come back for ever.
+  scontrol requeuehold "$ME" && scontrol update "JobId=$ME" "ExcNodeList=$*" && scontrol release "$ME"
+}
+
+# leave_sick_hosts HOST…: if this job has some of these hosts, it goes back into the queue without them.
+leave_sick_hosts() {
+  local host excluded found='' known=()
+  for host; do
+    host=${host%%.*}
+    scontrol show node "$host" >/dev/null 2>&1 || continue # of another cluster, where this run has been
+    known+=("$host")
+    scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -qx -- "$host" && found+=" $host"
+  done
+  [ -n "$found" ] || return 0
+  complain "sick hosts, by run.dir/sick-hosts:$found: the job goes back into the queue, to start on others" \
+    "(remove the lines of hosts that are well again)"
+  excluded=$(scontrol show job "$ME" | sed -nE 's/.* ExcNodeList=([^ ]+).*/\1/p')
+  [ "$excluded" != '(null)' ] || excluded=''
+  requeue ${excluded:+"$excluded"} "${known[@]}" || {
+    complain "Slurm did not take the list: scontrol update JobId=$ME ExcNodeList=…, then scontrol release"
+    exit 70
+  }
+  exit 75
+}
+
+# prepare ARGUMENT…: sets PYTHON, looks for sick hosts, then runs the preflight. MINGPT_PYTHON may name a program, or the
+# folder of a conda or virtual environment; otherwise recipes/setup.sh makes an environment on each node.
 prepare() {
   local overrides=() word
   refuse_one_run_for_all "$@"
+  ONCE_A_NODE+=("${PYXIS[@]}")
   for word; do
     case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # set-up does not take the launcher's options
   done
-  if [ -n "${MINGPT_PYTHON:-}" ]; then
-    PYTHON=$MINGPT_PYTHON
-    [ ! -d "$PYTHON" ] || PYTHON=$PYTHON/bin/python
-    [ -x "$PYTHON" ] || { complain "MINGPT_PYTHON=$MINGPT_PYTHON: there is no such program or environment"; exit 64; }
+  if [ -n "${MINGPT_CONTAINER:-}" ]; then
+    PYTHON=("${WITHIN[@]}" "${MINGPT_PYTHON:-python3}")
+  elif [ -n "${MINGPT_PYTHON:-}" ]; then
+    PYTHON=("$MINGPT_PYTHON")
+    [ ! -d "$MINGPT_PYTHON" ] || PYTHON=("$MINGPT_PYTHON/bin/python")
+    [ -x "${PYTHON[0]}" ] || { complain "MINGPT_PYTHON=$MINGPT_PYTHON: there is no such program or environment"; exit 64; }
   else
-    PYTHON=$PWD/.venv/bin/python
+    PYTHON=("$PWD/.venv/bin/python")
     # =0: each node finds a user error by itself. A signal to the others would give a higher code, which srun returns.
     "${ONCE_A_NODE[@]}" "${ALL[@]}" --kill-on-bad-exit=0 bash recipes/setup.sh "${overrides[@]}" || {
       local ended=$?
@@ -67,9 +128,14 @@ prepare() {
     }
   fi
   export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+  local sick
+  read -r before sick < <(look "$@")
+  before=${before:-unknown}
+  # shellcheck disable=SC2086 # names of hosts
+  leave_sick_hosts $sick
   [ "${MINGPT_PREFLIGHT:-1}" != 0 ] || return 0
   # =0: each node prints what it found, and has time limits of its own.
-  "${ONCE_A_NODE[@]}" "${ALL[@]}" --kill-on-bad-exit=0 "$PYTHON" -m mingpt.preflight "$@" || {
+  "${ONCE_A_NODE[@]}" "${ALL[@]}" --kill-on-bad-exit=0 "${PYTHON[@]}" -m mingpt.preflight "$@" || {
     [ $? = 64 ] && code=64 || code=70
     complain "preflight: the nodes can't train as they are (MINGPT_PREFLIGHT=0 leaves this check out)"
     exit $code
@@ -112,12 +178,26 @@ judge() {
   return $crashed
 }
 
-# The job's end: `code`, or the queue again, where it was the time limit that stopped the run.
+# finish ARGUMENT…: the job's end: `code`, or the queue again, where it was the time limit that stopped the run. The second
+# time in a row that it came before a new snapshot (the first may have made the environment), going on is useless.
 finish() {
-  # By the job's id alone, Slurm may take all tasks of an array.
-  local me=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-  if [ "$code" = 75 ] && [ -n "$warned" ] && scontrol requeue "${me:-$SLURM_JOB_ID}"; then
-    echo "slurm: stopped for the time limit; back in the queue, to go on from the snapshot"
+  local fruitless=.no-step-$SLURM_JOB_ID now=unknown _
+  if [ "$code" = 75 ] && [ -n "$warned" ]; then
+    # none: the warning came before this job had looked. unknown: the store did not answer.
+    [ "$before" = none ] || read -r now _ < <(look "$@")
+    if [ "$before" != none ] && { [ "$before" = unknown ] || [ "${now:-unknown}" != "$before" ]; }; then
+      rm -f "$fruitless"
+    elif [ -e "$fruitless" ]; then
+      rm -f "$fruitless"
+      complain "the time limit came before the first new snapshot, twice: submit again with a longer --time (now" \
+        "$(squeue -h -j "$ME" -o %l))"
+      exit 64
+    else
+      : >"$fruitless"
+    fi
+    ! requeue || echo "slurm: stopped for the time limit; back in the queue, to go on from the snapshot"
+  else
+    rm -f "$fruitless"
   fi
   exit "$code"
 }
@@ -126,15 +206,15 @@ finish() {
 launch_on_all() {
   names_run "$@" || set -- "$@" "${ITS_OWN[@]}"
   prepare "$@"
-  run "${ONCE_A_NODE[@]}" "${ALL[@]}" "$PYTHON" -m mingpt.launch "$@"
-  finish
+  run "${ONCE_A_NODE[@]}" "${ALL[@]}" "${PYTHON[@]}" -m mingpt.launch "$@"
+  finish "$@"
 }
 
 # train_as_tasks ARGUMENT…: runs mingpt.train as each of the job's tasks, without torchrun.
 train_as_tasks() {
   names_run "$@" || set -- "$@" "${ITS_OWN[@]}"
   prepare "$@"
-  run srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    "$PYTHON" -m mingpt.train "$@"
-  finish
+  run srun --kill-on-bad-exit=1 "${PYXIS[@]}" ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    "${PYTHON[@]}" -m mingpt.train "$@"
+  finish "$@"
 }

@@ -141,6 +141,34 @@ def test_a_pod_that_lacks_a_variable_does_not_train_alone(environment: dict[str,
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        (["--nnodes=1"], TRAINJOB, ["--nnodes=1 contradicts PET_NNODES=2 in the environment: leave the option out"]),
+        (["--nnodes=1"], PYTORCHJOB, ["--nnodes=1 contradicts WORLD_SIZE=2"]),
+        (
+            ["--node-rank=0", "--master-addr=other"],
+            TRAINJOB,
+            ["--node-rank=0 contradicts PET_NODE_RANK=1", "--master-addr=other contradicts PET_MASTER_ADDR=localhost"],
+        ),
+        (["--rdzv-id=mine"], {"PET_NNODES": "1:2", "PET_RDZV_ID": "job"}, ["--rdzv-id=mine contradicts PET_RDZV_ID=j"]),
+    ],
+)
+def test_a_command_line_that_contradicts_the_pods_variables_is_refused(
+    arguments: list[str], environment: dict[str, str], expected: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        Torchrun.compose(options(*arguments), environment)
+    assert len(caught.value.problems) == len(expected)
+    for problem, start in zip(caught.value.problems, expected, strict=True):
+        assert problem.startswith(start)
+
+
+def test_a_command_line_may_repeat_them_and_choose_what_is_of_a_node_alone() -> None:
+    command = torchrun("--nnodes=2", "--node-rank=1", "--nproc-per-node=3", environment={**TRAINJOB})
+    assert command.startswith("--nnodes=2 --nproc-per-node=3 --rdzv-backend=mingpt-static --rdzv-endpoint=localhost:")
+
+
 def test_torchrun_itself_takes_none_of_these_variables_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**TRAINJOB, "PET_STANDALONE": "1", "PET_NO_PYTHON": "1", "PET_RDZV_ID": "theirs"}.items():
         monkeypatch.setenv(name, value)

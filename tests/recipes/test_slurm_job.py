@@ -23,9 +23,19 @@ exit $code
 SET_UP = """echo "set-up $*" >>log; exit "$SET_UP_ENDS_WITH" """
 PYTHON = """#!/bin/bash
 case "$*" in
+  *mingpt.launch.sick*) cat found 2>/dev/null || true ;;
   *mingpt.preflight*) exit "$PREFLIGHT_ENDS_WITH" ;;
   *warned*) echo "python $*" >>log; kill -USR1 "$(cat job)"; sleep 1; exit 75 ;;
   *) echo "python $*" >>log ;;
+esac
+"""
+# The job has the hosts n1 and n2, and the user has excluded n9.
+SCONTROL = """#!/bin/bash
+case "$*" in
+  "show hostnames"*) printf 'n1\\nn2\\n' ;;
+  "show node"*) [ "$3" != elsewhere ] ;;
+  "show job"*) echo "   ReqNodeList=(null) ExcNodeList=n9" ;;
+  *) echo "scontrol $*" >>log; [[ "$*" != "$SCONTROL_FAILS"* ]] ;;
 esac
 """
 
@@ -35,8 +45,8 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "recipes/slurm").mkdir(parents=True)
     shutil.copy(ROOT / "recipes/slurm/job.sh", tmp_path / "recipes/slurm")
     (tmp_path / "recipes/setup.sh").write_text(SET_UP)
-    for file, content in (("bin/srun", SRUN), (".venv/bin/python", PYTHON)):
-        (program := tmp_path / file).parent.mkdir(parents=True)
+    for file, content in (("bin/srun", SRUN), ("bin/scontrol", SCONTROL), (".venv/bin/python", PYTHON)):
+        (program := tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         program.write_text(content)
         program.chmod(0o755)
     return tmp_path
@@ -50,7 +60,8 @@ def job(
 ) -> tuple[int, str, list[str]]:
     """Its exit code, what it says, and what has run, with srun's words for it."""
     env = {"PATH": f"{project}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
-    env |= {"SET_UP_ENDS_WITH": str(set_up), "PREFLIGHT_ENDS_WITH": str(preflight), **(more or {})}
+    env |= {"SET_UP_ENDS_WITH": str(set_up), "PREFLIGHT_ENDS_WITH": str(preflight)}
+    env |= {"SLURM_JOB_NODELIST": "n[1-2]", "SCONTROL_FAILS": "nothing", **(more or {})}
     command = ["bash", "-c", f". recipes/slurm/job.sh; {start}"]
     (project / "log").touch()
     done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=60)
@@ -131,8 +142,97 @@ def test_an_arrays_elastic_job_must_be_told_its_run(project: Path) -> None:
 
 @pytest.mark.parametrize(("more", "again"), [({}, "7"), (ARRAY, "5_3")])
 def test_what_the_time_limit_stops_goes_back_alone(more: dict[str, str], again: str, project: Path) -> None:
-    scontrol = project / "bin/scontrol"
-    scontrol.write_text('#!/bin/bash\necho "scontrol $*" >>log\n')
-    scontrol.chmod(0o755)
     code, _, log = job(project, start="echo $$ >job; launch_on_all warned=1", more=more)
     assert (code, log[-1]) == (75, f"scontrol requeue {again}")
+
+
+LIMITED = "echo $$ >job; launch_on_all warned=1"
+
+
+def test_a_time_limit_that_is_too_short_is_told_the_second_time(project: Path) -> None:
+    (project / "found").write_text("5\n")  # the newest snapshot's step, before and after
+    (project / "bin/squeue").write_text("#!/bin/bash\necho 2:00\n")
+    (project / "bin/squeue").chmod(0o755)
+    assert job(project, start=LIMITED)[0] == 75
+    code, said, log = job(project, start=LIMITED)
+    assert code == 64
+    assert said.splitlines()[-1] == (
+        "error: the time limit came before the first new snapshot, twice: submit again with a longer --time (now 2:00)"
+    )
+    assert log.count("scontrol requeue 7") == 1
+    assert job(project, start=LIMITED)[0] == 75  # submitted again
+
+
+def test_a_new_snapshot_in_between_starts_the_count_again(project: Path) -> None:
+    (project / "found").write_text("5\n")
+    assert job(project, start=LIMITED)[0] == 75
+    moving = "look() { echo x >>looked; wc -l <looked; }; "
+    assert job(project, start=moving + LIMITED)[0] == 75
+    assert job(project, start=LIMITED)[0] == 75
+
+
+@pytest.mark.parametrize(("more", "again"), [({}, "7"), (ARRAY, "5_3")])
+def test_a_job_leaves_hosts_that_were_found_sick(more: dict[str, str], again: str, project: Path) -> None:
+    (project / "found").write_text("5 n2.cluster n7 elsewhere\n")
+    code, said, log = job(project, start="launch_on_all", more=more)
+    assert code == 75
+    assert said.startswith("error: sick hosts, by run.dir/sick-hosts: n2: the job goes back into the queue")
+    assert log[-3:] == [
+        f"scontrol requeuehold {again}",
+        f"scontrol update JobId={again} ExcNodeList=n9,n2,n7",
+        f"scontrol release {again}",
+    ]
+
+
+def test_it_stays_held_if_slurm_does_not_take_the_list(project: Path) -> None:
+    (project / "found").write_text("5 n2\n")
+    code, said, log = job(project, more={"SCONTROL_FAILS": "update"})
+    assert (code, log[-1]) == (70, "scontrol update JobId=7 ExcNodeList=n9,n2")
+    assert "Slurm did not take the list" in said
+
+
+def test_sick_hosts_of_others_disturb_nobody(project: Path) -> None:
+    (project / "found").write_text("5 n7\n")
+    assert job(project)[0] == 0
+
+
+def container(project: Path, image: str, start: str = START, **more: str) -> tuple[int, str, list[str]]:
+    apptainer = '#!/bin/bash\necho "apptainer $*" >>log; while [[ $1 != *.sif ]]; do shift; done; shift; "$@"\n'
+    for name, content in (("apptainer", apptainer), ("python3", PYTHON)):
+        (project / "bin" / name).write_text(content)
+        (project / "bin" / name).chmod(0o755)
+    return job(project, start=start, more={"MINGPT_CONTAINER": image, **more})
+
+
+@pytest.mark.parametrize("how", ["launch_on_all", "train_as_tasks"])
+def test_pyxis_runs_each_step_in_the_container(how: str, project: Path) -> None:
+    code, said, log = container(
+        project, "registry#mingpt:1", f"{how} experiment=mnist", MINGPT_CONTAINER_MOUNTS="/a:/b"
+    )
+    assert (code, said) == (0, "")
+    steps = [line for line in log if line.startswith("srun")]
+    assert len(steps) == 3  # a look, the preflight, the training; no set-up
+    for step in steps:
+        assert f" --container-image=registry#mingpt:1 --container-mounts={project}:{project},/a:/b " in step
+        assert f" --container-workdir={project} " in step
+    assert log[-1].endswith(" experiment=mnist")
+
+
+def test_apptainer_runs_each_program_in_the_container(project: Path) -> None:
+    code, said, log = container(project, "/images/mingpt.sif", SLURM_GPUS_ON_NODE="2")
+    assert (code, said) == (0, "")
+    inside = [line for line in log if line.startswith("apptainer")]
+    assert len(inside) == 3
+    start = f"apptainer exec --bind {project}:{project} --pwd {project} --nv /images/mingpt.sif python3 -m mingpt."
+    assert all(line.startswith(start) for line in inside)
+    assert log[-1] == "python -m mingpt.launch experiment=mnist --nproc-per-node=2 train.max_steps=3"
+
+
+def test_a_heterogeneous_job_is_refused(project: Path) -> None:
+    code, said, log = job(project, more={"SLURM_HET_SIZE": "2"})
+    assert (code, log) == (64, [])
+    assert said.startswith("error: SLURM_HET_SIZE=2: a heterogeneous job can't train in one run: ask for all nodes")
+
+
+def test_steps_get_the_environment_whatever_sbatch_was_told_to_export(project: Path) -> None:
+    assert job(project, start='echo "$SLURM_EXPORT_ENV" >>log', more={"SLURM_EXPORT_ENV": "NONE"})[2][-1] == "ALL"

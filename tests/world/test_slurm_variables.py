@@ -190,6 +190,14 @@ def announced(environment: dict[str, str]) -> dict[str, str]:
     return {k: v for k, v in after.items() if k not in environment}
 
 
+@pytest.mark.parametrize("start", [announced, find_placement])
+def test_a_component_of_a_heterogeneous_job_does_not_train_alone(start: Callable[[dict[str, str]], object]) -> None:
+    environment = TASK if start is announced else ONCE_A_NODE
+    start({**environment, "SLURM_HET_SIZE": "1"})
+    with pytest.raises(UserError, match=r"^SLURM_HET_SIZE=2: each component of a heterogeneous job would train alone"):
+        start({**environment, "SLURM_HET_SIZE": "2"})
+
+
 def test_a_task_is_told_what_torchrun_would_tell_it() -> None:
     assert announced(TASK) == {
         "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "10112",

@@ -1,0 +1,207 @@
+"""recipes/kubernetes: the manifests against the published schemas; pods' variables in real processes on loopback."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from node_kit import Node, free_port
+from paths_kit import ROOT
+from run_kit import Run
+
+FOLDER = ROOT / "recipes/kubernetes"
+
+
+def fields(required: str = "", **properties: object) -> dict[str, object]:
+    """The schema of an object that has these fields only."""
+    return {"type": "object", "properties": properties, "required": required.split(), "additionalProperties": False}
+
+
+TEXT, NUMBER, ANY = {"type": "string"}, {"type": "integer"}, {"type": "object"}
+TEXTS = {"type": "array", "items": TEXT}
+
+# What we use of the custom resources, by their names and types in the published definitions: jobset v0.12.0,
+# training-operator v1.9.0 and trainer v2.2.1. (Those have 3 MB; the manifests were checked against them once.) Job and
+# Pod templates are checked against all of Kubernetes' own schemas.
+FAILURE = fields(
+    maxRestarts=NUMBER,
+    rules={
+        "type": "array",
+        "items": fields(
+            "action name",
+            name={**TEXT, "pattern": "^[A-Za-z]([A-Za-z0-9_,:-]*[A-Za-z0-9_])?$"},
+            action={"enum": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]},
+            onJobFailureReasons=TEXTS,
+        ),
+    },
+)
+JOBS = {"type": "array", "items": fields("name template", name=TEXT, replicas=NUMBER, template=ANY)}
+JOBSET = fields(failurePolicy=FAILURE, replicatedJobs=JOBS)
+REPLICA = fields(replicas=NUMBER, template=ANY, restartPolicy={"enum": ["Always", "OnFailure", "Never", "ExitCode"]})
+SPECS: dict[str, dict[str, object]] = {
+    "jobset.x-k8s.io/v1alpha2 JobSet": JOBSET,
+    "kubeflow.org/v1 PyTorchJob": fields(
+        "pytorchReplicaSpecs",
+        pytorchReplicaSpecs=fields(Master=REPLICA, Worker=REPLICA),
+        nprocPerNode=TEXT,
+        runPolicy=fields(backoffLimit=NUMBER, cleanPodPolicy={"enum": ["All", "Running", "None"]}),
+    ),
+    "trainer.kubeflow.org/v1alpha1 TrainingRuntime": fields(
+        "template", mlPolicy=fields(numNodes=NUMBER, torch=fields()), template=fields(spec=JOBSET)
+    ),
+    "trainer.kubeflow.org/v1alpha1 TrainJob": fields(
+        "runtimeRef",
+        runtimeRef=fields("name", apiGroup=TEXT, kind=TEXT, name=TEXT),
+        trainer=fields(numNodes=NUMBER, numProcPerNode=NUMBER, args=TEXTS, resourcesPerNode=ANY),
+    ),
+}  # fmt: skip
+
+
+def objects() -> Iterator[dict[str, Any]]:
+    for file in sorted(FOLDER.glob("*.yaml")):
+        yield from yaml.safe_load_all(file.read_text())
+
+
+def kind_of(thing: Mapping[str, Any]) -> str:
+    return f"{thing['apiVersion']} {thing['kind']}"
+
+
+def core_objects(thing: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The Jobs and Pods that a controller makes of it."""
+    spec = thing["spec"].get("template", thing)["spec"]
+    for job in spec.get("replicatedJobs", ()):
+        yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **job["template"]}
+    for replica in spec.get("pytorchReplicaSpecs", {}).values():
+        pod = {"restartPolicy": replica["restartPolicy"], **replica["template"]["spec"]}
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod}
+
+
+def problems(thing: Mapping[str, Any]) -> list[str]:
+    """What the schemas say against it."""
+    metadata = fields("name", name=TEXT, labels=ANY)
+    schema = fields("spec", apiVersion=TEXT, kind=TEXT, metadata=metadata, spec=SPECS[kind_of(thing)])
+    found = [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(thing)]
+    for core in core_objects(thing):
+        try:
+            kubernetes_validate.validate(core, "1.31", strict=True)
+        except kubernetes_validate.ValidationError as error:
+            found.append(error.message)
+    return found
+
+
+def test_each_manifest_is_what_its_schema_allows() -> None:
+    things = list(objects())
+    assert {kind_of(thing) for thing in things} == SPECS.keys()
+    assert [problems(thing) for thing in things] == [[]] * len(things)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("backoffLimit", "backOffLimit"),
+        ("medium: Memory", "medium: [Memory]"),
+        ("replicatedJobs", "replicatedJob"),
+        ("numNodes", "nodes"),
+        ("OnFailure", "Sometimes"),
+    ],
+)
+def test_a_slip_of_the_pen_is_found(right: str, wrong: str) -> None:
+    for file in FOLDER.glob("*.yaml"):
+        if right in (text := file.read_text()):
+            assert any(problems(thing) for thing in yaml.safe_load_all(text.replace(right, wrong))), file
+
+
+def pods() -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Each pod's specification, and that of its Job, if it has one."""
+    for thing in objects():
+        for core in core_objects(thing):
+            job = core["spec"] if core["kind"] == "Job" else None
+            yield (job["template"]["spec"] if job else core["spec"]), job
+
+
+def test_each_pod_can_store_its_snapshot_and_is_tried_again_unless_the_user_must_act() -> None:
+    found = list(pods())
+    assert len(found) == 4
+    for pod, job in found:
+        (container,) = pod["containers"]
+        assert pod["terminationGracePeriodSeconds"] > 300  # launch.shutdown_timeout_seconds
+        assert container["command"] == ["mingpt", "launch"]  # as the first process: it gets the signal itself
+        assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+        assert container["envFrom"][0]["secretRef"]["name"] == "mingpt"
+        if job is None:
+            assert pod["restartPolicy"] == "OnFailure"
+            continue
+        codes = {rule["action"]: rule.get("onExitCodes") for rule in job["podFailurePolicy"]["rules"][:2]}
+        of_ours = {"containerName": container["name"], "operator": "In"}
+        assert codes == {"FailJob": {**of_ours, "values": [64]}, "Ignore": {**of_ours, "values": [75]}}  # 70 is counted
+
+
+# --- the same variables, in processes on loopback ---
+
+
+def jobset(rank: int, nodes: int, port: int) -> dict[str, str]:
+    """As recipes/kubernetes/jobset.yaml gives them."""
+    (thing,) = (thing for thing in objects() if thing["kind"] == "JobSet")
+    (pod,) = (job["spec"]["template"]["spec"] for job in core_objects(thing))
+    names = {variable["name"] for variable in pod["containers"][0]["env"]}
+    told = {"NNODES": nodes, "NODE_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    assert names == {f"PET_{name}" for name in told}
+    return {f"PET_{name}": str(value) for name, value in told.items()}
+
+
+def trainjob(rank: int, nodes: int, port: int) -> dict[str, str]:
+    """As trainer v2.2.1 gives them to a pod that asks for one process."""
+    return {**jobset(rank, nodes, port), "PET_NPROC_PER_NODE": "1"}
+
+
+def pytorchjob(rank: int, nodes: int, port: int) -> dict[str, str]:
+    """As training-operator v1.9.0 gives them; older ones leave PET_… out."""
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(nodes), "RANK": str(rank)}
+    return told | {"PYTHONUNBUFFERED": "1"} | (jobset(rank, nodes, port) if rank % 2 else {})
+
+
+@pytest.mark.slow
+def test_a_pod_is_killed_one_is_evicted_and_the_weights_are_those_of_one_process(
+    undisturbed: Callable[..., Run], tmp_path: Path, text: Path, cache: Path
+) -> None:
+    run = Run(str(tmp_path / "run"), text, cache)
+    arguments = [sys.executable, "-m", "mingpt.launch", *run.command(1)[3:]]
+    pods: list[Node] = []
+    happened: list[str] = []
+
+    def start(variables: dict[str, str]) -> Node:
+        pods.append(Node(arguments, variables, ROOT, on_line))
+        return pods[-1]
+
+    def on_line(line: str) -> None:
+        if not happened and re.match(r"step \d+: snapshot \w+ in ", line):
+            happened.append("killed")
+            pods[1].kill()
+            start(trainjob(1, 2, port))  # the Job makes a new pod for this index
+        elif len(happened) == 1 and len(pods) == 3 and re.match(r"step +1\d/", line):
+            happened.append("evicted")
+            os.kill(pods[2].process.pid, signal.SIGTERM)
+
+    port = free_port()
+    for rank in (0, 1):
+        start(trainjob(rank, 2, port))
+    try:
+        assert pods[0].wait() == 75, pods[0].output
+        assert pods[2].wait() == 75, pods[2].output
+        assert happened == ["killed", "evicted"]
+        last = [Node(arguments, pytorchjob(rank, 3, port), ROOT) for rank in range(3)]
+        pods += last
+        assert [pod.wait() for pod in last] == [0, 0, 0], last[0].output
+    finally:
+        for pod in pods:
+            pod.kill()
+    assert "3 processes on cpu" in last[0].output
+    assert run.digest() == undisturbed().digest()
