@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.data.source import Source
 from mingpt.errors import TransientError
-from mingpt.observe.sick import add_sick
+from mingpt.observe import sick as sick_hosts
 from mingpt.train.run import Compute
 from mingpt.world.world import World, share
 
@@ -125,7 +125,8 @@ class Audit:
         where = next(name for name, a, b in zip(self.names, good, wrong[0], strict=True) if a != b)
         hosts = sorted({self.devices[rank][0] for rank in sick})
         if self.world.is_main and not undecided:
-            add_sick(self.run_dir, hosts)
+            for host in hosts:
+                sick_hosts.add(self.run_dir, host)
         shown = " or ".join(f"process {r} (host {self.devices[r][0]}, {self.devices[r][1]})" for r in sick)
         which = "one of them is sick, and two can't tell which" if undecided else "its machine is sick"
         left = "" if undecided else f"; run.dir/sick-hosts names {', '.join(hosts)}"

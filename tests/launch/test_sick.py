@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mingpt.launch import sick
+from mingpt.observe import sick
 from paths_kit import ROOT
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from config_kit import configured, problems
-from mingpt.observe.sick import add_sick, read_sick
+from mingpt.observe import sick
 from mingpt.snapshot.attempts import records
 from mingpt.train.audit import CHUNK, folded, gradient_hash, shift
 from own_kit import OwnRun, own_run
@@ -53,14 +53,6 @@ def test_fast_has_no_single_gradients_to_compare() -> None:
     configured(AUDIT)
 
 
-def test_sick_hosts_are_a_line_each(tmp_path: Path) -> None:
-    assert read_sick(str(tmp_path)) == []
-    add_sick(str(tmp_path), ["b"])
-    add_sick(str(tmp_path), ["a", "b"])
-    assert (tmp_path / "sick-hosts").read_text() == "a\nb\n"
-    assert read_sick(str(tmp_path)) == ["a", "b"]
-
-
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> str:
     run = own(tmp_path_factory.mktemp("healthy"), "9 0 0 -")
@@ -68,10 +60,10 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run.digest()
 
 
-def own(folder: Path, sick: str) -> OwnRun:
+def own(folder: Path, how: str) -> OwnRun:
     run = own_run(folder / "run", "")
     run.code = ("model._target_=sick_kit.Sick", *run.code[1:])
-    run.env = {**run.env, "SICK": sick}
+    run.env = {**run.env, "SICK": how}
     return run
 
 
@@ -80,7 +72,7 @@ def test_alone_a_process_compares_with_itself_and_a_good_one_changes_no_bit(tmp_
     output = run.finish(1, "health.audit_every=1")
     assert "audit: every 1 steps, a process computes 7 microbatches in place of 6" in output
     assert run.digest() == healthy
-    assert read_sick(run.dir) == []
+    assert sick.read(run.dir) == []
 
 
 # The first audit is in step 3, of the process's first microbatch. Backward was called by then: once before the first
@@ -100,7 +92,7 @@ def test_one_flip_is_found_named_and_computed_again(
         f"run.dir/sick-hosts names {host}"
     ) in output
     assert len(records(run.dir)) == 2
-    assert (read_sick(run.dir), run.digest()) == ([host], healthy)
+    assert (sick.read(run.dir), run.digest()) == ([host], healthy)
 
 
 @pytest.mark.slow
@@ -114,4 +106,4 @@ def test_a_process_that_is_always_wrong_is_outvoted_by_a_third_and_two_can_not_t
     assert started.wait() != 0
     assert "cpu) or process 1 (host" in started.output
     assert "one of them is sick, and two can't tell which. No weight was changed" in started.output
-    assert read_sick(run.dir) == []
+    assert sick.read(run.dir) == []
