@@ -15,7 +15,7 @@ from mingpt.redact import without_secrets
 from mingpt.report.reading import run_dir_of
 from mingpt.snapshot.attempts import Record, line_of, records
 from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.forking import Parent, parent_of
+from mingpt.snapshot.forking import Parent, new_named, parent_of
 from mingpt.snapshot.format import Manifest, TensorInfo
 from mingpt.snapshot.reader import manifest_or_none, read_parts
 from mingpt.snapshot.rewinding import rewound
@@ -160,12 +160,21 @@ def parting(a: Side, b: Side) -> Parting:
 
 
 def _compare_settings(found: Parting, a: Manifest, b: Manifest) -> None:
-    (old, affecting_old), (new, affecting_new) = settings(a.config), settings(b.config)
+    (old, affecting_old), (new, affecting_new) = _settings(a), _settings(b)
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not key.startswith(OF_EACH_RUN):
             matters = key in affecting_old | affecting_new
             (found.config if matters else found.others)[key] = [old.get(key), new.get(key)]
     found.settings_known = True
+
+
+def _settings(manifest: Manifest) -> tuple[dict[str, Any], set[str]]:
+    """As `settings`. A fork that has not trained yet has its parent's config, and what it changes in its history."""
+    values, affecting = settings(manifest.config)
+    planned = manifest.history[-1].get("changes") if new_named(manifest) else None
+    if isinstance(planned, dict):
+        values |= {key: pair[1] for key, pair in planned.items() if isinstance(pair, list) and len(pair) == 2}
+    return values, affecting
 
 
 def _compare_numerics(found: Parting, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
@@ -178,7 +187,7 @@ def _compare_numerics(found: Parting, a: Mapping[str, Any], b: Mapping[str, Any]
 def _compare_traces(found: Parting, a: Records, b: Records) -> None:
     common, in_a, in_b = np.intersect1d(a["step"], b["step"], return_indices=True)
     found.steps = len(common)
-    raw = [np.ascontiguousarray(t[i]).view(np.uint8).reshape(len(common), -1) for t, i in ((a, in_a), (b, in_b))]
+    raw = [np.ascontiguousarray(t[i]).view(np.uint8).reshape(-1, RECORD.itemsize) for t, i in ((a, in_a), (b, in_b))]
     if len(other := np.flatnonzero((raw[0] != raw[1]).any(1)) if len(common) else common):
         first = other[0]
         pairs = {name: [float(a[in_a[first]][field]), float(b[in_b[first]][field])]

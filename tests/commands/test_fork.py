@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from branch_kit import go_on, train
+from branch_kit import go_on
 from config_kit import configured
 from mingpt.commands.fork import fork_command
 from mingpt.commands.log import log_command
@@ -19,21 +19,13 @@ from mingpt.observe.trace import read_trace
 from mingpt.report.reading import joined, read_run
 from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST
-from mingpt.snapshot.hot import find_run_id, run_id
+from mingpt.snapshot.hot import find_run_id
 from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.store import Store
 from mingpt.train.resume import check
 from snapshot_kit import ALONE
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    train(folder, text, cache)
-    run_id(str(folder))  # as a run with hot snapshots has one
-    return folder
 
 
 @pytest.fixture
