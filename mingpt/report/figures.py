@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 
 from mingpt.observe.ledger import LABELS, Account
 from mingpt.redact import printable
-from mingpt.report.reading import Curve, Floats, Run, joined, seconds, tokens
+from mingpt.report.forks import joined
+from mingpt.report.reading import Curve, Floats, Run, seconds, tokens
 
 COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#ec4899", "#14b8a6", "#94a3b8", "#84cc16", "#d97706")
 INK, GRID, BAD = "#1f2933", "#d5dbe1", "#dc2626"  # INK and GRID become variables of the page's style

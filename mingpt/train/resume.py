@@ -171,7 +171,7 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str], extension: li
             *extension,
             "  another run.name (or run.dir) starts a run of its own;",
             f"  resume.changed=true goes on from step {step} with the new values, and the history records both;",
-            f"  `mingpt snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",
+            f"  `mingpt fork {here}@{step} NEW key=value …` goes on with other values in a run of its own",
         ]
     )
 

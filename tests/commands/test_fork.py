@@ -16,7 +16,8 @@ from mingpt.commands.log import log_command
 from mingpt.console import say
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.observe.trace import read_trace
-from mingpt.report.reading import joined, read_run
+from mingpt.report.forks import joined
+from mingpt.report.reading import read_run
 from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
