@@ -29,7 +29,8 @@ def branched(stored: Mapping[str, Any], overrides: Sequence[str], name: str, run
     """
     given = {override.key_or_group for override in CommandLine.of(overrides).overrides}
     gone = {*OF_EACH_RUN, *given, *(kind for kind in KINDS if f"{kind}.kind" in given)}
-    held = {"run": {}} | deepcopy(dict(stored))
+    # No other sections: Hydra would heed one of its own.
+    held: dict[str, Any] = {name: deepcopy(stored[name]) for name in Config.model_fields if name in stored}
     for path in [path for path, _ in _leaves(held, ())]:
         if any(".".join(path[:n]) in gone for n in range(1, len(path) + 1)):
             _holder(held, path).pop(path[-1])

@@ -151,7 +151,8 @@ def test_what_is_written_in_a_strangers_config_is_neither_resolved_nor_imported(
     (tmp_path / "evil_code.py").write_text(f"open('{tmp_path}/ran', 'w')")
     monkeypatch.chdir(tmp_path)
     manifest = read_manifest(store(base), 8)
-    hostile = {**manifest.config, "data": {**manifest.config["data"], "path": "${oc.env:OF_MINE}"},
+    hostile = {"hydra": {"searchpath": ["pkg://evil_code"]},
+        **manifest.config, "data": {**manifest.config["data"], "path": "${oc.env:OF_MINE}"},
                "model": {"kind": "own", "_target_": "evil_code.Net"}}  # fmt: skip
     path = base / "snapshots/step-000000008" / MANIFEST
     path.write_bytes(encode_manifest(manifest.model_copy(update={"config": hostile})))
