@@ -43,6 +43,10 @@ GROUPS = {
         "serve": Verb("answer requests with a run's model, in OpenAI's form", "mingpt.serve.__main__"),
         "report": Verb("show what runs have done, as one HTML page", "mingpt.report.__main__"),
         "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "mingpt.snapshots"),
+        "log": Verb("show runs, forks, attempts and snapshots as a tree", "mingpt.commands.log"),
+        "diff": Verb("say where two runs parted, and by what", "mingpt.commands.diff"),
+        "fork": Verb("begin a run from a step of another one", "mingpt.commands.fork"),
+        "rewind": Verb("take a run back to an earlier step, or undo that", "mingpt.snapshots", several=True),
         "export": Verb("write a run's model for Hugging Face's transformers", "mingpt.snapshots", several=True),
     },
     "Prepare": {

@@ -19,7 +19,7 @@ TEXTS = {
     "digest": "The digest of the newest snapshot (or of --step) alone on stdout, after verifying it.",
     "show": "What the manifest of the newest snapshot (or of --step) says: config, attempts, numerics, sizes.",
     "prune": "Delete what need not stay. Without --keep and --keep-every: as the newest snapshot's config says.",
-    "rewind": "Go back: the run continues from --step, and all newer snapshots are set aside. Nothing is deleted.",
+    "rewind": "Go back: URL@9000 continues from step 9000, and newer snapshots are set aside. Nothing is deleted.",
     "copy": "Copy snapshots, and the metrics of their run, to TO, another run's directory.",
     "export": "Write the newest snapshot's GPT (or --step's) as a folder that Hugging Face's transformers loads.",
 }
@@ -65,7 +65,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     prune.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
     back = add("rewind", None)
-    back.add_argument("--step", type=_count(0), required=True, metavar="N", help="the step to go on from")
+    back.add_argument("--step", type=_count(0), metavar="N", help="the step to go on from, as RUN@N")
+    back.add_argument("--undo", action="store_true", help="bring back what the newest rewind has set aside")
     back.add_argument("--snapshots", metavar="URL", help="snapshot.dir, if the run has set one")
     back.add_argument("--hot-dir", default="/dev/shm", metavar="FOLDER", help="snapshot.hot_dir (default: /dev/shm)")
     copy = add("copy", "all")

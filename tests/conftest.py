@@ -58,6 +58,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -> Path:
+    """The directory of a run of twelve steps, with snapshots at 4, 8 and 12. To be copied, not changed."""
+    from branch_kit import train  # torch, which few tests need in this process
+    from mingpt.snapshot.hot import run_id
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(folder, text, cache)
+    run_id(str(folder))  # as a run with hot snapshots has one
+    return folder
+
+
 @pytest.fixture
 def new_run(tmp_path: Path, text: Path, cache: Path) -> Callable[..., Run]:
     """Makes runs that train on `text`, each in a folder of its own."""

@@ -16,10 +16,10 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.catalog import DAMAGED, inspect_step, render_manifest, runs_below, runs_table, steps_table
 from mingpt.snapshot.copying import check_conflicts, check_same_run, copy_metrics, copy_step
 from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import Found, find, split_url
+from mingpt.snapshot.find import Found, at_step, find, split_url
 from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.retention import DAY, Retention, plan
-from mingpt.snapshot.rewinding import rewind
+from mingpt.snapshot.rewinding import rewind, undo
 from mingpt.snapshot.store import Store
 from mingpt.snapshots import parser
 
@@ -125,18 +125,25 @@ def prune_command(options: Options) -> int:
 
 
 def rewind_command(options: Options) -> int:
+    options.url, at = at_step(options.url)
+    step = at if options.step is None else options.step
+    if (step is None) != options.undo or at not in (None, step):
+        raise UserError("give one step to go back to, as RUN@9000 or with --step, or --undo without a step")
     above, named = split_url(options.url)
     if named is not None:
         raise UserError(
             f"{without_secrets(options.url)} is one step's folder: give {without_secrets(above)}'s run and --step"
         )
     store = Store(options.snapshots or f"{options.url.rstrip('/')}/snapshots", "URL")
-    if not store.steps():
+    if not store.folders():
         raise UserError(
             f"{store.url}: no snapshot is there: give a run's directory, and with --snapshots the place of its "
             f"snapshots if snapshot.dir was set"
         )
-    rewind(options.url, store, options.step, options.hot_dir, say)
+    if step is None:
+        undo(options.url, store, options.hot_dir, say)
+    else:
+        rewind(options.url, store, step, options.hot_dir, say)
     return 0
 
 

@@ -24,7 +24,7 @@ from mingpt.observe.events import (
     StepComputed,
 )
 from mingpt.observe.runfile import RunFile
-from mingpt.snapshot.attempts import REWIND, Record, files, records
+from mingpt.snapshot.attempts import REWIND, Record, files, line_of, records
 from mingpt.storage import open_fs, place
 from mingpt.world.clock import Clock
 
@@ -225,12 +225,9 @@ def kept_until(claims: Mapping[int, Record], done: Mapping[int, int]) -> dict[in
     start, whatever is known of it.
     """
     kept = {number: claims[number].from_step if number in claims else step for number, step in done.items()}
-    number, end = max(claims, default=0), None
-    while record := claims.get(number):
-        if record.by != REWIND:
-            kept[number] = done.get(number, record.from_step) if end is None else end
-        end = record.from_step if end is None else min(end, record.from_step)
-        number = min(record.parent, number - 1)
+    for number, (start, end) in line_of(claims).items():
+        if number in claims and claims[number].by != REWIND:
+            kept[number] = done.get(number, start) if end is None else end
     return kept
 
 

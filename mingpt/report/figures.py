@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from mingpt.observe.ledger import LABELS, Account
 from mingpt.redact import printable
+from mingpt.report.forks import joined
 from mingpt.report.reading import Curve, Floats, Run, seconds, tokens
 
 COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#ec4899", "#14b8a6", "#94a3b8", "#84cc16", "#d97706")
@@ -74,6 +75,7 @@ def groups(x: Floats, y: Floats, most: int = POINTS) -> tuple[Floats, Floats, Fl
 
 def pictures(runs: Sequence[Run]) -> dict[str, Figure]:
     """All pictures by name: curves of all runs, and a time line and a ledger of each."""
+    runs = joined(runs)
     steps: Callable[[Run, Floats], Floats] = lambda run, steps: steps  # noqa: E731
     unit, word = _unit(max((run.ledger.wall if run.ledger else float(_last(run))) for run in runs))
     since = "since the start" if all(run.ledger for run in runs) else "of training"

@@ -19,6 +19,7 @@ from mingpt.redact import printable, without_secrets
 from mingpt.report.bits import equality
 from mingpt.report.figures import MARKS, color, kind, kinds, shares, svg
 from mingpt.report.reading import Run
+from mingpt.snapshot.forking import Parent
 
 LONGEST = 120  # characters of a cell
 MOST_KEYS = 200
@@ -86,7 +87,7 @@ def facts(run: Run) -> dict[str, str]:
     found = {
         "step": f"{run.last_step:,}",
         **{key: number(value) for key, value in losses.items() if value is not None},
-        "attempts": f"{sum(a.end != 'rewind' for a in run.attempts)}",
+        "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
         "wall time": duration(run.ledger.wall) if run.ledger else None,
         "cost": f"{cost:,.2f}" if run.ledger and (cost := run.ledger.cost()) is not None else None,
         "digest": run.manifest.digest[:16] if run.manifest else None,
@@ -100,8 +101,15 @@ def _head(run: Run, mark: str) -> str:
     goodput = f"<p>{text(goodput_line(run.ledger), 400)}</p>" if run.ledger else ""
     last = run.manifest
     digest = f'<p class="soft">step {last.step:,} has the digest {text(last.digest)}</p>' if last else ""
+    from_run = (
+        f"<p>forked from {text(p.run)} after step {p.step:,}{text(_with(p), 400)}</p>" if (p := run.parent) else ""
+    )
     title = f'<h1>{mark}{text(run.name)}</h1><p class="soft">{text(run.url, 300)}</p>'
-    return f'{title}{goodput}<dl class="card">{shown}</dl>{digest}'
+    return f'{title}{from_run}{goodput}<dl class="card">{shown}</dl>{digest}'
+
+
+def _with(parent: Parent) -> str:
+    return f", with other {', '.join(parent.keys)}" if parent.keys else ""
 
 
 def _comparison(runs: Sequence[Run]) -> str:

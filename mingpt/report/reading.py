@@ -22,6 +22,7 @@ from mingpt.report.bits import twice
 from mingpt.snapshot.attempts import REWIND, Record, records, segments
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.find import split_url
+from mingpt.snapshot.forking import Parent, own_history, parent_of
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
@@ -55,7 +56,8 @@ class Run:
     """folder: the run's directory. url: the same for people, without secrets. rows: its metrics.
 
     attempts: with rewinds; of an older run, without a ledger, they hold what else is known. kept: the last step that
-    the run kept, by attempt. twice: what the trace says of steps that were computed twice.
+    the run kept, by attempt. twice: what the trace says of steps that were computed twice. parent: of a fork, what it
+    was forked from.
     """
 
     folder: str
@@ -70,6 +72,8 @@ class Run:
     snapshots: list[int]
     config: str
     twice: str
+    parent: Parent | None
+    claims: dict[int, Record]
 
     @property
     def name(self) -> str:
@@ -137,6 +141,8 @@ def read_run(url: str) -> Run:
         snapshots=store.steps(),
         config=_config(folder),
         twice=twice(trace, {n: name_of(folder, path) for n, path in segments(folder).items() if n in trace}),
+        parent=parent_of(manifest),
+        claims=claimed,
     )
 
 
@@ -178,7 +184,7 @@ def _older(
     claimed: dict[int, Record], manifest: Manifest | None, rows: Sequence[dict[str, Any]], known: Sequence[Account]
 ) -> list[Account]:
     """What claims, the newest snapshot and the metrics tell of attempts without an account, and of rewinds."""
-    history = {h["attempt"]: h for h in manifest.history if type(h.get("attempt")) is int} if manifest else {}
+    history = {h["attempt"]: h for h in own_history(manifest) if type(h.get("attempt")) is int} if manifest else {}
     first, last = ({row["attempt"]: row for row in order} for order in (reversed(rows), rows))
     found = []
     for number in sorted({*claimed, *history, *last} - {a.attempt for a in known}):
@@ -196,10 +202,14 @@ def _older(
                 started=_time(past.get("at")),
                 until=UNKNOWN,
                 seconds={},
-                end="rewind" if number in claimed and claimed[number].by == REWIND else "",
+                end=_rewind(claimed[number]) if number in claimed else "",
             )
         )
     return found
+
+
+def _rewind(claim: Record) -> str:
+    return "" if claim.by != REWIND else "undo" if claim.undoes else "rewind"
 
 
 def _time(text: object) -> float:

@@ -32,7 +32,7 @@ class Record:
 
     from_step, from_digest, parent: the snapshot that the attempt continues, and the number of the attempt that wrote
     that snapshot; 0, None, 0 if it starts from nothing. dropped: batches (first, end) that no step shows after this
-    rewind.
+    rewind. undoes: the number of an earlier rewind that this one takes back.
     """
 
     number: int
@@ -42,6 +42,28 @@ class Record:
     parent: int = 0
     by: str = TRAIN
     dropped: tuple[int, int] | None = None
+    undoes: int | None = None
+
+
+def line_of(claims: Mapping[int, Record], newest: int | None = None) -> dict[int, tuple[int, int | None]]:
+    """The line of attempts that leads to an attempt (default: the newest), which is the first of them.
+
+    By number: the step that it continues, and the last one that the line took of it; None: all that it computed. The
+    last of them may have no claim: it is one of an earlier version, or of the run that this one was forked from.
+    """
+    number, end = max(claims, default=0) if newest is None else newest, None
+    line = dict[int, tuple[int, int | None]]()
+    while record := claims.get(number):
+        line[number] = record.from_step, end
+        end = record.from_step if end is None else min(end, record.from_step)
+        number = min(record.parent, number - 1)
+    return line | ({number: (0, end)} if number > 0 else {})
+
+
+def without_undone(claims: Mapping[int, Record]) -> dict[int, Record]:
+    """Without the rewinds that were taken back, and what was computed after them."""
+    undone = {n for u, r in claims.items() if r.undoes for n in range(r.undoes, u)}
+    return {n: record for n, record in claims.items() if n not in undone}
 
 
 def make_run_dir(run_dir: str) -> None:
@@ -125,7 +147,10 @@ def _decode(number: int, raw: bytes | FileNotFoundError) -> Record | None:
         ):
             return None
         dropped = (dropped[0], dropped[1])
-    return Record(number, identity, step, digest, parent, by, dropped)
+    undoes = fields.get("undoes")
+    if undoes is not None and (type(undoes) is not int or not 0 < undoes < number):
+        return None
+    return Record(number, identity, step, digest, parent, by, dropped, undoes)
 
 
 @dataclass(frozen=True)
@@ -149,6 +174,7 @@ class Attempt:
         by: str = TRAIN,
         above: int = 0,
         dropped: tuple[int, int] | None = None,
+        undoes: int | None = None,
     ) -> "Attempt":
         """Create the claim with the next free number above `above` and all known attempts. Called by one process.
 
@@ -158,7 +184,7 @@ class Attempt:
         number = max(newest_number(run_dir), parent, above)  # with snapshot.dir set, run.dir may be new
         while True:
             number += 1
-            record = Record(number, uuid4().hex, from_step, from_digest, parent, by, dropped)
+            record = Record(number, uuid4().hex, from_step, from_digest, parent, by, dropped, undoes)
             if _create(run_dir, record):
                 return cls(run_dir, record)
 
@@ -209,7 +235,8 @@ def _create(run_dir: str, record: Record) -> bool:
         "id": record.id, "by": record.by, "at": now, "from_step": record.from_step, "from_digest": record.from_digest,
         "parent": record.parent,
     }  # fmt: skip
-    raw = json.dumps(fields if record.dropped is None else {**fields, "dropped": record.dropped}).encode()
+    more = {"dropped": record.dropped, "undoes": record.undoes}
+    raw = json.dumps({**fields, **{k: v for k, v in more.items() if v is not None}}).encode()
     with place("run.dir", run_dir):
         try:
             if is_local(fs):

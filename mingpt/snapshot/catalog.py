@@ -9,6 +9,7 @@ from pathlib import Path
 from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.redact import printable
 from mingpt.snapshot.files import SNAPSHOTS, File
+from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
@@ -161,6 +162,8 @@ def render_manifest(m: Manifest) -> str:
     lines += [f"vocabulary: {vocabulary}", "", "attempts:"]
     keys = ("attempt", "from_step", "world_size", "at")
     lines.append(_table([keys, *(tuple(str(a.get(k, "-")) for k in keys) for a in m.history)]))
+    if parent := parent_of(m):
+        lines.append(f"forked from step {parent.step} of {parent.run} ({parent.dir}), digest {parent.digest}")
     lines += [
         f"attempt {a.get('attempt')} changed {key}: {' -> '.join(json.dumps(v, ensure_ascii=False) for v in values)}"
         for a in m.history

@@ -60,12 +60,8 @@ def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None
     if _has_good_copy(target, manifest):
         log(f"step {step}: is there already, digest {manifest.digest}")
         return
-    for name, part in sorted(manifest.parts.items()):
-        with place(target.key, target.url):
-            pieces = verified_pieces(source, manifest, name)  # each is valid until the next
-            target.write(step, name, pieces if target.local else [bytes(piece) for piece in pieces])
-            if (size := target.size(step, name)) != part.size:
-                raise UserError(f"{target.url}: {name} has {size} bytes in place of {part.size} after it was written")
+    for name in sorted(manifest.parts):
+        copy_part(source, target, manifest, name)
     with place(target.key, target.url):
         committed = target.commit(step, encode_manifest(manifest))
     if not committed and read_manifest(target, step).digest != manifest.digest:
@@ -74,6 +70,16 @@ def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None
             f"another place, or delete it first"
         )
     log(f"step {step}: copied to {target.folder_url(step)}, digest {manifest.digest}")
+
+
+def copy_part(source: Store, target: Store, manifest: Manifest, name: str) -> None:
+    """Read a part, verify it on the way, and write it. Raises Damaged."""
+    step, expected = manifest.step, manifest.parts[name].size
+    with place(target.key, target.url):
+        pieces = verified_pieces(source, manifest, name)  # each is valid until the next
+        target.write(step, name, pieces if target.local else [bytes(piece) for piece in pieces])
+        if (size := target.size(step, name)) != expected:
+            raise UserError(f"{target.url}: {name} has {size} bytes in place of {expected} after it was written")
 
 
 def _has_good_copy(target: Store, manifest: Manifest) -> bool:

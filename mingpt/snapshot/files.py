@@ -50,6 +50,10 @@ class File:
         return self.is_set_aside and not self.name.startswith((SET_ASIDE + REWOUND, SET_ASIDE + OVERTAKEN))
 
     @property
+    def was_rewound(self) -> bool:
+        return self.is_set_aside and self.name.startswith(SET_ASIDE + REWOUND)
+
+    @property
     def is_ours(self) -> bool:
         """Whether this program may have put it into a step's folder."""
         part = PART_NAME.fullmatch(self.name) is not None

@@ -17,6 +17,12 @@ class Found:
     steps: list[int]
 
 
+def at_step(text: str) -> tuple[str, int | None]:
+    """`RUN@12000` as a URL and a step; any other text is a URL alone."""
+    url, _, step = text.rpartition("@")
+    return (url, int(step)) if url and step.isascii() and step.isdecimal() else (text, None)
+
+
 def split_url(url: str) -> tuple[str, int | None]:
     """Split a step's folder into the folder above it and the step. For any other URL the step is None."""
     parent, _, last = url.rstrip("/").rpartition("/")

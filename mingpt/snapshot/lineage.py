@@ -14,7 +14,7 @@ from typing import Any
 
 from mingpt.atomic import write_whole
 from mingpt.config.affecting import settings
-from mingpt.snapshot.attempts import REWIND, Record
+from mingpt.snapshot.attempts import REWIND, Record, without_undone
 from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.reader import manifest_or_none
@@ -31,6 +31,7 @@ def overtaken(store: Store, records: Mapping[int, Record]) -> list[int]:
     attempt that continued from an earlier step. In the second case it stays while that attempt has committed nothing.
     """
     off: list[int] = []
+    records = without_undone(records)
     best, at, passed = 0, 0, list[int]()  # the newest attempt found so far, its newest step, and its other steps
     rewinds = {n: r for n, r in records.items() if r.by == REWIND}
     for step in store.steps():

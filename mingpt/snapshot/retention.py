@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from mingpt.errors import Damaged
 from mingpt.snapshot.files import File
+from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.reader import manifest_or_none
+from mingpt.snapshot.rewinding import rewound
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.uploads import Upload, abort, unfinished_uploads
 from mingpt.storage import place
@@ -57,10 +60,22 @@ class Plan:
     def apply(self, store: Store) -> None:
         with place(store.key, store.url):
             for step in self.snapshots:
-                store.delete(step)
+                _delete(store, step)
             store.remove(self.leftovers)
             for upload in self.uploads:
                 abort(store, upload)
+
+
+def _delete(store: Store, step: int) -> None:
+    """Delete a snapshot, but not what a rewind has set aside of the same step."""
+    if not any(file.was_rewound for file in store.files(step)):
+        return store.delete(step)
+    try:
+        stay = {name for aside, manifest in rewound(store, step) for name in (aside, *manifest.parts)}
+    except Damaged:
+        return None  # nobody knows which parts are whose
+    of_ours = [file for file in store.files(step) if file.name == MANIFEST or file.is_ours]
+    store.remove(sorted((f for f in of_ours if f.name not in stay), key=lambda file: file.name != MANIFEST))
 
 
 def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | None]) -> Plan:
@@ -91,8 +106,8 @@ def leftovers(store: Store, age: float, before_step: int, now: Callable[[], floa
     """Files of ours that belong to no snapshot, in folders where nothing is younger than `age` seconds.
 
     In a folder without a manifest another attempt may be writing right now. A folder with a manifest that was set aside
-    is evidence, so its files are listed only if its step is before `before_step`. If the store does not report times,
-    nothing is listed.
+    is evidence, so its files are listed only if its step is before `before_step`, and never if a rewind did that, which
+    can be undone. If the store does not report times, nothing is listed.
     """
 
     def old(file: File) -> bool:
@@ -104,7 +119,7 @@ def leftovers(store: Store, age: float, before_step: int, now: Callable[[], floa
         if step in committed and not store.local:
             continue  # only local disks have temporary files
         files = store.files(step)
-        evidence = any(f.is_set_aside for f in files) and step >= before_step
+        evidence = any(f.was_rewound or (f.is_set_aside and step >= before_step) for f in files)
         if step in committed or evidence:
             found += [f for f in files if f.is_temporary and old(f)]
         elif all(old(f) for f in files):

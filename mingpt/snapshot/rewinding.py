@@ -1,11 +1,14 @@
 """Go back: the run continues from an older step, and nothing computed after that step comes back by itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
-from mingpt.errors import Damaged, UserError
+from mingpt.errors import Damaged, OtherFormat, UserError
+from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
-from mingpt.snapshot.attempts import REWIND, Attempt
+from mingpt.snapshot.attempts import REWIND, Attempt, Record, line_of, records
 from mingpt.snapshot.files import REWOUND
+from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.manifest import MANIFEST_LIMIT, decode_manifest
 from mingpt.snapshot.reader import manifest_or_none, read_manifest
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
@@ -35,13 +38,107 @@ def rewind(
         manifest = read_manifest(store, step)
     except Damaged as damage:
         raise UserError(f"{store.folder_url(step)}: {damage}: choose another step") from damage
-    # The claims in run.dir are not enough: with snapshot.dir set, run.dir may be a new one.
-    newest = max([manifest.attempt, *(found.attempt for s in steps if (found := manifest_or_none(store, s)))])
-    Attempt.claim(run_dir, step, manifest.digest, manifest.attempt, by=REWIND, above=newest, dropped=dropped)
+    Attempt.claim(
+        run_dir, step, manifest.digest, manifest.attempt, by=REWIND, above=_newest(store, manifest), dropped=dropped
+    )
+    _set_aside(run_dir, store, hot_dir, lambda tier, s: s > step, log)
+    log(f"the next attempt starts from step {step}, digest {manifest.digest}")
+
+
+def _newest(store: Store, manifest: Manifest) -> int:
+    """The newest attempt that a snapshot names: with snapshot.dir set, run.dir may be new and have no claims."""
+    return max([manifest.attempt, *(found.attempt for s in store.steps() if (found := manifest_or_none(store, s)))])
+
+
+def _set_aside(
+    run_dir: str, store: Store, hot_dir: str, which: Callable[[Store, int], bool], log: Callable[[str], None]
+) -> None:
     memory = hot.find_hot(hot_dir, run_dir)
     for tier in (store, *([memory] if memory else [])):
         with place(tier.key, tier.url):
-            for newer in [s for s in tier.steps() if s > step]:
+            for newer in [s for s in tier.steps() if which(tier, s)]:
                 name = tier.set_aside(newer, REWOUND)
                 log(f"step {newer}: set aside (its manifest is now {tier.folder_url(newer)}/{name})")
-    log(f"the next attempt starts from step {step}, digest {manifest.digest}")
+
+
+def rewound(store: Store, step: int, overtaken: bool = False) -> Iterator[tuple[str, Manifest]]:
+    """The snapshots of a step that a rewind has set aside: the manifest's name now, and what it says.
+
+    overtaken: those of overtaken attempts, too.
+    """
+    for file in store.files(step):
+        if (
+            (file.was_rewound or (overtaken and file.is_set_aside and not file.was_damaged))
+            and file.size is not None
+            and file.size <= MANIFEST_LIMIT
+        ):
+            raw = b"".join(bytes(piece) for piece in store.read_pieces(step, file.name, file.size))
+            manifest = decode_manifest(raw)
+            if manifest.step == step:
+                yield file.name, manifest
+
+
+def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -> None:
+    """Take the newest rewind back: what it has set aside is committed again, and what came after it is set aside.
+
+    Raises UserError, before it changes anything, if there is none, or nothing that can be brought back.
+    """
+    claims, shown = records(run_dir), without_secrets(run_dir)
+    number = _to_undo(claims, store)
+    if not number:
+        raise UserError(f"{shown}: no rewind is there that could be undone")
+    line, start = line_of(claims, number - 1), claims[number].from_step
+    back = {step: found for step in store.folders() if step > start and (found := _of_line(store, step, line, log))}
+    if not back:
+        raise UserError(
+            f"{shown}: the rewind to step {start} can't be undone: nothing that it set aside can be brought back"
+        )
+    newest = back[max(back)][1]
+    Attempt.claim(
+        run_dir, newest.step, newest.digest, newest.attempt, by=REWIND, above=_newest(store, newest), undoes=number
+    )
+
+    def came_after(tier: Store, step: int) -> bool:
+        found = manifest_or_none(tier, step)
+        return step > start and not (found and _is_on(line, found))
+
+    _set_aside(run_dir, store, hot_dir, came_after, log)
+    with place(store.key, store.url):
+        for step, (name, _) in sorted(back.items()):
+            store.bring_back(step, name)
+            log(f"step {step}: brought back")
+    log(f"the next attempt starts from step {newest.step}, digest {newest.digest}")
+
+
+def _to_undo(claims: Mapping[int, Record], store: Store) -> int:
+    """The number of the newest rewind that was not undone, or whose undoing was interrupted; 0: there is none."""
+    undone = set[int]()
+    for number, record in sorted(claims.items(), reverse=True):
+        if record.undoes is not None:
+            found = manifest_or_none(store, record.from_step) if number == max(claims) else None
+            if number < max(claims) or (found and found.digest == record.from_digest):
+                undone.update(range(record.undoes, number + 1))
+        elif record.by == REWIND and number not in undone:
+            return number
+    return 0
+
+
+def _is_on(line: Mapping[int, tuple[int, int | None]], manifest: Manifest) -> bool:
+    first, end = line.get(manifest.attempt, (manifest.step, None))
+    return first < manifest.step and (end is None or manifest.step <= end)
+
+
+def _of_line(
+    store: Store, step: int, line: Mapping[int, tuple[int, int | None]], log: Callable[[str], None]
+) -> tuple[str, Manifest] | None:
+    """What a rewind has set aside of a step, and was on this line before, if its parts are still there."""
+    try:
+        for name, manifest in rewound(store, step):
+            if _is_on(line, manifest):
+                for part, info in manifest.parts.items():
+                    if store.size(step, part) != info.size:
+                        raise Damaged(f"{part} has another size than its manifest says")
+                return name, manifest
+    except (Damaged, OtherFormat, FileNotFoundError) as problem:
+        log(f"step {step}: can't be brought back: {problem}")
+    return None

@@ -162,6 +162,30 @@ class Store:
         else:
             self.fs.pipe_file(target, b"".join(content))
 
+    def share(self, source: "Store", step: int, name: str) -> bool:
+        """Have a file of another store here, too, while its bytes stay where they are: by a hard link, or by a copy
+        that the object store itself makes. False where that can't be: on another disk, or in another store.
+        """
+        old, new = f"{source._checked_folder(step)}/{name}", f"{self._checked_folder(step)}/{name}"
+        if not (self.local and source.local):
+            if self.fs != source.fs:
+                return False
+            self.fs.cp_file(old, new)
+            return True
+        Path(new).parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(new).with_name(f".{name}.{uuid4().hex}.tmp")
+        try:
+            os.link(old, temporary, follow_symlinks=False)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another disk, or one that has no hard links, or as many as it can have
+            return False
+        try:
+            os.replace(temporary, new)
+        finally:
+            temporary.unlink(missing_ok=True)  # a rename onto the same file leaves both names
+        return True
+
     def commit(self, step: int, manifest: bytes) -> bool:
         """Write the manifest, after all parts. False: the step has a manifest already, which stays.
 
@@ -216,6 +240,17 @@ class Store:
             self.fs.cp_file(old, new)
             self.fs.rm_file(old)
         return name
+
+    def bring_back(self, step: int, name: str) -> None:
+        """Commit again what `set_aside` has renamed to `name`. Raises FileExistsError if the step has a manifest."""
+        old, new = f"{self._checked_folder(step)}/{name}", f"{self._checked_folder(step)}/{MANIFEST}"
+        if self.fs.exists(new):
+            raise FileExistsError(new)
+        if self.local:
+            os.rename(old, new)
+        else:
+            self.fs.cp_file(old, new)
+            self.fs.rm_file(old)
 
     def delete(self, step: int) -> None:
         """Delete a step's folder with all that is in it. Another process may be deleting it, too.

@@ -12,7 +12,7 @@ from mingpt.console import say
 from mingpt.errors import RolledBack, UserError
 from mingpt.observe.events import Observers, StepSkipped
 from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import records
+from mingpt.snapshot.attempts import records, without_undone
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.rewinding import rewind
 from mingpt.train.run import Compute
@@ -27,7 +27,8 @@ def leave_out(plan: BatchPlan, dropped: tuple[Range, ...], config: Config, since
     """
 
     def find() -> list[Range]:
-        return [r.dropped for n, r in sorted(records(config.run.dir).items()) if n > since and r.dropped]
+        claims = without_undone(records(config.run.dir))
+        return [r.dropped for n, r in sorted(claims.items()) if n > since and r.dropped]
 
     found = [(first, end) for first, end in world.run_on_main(find)]  # lists, after their way through a message
     return replace(plan, dropped=merged([*dropped, *found]))

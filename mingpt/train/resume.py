@@ -22,6 +22,7 @@ from mingpt.config.keys import filled
 from mingpt.config.schema import Batch, Config, Optimizer, Schedule
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
+from mingpt.snapshot.forking import Parent, new_named
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import Loaded
 from mingpt.train.factory import some
@@ -44,10 +45,13 @@ def check(
 
     def find() -> Changes:
         changes = changed(before, after)
+        if fork := new_named(manifest):
+            changes = _not_named(fork, changes, after, say)
         if any(key.startswith(SCHEDULE) for key in changes) and same_past(manifest, config, step):
             planned = {key: changes.pop(key) for key in [*changes] if key.startswith(SCHEDULE)}
             say(f"from step {step + 1} on, {', '.join(_lines(planned))}: the bits are those of a run planned so before")
-        if manifest.fingerprint.get("data") != numerics["data"]:
+        other_data = fork is not None and any(key.startswith("data.") for key in fork.keys)
+        if manifest.fingerprint.get("data") != numerics["data"] and not other_data:
             changes["data.sha256"] = [manifest.fingerprint.get("data"), numerics["data"]]
         if changes and not config.resume.changed:
             lines = _lines(changes) + consequences(manifest, config, changes, world)
@@ -71,6 +75,14 @@ def check(
     ):
         say(f"{moved}: not read, since the weights are those of step {step}")
     return changes
+
+
+def _not_named(fork: Parent, changes: Changes, after: Mapping[str, Any], say: Callable[[str], None]) -> Changes:
+    """The changes that the fork's own command line has not made. The history has those already."""
+    named = {key: found for key, found in changes.items() if key in fork.keys}
+    if named:
+        say(f"forked from step {fork.step} of {printable(fork.run)} with {', '.join(_lines(named))}")
+    return {key: found for key, found in changes.items() if key not in named}
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
@@ -159,7 +171,7 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str], extension: li
             *extension,
             "  another run.name (or run.dir) starts a run of its own;",
             f"  resume.changed=true goes on from step {step} with the new values, and the history records both;",
-            f"  `mingpt snapshots copy {here} NEW`, then run.dir=NEW resume.changed=true goes on in a copy",
+            f"  `mingpt fork {here}@{step} NEW key=value …` goes on with other values in a run of its own",
         ]
     )
 

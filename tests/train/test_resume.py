@@ -79,7 +79,7 @@ def test_another_learning_rate_is_another_experiment() -> None:
         "Set them back, or choose:\n"
         "  another run.name (or run.dir) starts a run of its own;\n"
         "  resume.changed=true goes on from step 200 with the new values, and the history records both;\n"
-        "  `mingpt snapshots copy runs/run NEW`, then run.dir=NEW resume.changed=true goes on in a copy"
+        "  `mingpt fork runs/run@200 NEW key=value …` goes on with other values in a run of its own"
     )
 
 

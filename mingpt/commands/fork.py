@@ -1,0 +1,86 @@
+"""`mingpt fork RUN@STEP NEW key=value …`: a run of its own in NEW, which continues step STEP of RUN.
+
+NEW's first snapshot shares its files with RUN's: nothing is copied on one disk, nothing is uploaded within one bucket.
+The keys are those of `mingpt train`; all others keep the values that RUN had at that step.
+"""
+
+import argparse
+import shlex
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from mingpt.command import command, program
+from mingpt.console import say
+from mingpt.errors import Damaged, UserError
+
+if TYPE_CHECKING:
+    from mingpt.config.schema import Config
+
+
+def parser() -> argparse.ArgumentParser:
+    from mingpt.config.commandline import Parser
+
+    parser = Parser(prog=program("mingpt.commands.fork"), description=__doc__)
+    parser.add_argument("source", metavar="RUN@STEP", help="a run's directory, or its snapshots folder; any URL")
+    parser.add_argument("target", metavar="NEW", help="the new run's directory, which becomes its run.dir; any URL")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="what is different in the new run")
+    return parser
+
+
+@command()
+def fork_command(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    from mingpt.config.affecting import settings
+    from mingpt.config.branch import OF_EACH_RUN, branched, secret_keys
+    from mingpt.observe.configfile import write_config
+    from mingpt.redact import without_secrets
+    from mingpt.snapshot.find import at_step, find
+    from mingpt.snapshot.forking import fork
+    from mingpt.snapshot.reader import read_manifest
+    from mingpt.snapshot.store import Store
+    from mingpt.storage import name_of
+    from mingpt.train.resume import changed
+
+    url, step = at_step(options.source)
+    found = find(url, step)
+    step = found.steps[0]
+    try:
+        manifest = read_manifest(found.store, step)
+    except Damaged as damage:
+        raise UserError(f"{found.store.folder_url(step)}: {damage}: choose another step") from damage
+    config = branched(manifest.config, options.overrides, name_of(options.target.rstrip("/")), options.target)
+    after = without_secrets(config.model_dump())
+    old, new = settings(manifest.config)[0], settings(after)[0]
+    keys = [key for key in sorted(new) if old.get(key) != new[key] and not key.startswith(OF_EACH_RUN)]
+    target = Store(config.snapshot.dir)
+    fork(found.store, manifest, config.run.dir, target, config.run.name, keys, changed(manifest.config, after), say)
+    write_config(config, say)
+    for key in keys:
+        say(f"{key}: {old.get(key)} -> {new[key]}")
+    say(f"{without_secrets(config.run.dir)} continues step {step} of {manifest.run}, digest {manifest.digest}")
+    say(f"train it: {_continues(config, options.overrides)}")
+    if secrets := secret_keys(after):
+        say(f"and add {', '.join(f'{key}=…' for key in secrets)}: a run's files hold no secrets")
+    return 0
+
+
+def _continues(config: "Config", overrides: list[str]) -> str:
+    """The command that trains the fork."""
+    from mingpt.observe.configfile import NAME
+    from mingpt.redact import without_secrets
+    from mingpt.storage import is_local, open_fs
+
+    fs, path = open_fs(config.run.dir, "run.dir")
+    if is_local(fs):
+        folder = path if "://" in config.run.dir else config.run.dir
+        return shlex.join(["mingpt", "train", "--config-dir", folder, "--config-name", NAME.removesuffix(".yaml")])
+    more = [f"run.name={config.run.name}", f"run.dir={config.run.dir}", *overrides]
+    return f"the parent's command with {without_secrets(shlex.join(more))} at its end"
+
+
+def main() -> NoReturn:
+    sys.exit(fork_command(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

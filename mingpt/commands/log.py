@@ -1,0 +1,173 @@
+"""`mingpt log DIR`: the runs in a folder, their attempts and snapshots; with --graph each fork below its parent.
+
+DIR is a folder of runs, or one run's directory; any fsspec URL. Nothing in it is changed.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mingpt.command import command, program
+from mingpt.console import say
+from mingpt.errors import UserError
+
+if TYPE_CHECKING:
+    from mingpt.report.reading import Run
+
+STEPS_SHOWN = 5  # of what an attempt has set aside
+
+
+@dataclass
+class Node:
+    """A line of the tree. about: the same as JSON."""
+
+    text: str
+    about: dict[str, Any] = field(default_factory=dict)
+    below: list["Node"] = field(default_factory=list)
+
+
+def parser() -> argparse.ArgumentParser:
+    from mingpt.config.commandline import Parser
+
+    parser = Parser(prog=program("mingpt.commands.log"), description=__doc__)
+    parser.add_argument("url", metavar="DIR", help="a folder of runs, or one run's directory")
+    parser.add_argument("--graph", action="store_true", help="draw a tree, each fork below the attempt that it left")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+@command()
+def log_command(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    from mingpt.report.forks import forked_from
+
+    runs = _runs(options.url)
+    nodes = {run.folder: _of_run(run) for run in runs}
+    if options.json:
+        say(json.dumps([nodes[run.folder].about for run in runs], indent=1))
+        return 0
+    parents = {run.folder: found for run in runs if options.graph and (found := forked_from(run, runs))}
+    reached = [run.folder for run in runs if run.folder not in parents]
+    for folder in reached:  # it grows: a fork of a fork comes with the fork
+        for run in runs:
+            if (parent := parents.get(run.folder)) and parent.folder == folder:
+                _attempt_of(nodes[folder], run).below.append(nodes[run.folder])
+                reached.append(run.folder)
+    # Runs that name each other as parents are no tree, and stand alone.
+    for run in runs:
+        if run.folder not in parents or run.folder not in reached:
+            say("\n".join(_drawn(nodes[run.folder]) if options.graph else _indented(nodes[run.folder])))
+    return 0
+
+
+def _runs(url: str) -> "list[Run]":
+    """The runs in a folder by name; or the one that it is. Raises UserError if there is none."""
+    from mingpt.redact import without_secrets
+    from mingpt.report.reading import read_run
+    from mingpt.storage import open_fs, place
+
+    try:
+        return [read_run(url)]
+    except UserError as none:
+        fs, path = open_fs(url, "DIR")
+        with place("DIR", url):
+            names = sorted(Path(e["name"]).name for e in fs.ls(path, detail=True) if e["type"] == "directory")
+        runs = []
+        for name in names:
+            try:
+                runs.append(read_run(f"{url.rstrip('/')}/{name}"))
+            except UserError as error:
+                if "no run is there" not in str(error):
+                    raise
+        if not runs:
+            raise UserError(f"{without_secrets(url)}: neither a run nor a folder of runs: check the spelling") from none
+        return runs
+
+
+def _of_run(run: "Run") -> Node:
+    from dataclasses import asdict
+
+    from mingpt.report.reading import run_dir_of
+    from mingpt.snapshot.files import SNAPSHOTS
+    from mingpt.snapshot.reader import manifest_or_none
+    from mingpt.snapshot.rewinding import rewound
+    from mingpt.snapshot.store import Store
+
+    store = Store(f"{run_dir_of(run.folder)}/{SNAPSHOTS}", "DIR")
+    there = [found for step in sorted(run.snapshots) if (found := manifest_or_none(store, step))]
+    aside = [found for step in sorted(store.folders()) for _, found in rewound(store, step)]
+    count = sum(a.end not in ("rewind", "undo") for a in run.attempts)
+    text = f"{run.name} ({run.url}): step {run.last_step:,}, {count} attempt{'s' * (count != 1)}"
+    if parent := run.parent:
+        text += f"; forked from {parent.run} after step {parent.step:,}"
+        text += f", with other {', '.join(parent.keys)}" if parent.keys else ""
+    attempts = [_of_attempt(run, a.attempt, there, aside) for a in run.attempts]
+    known = {a.attempt for a in run.attempts}
+    first = [_of_snapshot(m) for m in there if m.attempt not in known]
+    about = {
+        "run": run.name,
+        "dir": run.url,
+        "step": run.last_step,
+        "parent": asdict(parent) if parent else None,
+        "snapshots": [node.about for node in first],
+        "attempts": [node.about for node in attempts],
+    }
+    return Node(text, about, [*first, *attempts])
+
+
+def _of_snapshot(manifest: Any) -> Node:
+    metrics = manifest.metrics
+    losses = [(name, value) for name, value in (("loss", metrics.loss), ("validation loss", metrics.val_loss)) if value]
+    text = f"step {manifest.step:,}: {manifest.digest[:16]}" + "".join(f", {n} {v:.4f}" for n, v in losses)
+    return Node(text, {"step": manifest.step, "digest": manifest.digest, "loss": metrics.loss,
+                       "val_loss": metrics.val_loss})  # fmt: skip
+
+
+def _of_attempt(run: "Run", number: int, there: list[Any], aside: list[Any]) -> Node:
+    account = next(a for a in run.attempts if a.attempt == number)
+    kept, start = run.kept.get(number, 0), account.from_step
+    steps = sorted(m.step for m in aside if m.attempt == number)
+    snapshots = [_of_snapshot(m) for m in there if m.attempt == number]
+    about = {"attempt": number, "from_step": start, "kept": kept, "processes": account.world_size,
+             "device": account.device, "end": account.end, "set_aside": steps,
+             "snapshots": [node.about for node in snapshots]}  # fmt: skip
+    if account.end in ("rewind", "undo"):
+        what = f"rewind to step {start:,}" if account.end == "rewind" else f"rewind undone: back to step {start:,}"
+        return Node(what, about, snapshots)
+    where = " × ".join(str(part) for part in (account.world_size, account.device) if part)
+    which = f"steps {start + 1:,} to {kept:,}" if kept > start else f"none of its steps, from {start:,}"
+    text = ", ".join(part for part in (f"attempt {number}: {which}", where, account.end) if part)
+    if steps:
+        more = ", …" if len(steps) > STEPS_SHOWN else ""
+        text += f"; set aside: {', '.join(f'{step:,}' for step in steps[:STEPS_SHOWN])}{more}"
+    return Node(text, about, snapshots)
+
+
+def _attempt_of(parent: Node, fork: "Run") -> Node:
+    """The attempt that a fork left, or else the run."""
+    assert fork.parent
+    return next((node for node in parent.below if node.about.get("attempt") == fork.parent.attempt), parent)
+
+
+def _indented(node: Node) -> list[str]:
+    return [node.text, *(f"  {line}" for below in node.below for line in _indented(below))]
+
+
+def _drawn(node: Node) -> list[str]:
+    lines = [node.text]
+    for i, below in enumerate(node.below, 1):
+        first, rest = ("└─ ", "   ") if i == len(node.below) else ("├─ ", "│  ")
+        inner = _drawn(below)
+        lines += [f"{first}{inner[0]}", *(f"{rest}{line}" for line in inner[1:])]
+    return lines
+
+
+def main() -> NoReturn:
+    sys.exit(log_command(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

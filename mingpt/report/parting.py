@@ -1,0 +1,257 @@
+"""Where two runs parted: settings, data, code and numerics, the first step with other bits, the first other tensor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from mingpt.compute.numerics import changes
+from mingpt.config.affecting import settings
+from mingpt.errors import Damaged, UserError
+from mingpt.observe.trace import RECORD, Records, read_trace
+from mingpt.redact import without_secrets
+from mingpt.report.reading import run_dir_of
+from mingpt.snapshot.attempts import Record, line_of, records
+from mingpt.snapshot.files import SNAPSHOTS
+from mingpt.snapshot.forking import Parent, new_named, parent_of
+from mingpt.snapshot.format import Manifest, TensorInfo
+from mingpt.snapshot.reader import manifest_or_none, read_parts
+from mingpt.snapshot.rewinding import rewound
+from mingpt.snapshot.store import Store
+
+CODE = ("mingpt", "torch", "cuda", "triton", "tokenizers", "code", "imports")  # of a fingerprint
+OF_EACH_RUN = ("run.", "snapshot.", "resume.", "launch.")
+SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two. newest: the run's newest snapshot, or the attempt's. numerics: of the same. trace: of the steps that
+    the run kept. snapshots: their manifests by step.
+    """
+
+    url: str
+    store: Store
+    claims: Mapping[int, Record]
+    newest: Manifest | None
+    numerics: Mapping[str, Any] | None
+    trace: Records
+    snapshots: dict[int, Manifest]
+
+
+def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
+    """A run, of it one snapshot, or one attempt. Raises UserError if there is nothing of that."""
+    folder = run_dir_of(url)
+    store, claims, traces = Store(f"{folder}/{SNAPSHOTS}", "RUN"), records(folder), read_trace(folder)
+    there = {s: found for s in store.steps() if (found := manifest_or_none(store, s))}
+    newest, shown = there[max(there)] if there else None, without_secrets(url)
+    if not (there or claims or traces):
+        raise UserError(f"{shown}: no run is there: check the spelling; give a run's directory")
+    if attempt is not None:
+        return _of_attempt(f"{shown}, attempt {attempt}", attempt, store, claims, traces, newest)
+    if step is not None:
+        if step not in there:
+            raise UserError(f"{shown}: no snapshot of step {step}; there are {', '.join(map(str, sorted(there)))}")
+        there, newest = {step: there[step]}, there[step]
+    return Side(shown, store, claims, newest, newest.fingerprint if newest else None, _of_line(claims, traces), there)
+
+
+def _of_attempt(
+    shown: str,
+    attempt: int,
+    store: Store,
+    claims: Mapping[int, Record],
+    traces: Mapping[int, Records],
+    newest: Manifest | None,
+) -> Side:
+    """One attempt with its snapshots, also those that were set aside because a rewind or another attempt came."""
+    if attempt not in traces and attempt not in claims:
+        raise UserError(f"{shown}: there is none; choose two of {', '.join(map(str, sorted({*traces, *claims})))}")
+    aside = {m.step: m for s in store.folders() for _, m in rewound(store, s, overtaken=True) if m.attempt == attempt}
+    committed = {s: m for s in store.steps() if (m := manifest_or_none(store, s)) and m.attempt == attempt}
+    own = aside | committed
+    entries = (h.get("numerics") for h in (newest.history if newest else ()) if h.get("attempt") == attempt)
+    last = own[max(own)] if own else None
+    numerics = last.fingerprint if last else next((n for n in entries if isinstance(n, dict)), None)
+    return Side(shown, store, claims, last, numerics, traces.get(attempt, _none()), own)
+
+
+def _none() -> Records:
+    return np.empty(0, RECORD)
+
+
+def _of_line(claims: Mapping[int, Record], traces: Mapping[int, Records]) -> Records:
+    """The trace of the steps that the run kept, by step."""
+    kept = [_none()]
+    line = line_of(claims) or dict.fromkeys(traces, (0, None))
+    for number, (start, end) in line.items():
+        if (own := traces.get(number)) is not None:
+            kept.append(own[(own["step"] > start) & (own["step"] <= (2**32 if end is None else end))])
+    every = np.concatenate(kept)
+    return every[np.argsort(every["step"], kind="stable")]
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """values: how many there are; differ: how many of them differ. largest: the distance of the two that are furthest
+    apart, in units of the last place of their type; at: where they are, with both values. None: it can't be told.
+    """
+
+    name: str
+    dtype: str
+    values: int
+    differ: int | None = None
+    largest: int | None = None
+    at: tuple[list[int], str, str] | None = None
+    why: str = ""
+
+
+@dataclass
+class Parting:
+    """forked: the parent, if one of the two, `fork`, was forked from the other.
+
+    config, others: by key both values; of those that affect the result, and of the rest. steps: in both traces. step,
+    bits: the first of them whose bits differ, by name with both values. common: snapshots of the same step. equal,
+    snapshot: the last one before the first that differs, and that one's steps. tensors: how many of it differ, of how
+    many.
+    """
+
+    a: str
+    b: str
+    forked: Parent | None = None
+    fork: str = ""
+    settings_known: bool = False
+    numerics_known: bool = False
+    config: dict[str, list[Any]] = field(default_factory=dict)
+    others: dict[str, list[Any]] = field(default_factory=dict)
+    data: list[str | None] = field(default_factory=lambda: [None, None])
+    code: list[str] = field(default_factory=list)
+    numerics: list[str] = field(default_factory=list)
+    steps: int = 0
+    step: int | None = None
+    bits: dict[str, list[float]] = field(default_factory=dict)
+    common: int = 0
+    equal: int | None = None
+    snapshot: list[int] | None = None
+    tensor: TensorDifference | None = None
+    tensors: tuple[int, int] = (0, 0)
+
+    @property
+    def differs(self) -> bool:
+        other_data = self.data[0] != self.data[1]
+        return bool(self.config or other_data or self.code or self.numerics or self.step or self.snapshot)
+
+
+def parting(a: Side, b: Side) -> Parting:
+    found = Parting(a.url, b.url)
+    for one, other in ((a, b), (b, a)):
+        parent = parent_of(one.newest)
+        if parent and any((n, c.id) == (parent.attempt, parent.claim) for n, c in other.claims.items()):
+            found.forked, found.fork = parent, one.url
+    if a.newest and b.newest:
+        _compare_settings(found, a.newest, b.newest)
+    if a.numerics is not None and b.numerics is not None:
+        _compare_numerics(found, a.numerics, b.numerics)
+    _compare_traces(found, a.trace, b.trace)
+    _compare_snapshots(found, a, b)
+    return found
+
+
+def _compare_settings(found: Parting, a: Manifest, b: Manifest) -> None:
+    (old, affecting_old), (new, affecting_new) = _settings(a), _settings(b)
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key) and not key.startswith(OF_EACH_RUN):
+            matters = key in affecting_old | affecting_new
+            (found.config if matters else found.others)[key] = [old.get(key), new.get(key)]
+    found.settings_known = True
+
+
+def _settings(manifest: Manifest) -> tuple[dict[str, Any], set[str]]:
+    """As `settings`. A fork that has not trained yet has its parent's config, and what it changes in its history."""
+    values, affecting = settings(manifest.config)
+    planned = manifest.history[-1].get("changes") if new_named(manifest) else None
+    if isinstance(planned, dict):
+        values |= {key: pair[1] for key, pair in planned.items() if isinstance(pair, list) and len(pair) == 2}
+    return values, affecting
+
+
+def _compare_numerics(found: Parting, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
+    found.data = [text if isinstance(text := numerics.get("data"), str) else None for numerics in (a, b)]
+    for keys, lines in ((CODE, found.code), ((a.keys() | b.keys()) - {"data", *CODE}, found.numerics)):
+        lines += changes(*({k: v for k, v in numerics.items() if k in keys} for numerics in (a, b)))[0]
+    found.numerics_known = True
+
+
+def _compare_traces(found: Parting, a: Records, b: Records) -> None:
+    common, in_a, in_b = np.intersect1d(a["step"], b["step"], return_indices=True)
+    found.steps = len(common)
+    raw = [np.ascontiguousarray(t[i]).view(np.uint8).reshape(-1, RECORD.itemsize) for t, i in ((a, in_a), (b, in_b))]
+    if len(other := np.flatnonzero((raw[0] != raw[1]).any(1)) if len(common) else common):
+        first = other[0]
+        pairs = {name: [float(a[in_a[first]][field]), float(b[in_b[first]][field])]
+                 for name, field in (("loss", "loss"), ("gradient norm", "norm"))}  # fmt: skip
+        found.step, found.bits = int(common[first]), pairs
+
+
+def _compare_snapshots(found: Parting, a: Side, b: Side) -> None:
+    one_each = len(a.snapshots) == len(b.snapshots) == 1  # two that were named, which may be of two steps
+    pairs = (
+        [(max(a.snapshots), max(b.snapshots))]
+        if one_each
+        else [(s, s) for s in sorted(a.snapshots.keys() & b.snapshots)]
+    )
+    found.common = len(pairs)
+    for i, j in pairs:
+        one, other = a.snapshots[i], b.snapshots[j]
+        if one.digest == other.digest:
+            found.equal = i
+            continue
+        found.snapshot = [i, j]
+        names = sorted(one.tensors.keys() | other.tensors.keys())
+        parted = [n for n in names if _content(one.tensors.get(n)) != _content(other.tensors.get(n))]
+        found.tensors = len(parted), len(names)
+        found.tensor = _difference(parted[0], (a.store, one), (b.store, other))
+        return
+
+
+def _content(info: TensorInfo | None) -> tuple[Any, ...] | None:
+    return (info.dtype, info.shape, info.sha256) if info else None
+
+
+def _difference(name: str, *sides: tuple[Store, Manifest]) -> TensorDifference:
+    infos = [manifest.tensors.get(name) for _, manifest in sides]
+    shown = " and ".join(f"{i.dtype} {i.shape}" if i else "is not there" for i in infos)
+    one, other = infos
+    if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
+        return TensorDifference(name, one.dtype if one else "", 0, why=shown)
+    tensors = []
+    for store, manifest in sides:
+        part = manifest.tensors[name].part
+        try:
+            tensors.append(read_parts(store, manifest, [part])[part][1][name])
+        except Damaged as damage:
+            raise UserError(f"{store.folder_url(manifest.step)}: {damage}: verify that run's snapshots") from damage
+    return measured(name, one.dtype, *tensors)
+
+
+def measured(name: str, dtype: str, a: torch.Tensor, b: torch.Tensor) -> TensorDifference:
+    """How far two tensors of one type and shape are apart."""
+    flat = [t.flatten() for t in (a, b)]
+    bits = [t.view(SIGNED[t.element_size()]).to(torch.int64).numpy() for t in flat]
+    where = np.flatnonzero(bits[0] != bits[1])
+    if a.is_floating_point():  # so that neighbours among the numbers are neighbours as integers
+        least = np.int64(-(2 ** (8 * a.element_size() - 1)))
+        bits = [np.where(x < 0, least - x, x) for x in bits]
+    x, y = (each[where] for each in bits)
+    apart = np.maximum(x, y).view(np.uint64) - np.minimum(x, y).view(np.uint64)
+    numbers = np.ones(len(where), bool)
+    if a.is_floating_point():
+        numbers = ~(flat[0].isnan() | flat[1].isnan()).numpy()[where]
+    if not len(where) or not numbers.any():
+        return TensorDifference(name, dtype, a.numel(), len(where), why="none of them is a number in both")
+    furthest = int(np.where(numbers, apart, np.uint64(0)).argmax())
+    place = [int(i) for i in np.unravel_index(where[furthest], tuple(a.shape))]
+    values = [str(each[where[furthest]].item()) for each in flat]
+    return TensorDifference(name, dtype, a.numel(), len(where), int(apart[furthest]), (place, values[0], values[1]))

@@ -1,0 +1,173 @@
+"""A rewind can be undone: what it has set aside is committed again, by a claim that readers follow."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mingpt.commands import snapshots
+from mingpt.errors import USER_ERROR
+from mingpt.observe.jsonl import read_metrics
+from mingpt.observe.ledger import kept_until
+from mingpt.snapshot.attempts import Attempt, records
+from mingpt.snapshot.format import MANIFEST
+from mingpt.snapshot.lineage import overtaken
+from mingpt.snapshot.reader import read_manifest, verify
+from mingpt.snapshot.retention import Retention, plan
+from mingpt.snapshot.rewinding import rewind, undo
+from mingpt.snapshot.store import Store
+from report_kit import Made
+from snapshot_kit import PROVENANCE, save, state_of
+
+
+class History:
+    """A run whose attempts claim and commit as real ones do, without the training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dir = str(folder)
+        self.store = Store(f"{folder}/snapshots")
+        self.said: list[str] = []
+
+    def attempt(self, start: int, *steps: int, shift: int = 0) -> int:
+        """Continue from `start`, and commit these steps; `shift` makes their bits others."""
+        parent = read_manifest(self.store, start) if start else None
+        claim = Attempt.claim(self.dir, start, parent.digest if parent else None, parent.attempt if parent else 0)
+        history = [{"attempt": claim.number, "from_step": start}]
+        for step in steps:
+            save(self.store, step, state_of(step + shift), provenance=PROVENANCE | {"history": history})
+        return claim.number
+
+    def rewind(self, step: int) -> None:
+        rewind(self.dir, self.store, step, "/nowhere", self.said.append)
+
+    def undo(self) -> None:
+        undo(self.dir, self.store, "/nowhere", self.said.append)
+
+    def digests(self) -> dict[int, str]:
+        assert overtaken(self.store, records(self.dir)) == []  # the next start takes what there is
+        return {step: verify(self.store, step).digest for step in self.store.steps()}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> History:
+    return History(tmp_path / "run")
+
+
+def test_undo_brings_back_what_the_rewind_has_set_aside(run: History) -> None:
+    run.attempt(0, 10, 20)
+    run.attempt(20, 30, 40)
+    before = run.digests()
+    run.rewind(10)
+    assert [*run.digests()] == [10]
+    run.undo()
+    assert run.digests() == before
+    assert run.said[-1] == f"the next attempt starts from step 40, digest {before[40]}"
+    run.attempt(40, 50)
+    assert [*run.digests()] == [50, 40, 30, 20, 10]
+
+
+def test_what_was_computed_after_the_rewind_is_set_aside_in_turn(run: History) -> None:
+    run.attempt(0, 10, 20, 30)
+    before = run.digests()
+    run.rewind(10)
+    run.attempt(10, 20, 25, shift=100)
+    assert [*run.digests()] == [25, 20, 10]
+    run.undo()
+    assert run.digests() == before
+    aside = [f.name for f in run.store.files(25) if f.was_rewound]
+    assert len(aside) == 1  # nothing is deleted
+
+
+def test_two_rewinds_are_undone_one_after_the_other(run: History) -> None:
+    run.attempt(0, 10, 20, 30)
+    first = run.digests()
+    run.rewind(20)
+    run.attempt(20, 30, 40, shift=100)
+    second = run.digests()
+    run.rewind(10)
+    run.undo()
+    assert run.digests() == second
+    run.undo()
+    assert run.digests() == first
+    with pytest.raises(Exception, match="no rewind is there that could be undone"):
+        run.undo()
+
+
+def test_an_interrupted_undo_can_be_made_again(run: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.attempt(0, 10, 20, 30)
+    before = run.digests()
+    run.rewind(10)
+    run.attempt(10, 15, shift=100)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "bring_back", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.undo()
+    run.undo()
+    assert run.digests() == before
+
+
+def test_a_damaged_snapshot_of_the_line_costs_none_of_those_before_it(run: History) -> None:
+    """Steps older than an undone rewind are on the line again, and not overtaken by it."""
+    run.attempt(0, 10, 20, 30)
+    run.rewind(10)
+    run.undo()
+    Path(run.store.folder(30), MANIFEST).write_bytes(b"{}")
+    run.store.set_aside(30)
+    assert [*run.digests()] == [20, 10]
+
+
+def test_what_retention_has_left_is_brought_back_and_the_rest_is_told(run: History) -> None:
+    run.attempt(0, 10, 20, 30)
+    run.rewind(10)
+    next(Path(run.store.folder(30)).glob("model-*")).unlink()
+    run.undo()
+    assert [*run.digests()] == [20, 10]
+    assert any(line.startswith("step 30: can't be brought back: ") for line in run.said)
+
+
+def test_nothing_to_bring_back_is_an_error_that_changes_nothing(run: History) -> None:
+    run.attempt(0, 10, 20)
+    run.rewind(10)
+    shutil.rmtree(run.store.folder(20))
+    claims = records(run.dir)
+    with pytest.raises(Exception, match="the rewind to step 10 can't be undone"):
+        run.undo()
+    assert records(run.dir) == claims
+
+
+def test_retention_deletes_nothing_that_a_rewind_has_set_aside(run: History) -> None:
+    run.attempt(0, 10, 20, 30)
+    before = run.digests()
+    run.rewind(10)
+    run.attempt(10, 20, 40, 50, shift=100)  # it has a step 20 of its own
+    plan(run.store, Retention(1, keep_best=False, orphan_age=1e-6), 50, {}).apply(run.store)  # all is older than that
+    assert run.store.steps() == [50]
+    run.undo()
+    assert run.digests() == {step: before[step] for step in (20, 30)}
+
+
+def test_metrics_and_ledger_follow_the_undoing(tmp_path: Path) -> None:
+    made = Made(tmp_path).attempt(1, 0, 30)
+    made.claim(2, 10, 1, by="rewind").attempt(3, 10, 15, parent=1)
+    assert [(r["attempt"], r["step"]) for r in read_metrics(str(tmp_path))][-1] == (3, 15)
+    made.claim(4, 30, 1, by="rewind")
+    path = tmp_path / "attempts/00004.json"
+    path.write_text(path.read_text().replace("}", ', "undoes": 2}'))
+    assert {r["attempt"] for r in read_metrics(str(tmp_path))} == {1}
+    assert len(read_metrics(str(tmp_path))) == 30
+    assert kept_until(records(str(tmp_path)), {1: 30, 3: 15}) == {1: 30, 3: 10}
+
+
+def test_the_verb_takes_the_step_behind_an_at(run: History, capsys: pytest.CaptureFixture[str]) -> None:
+    run.attempt(0, 10, 20)
+    assert snapshots.main(["rewind", f"{run.dir}@10"]) == 0
+    assert run.store.steps() == [10]
+    assert snapshots.main(["rewind", run.dir, "--undo"]) == 0
+    assert run.store.steps() == [20, 10]
+    for wrong in ([run.dir], [f"{run.dir}@10", "--undo"], [f"{run.dir}@10", "--step", "20"]):
+        assert snapshots.main(["rewind", *wrong]) == USER_ERROR
+    assert "RUN@9000" in capsys.readouterr().err
