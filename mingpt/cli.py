@@ -40,6 +40,8 @@ GROUPS = {
         "generate": Verb("continue texts or draw images with a run's model", "mingpt.generate"),
         "evaluate": Verb("say how good a run's model is", "mingpt.evaluate"),
         "report": Verb("show what runs have done, as one HTML page", "mingpt.report.__main__"),
+        "replay": Verb("compute a past step again, and look at it", "mingpt.replay"),
+        "materialize": Verb("write the snapshot of a step that was never stored", "mingpt.materialize"),
         "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "mingpt.snapshots"),
         "export": Verb("write a run's model for Hugging Face's transformers", "mingpt.snapshots", several=True),
     },
