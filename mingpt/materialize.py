@@ -3,8 +3,8 @@
 import argparse
 from typing import NoReturn
 
-from mingpt.command import program, run
-from mingpt.replay import add_places
+from mingpt.command import run
+from mingpt.replay import add_places, plain_parser
 
 DESCRIPTION = (
     "Compute the state after step N of a run from the nearest snapshot before it, and write it to OUT as an ordinary "
@@ -14,9 +14,7 @@ DESCRIPTION = (
 
 
 def parser() -> argparse.ArgumentParser:
-    from mingpt.config.commandline import Parser
-
-    parser = Parser(prog=program("mingpt.materialize"), description=DESCRIPTION, allow_abbrev=False)
+    parser = plain_parser("mingpt.materialize", DESCRIPTION)
     parser.add_argument("point", metavar="RUN@N", help="a run's directory (any fsspec URL), @ and the step")
     parser.add_argument("out", metavar="OUT", help="where to: another run's directory, any fsspec URL")
     add_places(parser)

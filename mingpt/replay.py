@@ -18,9 +18,7 @@ DESCRIPTION = (
 
 
 def parser() -> argparse.ArgumentParser:
-    from mingpt.config.commandline import Parser
-
-    parser = Parser(prog=program("mingpt.replay"), description=DESCRIPTION, allow_abbrev=False)
+    parser = plain_parser("mingpt.replay", DESCRIPTION)
     parser.add_argument("url", metavar="RUN", help="a run's directory: a path, or any fsspec URL")
     parser.add_argument("--step", type=int, required=True, metavar="N", help="the step to look at, counted from 1")
     add_places(parser)
@@ -31,6 +29,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
     return parser
+
+
+def plain_parser(module: str, description: str) -> argparse.ArgumentParser:
+    from mingpt.config.commandline import Parser
+
+    return Parser(prog=program(module), description=description, allow_abbrev=False)
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:

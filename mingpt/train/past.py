@@ -110,7 +110,9 @@ class Past:
         """As the attempt that computed `step` has recorded them; None without a record."""
         number, _, last = next(part for part in reversed(self.line) if part[1] <= step)
         found = self.trace.get(number)
-        row = found[found["step"] == step] if found is not None and (last is None or step <= last) else ()
+        if found is None or (last is not None and step > last):
+            return None
+        row = found[found["step"] == step]
         return Bits(number, float(row[-1]["loss"]), float(row[-1]["norm"])) if len(row) else None
 
     def check_step(self, step: int) -> None:
