@@ -49,6 +49,7 @@ def _positions(text: str) -> frozenset[int]:
 
 
 def _compute(run: Replay, options: Namespace, change: Change) -> Shown:
+    run.check(change.settings)
     steps = [run.advance() for _ in range(run.step + 1, options.step)]
     run.prepare()
     saved = run.save()

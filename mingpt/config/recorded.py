@@ -6,7 +6,7 @@ from typing import Any
 
 from mingpt.config.affecting import settings
 from mingpt.config.commandline import CommandLine
-from mingpt.config.keys import filled, kind_of, takes_any
+from mingpt.config.keys import filled, keys, kind_of, takes_any
 from mingpt.config.schema import Config
 from mingpt.config.trusted import leaves, named_by, problems_of_places
 from mingpt.config.validation import validate
@@ -84,19 +84,18 @@ def _misplaced(
     raw: dict[str, Any], given: Mapping[str, Any], new: Mapping[str, Any], before: Mapping[str, Any]
 ) -> list[str]:
     """Overrides that stand where others belong."""
-    after, affecting = settings(raw)
-    wrong = [
-        f"{key} can't be set here, only keys of {' and '.join(HERE)}" for key in given if key.split(".")[0] not in HERE
-    ]
+    (after, affecting), known = settings(raw), keys(raw)
+    elsewhere = [key for key in given if key.partition(".")[0] not in HERE and key != "model._target_"]
+    wrong = [f"{key} can't be set here, only keys of {' and '.join(HERE)}" for key in elsewhere]
     wrong += [
         f"{key}={given[key]} would affect the result, and the run had {before.get(key)}: leave it out"
         for key in given
-        if key in affecting and key in after and after[key] != before.get(key)
+        if key not in elsewhere and key in affecting and after.get(key) != before.get(key)
     ]
     for key in new:
         if key.partition(".")[0] == "data":
             wrong.append(f"--set {key}: the samples of a step are those of the run: fork the run for other data")
-        elif key in after and key not in affecting:
+        elif key in known and key not in affecting:
             wrong.append(f"--set {key}: this key does not affect the result: leave it out")
     return wrong
 

@@ -90,6 +90,10 @@ class Replay:
         assert self._at
         return self._at[0]
 
+    def check(self, settings: tuple[str, ...]) -> None:
+        """Raise UserError if the next step can't be computed with these settings."""
+        recorded(self.past.stretch(self.step + 1).config, self.here, settings)
+
     def save(self) -> Saved:
         return self.saved or self.bench.save(self.step)
 
