@@ -31,13 +31,9 @@ def recorded(stored: Mapping[str, Any], here: Sequence[str] = (), changed: Seque
     problems += more + _untrusted(raw, given)
     for key, value in (given | new).items():
         _set(raw, key, value)
-    if not (problems := [*problems, *_misplaced(raw, given, new, before)]):
-        return validate(raw, typed={*given, *new})
-    try:
-        validate(raw, typed={*given, *new})
-    except UserError as error:
-        problems += error.problems
-    raise UserError(*dict.fromkeys(problems))
+    if problems := [*problems, *_misplaced(raw, given, new, before)]:
+        raise UserError(*dict.fromkeys(problems))  # before `validate`, which imports the code that a config names
+    return validate(raw, typed={*given, *new})
 
 
 def _given(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -161,17 +161,21 @@ def test_what_cannot_be_had(small: tuple[str, tuple[str, ...]], tmp_path: Path) 
         again(url, 9, 9, *where, "optimizer.lr=1")
 
 
-def test_code_of_the_runs_own_is_not_imported(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
+def test_code_of_the_runs_own_is_not_imported(
+    small: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evilmod.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(small[0], tmp_path / "run")
     store = Store(f"{tmp_path}/run/snapshots")
     for step in store.steps():
         manifest = read(store, step).manifest
-        model = manifest.config["model"] | {"kind": "own", "_target_": "antigravity.fly"}
+        model = manifest.config["model"] | {"kind": "own", "_target_": "evilmod.fly"}
         changed = manifest.model_copy(update={"config": manifest.config | {"model": model}})
         Path(store.folder(step), "manifest.json").write_bytes(encode_manifest(changed))
     with pytest.raises(UserError, match=r"model is code of one's own, which is never imported because"):
         again(f"{tmp_path}/run", 9, 9, *small[1])
-    assert "antigravity" not in sys.modules
+    assert "evilmod" not in sys.modules
 
 
 def by_hand(model: LanguageModel, rows: list[tuple[torch.Tensor, ...]], keep: list[int]) -> float:
