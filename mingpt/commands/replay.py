@@ -187,7 +187,7 @@ def _closeup(seen: Shown) -> list[str]:
         f"{'layer':<28}{'gradient':>11}{'update':>11}{'of weights':>12}{'largest out':>13}",
         *(
             f"{layer['name']:<28}{layer['gradient']:>11.4g}{layer['update']:>11.4g}{layer['ratio']:>12.2e}"
-            f"{layer['activation']:>13.4g}"
+            f"{_short(layer['activation']):>13}"
             for layer in seen["layers"]
         ),
     ]
@@ -198,6 +198,10 @@ def _closeup(seen: Shown) -> list[str]:
             lines.append(f"  {sample['loss']:8.4f}  {about:<24} {printable(sample['text'][:LONGEST])}")
             lines += [f"            {row}" for row in sample.get("picture", ())]
     return lines
+
+
+def _short(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}"
 
 
 def _or_dash(value: float | None) -> str:

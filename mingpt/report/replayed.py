@@ -1,5 +1,6 @@
 """What `mingpt replay` has found, as a page in the style of the report."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,10 @@ def _closeup(seen: Mapping[str, Any]) -> str:
     }
     facts = "".join(f"<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>" for key, value in figures.items())
     keys = ("gradient", "update", "ratio", "activation")
-    rows = [(layer["name"], *(f"{layer[key]:.4g}" for key in keys)) for layer in seen["layers"]]
+    rows = [
+        (layer["name"], *("–" if math.isnan(layer[key]) else f"{layer[key]:.4g}" for key in keys))
+        for layer in seen["layers"]
+    ]
     head = ("layer", "gradient norm", "update", "of the weights", "largest activation")
     out = [f'<dl class="card">{facts}</dl><h2>Layers</h2>{_card(table_of(head, rows))}']
     for title in ("worst", "best"):

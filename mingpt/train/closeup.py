@@ -35,7 +35,7 @@ class Sample:
 class Layer:
     """gradient: its norm before clipping. update: the norm of the change of the weights, and as a share of theirs.
 
-    activation: the largest absolute value that comes out; NaN if that is not known.
+    activation: the largest absolute value that comes out; NaN of a layer that is no module of its own.
     """
 
     name: str
