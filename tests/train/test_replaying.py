@@ -178,7 +178,7 @@ def test_code_of_the_runs_own_is_not_imported(
     assert "evilmod" not in sys.modules
 
 
-def by_hand(model: LanguageModel, rows: list[tuple[torch.Tensor, ...]], keep: list[int]) -> float:
+def by_hand(model: LanguageModel, rows: list[tuple[torch.Tensor, torch.Tensor]], keep: list[int]) -> float:
     """The mean loss of the rows at `keep`, one after the other, in evaluation mode."""
     model.eval()
     with torch.no_grad():
