@@ -42,6 +42,8 @@ GROUPS = {
         "evaluate": Verb("say how good a run's model is", "mingpt.evaluate"),
         "serve": Verb("answer requests with a run's model, in OpenAI's form", "mingpt.serve.__main__"),
         "report": Verb("show what runs have done, as one HTML page", "mingpt.report.__main__"),
+        "replay": Verb("compute a past step again, and look at it", "mingpt.replay"),
+        "materialize": Verb("write the snapshot of a step that was never stored", "mingpt.materialize"),
         "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "mingpt.snapshots"),
         "log": Verb("show runs, forks, attempts and snapshots as a tree", "mingpt.commands.log"),
         "diff": Verb("say where two runs parted, and by what", "mingpt.commands.diff"),

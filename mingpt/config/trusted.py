@@ -51,16 +51,16 @@ def problems_of_size(key: str, value: object) -> list[str]:
     ]
 
 
-def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The values of a section, and of those in it, by path; but those that are this machine's own."""
     for key, value in section.items():
         if isinstance(value, dict):
-            yield from _leaves(value, (*above, key))
+            yield from leaves(value, (*above, key))
         elif key not in OWN_PLACE:
             yield (*above, key), value
 
 
-def _begins(path: tuple[str, ...], given: Container[str]) -> bool:
+def named_by(path: tuple[str, ...], given: Container[str]) -> bool:
     """Whether the command line names a key, or a section that it is in."""
     return any(".".join(path[:n]) in given for n in range(1, len(path) + 1))
 
@@ -93,7 +93,7 @@ def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size:
         ]
     follows = follows_of(composed)
     raw, unresolved = resolved(composed, follows)
-    kept = {path: value for path, value in _leaves(data or {}, ("data",)) if not _begins(path, given)}
+    kept = {path: value for path, value in leaves(data or {}, ("data",)) if not named_by(path, given)}
     for path, value in kept.items():
         name = printable(str(without_secrets(".".join(path))))  # a stranger's: a line feed in it would forge a line
         problems += [f"{name} {problem}: give {name}=…" for problem in problems_of_places(value)]

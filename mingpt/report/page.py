@@ -1,42 +1,25 @@
-"""The report as one HTML page that loads nothing: no script, no font, no picture from elsewhere.
-
-All text of a run's files goes through `text`; the page's own policy forbids scripts and every request besides.
-"""
+"""The report as one HTML page, which loads nothing (see html.py)."""
 
 import json
 import math
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from html import escape
-from importlib.resources import files
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from mingpt.observe.ledger import Account, duration, goodput_line
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import without_secrets
 from mingpt.report.bits import equality
-from mingpt.report.figures import MARKS, color, kind, kinds, shares, svg
+from mingpt.report.figures import color, kind, kinds, shares, svg
+from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
 from mingpt.snapshot.forking import Parent
 
-LONGEST = 120  # characters of a cell
 MOST_KEYS = 200
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 PLACES = {"run.name", "run.dir", "snapshot.dir"}  # of each run its own
 TABS = ("steps", "tokens", "time")
-
-
-class Html(str):
-    """Text that is HTML already."""
-
-
-def text(value: object, longest: int = LONGEST) -> Html:
-    if isinstance(value, Html):
-        return value
-    shown = printable(str(value))
-    return Html(escape(shown if len(shown) <= longest else f"{shown[:longest]}…"))
 
 
 def page(runs: Sequence[Run], drawn: Mapping[str, Figure], samples: Sequence[str | bytes | None]) -> str:
@@ -52,22 +35,7 @@ def page(runs: Sequence[Run], drawn: Mapping[str, Figure], samples: Sequence[str
     if several:
         note = '<p class="soft">Dashed: validation loss.</p>'
         sections.insert(0, f'{_comparison(runs)}<h2>Curves</h2><div class="grid">{_curves(shown)}</div>{note}')
-    style = files("mingpt.report").joinpath("page.css").read_text()
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>\n{style}</style></head>\n<body>\n{''.join(sections)}\n</body></html>\n"
-    )
-
-
-def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
-    cells = [[text(cell) for cell in row] for row in rows]
-    lines = ["".join(f"<td{' class=long' * (len(c) > 40)}>{c}</td>" for c in row) for row in cells]
-    body = "".join(f"<tr>{line}</tr>\n" for line in lines[:MARKS])
-    more = f'<p class="soft">… and {len(lines) - MARKS:,} more</p>' if len(lines) > MARKS else ""
-    names = "".join(f"<th>{text(name)}</th>" for name in head)
-    return Html(f'<div class="wide"><table><tr>{names}</tr>\n{body}</table>{more}</div>')
+    return document(title, "".join(sections))
 
 
 def _dot(shade: str) -> Html:
@@ -121,9 +89,9 @@ def _comparison(runs: Sequence[Run]) -> str:
     keys = different_keys(runs)
     names = [Html(f"{_dot(color(i))}{i + 1}: {text(run.name)}") for i, run in enumerate(runs)]
     lines = [(key, *values) for key, values in list(keys.items())[:MOST_KEYS]]
-    table = _table(["key", *names], lines) if lines else "<p>None, as far as the snapshots tell.</p>"
+    table = table_of(["key", *names], lines) if lines else "<p>None, as far as the snapshots tell.</p>"
     return (
-        f"<h1>{len(runs)} runs</h1>{_table(['run', *columns], rows)}"
+        f"<h1>{len(runs)} runs</h1>{table_of(['run', *columns], rows)}"
         f"<h2>Keys that differ</h2><div class='card'>{table}</div>"
     )
 
@@ -180,7 +148,7 @@ def _attempts(run: Run, colors: Mapping[str, str]) -> str:
 
     head = ("attempt", "steps kept", "processes", "host", "started (UTC)", "time", "end")
     kept = f"Snapshots there: {text(', '.join(map(str, sorted(run.snapshots))), 300)}." if run.snapshots else ""
-    table = _table(head, map(row, reversed(run.attempts)))
+    table = table_of(head, map(row, reversed(run.attempts)))
     return f'<h2>Attempts and snapshots</h2><div class="card">{table}</div><p class="soft">{kept}</p>'
 
 
@@ -193,7 +161,7 @@ def _ledger(run: Run) -> str:
         (Html(f"{_dot(c)}{text(p)}"), f"{s:.1f} s" if s < 60 else duration(s), f"{100 * s / whole:.2f} %")
         for p, s, c in parts
     ]
-    return f'<h2>Ledger</h2><div class="card">{_table(("phase", "time", "share"), rows)}</div>'
+    return f'<h2>Ledger</h2><div class="card">{table_of(("phase", "time", "share"), rows)}</div>'
 
 
 def _skipped(run: Run) -> str:
@@ -208,13 +176,13 @@ def _skipped(run: Run) -> str:
         return found["step"], why, *figures, bad.get("microbatches", "–"), bad.get("samples", "–")
 
     head = ("step", "why", "loss", "gradient norm", "microbatches", "samples")
-    return f'<h2>Skipped steps</h2><div class="card">{_table(head, map(row, skipped))}</div>'
+    return f'<h2>Skipped steps</h2><div class="card">{table_of(head, map(row, skipped))}</div>'
 
 
 def _numerics(run: Run) -> str:
     lines = "".join(f"<p>{text(line, 2000)}</p>" for line in [*equality(run.manifest), run.twice] if line)
     fingerprint = dict(_flat(run.manifest.fingerprint)) if run.manifest else {}
-    table = f"<details><summary>Fingerprint</summary>{_table(('key', 'value'), fingerprint.items())}</details>"
+    table = f"<details><summary>Fingerprint</summary>{table_of(('key', 'value'), fingerprint.items())}</details>"
     return f"<h2>Numerics</h2>{lines}{table if fingerprint else ''}"
 
 

@@ -207,8 +207,9 @@ def join(config: WorldConfig) -> Iterator[World]:
     try:
         yield World(rank, size, local_rank, device, backend, store=own_connection)
     except BaseException as error:
-        # After a failure, destroying nccl's group may wait for peers that have ended.
-        _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)
+        # After a failure, destroying nccl's group may wait for peers that have ended. Alone, this process has none.
+        if size > 1:
+            _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)
         raise
     finally:
         # DDP is part of reference cycles. While it lives, gloo's threads run on into Python's shutdown, and a thread

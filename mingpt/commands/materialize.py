@@ -1,0 +1,83 @@
+"""What `mingpt materialize` does: replay up to the step, and store its state with one writer."""
+
+import re
+
+from mingpt.command import Unfit, command
+from mingpt.console import say
+from mingpt.errors import FINISHED, UserError
+from mingpt.materialize import parser
+from mingpt.redact import without_secrets
+from mingpt.snapshot.copying import check_same_run, copy_step
+from mingpt.snapshot.files import SNAPSHOTS
+from mingpt.snapshot.format import Metrics
+from mingpt.snapshot.staging import Staging
+from mingpt.snapshot.store import Store
+from mingpt.snapshot.storewriter import StoreWriter, raise_first
+from mingpt.train.past import Past
+from mingpt.train.replaying import Again, Replay, replay
+
+
+@command()
+def main(arguments: list[str]) -> int:
+    options = parser().parse_intermixed_args(arguments)
+    point = re.fullmatch(r"(.+)@([0-9]+)", options.point)
+    if not point:
+        raise UserError(f"{without_secrets(options.point)}: write RUN@N, such as runs/a@1200")
+    url, step = point[1], int(point[2])
+    past = Past(url, options.attempt, options.snapshots)
+    target = Store(f"{options.out.rstrip('/')}/{SNAPSHOTS}", "OUT")
+    if target.root == past.store.root:
+        raise UserError(f"OUT={target.url}: the run itself stays as it is: give another place")
+    check_same_run(past.store, target)
+    if step in target.steps():
+        raise UserError(f"OUT={target.url}: step {step} is there already: give another place, or delete it first")
+    if step in past.steps and past.is_on_line(step):
+        copy_step(past.store, target, step, say)
+        return FINISHED
+    with replay(url, step, options.overrides, options.attempt, options.snapshots) as run:
+        say(f"from {'step ' + str(run.base) if run.base else 'config and seed'} to step {step} of {past.url}")
+        while run.step < step:
+            again = run.advance()
+            if again.same is False:
+                raise Unfit(difference(run, again) + ": nothing was written")
+        for note in run.notes:
+            say(note)
+        if again.recorded is None:
+            say("the run recorded no bits of this step: whether they are the same is not known")
+        say(f"step {step}: {target.folder_url(step)}, digest {_write(run, again, target)}")
+    return FINISHED
+
+
+def difference(run: Replay, again: Again) -> str:
+    assert again.recorded
+    figures, bits = again.figures, again.recorded
+    return "\n".join(
+        [
+            f"step {again.step} has other bits than attempt {bits.attempt} recorded: loss {figures.loss!r} and norm "
+            f"{figures.grad_norm!r}, recorded {bits.loss!r} and {bits.grad_norm!r}",
+            *run.notes,
+        ]
+    )
+
+
+def _write(run: Replay, again: Again, target: Store) -> str:
+    """Store the state that `run` has; returns its digest."""
+    stretch, section = run.stretch, run.stretch.config.get("run")
+    known = again.recorded is not None and stretch.numerics  # then the bits were those of the run
+    made = {"attempt": stretch.attempt, "from_step": stretch.first - 1, "numerics": run.numerics}
+    provenance = {
+        "run": str(section.get("name", "run")) if isinstance(section, dict) else "run",
+        "vocabulary": run.bench.source.vocabulary.to_json(),
+        "config": without_secrets(stretch.config),
+        "fingerprint": stretch.numerics if known else run.numerics,
+        "history": stretch.history or [made],
+    }
+    metrics = Metrics.of(loss=again.figures.loss, best_val_loss=run.past.best_val_loss(again.step))
+    writer, staging = StoreWriter(target, provenance, say), Staging(run.world)
+    staged = staging.copy_share(run.bench.compute.state())
+    staging.wait()
+    report = writer.write_parts(again.step, staged)
+    raise_first([report])
+    result = writer.commit(again.step, [report], metrics)
+    raise_first([result])
+    return str(result["digest"])

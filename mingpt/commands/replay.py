@@ -1,0 +1,223 @@
+"""What `mingpt replay` does: compute the steps, look at the last one, and show it as text, JSON or a page."""
+
+import json
+import math
+from argparse import Namespace
+from dataclasses import asdict
+from typing import Any
+
+from mingpt.atomic import write_whole
+from mingpt.command import UNFIT, command
+from mingpt.commands.samples import shown_sample
+from mingpt.console import complain, say
+from mingpt.errors import FINISHED, UserError
+from mingpt.model.language import LanguageModel
+from mingpt.redact import printable
+from mingpt.replay import parser
+from mingpt.report.replayed import page
+from mingpt.storage import place
+from mingpt.train.closeup import clip_factor, layers, look
+from mingpt.train.replaying import AS_IT_WAS, Again, Change, Replay, replay
+
+Shown = dict[str, Any]
+LONGEST = 100  # characters of a sample in a line
+
+
+@command()
+def main(arguments: list[str]) -> int:
+    options = parser().parse_intermixed_args(arguments)
+    if options.then < 0 or options.samples < 0:
+        raise UserError("--then and --samples take numbers of at least 0")
+    change = Change(tuple(options.set), _positions(options.drop))
+    with replay(options.url, options.step, options.overrides, options.attempt, options.snapshots) as run:
+        shown = _compute(run, options, change)
+    for note in shown["notes"]:
+        complain(note)
+    say(json.dumps(_finite(shown), indent=1) if options.json else as_text(shown))
+    if options.html:
+        with place("--html", str(options.html)):
+            write_whole(options.html, [page(shown).encode(errors="replace")])
+        complain(f"page: {options.html}")
+    return UNFIT if shown["first_different"] else FINISHED
+
+
+def _positions(text: str) -> frozenset[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if bad := [word for word in words if not word.isdecimal()]:
+        raise UserError(f"--drop {bad[0]}: give positions in the batch, counted from 0: --drop 17,93")
+    return frozenset(map(int, words))
+
+
+def _compute(run: Replay, options: Namespace, change: Change) -> Shown:
+    run.check(change.settings)
+    steps = [run.advance() for _ in range(run.step + 1, options.step)]
+    run.prepare()
+    saved = run.save()
+    was, closeup = _look(run, AS_IT_WAS, options.samples)
+    steps.append(was)
+    different = next((again for again in steps if again.same is False), None)
+    shown: Shown = {
+        "run": run.past.url,
+        "step": options.step,
+        "attempt": was.attempt,
+        "from_step": run.base,
+        "verdict": _verdict(steps, different),
+        "first_different": different.step if different else None,
+        "notes": run.notes,
+        "steps": [_bits(again) for again in steps],
+        "as_it_was": closeup,
+    }
+    if change != AS_IT_WAS:
+        run.go_back(saved)
+        run.prepare(change.settings)
+        _check_drop(run, change.drop)
+        _, shown["changed"] = _look(run, change, options.samples)
+        shown["change"] = {"drop": sorted(change.drop), "set": list(change.settings)}
+        shown["change_text"] = _text_of(change, options.step)
+    after = Change(change.settings)
+    shown["then"] = [_bits(run.advance(after)) for _ in range(options.then)]
+    return shown
+
+
+def _check_drop(run: Replay, drop: frozenset[int]) -> None:
+    size = run.bench.compute.plan.global_size
+    if drop and not isinstance(run.bench.compute.model, LanguageModel):
+        raise UserError("--drop: which targets a model of one's own counts is not known: leave it out")
+    if far := [p for p in sorted(drop) if p >= size]:
+        raise UserError(f"--drop {far[0]}: the step has the positions 0 to {size - 1}")
+    if len(drop) == size:
+        raise UserError("--drop: no sample would be left: leave one in")
+
+
+def _look(run: Replay, change: Change, samples: int) -> tuple[Again, Shown]:
+    """Do the step that `run` is prepared for, under the lens."""
+    bench, step = run.bench, run.step
+    before = {name: p.detach().clone() for name, p in bench.compute.model.named_parameters()}
+    seen, activations = look(bench, step, change.drop)
+    again = run.advance(change)
+    figures = again.figures
+    ordered = sorted((s for s in seen if not math.isnan(s.loss)), key=lambda s: -s.loss)
+    ordered += [s for s in seen if math.isnan(s.loss) and s.targets]  # not finite: the worst there are
+    best = ordered[max(samples, len(ordered) - samples) :]
+    return again, {
+        "loss": figures.loss,
+        "grad_norm": figures.grad_norm,
+        "lr": again.lr,
+        "clip_norm": bench.config.optimizer.clip_norm,
+        "clip_factor": clip_factor(bench, figures),
+        "targets": figures.tokens,
+        "skipped": figures.skips > 0,
+        "loss_scale": float(bench.compute.update.loss_scale) if bench.config.precision == "fp16" else None,
+        "losses": [s.loss for s in seen],
+        "worst": [shown_sample(s, bench.source.vocabulary) for s in ordered[:samples]],
+        "best": [shown_sample(s, bench.source.vocabulary) for s in reversed(best)],
+        "layers": [asdict(layer) for layer in layers(bench, before, figures, activations)],
+    }
+
+
+def _bits(again: Again) -> Shown:
+    bits = again.recorded
+    return {
+        "step": again.step,
+        "attempt": again.attempt,
+        "loss": again.figures.loss,
+        "grad_norm": again.figures.grad_norm,
+        "skipped": again.figures.skips > 0,
+        "recorded_loss": bits.loss if bits else None,
+        "recorded_grad_norm": bits.grad_norm if bits else None,
+        "same": again.same,
+    }
+
+
+def _verdict(steps: list[Again], different: Again | None) -> str:
+    if different and (bits := different.recorded):
+        figures = different.figures
+        return (
+            f"OTHER BITS: step {different.step} differs first from what attempt {bits.attempt} recorded: loss "
+            f"{figures.loss!r}, recorded {bits.loss!r}; norm {figures.grad_norm!r}, recorded {bits.grad_norm!r}"
+        )
+    compared = [again for again in steps if again.same]
+    if not compared:
+        return "nothing to compare with: the run recorded no bits of these steps"
+    attempts = ", ".join(str(n) for n in dict.fromkeys(again.attempt for again in compared))
+    first, last = compared[0].step, compared[-1].step
+    which = f"step {last}" if first == last else f"steps {first} to {last}"
+    word = "attempts" if "," in attempts else "attempt"
+    return f"{which}: same loss and norm bits as recorded by {word} {attempts}"
+
+
+def as_text(shown: Shown) -> str:
+    begin = f"step {shown['from_step']}'s snapshot" if shown["from_step"] else "config and seed"
+    lines = [shown["verdict"], f"step {shown['step']} of {shown['run']}, computed from {begin}"]
+    lines += _closeup(shown["as_it_was"])
+    if "changed" in shown:
+        lines += ["", f"CHANGED: {shown['change_text']}", *_against(shown), *_closeup(shown["changed"])]
+    if shown["then"]:
+        lines += ["", f"{'then step':>9}  {'loss now':>10}  {'recorded':>10}  {'difference':>10}  {'norm now':>10}"]
+        lines += [
+            f"{row['step']:>9}  {row['loss']:>10.4f}  {_or_dash(row['recorded_loss']):>10}  {_apart(row):>10}  "
+            f"{row['grad_norm']:>10.4f}{'  skipped' if row['skipped'] else ''}"
+            for row in shown["then"]
+        ]
+    return "\n".join(lines)
+
+
+def _text_of(change: Change, step: int) -> str:
+    without = [f"without the samples at {', '.join(map(str, sorted(change.drop)))}"] if change.drop else []
+    return "; ".join([*without, *(f"{text} from step {step} on" for text in change.settings)])
+
+
+def _against(shown: Shown) -> list[str]:
+    was, now = shown["as_it_was"], shown["changed"]
+    return [f"{key:<15}{was[name]:.6g} -> {now[name]:.6g}" for key, name in FIGURES.items() if was[name] != now[name]]
+
+
+FIGURES = {"loss": "loss", "gradient norm": "grad_norm", "learning rate": "lr", "clip factor": "clip_factor"}
+
+
+def _closeup(seen: Shown) -> list[str]:
+    factor, longest = seen["clip_factor"], seen["clip_norm"]
+    clipped = f"scaled by {factor:.4f} to {longest:g}" if factor < 1 else "not clipped"
+    scale = f", fp16 loss scale {seen['loss_scale']:g} after it" if seen["loss_scale"] is not None else ""
+    lines = [
+        f"loss {seen['loss']:.6f} over {seen['targets']:,.0f} targets, gradient norm {seen['grad_norm']:.6f} "
+        f"({clipped}), learning rate {seen['lr']:.4g}{scale}"
+        f"{'; SKIPPED: nothing was updated' if seen['skipped'] else ''}",
+        "",
+        f"{'layer':<28}{'gradient':>11}{'update':>11}{'of weights':>12}{'largest out':>13}",
+        *(
+            f"{layer['name']:<28}{layer['gradient']:>11.4g}{layer['update']:>11.4g}{layer['ratio']:>12.2e}"
+            f"{_short(layer['activation']):>13}"
+            for layer in seen["layers"]
+        ),
+    ]
+    for title in ("worst", "best"):
+        lines += ["", f"{title} samples:"] if seen[title] else []
+        for sample in seen[title]:
+            about = f"at {sample['position']} (sample {sample['number']:,})"
+            lines.append(f"  {sample['loss']:8.4f}  {about:<24} {printable(sample['text'][:LONGEST])}")
+            lines += [f"            {row}" for row in sample.get("picture", ())]
+    return lines
+
+
+def _short(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}"
+
+
+def _or_dash(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _apart(row: Shown) -> str:
+    if row["same"] is None:
+        return "–"
+    return "same bits" if row["same"] else f"{row['loss'] - row['recorded_loss']:+.2e}"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items() if k != "png"}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

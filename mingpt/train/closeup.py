@@ -1,0 +1,134 @@
+"""A step under the lens: its loss by sample, its gradient and update by layer, its largest activations."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mingpt.model.language import IGNORE, LanguageModel
+from mingpt.train.bench import Bench
+from mingpt.train.stats import Figures
+
+LAYER = re.compile(r"(.*?\.\d+)\..+")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """position: in the batch. number: in the training set. loss: its mean, in nats a target; NaN without targets.
+
+    targets: their number, or the sum of their weights. tokens: its row, and the last target where there is one.
+    """
+
+    position: int
+    number: int
+    loss: float
+    targets: float
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """gradient: its norm before clipping. update: the norm of the change of the weights, and as a share of theirs.
+
+    activation: the largest absolute value that comes out; NaN of a layer that is no module of its own.
+    """
+
+    name: str
+    gradient: float
+    update: float
+    ratio: float
+    activation: float
+
+
+def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[list[Sample], dict[str, float]]:
+    """Step number `step`, counted from 0, before it is done: its samples, and the largest activation of each layer.
+
+    A forward with the step's own dropout, which changes nothing. Of a model that is no language model the loss by
+    sample is not known: there are no samples.
+    """
+    ids, size = bench.compute.plan.sample_ids(step).tolist(), bench.compute.plan.micro_size
+    model, samples, largest = bench.compute.model, list[Sample](), dict[str, Tensor]()
+    hooks = [
+        module.register_forward_hook(_note(name, largest))
+        for name, module in model.named_modules()
+        if name and (LAYER.sub(r"\1", f"{name}.x") == name or not any(module.children()))
+        if not re.match(r".*\.\d+\..+", name)
+    ]
+    model.train()
+    try:
+        with torch.no_grad(), bench.compute.autocast:
+            for m, microbatch in enumerate(bench.microbatches(step, drop)):
+                tensors = bench.to_device(microbatch)
+                bench.seed(step, m)
+                if isinstance(model, LanguageModel):
+                    rows = _losses(model.loss_and_logits(*tensors)[2], tensors)
+                    for i, (total, count) in enumerate(rows):
+                        position, mean = m * size + i, total / count if count else math.nan
+                        samples.append(Sample(position, ids[position], mean, count, _row(microbatch, i)))
+                else:
+                    model(*tensors)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return samples, {name: value.item() for name, value in largest.items()}
+
+
+def _note(name: str, largest: dict[str, Tensor]) -> Callable[[nn.Module, object, object], None]:
+    def note(_module: nn.Module, _inputs: object, output: object) -> None:
+        found = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(found, Tensor) and found.is_floating_point() and found.numel():
+            value = found.detach().abs().max().float()
+            largest[name] = torch.maximum(largest[name], value) if name in largest else value
+
+    return note
+
+
+def _losses(logits: Tensor, tensors: list[Tensor]) -> list[tuple[float, float]]:
+    """By row: the sum of its losses, and the number of its targets or the sum of their weights."""
+    targets = tensors[1]
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
+    weights = tensors[2] if len(tensors) > 2 else torch.ones_like(losses).view_as(targets)
+    counted = weights * (targets != IGNORE)
+    totals = (losses.view_as(targets) * weights).double().sum(1)
+    return list(zip(totals.tolist(), counted.double().sum(1).tolist(), strict=True))
+
+
+def _row(microbatch: tuple[Tensor, ...], i: int) -> list[int]:
+    tokens, last = microbatch[0][i].tolist(), int(microbatch[1][i, -1])
+    return [*tokens, *([last] if last != IGNORE else [])]
+
+
+def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, activations: dict[str, float]) -> list[Layer]:
+    """Of the step that `bench` has just done, in the model's order. before: the weights before it."""
+    clip, found = clip_factor(bench, figures), list[Layer]()
+    named = [(name, p) for name, p in bench.compute.model.named_parameters() if p.requires_grad]
+    for name, group in groupby(named, lambda item: layer_of(item[0])):
+        parameters = list(group)
+        gradient = _norm([p.grad for _, p in parameters if p.grad is not None]) / clip if clip else math.nan
+        old = [before[n].to(p.device) for n, p in parameters]
+        size = _norm(old)
+        update = _norm([p.detach() - o for (_, p), o in zip(parameters, old, strict=True)])
+        ratio = update / size if size else math.nan
+        found.append(Layer(name, gradient, update, ratio, activations.get(name, math.nan)))
+    return found
+
+
+def clip_factor(bench: Bench, figures: Figures) -> float:
+    """By which the gradient was multiplied to be no longer than optimizer.clip_norm; 1: it was not clipped."""
+    longest = bench.config.optimizer.clip_norm
+    return min(1.0, longest / (figures.grad_norm + 1e-6)) if longest else 1.0
+
+
+def layer_of(parameter: str) -> str:
+    """The block that a parameter is in, or the module."""
+    block = LAYER.fullmatch(parameter)
+    return block[1] if block else parameter.rpartition(".")[0] or parameter
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))

@@ -1,0 +1,191 @@
+"""Compute past steps of a run again, with the same bits, from its nearest snapshot. The run is only read.
+
+    with replay("runs/a", 1200) as past:     # its state is that after step 1199
+        figures = past.advance()             # step 1200, as the run did it
+        print(figures.same)                  # whether loss and norm have the bits that the run recorded
+
+It takes one process: a step's bits do not depend on the number of processes (with reduce=exact).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mingpt.compute.guard import merged
+from mingpt.compute.numerics import changes, fingerprint, pin
+from mingpt.config.recorded import recorded
+from mingpt.config.schema import Config
+from mingpt.config.trusted import problems_of_places
+from mingpt.data.source import Source
+from mingpt.errors import Damaged, Unreadable, UserError
+from mingpt.model.language import LanguageModel
+from mingpt.snapshot.reader import read
+from mingpt.train.bench import Bench, Saved
+from mingpt.train.past import Bits, Past, Stretch
+from mingpt.train.stats import Figures
+from mingpt.weights.reading import start_from
+from mingpt.world.joining import join, world_size
+from mingpt.world.world import World
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is not as in the run. settings: overrides. drop: positions in the batch, in one step alone."""
+
+    settings: tuple[str, ...] = ()
+    drop: frozenset[int] = frozenset()
+
+
+AS_IT_WAS = Change()
+
+
+@dataclass(frozen=True)
+class Again:
+    """A step that was computed again. recorded: the run's own bits; None: it recorded none."""
+
+    step: int
+    attempt: int
+    figures: Figures
+    lr: float
+    recorded: Bits | None
+
+    @property
+    def same(self) -> bool | None:
+        """Whether the bits of loss and gradient norm are those recorded; None: nothing to compare with."""
+        if self.recorded is None:
+            return None
+        ours, theirs = (self.figures.loss, self.figures.grad_norm), (self.recorded.loss, self.recorded.grad_norm)
+        return repr(ours) == repr(theirs)  # equal also where both are NaN
+
+
+class Replay:
+    """`bench` has the state after `step` steps. base: the step of the snapshot that it began from, 0: config and seed.
+
+    notes: what keeps bits from being those of the run, one line each. numerics: this machine's fingerprint.
+    """
+
+    def __init__(self, past: Past, step: int, world: World, here: Sequence[str]) -> None:
+        self.past, self.world, self.here = past, world, tuple(here)
+        self.notes: list[str] = []
+        self._sources: dict[str, Source] = {}
+        self._at: tuple[Stretch, tuple[str, ...]] | None = None
+        saved = self._snapshot(step - 1) or self._initial()
+        self.base = self.step = saved.step
+        self.saved: Saved | None = saved
+        self.bench: Bench
+        self.numerics: dict[str, Any] = {}
+
+    def advance(self, change: Change = AS_IT_WAS) -> Again:
+        """Compute the next step."""
+        self.prepare(change.settings)
+        figures = self.bench.step(self.step, change.drop)
+        self.step += 1
+        bits, lr = self.past.bits(self.step), self.bench.compute.update.lr(self.step - 1)
+        return Again(self.step, self.stretch.attempt, figures, lr, bits)
+
+    @property
+    def stretch(self) -> Stretch:
+        """That of the last step, or of the next one after `prepare`."""
+        assert self._at
+        return self._at[0]
+
+    def check(self, settings: tuple[str, ...]) -> None:
+        """Raise UserError if the next step can't be computed with these settings."""
+        recorded(self.past.stretch(self.step + 1).config, self.here, settings)
+
+    def save(self) -> Saved:
+        return self.saved or self.bench.save(self.step)
+
+    def go_back(self, saved: Saved) -> None:
+        self.saved, self.step = saved, saved.step
+
+    def prepare(self, settings: tuple[str, ...] = ()) -> None:
+        """Make the bench that computes the next step. A new attempt, or other settings, start as a resume does."""
+        stretch = self.past.stretch(self.step + 1)
+        if self.saved is None and self._at == (stretch, settings):
+            return
+        saved = self.save()
+        if stretch.first == self.step + 1:  # a resume: this number is not stored, and rollbacks may have come before
+            saved = replace(saved, skips=0, dropped=merged([*saved.dropped, *stretch.dropped]))
+        config = recorded(stretch.config, self.here, settings)
+        source = self._source(config, stretch)
+        self.bench = Bench(config, source, self.world, stretch.world_size)
+        self.bench.load(saved)
+        self._compare_numerics(config, source, stretch)
+        self.saved, self._at = None, (stretch, settings)
+
+    def _snapshot(self, step: int) -> Saved | None:
+        """The newest good one up to `step`."""
+        for there in self.past.bases(step):
+            try:
+                loaded = read(self.past.store, there)
+            except (Damaged, Unreadable) as error:
+                self.notes.append(f"the snapshot of step {there} can't be used ({error}); an older one is taken")
+                continue
+            return Saved(there, loaded.state)
+        return None
+
+    def _initial(self) -> Saved:
+        """The state before the first step: from config and seed, or the weights that model.init_from names."""
+        stretch = self.past.stretches[0] if self.past.line else None
+        if stretch is None or stretch.first != 1:
+            raise UserError(
+                f"{self.past.url}: no good snapshot is left to begin from, and its attempts do not lead back to step 1"
+            )
+        config = recorded(stretch.config, self.here)
+        source = self._source(config, stretch)
+        bench = Bench(config, source, self.world, stretch.world_size)
+        url, model = getattr(config.model, "init_from", None), bench.compute.model
+        if url and isinstance(model, LanguageModel):
+            if problems := problems_of_places(url):
+                raise UserError(*(f"model.init_from {p}: replay a step after the first snapshot" for p in problems))
+            found = start_from(model, url, source.vocabulary, self.world)
+            if stretch.numerics.get("init_from", found) != found:
+                raise UserError(f"model.init_from={url}: its weights are not those that the run started from")
+        return bench.save(0)
+
+    def _source(self, config: Config, stretch: Stretch) -> Source:
+        """The data. Raises UserError unless its content is that of the attempt."""
+        key = config.data.model_dump_json()
+        if key not in self._sources:
+            self._sources[key] = config.data.open(config.model.block_size, config.batch.micro_size)
+        source, wanted = self._sources[key], stretch.numerics.get("data")
+        if wanted not in (None, source.sha256):
+            raise UserError(
+                f"{', '.join(config.data.places()) or 'data'}: the content ({source.sha256[:16]}) is not that of "
+                f"attempt {stretch.attempt} ({str(wanted)[:16]}): give the place of the run's own, data.path=…"
+            )
+        return source
+
+    def _compare_numerics(self, config: Config, source: Source, stretch: Stretch) -> None:
+        if config.reduce == "fast":
+            self._note(f"attempt {stretch.attempt} added with reduce=fast: the bits depend on its processes")
+        ours = fingerprint(config, self.world.device, source.sha256)
+        self.numerics = ours | {"init_from": stretch.numerics.get("init_from")}
+        theirs: dict[str, Any] = {k: v for k, v in stretch.numerics.items() if k not in ("init_from", "data")}
+        if found := changes(theirs, ours)[0] if theirs else []:
+            self._note(f"this machine is not as that of attempt {stretch.attempt}: {', '.join(found)}")
+
+    def _note(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+
+
+@contextmanager
+def replay(
+    url: str, step: int, here: Sequence[str] = (), attempt: int | None = None, snapshots: str | None = None
+) -> Iterator[Replay]:
+    """The run at a point from which `step` can be computed: `advance` until it has that number.
+
+    here: overrides that say where data lies on this machine, or on which device to compute. attempt, snapshots: as
+    `Past`. Raises UserError if the step can't be had.
+    """
+    if world_size() > 1:
+        raise UserError("a replay takes one process, and bits do not depend on their number: start it without launch")
+    past = Past(url, attempt, snapshots)
+    past.check_step(step)
+    first = recorded(past.stretch(step).config, here)
+    with join(first.world) as world:
+        pin(first, world.device)
+        yield Replay(past, step, world, here)

@@ -1,0 +1,66 @@
+"""Tiny runs that are trained in the test's own process, to be replayed there."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import bpe_kit
+from image_kit import write_idx
+from mingpt.prepare.documents import Options
+from mingpt.prepare.prepare import prepare
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
+from run_kit import TINY
+
+WORDS = ("the", "king", "is", "dead", "long", "live", "queen", "and", "all")
+SMALL = ("batch.global_size=8", "train.eval_every=0", "world.device=cpu", "snapshot.keep_best=false")
+
+
+def train_here(run_dir: str, *overrides: str) -> None:
+    """Train in this process; fails the test unless it ends well. A later key of the same name wins."""
+    given = [*TINY, *SMALL, f"run.dir={run_dir}", *overrides]
+    last = {text.partition("=")[0]: text for text in given}
+    assert attempt([*last.values()], Lifetime()) == 0
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """What is in a folder: the bytes of each file, and when it was written."""
+    return {
+        str(p.relative_to(folder)): (p.read_bytes() if p.is_file() else None, p.stat().st_mtime_ns)
+        for p in sorted(folder.rglob("*"))
+    }
+
+
+def data_of(kind: str, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(a run's settings for data of this kind, and what must be said of the data's places when it is looked at)."""
+    lines = [" ".join(Random(n).choices(WORDS, k=6)) for n in range(120)]
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind in ("text", "bpe"):
+        (folder / "t.txt").write_text("\n".join(lines))
+        where = (f"data.path={folder}/t.txt",)
+        if kind == "text":
+            return (), where
+        return ("data.tokens=bpe",), (*where, f"data.tokenizer={bpe_kit.write_gpt2(folder / 'gpt2')}")
+    if kind in ("shards", "documents apart"):
+        (folder / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+        options = Options(val_fraction=0.1)
+        prepare([f"{folder}/lines.jsonl"], f"{folder}/set", bpe_kit.small(), options, shard_tokens=301)
+        apart = ("data.documents=apart",) if kind == "documents apart" else ()
+        return ("data=shards", *apart), (f"data.path={folder}/set",)
+    if kind == "images":
+        about = ("data=images", "data.classes=4", "data.codes=16", "data.draw=true", "data.shift=1", "data.patch=2")
+        return (*about, "model.block_size=17"), (f"data.path={write_idx(folder / 'images')}",)
+    if kind == "chat":
+        turns = "".join(json.dumps({"prompt": line[:8], "answer": line[8:16]}) + "\n" for line in lines)
+        (folder / "chat.jsonl").write_text(turns)
+        return ("data=chat", "data.tokens=byte", "model.block_size=64"), (f"data.path={folder}/chat.jsonl",)
+    if kind == "mixture":
+        parts = []
+        for name in ("web", "code"):
+            (folder / name).write_text("\n".join(lines[: 60 if name == "web" else 30]))
+            weight = "0.7" if name == "web" else "[[0, 0.3], [4, 2]]"
+            parts.append(f"{name}: {{path: {folder}/{name}, weight: {weight}, kind: text, tokens: byte}}")
+        places = (f"data.mix.web.path={folder}/web", f"data.mix.code.path={folder}/code")
+        return ("data=mix", f"data.mix={{{', '.join(parts)}}}"), places
+    return (f"data={kind}", "data.val_samples=37"), ()

@@ -1,0 +1,237 @@
+"""A past step, computed again: the bits are those that the run recorded, whatever its data and its processes were."""
+
+import shutil
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import torch
+
+from mingpt.errors import CRASHED, FINISHED, UserError
+from mingpt.model.language import LanguageModel
+from mingpt.observe.trace import RECORD
+from mingpt.snapshot.manifest import encode_manifest
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+from mingpt.train.attempt import attempt
+from mingpt.train.closeup import layers, look
+from mingpt.train.past import Bits, Past
+from mingpt.train.replaying import Again, Change, replay
+from mingpt.world.lifetime import Lifetime
+from poison_kit import POISONED, poison
+from replay_kit import data_of, files_of, train_here
+
+KINDS = ["text", "bpe", "shards", "documents apart", "images", "chat", "mixture", "addition", "sort"]
+
+
+def again(url: str, first: int, last: int, *here: str) -> tuple[int, list[Again]]:
+    """The snapshot that was taken, and the steps up to `last` that were computed from there."""
+    with replay(url, first, here) as run:
+        while run.step < first - 1:
+            assert run.advance().same
+        return run.base, [run.advance() for _ in range(first, last + 1)]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...]]:
+    """A run of three attempts, of which the third has another learning rate; and where its data is."""
+    folder = tmp_path_factory.mktemp("small")
+    how, where = data_of("text", folder / "data")
+    run_dir, how = f"{folder}/run", (*how, *where, f"data.cache_dir={folder}/cache")
+    train_here(run_dir, *how, "train.max_steps=5")
+    train_here(run_dir, *how, "train.max_steps=7")
+    train_here(run_dir, *how, "train.max_steps=10", "optimizer.lr=0.02", "resume.changed=true")
+    return run_dir, where
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_are_those_recorded(kind: str, tmp_path: Path) -> None:
+    how, where = data_of(kind, tmp_path / "data")
+    local = () if kind in ("addition", "sort") else (f"data.cache_dir={tmp_path}/cache",)
+    train_here(f"{tmp_path}/run", *how, *where, *(() if kind == "mixture" else local), "train.max_steps=6")
+    base, steps = again(f"{tmp_path}/run", 6, 6, *where)
+    assert (base, [step.same for step in steps]) == (4, [True])
+    with replay(f"{tmp_path}/run", 2, where) as run:
+        assert run.base == 0
+        assert [run.advance().same for _ in range(6)] == [True] * 6
+        assert run.notes == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [("precision=bf16",), ("precision=fp16",), ("optimizer.name=muon",), ("reduce=fast",), ("health.spike_sigma=3",)],
+)
+def test_numbers_and_optimizers(settings: tuple[str, ...], tmp_path: Path) -> None:
+    train_here(f"{tmp_path}/run", "data=sort", "data.val_samples=37", *settings, "train.max_steps=6")
+    with replay(f"{tmp_path}/run", 6) as run:
+        assert [run.advance().same for _ in range(2)] == [True] * 2
+
+
+def test_steps_of_several_attempts(small: tuple[str, tuple[str, ...]]) -> None:
+    url, where = small
+    with replay(url, 1, where) as run:
+        found = [run.advance() for _ in range(10)]
+    assert [(step.attempt, step.same) for step in found] == [(1, True)] * 5 + [(2, True)] * 2 + [(3, True)] * 3
+    assert found[7].lr > 1.9 * found[6].lr
+
+
+def test_the_run_stays_as_it_is(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
+    url, where = small
+    before = files_of(Path(url))
+    shutil.copytree(url, tmp_path / "run")
+    for path in [tmp_path / "run", *(tmp_path / "run").rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    assert again(str(tmp_path / "run"), 9, 9, *where)[1][0].same
+    for path in [tmp_path / "run", *(p for p in (tmp_path / "run").rglob("*") if p.is_dir())]:
+        path.chmod(0o755)
+    assert again(url, 9, 9, *where)[1][0].same
+    assert files_of(Path(url)) == before
+
+
+def test_a_run_in_a_bucket(tmp_path: Path) -> None:
+    url = f"memory://{uuid4().hex}"
+    train_here(url, "data=sort", "data.val_samples=37", "train.max_steps=5")
+    base, (step,) = again(url, 5, 5)
+    assert (base, step.same) == (4, True)
+
+
+def test_a_damaged_snapshot_is_passed_over(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
+    url, where = small
+    shutil.copytree(url, tmp_path / "run")
+    (part,) = (tmp_path / "run/snapshots/step-000000008").glob("model-*")
+    part.write_bytes(part.read_bytes()[:-1] + b"\0")
+    with replay(str(tmp_path / "run"), 9, where) as run:
+        assert run.base == 7
+        assert [run.advance().same for _ in range(2)] == [True] * 2
+        assert "the snapshot of step 8 can't be used" in run.notes[0]
+
+
+def planted(url: str, into: Path, attempt: int, step: int) -> str:
+    """A copy of the run in whose trace the last bit of one step's loss is another one."""
+    shutil.copytree(url, into)
+    (path,) = into.glob(f"trace/attempt-{attempt:05d}-*.bin")
+    records = np.fromfile(path, RECORD)
+    (at,) = np.flatnonzero(records["step"] == step)
+    records["loss"][at] = np.nextafter(records["loss"][at], 9.0)
+    records.tofile(path)
+    return str(into)
+
+
+def test_a_run_that_went_back(tmp_path: Path) -> None:
+    """Its second attempt shows other batches; what the first one did is replayed as that attempt's."""
+    how = (*POISONED, "health.spike_sigma=8", "health.max_skips=2", "health.max_rollbacks=1", *poison([17, 18]))
+    url = f"run.dir={tmp_path}/run"
+    assert attempt([*how, url], Lifetime()) == CRASHED
+    assert attempt([*how, url], Lifetime()) == FINISHED
+    own = ("model._target_=poison_kit.Line", "data._target_=poison_kit.rows")
+    with replay(f"{tmp_path}/run", 16, own) as run:
+        steps = [run.advance() for _ in range(8)]
+        assert [(step.attempt, step.same, step.figures.skips) for step in steps] == [(3, True, 0)] * 8
+    with replay(f"{tmp_path}/run", 17, own, attempt=1) as run:
+        steps = [run.advance() for _ in range(4)]
+        assert [(step.same, step.figures.skips) for step in steps] == [(True, 0), (True, 0), (True, 1), (True, 2)]
+
+
+def test_one_bit_in_the_trace_is_seen(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
+    url, where = small
+    with replay(planted(url, tmp_path / "run", 3, 9), 10, where) as run:
+        assert [run.advance().same for _ in range(2)] == [False, True]
+
+
+def test_other_content_at_the_place_of_the_data(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(Path(small[1][0].partition("=")[2]).read_text()[::-1])
+    with pytest.raises(UserError, match=r"^data\.path: the content \(.*\) is not that of attempt 3"):
+        again(small[0], 9, 9, f"data.path={tmp_path}/other.txt")
+
+
+def test_what_cannot_be_had(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
+    url, where = small
+    for step in (0, 11):
+        with pytest.raises(UserError, match=f"^step {step}: .* has the steps 1 to 10: give an earlier one"):
+            again(url, step, step, *where)
+    with pytest.raises(UserError, match=r"no run is there"):
+        again(str(tmp_path / "none"), 1, 1)
+    with pytest.raises(UserError, match=r"may be a stranger's.*give data\.path=…"):
+        again(url, 9, 9)
+    with pytest.raises(UserError, match=r"^data\.val_fraction=0\.2 would affect the result, and the run had 0\.1"):
+        again(url, 9, 9, *where, "data.val_fraction=0.2")
+    with pytest.raises(UserError, match=r"^optimizer\.lr can't be set here, only keys of data and world"):
+        again(url, 9, 9, *where, "optimizer.lr=1")
+
+
+def test_code_of_the_runs_own_is_not_imported(
+    small: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evilmod.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(small[0], tmp_path / "run")
+    store = Store(f"{tmp_path}/run/snapshots")
+    for step in store.steps():
+        manifest = read(store, step).manifest
+        model = manifest.config["model"] | {"kind": "own", "_target_": "evilmod.fly"}
+        changed = manifest.model_copy(update={"config": manifest.config | {"model": model}})
+        Path(store.folder(step), "manifest.json").write_bytes(encode_manifest(changed))
+    with pytest.raises(UserError, match=r"model is code of one's own, which is never imported because"):
+        again(f"{tmp_path}/run", 9, 9, *small[1])
+    assert "evilmod" not in sys.modules
+
+
+def by_hand(model: LanguageModel, rows: list[tuple[torch.Tensor, torch.Tensor]], keep: list[int]) -> float:
+    """The mean loss of the rows at `keep`, one after the other, in evaluation mode."""
+    model.eval()
+    with torch.no_grad():
+        sums = [model(tokens[i : i + 1], targets[i : i + 1]) for tokens, targets in rows for i in range(len(tokens))]
+    return float(sum(sums[i][0] for i in keep) / sum(sums[i][1] for i in keep))
+
+
+def test_a_step_without_some_samples(tmp_path: Path) -> None:
+    """Its loss and its gradient are the mean over the targets of all others; they keep their dropout."""
+    train_here(f"{tmp_path}/run", "data=sort", "data.val_samples=37", "model.dropout=0", "train.max_steps=5")
+    with replay(f"{tmp_path}/run", 5) as run:
+        run.prepare()
+        saved, bench = run.save(), run.bench
+        assert isinstance(bench.compute.model, LanguageModel)
+        rows = [(m[0], m[1]) for m in bench.microbatches(4)]
+        expected = by_hand(bench.compute.model, rows, [0, 1, 2, 4, 6, 7])
+        samples, activations = look(bench, 4)
+        before = {name: p.detach().clone() for name, p in bench.compute.model.named_parameters()}
+        whole = run.advance()
+        mean = sum(s.loss * s.targets for s in samples) / sum(s.targets for s in samples)
+        assert whole.figures.loss == pytest.approx(mean, rel=1e-6)
+        found = layers(bench, before, whole.figures, activations)
+        assert sum(x.gradient**2 for x in found) ** 0.5 == pytest.approx(whole.figures.grad_norm, rel=1e-5)
+        assert all(x.update > 0 and x.activation > 0 for x in found)
+        run.go_back(saved)
+        run.prepare()
+        without = run.advance(Change(drop=frozenset({3, 5})))
+        assert without.figures.loss == pytest.approx(expected, rel=1e-6) != whole.figures.loss
+        gradient = {n: p.grad.clone() for n, p in run.bench.compute.model.named_parameters() if p.grad is not None}
+        run.go_back(saved)
+        run.prepare()
+        model = run.bench.compute.model
+        model.zero_grad()
+        for m, (tokens, targets) in enumerate(rows):
+            keep = [i for i in range(len(tokens)) if m * len(tokens) + i not in (3, 5)]
+            if keep:
+                model(tokens[keep], targets[keep])[0].backward()
+        clip = min(1.0, 1.0 / (without.figures.grad_norm + 1e-6)) / without.figures.tokens
+        for name, p in model.named_parameters():
+            assert p.grad is not None
+            assert torch.allclose(gradient[name], p.grad * clip, rtol=1e-4, atol=1e-8), name
+
+
+def test_another_setting_from_there_on(tmp_path: Path) -> None:
+    """The bits are those of a run that was resumed with it."""
+    how = ("data=sort", "data.val_samples=37")
+    train_here(f"{tmp_path}/run", *how, "train.max_steps=8")
+    train_here(f"{tmp_path}/short", *how, "train.max_steps=5")
+    train_here(f"{tmp_path}/short", *how, "train.max_steps=8", "optimizer.lr=0.03", "resume.changed=true")
+    with replay(f"{tmp_path}/run", 6) as run:
+        run.advance()
+        changed = [run.advance(Change(("optimizer.lr=0.03",))) for _ in range(3)]
+    assert [step.same for step in changed] == [True, False, False]  # a step's loss and norm come before its update
+    other = Past(f"{tmp_path}/short")
+    for step in changed:
+        assert other.bits(step.step) == Bits(2, step.figures.loss, step.figures.grad_norm)
