@@ -8,6 +8,20 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck disable=SC2206 # OVERRIDES is several words
 overrides=(${EXPERIMENT:+experiment="$EXPERIMENT"} ${RUN_DIR:+run.dir="$RUN_DIR"} ${OVERRIDES:-} "$@")
 
+# Before anything is installed: each cloud VM has a disk of its own, so several nodes can't share a folder of it. (Slurm's
+# nodes share a home; an absolute path may be a mount, and the nodes compare what they see there before training.)
+if [ "$(wc -l <<<"${SKYPILOT_SETUP_NODE_IPS:-}")" -gt 1 ] && [ -z "${SLURM_JOB_ID:-}" ] &&
+  [ ! -e "${SKY_RUNTIME_DIR:-$HOME}/.sky/.sky_slurm_cluster" ]; then
+  case " ${overrides[*]:-} " in
+    *" run.dir="*://* | *" run.dir="/*) ;;
+    *)
+      echo "RUN_DIR='${RUN_DIR:-}' is a folder on each node's own disk: give several nodes a bucket or a shared mount" \
+        "(--env RUN_DIR=s3://bucket/run1), or take one node (sky down, then --num-nodes 1)" >&2
+      exit 64
+      ;;
+  esac
+fi
+
 # Is .venv complete? Its removal may have been cut short: SkyPilot on Slurm removes the folder of a lost cluster, which the
 # next cluster of the same name uses. Without pyvenv.cfg, .venv/bin/python is the system's Python: never install into that.
 whole() { .venv/bin/python -c 'import sys, pip, torch; sys.exit(sys.prefix == sys.base_prefix)' 2>/dev/null; }

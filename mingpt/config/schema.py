@@ -55,6 +55,9 @@ class WorldConfig(Section):
     """Longest wait for the other processes in a step or a snapshot, and for a silent node; then exit code 70."""
     init_timeout_seconds: float = Field(default=300, gt=0)
     """Longest wait for the other processes at the start."""
+    notice: str = Field(default="auto", pattern=r"^(auto|none|(aws|gcp|azure):https?://\S+)$")
+    """Where a cloud says that it takes this machine away: auto asks the cloud that the firmware names; none; or
+    aws:URL, gcp:URL, azure:URL. A notice is a request to stop, and its seconds limit the last snapshot."""
 
     @field_validator("device", mode="before")
     @classmethod

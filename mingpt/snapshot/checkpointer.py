@@ -58,6 +58,7 @@ class Checkpointer:
         self.stable_until = config.schedule.stable_until
         self._last = time.monotonic()
         self._keep_hot = False
+        self.notice_seconds: Callable[[], float] = lambda: 0.0  # see Lifetime.grace_seconds
 
     def restore(self) -> Loaded | None:
         """The newest good snapshot of either tier, in every process. Called by all processes. Raises UserError."""
@@ -192,15 +193,17 @@ class Checkpointer:
     def last(self, step: int, content: Content, stopping: bool) -> str | None:
         """Save the last step of an attempt and wait. Returns its digest, or None if it is not durable in time.
 
-        Time is limited by snapshot.grace_seconds, and only when the attempt was asked to stop. Then the hot snapshot
-        is written first, since that is fast.
+        Time is limited by snapshot.grace_seconds or a cloud's notice, and only when the attempt was asked to stop. Then
+        the hot snapshot is written first, since that is fast.
         """
-        grace = self.settings.grace_seconds
-        if not (stopping and grace):
+        limits = [self.settings.grace_seconds, *self.world.gather(self.notice_seconds())] if stopping else []
+        grace = min(filter(None, limits), default=0)
+        if not grace:
             return self.durable.save(step, *content)
         deadline = time.monotonic() + grace
         in_memory = self._start_hot(step, content, deadline)
-        digest, why = None, f"the snapshot did not reach {self.store.url} within snapshot.grace_seconds={grace:g}"
+        limit = f"{grace:g} s (snapshot.grace_seconds, or a cloud's notice)"
+        digest, why = None, f"the snapshot did not reach {self.store.url} within {limit}"
         try:
             self.durable.settle(deadline - time.monotonic())
             self.durable.start(step, *content, log_failure=False)

@@ -22,6 +22,7 @@ from mingpt.observe.configfile import overrides_line
 from mingpt.redact import without_secrets
 from mingpt.train import session, tasks
 from mingpt.train.factory import build
+from mingpt.world import notice
 from mingpt.world.failures import classify, leave_memory_picture
 from mingpt.world.joining import ReportedFailure, is_local_main, join, world_size
 from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
@@ -44,6 +45,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             return FINISHED
         if "RANK" in os.environ and MOMENT not in os.environ:
             compose.refuse_the_time(arguments)
+        lifetime.grace_seconds = notice.watch(config.world.notice, say).grace_seconds
         source = _open_data(config)
         model = build(config, source.vocabulary.size)
         if config.train.eval_tasks:

@@ -53,6 +53,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     compute = build_compute(config, source, model, world)
     state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
     checkpointer = Checkpointer(config, world, state_bytes, say)
+    checkpointer.notice_seconds = lifetime.grace_seconds
     origin = restore(config, source, compute, checkpointer, world)
     complete = origin.loaded if origin.step >= config.train.max_steps else None
     if complete and checkpointer.is_durable(complete):

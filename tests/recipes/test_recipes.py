@@ -29,6 +29,7 @@ print(json.dumps({
     "name": task.name, "num_nodes": task.num_nodes, "workdir": task.workdir,
     "accelerators": sorted((r.accelerators or {} for r in task.resources), key=str),
     "spot": [r.use_spot for r in task.resources], "recovery": [r.job_recovery for r in task.resources],
+    "autostop": [vars(r.autostop_config) if r.autostop_config else None for r in task.resources],
     "envs": task.envs, "setup": task.setup, "run": task.run, "connections": connections,
 }))
 """
@@ -47,11 +48,11 @@ def ask_sky(file: Path, home: Path, given: Mapping[str, str] | None = None) -> "
 @pytest.mark.parametrize(
     ("name", "nodes", "accelerators"),
     [
-        ("train", 2, [{"L4": 2}]),
-        ("train-rdzv", 2, [{"L4": 2}]),
-        ("train-spot", 2, [{"A10G": 1}, {"A10G": 4}, {"L4": 1}, {"L4": 4}]),
+        ("train", 2, [{"A10G": 1}, {"L4": 1}, {"L4": 2}]),
+        ("train-rdzv", 2, [{"A10G": 1}, {"L4": 1}, {"L4": 2}]),
+        ("train-spot", 2, [{k: n} for k in ("A10G", "L4") for n in (1, 1, 4, 4)]),
         ("generate", 1, [{}]),
-        ("evaluate", 1, [{"L4": 1}]),
+        ("evaluate", 1, [{"A10G": 1}, {"L4": 1}]),
     ],
 )
 def test_skypilot_reads_the_recipe_without_sending_anything(
@@ -68,7 +69,12 @@ def test_skypilot_reads_the_recipe_without_sending_anything(
     assert task["connections"] == []
     if name == "train-spot":
         again = {"recover_on_exit_codes": [70, 75], "max_restarts_on_errors": 0}
-        assert (task["spot"], [r | again for r in task["recovery"]]) == ([True] * 4, task["recovery"])
+        assert (sorted(task["spot"]), [r | again for r in task["recovery"]]) == (
+            [False] * 4 + [True] * 4,
+            task["recovery"],
+        )
+    else:  # a managed job's machines end with the job
+        assert {(stop["idle_minutes"], stop["down"]) for stop in task["autostop"]} == {(10, True)}
 
 
 @pytest.mark.slow
@@ -85,6 +91,31 @@ def test_skypilot_names_a_misspelt_key(tmp_path: Path) -> None:
     done = ask_sky(file, tmp_path)
     assert done.returncode != 0
     assert "num_node" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ips", "given", "refused"),
+    [
+        ("a\nb", {}, True),
+        ("a\nb", {"RUN_DIR": "runs/mine"}, True),
+        ("a\nb", {"RUN_DIR": "/mnt/shared/run"}, False),
+        ("a\nb", {"RUN_DIR": "s3://b/run"}, False),
+        ("a\nb", {"OVERRIDES": "seed=1 run.dir=s3://b/run"}, False),
+        ("a\nb", {"SLURM_JOB_ID": "1"}, False),
+        ("a", {}, False),
+    ],
+)
+def test_several_machines_without_a_shared_place_end_before_anything_is_installed(
+    ips: str, given: dict[str, str], refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    script = tmp_path / "recipes/setup.sh"
+    text = (ROOT / "recipes/setup.sh").read_text()
+    script.write_text(text[: text.index("# Is .venv complete?")] + "echo installing\n")
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SKYPILOT_SETUP_NODE_IPS": ips, **given}
+    done = subprocess.run(["bash", script], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == ((64, "") if refused else (0, "installing\n"))
+    assert ("--env RUN_DIR=s3://bucket/run1" in done.stderr) is refused
 
 
 def test_the_default_experiment_runs_unedited_on_four_nodes_of_four_gpus() -> None:
