@@ -24,6 +24,7 @@ ROOMS = (
     "preflight",
     "prepare",
     "report",
+    "sweep",
     "commands",
 )
 # `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.
