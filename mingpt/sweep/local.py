@@ -1,6 +1,7 @@
 """Runs trials on this machine, some at a time. Each is a process of its own, with its log beside its folder."""
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -10,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-
-from filelock import FileLock, Timeout
 
 from mingpt.config.schema import Config
 from mingpt.console import complain, say
@@ -37,17 +36,24 @@ def environment(config: Config) -> dict[str, str]:
 def locked(folder: Path) -> Iterator[int]:
     """One sweep at a time. Yields a descriptor: the trials inherit it, so the lock lasts as long as any of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "sweep.lock")
+    descriptor = os.open(folder / "sweep.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        lock.acquire(timeout=ORPHANS_SECONDS)
-    except Timeout:
-        raise UserError(f"{folder}: another sweep, or a trial of it, is running there: wait for its end") from None
-    try:
-        descriptor = lock._context.lock_file_fd
-        assert descriptor is not None
+        until = time.monotonic() + ORPHANS_SECONDS
+        while not _lock(descriptor):
+            if time.monotonic() > until:
+                raise UserError(f"{folder}: another sweep, or a trial of it, is running there: wait for its end")
+            time.sleep(LOOK_SECONDS)
         yield descriptor
     finally:
-        lock.release()
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def run(trials: Sequence[Trial], configs: Mapping[str, Config], parallel: int, processes: str | None, lock: int) -> int:

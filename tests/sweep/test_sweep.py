@@ -193,6 +193,7 @@ def test_a_trial_is_killed_and_the_sweep_started_again(
     def until(what: Callable[[], object]) -> None:
         limit = time.monotonic() + WAIT
         while not what():
+            assert first.poll() is None
             assert time.monotonic() < limit
             time.sleep(0.05)
 
