@@ -89,7 +89,7 @@ def _values(override: Override, options: Sequence[str]) -> list[str]:
     shown = without_secrets(override.input_line)
     if override.is_interval_sweep():
         raise UserError(f"{shown}: an interval has no list of values: write choice(…) or range(…)")
-    value = override.value()
+    value: object = override.value()
     if isinstance(value, Glob):
         there_are = groups(CommandLine.of(options).folders)
         if override.key_or_group not in there_are:
