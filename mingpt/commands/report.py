@@ -1,6 +1,7 @@
 """What `mingpt report` does: read the runs, draw, write the page and the pictures."""
 
 import io
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.report.__main__ import parser
 from mingpt.report.reading import Run, read_run
 from mingpt.storage import install, is_local, open_fs, place
+from mingpt.sweep.record import Entry, read_record, rows
 
 MOST_RUNS = 10  # as many as there are colours
 
@@ -23,6 +25,8 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     if find_spec("matplotlib") is None:
         raise UserError(f"mingpt report draws with matplotlib, which is not installed: {install('report')}")
+    if len(options.urls) == 1 and (trials := read_record(options.urls[0])) is not None:
+        return _sweep(options.urls[0], trials, options.out, options.png)
     if len(options.urls) > MOST_RUNS:
         raise UserError(f"{len(options.urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
     runs = [read_run(url) for url in options.urls]
@@ -40,6 +44,23 @@ def main(arguments: list[str]) -> int:
             for name, figure in drawn.items():
                 figures.png(figure, options.png / f"{name}.png")
         say(f"pictures: {len(drawn)} in {options.png}")
+    return FINISHED
+
+
+def _sweep(url: str, trials: Mapping[str, Entry], out: Path | None, png: Path | None) -> int:
+    """A page for a folder of runs."""
+    from mingpt.report import figures
+    from mingpt.sweep import page
+
+    found = rows(url, trials)
+    drawn, out = page.picture(found), out or Path("report.html" if "://" in url else f"{url}/report.html")
+    content = page.page(url.rstrip("/").rpartition("/")[2], found, drawn)
+    with place("--out", str(out)):
+        write_whole(out, [content.encode(errors="replace")])
+    say(f"report: {out}")
+    if png and drawn:
+        with place("--png", str(png)):
+            figures.png(drawn, png / f"{page.PICTURE}.png")
     return FINISHED
 
 

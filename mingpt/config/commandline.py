@@ -19,7 +19,7 @@ from mingpt.redact import without_secrets
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 # Hydra's options that there are not here, and what to do in their place.
 NOT_THERE = {
-    "--multirun -m": "sweeps are not there: start a run for each value, with a run.name of its own",
+    "--multirun -m": "that is `mingpt sweep` (docs/sweeps.md): write this in its place",
     "--package -p": "--cfg shows the whole config: leave it out",
     "--run -r": "not needed: without options the command starts a run",
     "--config-path -cp": "configs/ is always there: add a folder of your own with --config-dir",
@@ -158,7 +158,7 @@ def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
             problems.append(f"{shown!r} is not an override: write key=value, group=option, +key=value or ~key{marks}")
             continue
         if override.is_sweep_override():
-            problems.append(f"{shown}: a sweep over values is not there: give one, or a list as key=[a,b]")
+            problems.append(f"{shown}: a sweep over values is for `mingpt sweep`: give one, or a list as key=[a,b]")
         elif override.key_or_group.startswith("hydra.") and override.key_or_group != SEARCHPATH:
             problems.append(f"{shown}: not used here: set run.dir=…")
         else:

@@ -11,7 +11,9 @@ def parser() -> argparse.ArgumentParser:
     from mingpt.config.commandline import Parser
 
     parser = Parser(prog=program("mingpt.report"), description=__doc__)
-    parser.add_argument("urls", metavar="RUN", nargs="+", help="a run's directory, or its snapshots folder; any URL")
+    parser.add_argument(
+        "urls", metavar="RUN", nargs="+", help="a run's directory, or its snapshots folder, or a sweep's; any URL"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where the page goes (default: RUN/report.html; else ./report.html)"
     )

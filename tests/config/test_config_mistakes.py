@@ -148,7 +148,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
             "schedule=wsd schedule.cooldown_steps=50 train.max_steps=10",
             ["schedule.cooldown_steps=50 is longer than schedule.decay_steps=10: lower it, or choose schedule=linear"],
         ),
-        ("seed=1,2", ["seed=1,2: a sweep over values is not there: give one, or a list as key=[a,b]"]),
+        ("seed=1,2", ["seed=1,2: a sweep over values is for `mingpt sweep`: give one, or a list as key=[a,b]"]),
         # Several at once. A combination is passed over where one of its keys is mistyped already.
         (
             "model=gpt3 schedule=cos model.n_head=7",

@@ -153,7 +153,7 @@ def test_what_is_not_there_is_answered_with_a_sentence(option: str, capsys: pyte
 def test_settings_of_hydras_own_are_answered_with_the_other_mistakes() -> None:
     assert problems("hydra.run.dir=/x", "seed=1,2", "seed=-1") == [
         "hydra.run.dir=/x: not used here: set run.dir=…",
-        "seed=1,2: a sweep over values is not there: give one, or a list as key=[a,b]",
+        "seed=1,2: a sweep over values is for `mingpt sweep`: give one, or a list as key=[a,b]",
         SEED,
     ]
 

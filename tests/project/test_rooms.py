@@ -25,6 +25,7 @@ ROOMS = (
     "preflight",
     "prepare",
     "report",
+    "sweep",
     "commands",
     "serve",
 )

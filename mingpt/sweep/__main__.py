@@ -1,0 +1,38 @@
+"""`mingpt sweep KEY=A,B …`: train one run for each combination of values, here, on Slurm or on SkyPilot."""
+
+import argparse
+from typing import NoReturn
+
+from mingpt.command import program, run
+
+WHERE = ("local", "slurm", "sky")
+
+
+def parser() -> argparse.ArgumentParser:
+    from mingpt.config.commandline import Parser, add_options
+
+    parser = Parser(
+        prog=program("mingpt.sweep"),
+        description=__doc__,
+        epilog="Exit codes: 0 all finished or submitted; 64 a user error; 70 a trial crashed, run the command again; "
+        "75 stopped on request, run the command again.",
+    )
+    parser.add_argument("--on", choices=WHERE, default="local", help="where the trials run (local)")
+    parser.add_argument("--name", default="sweep", help="the sweep's name: its trials are in DIR/NAME (sweep)")
+    parser.add_argument("--dir", default="runs", help="the folder of sweeps; for sky a bucket's, s3://… (runs)")
+    parser.add_argument("--zip", action="store_true", help="pair the values one by one, in place of all combinations")
+    parser.add_argument("--parallel", type=int, metavar="K", help="trials at a time (local: 1; slurm: no limit)")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, and start nothing")
+    parser.add_argument("--nproc-per-node", metavar="N", help="local: processes of each trial, by mingpt launch")
+    parser.add_argument("--launcher-args", default="", metavar="TEXT", help="more options of sbatch or sky jobs launch")
+    add_options(parser)
+    parser.add_argument("overrides", nargs="*", help="Hydra's: key=a,b, choice(…), range(…), glob(…)")
+    return parser
+
+
+def main() -> NoReturn:
+    run("mingpt.commands.sweep")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""From overrides with several values to trials. Hydra's parser reads them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from itertools import product
+from math import prod
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
+
+from mingpt.config.commandline import CommandLine
+from mingpt.config.compose import configure
+from mingpt.config.groups import groups
+from mingpt.config.schema import Config
+from mingpt.errors import UserError
+from mingpt.redact import without_secrets
+
+LONGEST = 100  # characters of a trial's name
+MOST = 1000  # trials, Slurm's own limit of an array as it comes
+PLACES = ("run.dir", "run.name", "snapshot.dir")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """values: what this trial has of the keys that are swept. overrides: all that `mingpt train` gets."""
+
+    name: str
+    values: dict[str, str]
+    folder: str
+    overrides: tuple[str, ...]
+
+    @property
+    def places(self) -> list[str]:
+        return [f"run.name={self.name}", f"run.dir={quoted(self.folder)}"]
+
+    @property
+    def arguments(self) -> list[str]:
+        return [*self.overrides, *self.places]
+
+
+def quoted(text: str) -> str:
+    """A text as a value of Hydra's grammar."""
+    if re.fullmatch(r"[A-Za-z0-9_./:-]+", text):
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def expand(options: Sequence[str], texts: Sequence[str], folder: str, zipped: bool = False) -> list[Trial]:
+    """The trials, in the order of their values. options: of --config-dir and --config-name.
+
+    Raises UserError with every problem of the overrides.
+    """
+    parser, problems = OverridesParser.create(), list[str]()
+    fixed, swept = list[str](), dict[str, list[str]]()
+    for text in texts:
+        try:
+            override = parser.parse_override(text)
+        except Exception:  # Hydra's, ANTLR's, or Python's; CommandLine has words for it
+            problems += CommandLine.of([text]).problems
+            continue
+        if override.key_or_group in PLACES:
+            problems.append(f"{without_secrets(text)}: each trial has a place of its own: use --name and --dir")
+        elif not override.is_sweep_override():
+            fixed.append(text)
+        elif override.get_key_element() in swept:
+            problems.append(f"{without_secrets(text)}: {override.key_or_group} is swept twice: write one of them")
+        else:
+            try:
+                swept[override.get_key_element()] = _values(override, options)
+            except UserError as problem:
+                problems += problem.problems
+    lengths = {key: len(values) for key, values in swept.items()}
+    if zipped and len(set(lengths.values())) > 1:
+        told = ", ".join(f"{key} has {n}" for key, n in lengths.items())
+        problems.append(f"--zip: {told} values: give each key as many as the others")
+    elif not zipped and (number := prod(lengths.values())) > MOST:
+        problems.append(f"{number} trials: a sweep has at most {MOST}: give fewer values")
+    if problems:
+        raise UserError(*problems)
+    rows = zip(*swept.values(), strict=True) if zipped and swept else product(*swept.values())
+    return _named([dict(zip(swept, row, strict=True)) for row in rows], [*options, *fixed], folder)
+
+
+def _values(override: Override, options: Sequence[str]) -> list[str]:
+    """The values of a key, as texts of Hydra's grammar."""
+    shown = without_secrets(override.input_line)
+    if override.is_interval_sweep():
+        raise UserError(f"{shown}: an interval has no list of values: write choice(…) or range(…)")
+    value: object = override.value()
+    if isinstance(value, Glob):
+        there_are = groups(CommandLine.of(options).folders)
+        if override.key_or_group not in there_are:
+            raise UserError(f"{shown}: glob chooses among a group's options: {', '.join(there_are)}")
+        names = [
+            name
+            for name in there_are[override.key_or_group]
+            if any(fnmatchcase(name, p) for p in value.include) and not any(fnmatchcase(name, p) for p in value.exclude)
+        ]
+        if not names:
+            raise UserError(f"{shown}: no option of {override.key_or_group} has such a name")
+        return names
+    if getattr(value, "shuffle", False):
+        raise UserError(f"{shown}: trials that start in a random order can't be continued: leave shuffle out")
+    found = list(dict.fromkeys(str(text) for text in override.sweep_string_iterator()))
+    if not found:
+        raise UserError(f"{shown}: there is no value in it: check its start and stop")
+    return found
+
+
+def _named(rows: Sequence[dict[str, str]], fixed: Sequence[str], folder: str) -> list[Trial]:
+    trials = dict[str, Trial]()
+    for values in rows:
+        own = [f"{key}={value}" for key, value in values.items()]
+        if (name := name_of(own)) in trials:
+            raise UserError(f"{', '.join(own)}: another trial has the folder {name}, too: change one of the values")
+        trials[name] = Trial(name, values, f"{folder}/{name}", (*fixed, *own))
+    return list(trials.values())
+
+
+def name_of(overrides: Sequence[str]) -> str:
+    """A name that any file system, bucket and shell takes, as run.name must be; it ends in a checksum where it lost."""
+    plain = "_".join(o.replace("=", "-", 1) for o in overrides) or "only"
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).lstrip("._-") or "trial"
+    if safe == plain and len(safe) <= LONGEST:
+        return safe
+    return f"{safe[: LONGEST - 9]}-{sha256(plain.encode()).hexdigest()[:8]}"
+
+
+def validate(trials: Sequence[Trial], world_size: int = 1) -> dict[str, Config]:
+    """The config of each trial, by name. Raises UserError with every problem of every trial."""
+    found, problems = dict[str, Config](), dict[str, list[str]]()
+    for trial in trials:
+        try:
+            config = configure(trial.arguments, world_size)
+            assert config is not None
+            found[trial.name] = config
+        except UserError as error:
+            for problem in error.problems:
+                problems.setdefault(problem, []).append(trial.name)
+    if problems:
+        raise UserError(*(p if len(n) == len(trials) else f"{', '.join(n)}: {p}" for p, n in problems.items()))
+    return found

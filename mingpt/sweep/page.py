@@ -1,0 +1,89 @@
+"""The page of a sweep: a table of its trials, and a picture with one line a trial."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from mingpt.redact import printable
+from mingpt.report.figures import GRID, STYLE, svg
+from mingpt.report.page import POLICY
+from mingpt.sweep.record import cell, columns
+
+MOST_LINES = 300  # drawn, those with the lowest losses
+PICTURE = "parallel-coordinates"
+
+
+def page(name: str, found: Sequence[Mapping[str, Any]], drawn: Figure | None) -> str:
+    names = ["trial", *columns(found)]
+    head = "".join(f"<th>{escape(printable(name))}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell(row.get(name))[:120])}</td>" for name in names) + "</tr>\n" for row in found
+    )
+    picture = f'<figure class="card">{svg(drawn, PICTURE)}</figure>' if drawn else ""
+    style = files("mingpt.report").joinpath("page.css").read_text()
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(name)}</title>\n<style>\n{style}</style></head>\n<body>\n"
+        f"<h1>{escape(name)}: {len(found)} trials</h1>{picture}"
+        f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>\n</body></html>\n'
+    )
+
+
+def picture(found: Sequence[Mapping[str, Any]]) -> Figure | None:
+    """An axis for each key, and one for the loss, which colours the lines. None if no trial has a loss."""
+    key = "val_loss" if any(_known(row, "val_loss") for row in found) else "loss"
+    good = [row for row in found if _known(row, key)][:MOST_LINES]
+    if not good:
+        return None
+    axes = [*(name for name in columns(good) if name not in ("state", "step", "loss", "val_loss")), key]
+    places = {name: _places([row.get(name) for row in good]) for name in axes}
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=(max(4.2, 1.6 * len(axes)), 3.2))
+        plot = figure.subplots()
+        shades = matplotlib.colormaps["viridis"]
+        for i in reversed(range(len(good))):
+            line = [places[name][str(good[i].get(name))] for name in axes]
+            plot.plot(range(len(axes)), line, color=shades(places[key][str(good[i][key])]))
+        for x, name in enumerate(axes):
+            plot.axvline(x, color=GRID, zorder=0)
+            marks = sorted(places[name].items(), key=lambda item: item[1])
+            for value, at in marks if len(marks) <= 6 else [marks[0], marks[-1]]:
+                plot.annotate(_short(value), (x, at), xytext=(3, 2), textcoords="offset points", fontsize=7)
+        plot.set_xticks(range(len(axes)), [printable(name) for name in axes])
+        plot.set_yticks([])
+        plot.grid(False)
+    return figure
+
+
+def _known(row: Mapping[str, Any], key: str) -> bool:
+    value = row.get(key)
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _short(value: str) -> str:
+    try:
+        return f"{float(value):.4g}"
+    except ValueError:
+        return printable(value)[:20]
+
+
+def _places(values: Sequence[object]) -> dict[str, float]:
+    """Each value's height from 0 to 1: numbers by size, or by logarithm if they span decades; words in their order."""
+    texts = sorted({str(value) for value in values})
+    try:
+        numbers = {text: float(text) for text in texts}
+    except ValueError:
+        numbers = {text: float(i) for i, text in enumerate(texts)}
+    if min(numbers.values()) > 0 and max(numbers.values()) >= 10 * min(numbers.values()):
+        numbers = {text: math.log(number) for text, number in numbers.items()}
+    low, high = min(numbers.values()), max(numbers.values())
+    return {text: (number - low) / (high - low) if high > low else 0.5 for text, number in numbers.items()}

@@ -1,0 +1,109 @@
+"""What a sweep's folder says: sweep.json names the trials; how each one went is in its own run."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mingpt.config.schema import Config
+from mingpt.errors import UserError
+from mingpt.observe.jsonl import read_metrics
+from mingpt.observe.ledger import accounts
+from mingpt.redact import printable, without_secrets
+from mingpt.snapshot.store import Store
+from mingpt.storage import open_fs, place
+from mingpt.sweep.expand import Trial
+
+NAME = "sweep.json"
+LARGEST = 1 << 24  # bytes of it that are read
+COLUMNS = ("state", "step", "loss", "val_loss")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A trial as sweep.json has it."""
+
+    values: dict[str, str]
+    overrides: list[str]
+    max_steps: int
+    snapshots: str
+
+
+def entry_of(trial: Trial, config: Config) -> Entry:
+    """What is stored has no secrets."""
+    overrides = [str(without_secrets(text)) for text in trial.overrides]
+    return Entry(dict(trial.values), overrides, config.train.max_steps, str(without_secrets(config.snapshot.dir)))
+
+
+def read_record(folder: str) -> dict[str, Entry] | None:
+    """The trials of a sweep, by name; None if this is no sweep's folder. Anybody may have written it."""
+    fs, path = open_fs(folder, "--dir")
+    file = f"{path.rstrip('/')}/{NAME}"
+    with place("--dir", folder):
+        try:
+            raw = json.loads(fs.cat_file(file, start=0, end=min(fs.info(file)["size"], LARGEST)))
+            return {str(name): Entry(**held) for name, held in raw.items() if name.strip("./") and "/" not in name}
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UserError(f"{without_secrets(folder)}/{NAME} can't be read: delete it, and run the sweep") from error
+
+
+def write_record(folder: str, entries: Mapping[str, Entry]) -> None:
+    fs, path = open_fs(folder, "--dir")
+    with place("--dir", folder):
+        fs.makedirs(path, exist_ok=True)
+        file = f"{path.rstrip('/')}/{NAME}"
+        text = json.dumps({name: asdict(entry) for name, entry in entries.items()}, indent=1)
+        fs.pipe_file(f"{file}.tmp", text.encode())
+        fs.mv(f"{file}.tmp", file)
+
+
+def has_finished(entry: Entry) -> bool:
+    """Whether the run has a snapshot of its last step, which each finished run has."""
+    steps = Store(entry.snapshots).steps()
+    return bool(steps) and steps[0] >= entry.max_steps
+
+
+def row(folder: str, entry: Entry) -> dict[str, Any]:
+    """How a trial went, from what its run has written."""
+    metrics, booked = read_metrics(folder), accounts(folder)
+
+    def last(key: str) -> Any:
+        return next((line[key] for line in reversed(metrics) if key in line), None)
+
+    step = max([line["step"] for line in metrics] + [account.step for account in booked], default=0)
+    if has_finished(entry):
+        state = "finished"
+    elif not booked:
+        state = "not started"
+    else:
+        state = booked[-1].end or "running, or killed"
+    return {**entry.values, "state": state, "step": step, "loss": last("loss"), "val_loss": last("val_loss")}
+
+
+def rows(folder: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
+    """Those of all trials, the lowest validation loss first."""
+    found = [{"trial": name, **row(f"{folder.rstrip('/')}/{name}", entry)} for name, entry in entries.items()]
+    return sorted(found, key=lambda r: r["val_loss"] if isinstance(r["val_loss"], (int, float)) else float("inf"))
+
+
+def columns(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for row in found for key in row if key not in ("trial", *COLUMNS))
+    return [*keys, *COLUMNS]
+
+
+def cell(value: object) -> str:
+    return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else printable(str(value))
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """For a terminal or a log."""
+    names = columns(found)
+    lines: list[list[str]] = [names, *([cell(row.get(name)) for name in names] for row in found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(_line(line, widths) for line in lines)
+
+
+def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
+    return "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()

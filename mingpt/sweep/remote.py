@@ -1,0 +1,87 @@
+"""Submits trials to Slurm, as one job array, or to SkyPilot, each as a managed job."""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from mingpt.atomic import write_whole
+from mingpt.console import say
+from mingpt.errors import TransientError, UserError
+from mingpt.sweep.expand import Trial
+
+SCRIPT = "recipes/slurm/sweep.sbatch"
+RECIPE = "recipes/train-spot.yaml"
+TRIALS, JOB = "trials.txt", "slurm-job"
+SECONDS = 300.0  # for one call of sbatch, squeue or sky
+
+
+def lines_of(trials: Sequence[Trial]) -> str:
+    """One line a trial, in the shell's quotes: sweep.sbatch reads line SLURM_ARRAY_TASK_ID."""
+    return "".join(f"{shlex.join(trial.arguments)}\n" for trial in trials)
+
+
+def sbatch(name: str, folder: Path, number: int, parallel: int | None, more: Sequence[str]) -> list[str]:
+    array = f"--array=1-{number}{f'%{parallel}' if parallel else ''}"
+    return ["sbatch", "--parsable", f"--job-name={name}", array, *more, SCRIPT, str(folder / TRIALS)]
+
+
+def submit_array(command: Sequence[str], folder: Path, trials: Sequence[Trial]) -> None:
+    """Raises UserError if the array that was submitted before is still in the queue: it reads the same file."""
+    job = folder / JOB
+    if job.exists():
+        before = job.read_text().strip()
+        known = _call(["squeue", "--noheader", f"--jobs={before}"], may_fail=True)
+        if known.strip():
+            raise UserError(f"{folder}: job {before} of this sweep is in Slurm's queue: wait, or scancel {before}")
+    _there(SCRIPT)
+    write_whole(folder / TRIALS, [lines_of(trials).encode()])
+    number = _call(command).strip().partition(";")[0]
+    write_whole(job, [f"{number}\n".encode()])
+    say(f"job {number}: {len(trials)} trials; the same command again submits those that have not finished")
+
+
+def sky(trial: Trial, sweep: str, bucket: str, more: Sequence[str]) -> list[str]:
+    """Raises UserError for what the recipe's variables can't carry."""
+    experiment = [o.partition("=")[2] for o in trial.overrides if o.startswith("experiment=")]
+    rest = [o for o in trial.overrides if not o.startswith("experiment=")]
+    problems = [] if experiment else [f"experiment=… is missing: {RECIPE} has one of its own without it"]
+    problems += [f"{o!r}: {RECIPE} divides OVERRIDES at spaces: write it without" for o in rest if len(o.split()) > 1]
+    problems += [f"{o}: the machines do not have that folder: leave it out" for o in rest if o.startswith("--config-")]
+    if problems:
+        raise UserError(*problems)
+    values = {"BUCKET": bucket, "RUN": trial.name, "EXPERIMENT": experiment[-1]}
+    values["OVERRIDES"] = " ".join([*rest, f"run.name={trial.name}"])
+    named = [word for key, value in values.items() for word in ("--env", f"{key}={value}")]
+    return ["sky", "jobs", "launch", "-y", "-d", "-n", f"{sweep}-{trial.name}", *more, *named, RECIPE]
+
+
+def submit_jobs(commands: Sequence[Sequence[str]]) -> None:
+    """Those whose names are among the jobs that have not finished stay as they are."""
+    _there(RECIPE)
+    going_on = _call(["sky", "jobs", "queue", "--skip-finished", "-o", "json"]) if commands else ""
+    for command in commands:
+        name = command[command.index("-n") + 1]
+        if f'"{name}"' in going_on:
+            say(f"{name}: is going on")
+            continue
+        _call(command)
+        say(f"{name}: submitted")
+
+
+def _there(file: str) -> None:
+    if not Path(file).is_file():
+        raise UserError(f"{file} is not there: run this in the project's folder")
+
+
+def _call(command: Sequence[str], may_fail: bool = False) -> str:
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=dict(os.environ))
+    except FileNotFoundError:
+        raise UserError(f"{command[0]} is not there: run this where it is installed, or use --on local") from None
+    except subprocess.TimeoutExpired:
+        raise TransientError(f"{command[0]} has not answered within {SECONDS:.0f} s: try again") from None
+    if ended.returncode and not may_fail:
+        raise UserError(f"{shlex.join(command[:3])} failed ({ended.returncode}): {ended.stderr.strip()}")
+    return ended.stdout

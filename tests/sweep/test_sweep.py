@@ -1,0 +1,228 @@
+"""Sweeps: which trials there are, what is submitted, and a real one that is killed and started again."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mingpt.commands import report, sweep
+from mingpt.errors import UserError
+from mingpt.sweep import local, remote
+from mingpt.sweep.expand import expand, name_of, validate
+from mingpt.sweep.record import Entry, read_record, table, write_record
+from paths_kit import ROOT
+from run_kit import TINY, Run
+
+WAIT = 120  # seconds for what a process is to do
+
+
+def names(*overrides: str, zipped: bool = False) -> list[str]:
+    return [trial.name for trial in expand([], overrides, "runs/s", zipped)]
+
+
+def test_all_combinations_in_the_order_of_their_values() -> None:
+    assert names("optimizer.lr=1e-3,3e-3", "seed=range(1,3)", "train.max_steps=5") == [
+        "optimizer.lr-0.001_seed-1",
+        "optimizer.lr-0.001_seed-2",
+        "optimizer.lr-0.003_seed-1",
+        "optimizer.lr-0.003_seed-2",
+    ]
+    trial = expand([], ["seed=choice(1,2)", "train.max_steps=5"], "runs/s")[1]
+    assert trial.arguments == ["train.max_steps=5", "seed=2", "run.name=seed-2", "run.dir=runs/s/seed-2"]
+
+
+def test_zip_makes_pairs_and_glob_takes_options() -> None:
+    assert names("seed=1,2", "train.max_steps=5,6", zipped=True) == [
+        "seed-1_train.max_steps-5",
+        "seed-2_train.max_steps-6",
+    ]
+    assert names("schedule=glob(c*)") == ["schedule-constant", "schedule-cosine"]
+    assert names("seed=1") == ["only"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "zipped", "said"),
+    [
+        (["seed=1,2", "batch.micro_size=1,2,4"], True, "--zip: seed has 2, batch.micro_size has 3 values"),
+        (["optimizer.lr=interval(1e-4,1e-2)"], False, "an interval has no list of values"),
+        (["seed=shuffle(1,2)"], False, "random order"),
+        (["seed=1,2", "seed=3,4"], False, "swept twice"),
+        (["run.dir=a,b"], False, "use --name and --dir"),
+        (["seed=range(1,5000)"], False, "at most 1000"),
+        (["seed=range(5,1)"], False, "no value in it"),
+        (["schedule=glob(x*)"], False, "no option of schedule"),
+        (["optimizer.lr=glob(*)"], False, "glob chooses among a group's options"),
+        (["seed"], False, "is not an override"),
+    ],
+)
+def test_what_makes_no_trials_is_refused(overrides: list[str], zipped: bool, said: str) -> None:
+    with pytest.raises(UserError, match=said.replace("*", r"\*")):
+        names(*overrides, zipped=zipped)
+
+
+def test_a_name_is_safe_and_those_that_lose_characters_stay_apart() -> None:
+    strange = [name_of([f"data.path='{path}'"]) for path in ("/a b", "/a/b", "../../x", "é" * 300)]
+    assert len(set(strange)) == 4
+    assert all(name.isascii() and len(name) <= 100 and not set(name) & set("/ '=$") for name in strange)
+
+
+def test_every_problem_of_every_trial_is_told_before_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sweep.main(["optimizer.lr=-1,1e-3", "batch.micro_siz=2", "seed=1"]) == 64
+    told = capfd.readouterr().err
+    assert "optimizer.lr--1: optimizer.lr=-1" in told
+    assert "batch.micro_siz is not a key" in told
+    assert told.count("batch.micro_siz is not a key") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_threads_do_not_follow_from_the_number_of_trials() -> None:
+    trials = expand([], ["train.threads=1,3"], "runs/s")
+    configs = validate(trials)
+    assert [local.environment(configs[t.name])["OMP_NUM_THREADS"] for t in trials] == ["1", "3"]
+
+
+def test_what_slurm_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    how = ["seed=1,2", "--on", "slurm", "--parallel", "1", "--launcher-args=--nodes=2 --time=10"]
+    assert sweep.main([*how, "--dry-run"]) == 0
+    submit = (
+        "sbatch --parsable --job-name=sweep --array=1-2%1 --nodes=2 --time=10 "
+        "recipes/slurm/sweep.sbatch runs/sweep/trials.txt"
+    )
+    assert capfd.readouterr().out.splitlines() == [
+        "# runs/sweep/trials.txt:",
+        "# seed=1 run.name=seed-1 run.dir=runs/sweep/seed-1",
+        "# seed=2 run.name=seed-2 run.dir=runs/sweep/seed-2",
+        submit,
+    ]
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 17")
+    stand_in(tmp_path, monkeypatch, "squeue", '[ "$2" = --jobs=17 ] && echo 17')
+    assert sweep.main(how) == 0
+    assert (tmp_path / "sbatch.said").read_text() == " ".join(shlex.split(submit)[1:]) + "\n"
+    assert sweep.main(how) == 64
+    assert "job 17 of this sweep is in Slurm's queue" in capfd.readouterr().err
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, does: str) -> None:
+    """A program that notes its arguments."""
+    program = folder / "bin" / name
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f'#!/bin/sh\necho "$*" >> {folder}/{name}.said\n{does}\n')
+    program.chmod(0o755)
+    if str(program.parent) not in os.environ["PATH"]:
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+def test_a_task_of_the_array_trains_the_trial_of_its_line(tmp_path: Path) -> None:
+    trials = expand([], ["seed=1,2", "data.path='a b*'"], "runs/s")
+    (tmp_path / "trials.txt").write_text(remote.lines_of(trials))
+    (tmp_path / "recipes/slurm").mkdir(parents=True)
+    (tmp_path / "recipes/slurm/job.sh").write_text(
+        'set -uf\ncomplain() { echo "$*" >&2; }\nlaunch_on_all() { printf "%s\\n" "$@"; }\n'
+    )
+
+    def task(number: str) -> "subprocess.CompletedProcess[str]":
+        variables = {**os.environ, "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": number}
+        script = str(ROOT / remote.SCRIPT)
+        return subprocess.run(["bash", script, "trials.txt"], env=variables, capture_output=True, text=True, timeout=60)
+
+    assert task("2").stdout.splitlines() == trials[1].arguments
+    assert task("3").returncode == 64
+
+
+def test_what_skypilot_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    how = [
+        "experiment=shakespeare_char",
+        "seed=1,2",
+        "--on=sky",
+        "--dir=s3://b/runs",
+        "--launcher-args=--gpus L4:1",
+        "--dry-run",
+    ]
+    assert sweep.main(how) == 0
+    assert capfd.readouterr().out.splitlines() == [
+        f"sky jobs launch -y -d -n sweep-seed-{n} --gpus L4:1 --env BUCKET=s3://b/runs/sweep --env RUN=seed-{n} "
+        f"--env EXPERIMENT=shakespeare_char --env 'OVERRIDES=seed={n} run.name=seed-{n}' recipes/train-spot.yaml"
+        for n in (1, 2)
+    ]
+    assert sweep.main(["seed=1,2", "--on=sky", "--dir=s3://b/runs", "--dry-run"]) == 64
+    assert "experiment=… is missing" in capfd.readouterr().err
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    stand_in(tmp_path, monkeypatch, "sky", 'echo \'[{"job_name": "sweep-seed-1"}]\'')
+    remote.submit_jobs([["sky", "jobs", "launch", "-n", f"sweep-seed-{n}"] for n in (1, 2)])
+    assert (tmp_path / "sky.said").read_text().splitlines()[1:] == ["jobs launch -n sweep-seed-2"]
+
+
+def test_a_folder_that_is_no_sweep_and_one_that_is_damaged(tmp_path: Path) -> None:
+    assert read_record(str(tmp_path)) is None
+    write_record(str(tmp_path), {"a": Entry({"seed": "1"}, ["seed=1"], 5, str(tmp_path / "a/snapshots"))})
+    assert list(read_record(str(tmp_path)) or {}) == ["a"]
+    (tmp_path / "sweep.json").write_text(json.dumps({"a": 3}))
+    with pytest.raises(UserError, match=r"sweep.json can't be read"):
+        read_record(str(tmp_path))
+
+
+def test_a_table_is_aligned() -> None:
+    one = {"trial": "a", "seed": "1", "state": "finished", "step": 5, "loss": 1.5, "val_loss": None}
+    assert table([one]).splitlines() == ["seed  state     step  loss    val_loss", "1     finished  5     1.5000  –"]
+
+
+@pytest.mark.slow
+def test_a_trial_is_killed_and_the_sweep_started_again(
+    tmp_path: Path, text: Path, cache: Path, undisturbed: Callable[..., Run]
+) -> None:
+    """One trial gets SIGKILL, and so does the sweep: every trial ends with the bits of an undisturbed run."""
+    fixed = [*TINY, f"data.path={text}", f"data.cache_dir={cache}", "train.max_steps=300", "snapshot.every_steps=20"]
+    command = [sys.executable, "-m", "mingpt.sweep", *fixed, "seed=1,2", "--parallel=2", f"--dir={tmp_path}"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    first = subprocess.Popen(command, env=variables, start_new_session=True)
+    folder = tmp_path / "sweep"
+
+    def until(what: Callable[[], object]) -> None:
+        limit = time.monotonic() + WAIT
+        while not what():
+            assert first.poll() is None
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+
+    try:
+        until(lambda: list(folder.glob("seed-1/snapshots/*/manifest.json")))
+        (victim,) = [pid for pid in children(first.pid) if f"{folder}/seed-1".encode() in words(pid)]
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: list(folder.glob("seed-2/snapshots/*/manifest.json")))
+    finally:
+        first.kill()
+        first.wait(WAIT)
+    again = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=2 * WAIT)
+    assert again.returncode == 0, again.stdout + again.stderr
+    for seed in (1, 2):
+        alone = undisturbed("train.max_steps=300", "snapshot.every_steps=20", f"seed={seed}")
+        assert Run(str(folder / f"seed-{seed}"), text, cache).digest() == alone.digest()
+    third = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=WAIT)
+    assert "2 of 2 trials have finished already" in third.stdout
+    assert "started" not in third.stdout
+    assert report.main([str(folder), "--png", str(tmp_path / "png")]) == 0
+    page = (folder / "report.html").read_text()
+    assert "seed-1" in page
+    assert "seed-2" in page
+    assert (tmp_path / "png/parallel-coordinates.png").stat().st_size > 5000
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for task in Path(f"/proc/{pid}/task").iterdir() for p in (task / "children").read_text().split()]
+
+
+def words(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
