@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
-from importlib.resources import files
 from typing import Any
 
 import matplotlib
@@ -11,7 +9,7 @@ from matplotlib.figure import Figure
 
 from mingpt.redact import printable
 from mingpt.report.figures import GRID, STYLE, svg
-from mingpt.report.page import POLICY
+from mingpt.report.html import document, table_of, text
 from mingpt.sweep.record import cell, columns
 
 MOST_LINES = 300  # drawn, those with the lowest losses
@@ -19,21 +17,10 @@ PICTURE = "parallel-coordinates"
 
 
 def page(name: str, found: Sequence[Mapping[str, Any]], drawn: Figure | None) -> str:
-    names = ["trial", *columns(found)]
-    head = "".join(f"<th>{escape(printable(name))}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell(row.get(name))[:120])}</td>" for name in names) + "</tr>\n" for row in found
-    )
-    picture = f'<figure class="card">{svg(drawn, PICTURE)}</figure>' if drawn else ""
-    style = files("mingpt.report").joinpath("page.css").read_text()
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(name)}</title>\n<style>\n{style}</style></head>\n<body>\n"
-        f"<h1>{escape(name)}: {len(found)} trials</h1>{picture}"
-        f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>\n</body></html>\n'
-    )
+    names = columns(found)
+    rows = [[row.get("trial"), *(cell(row.get(key)) for key in names)] for row in found]
+    shown = f'<figure class="card">{svg(drawn, PICTURE)}</figure>' if drawn else ""
+    return document(name, f"<h1>{text(name)}: {len(found)} trials</h1>{shown}{table_of(['trial', *names], rows)}")
 
 
 def picture(found: Sequence[Mapping[str, Any]]) -> Figure | None:

@@ -120,7 +120,7 @@ def test_a_managed_job_moves_to_other_nodes_when_one_is_lost(alone: str, tmp_pat
     # The lab has no spot machines; all else of the recipe is as it is.
     recipe = tmp_path / "train-managed.yaml"
     text = (ROOT / "recipes/train-spot.yaml").read_text()
-    recipe.write_text(re.sub(r"  use_spot: true\n(?s:.*?)(  job_recovery:)", r"  accelerators: L4:2\n\1", text))
+    recipe.write_text(re.sub(r"  any_of:\n(?s:.*?)(  job_recovery:)", r"  accelerators: L4:2\n\1", text))
     settings = (*SMALL, "train.max_steps=400", "snapshot.hot_every_steps=0")
     alone = undisturbed(tmp_path, EXPERIMENT, settings)
     overrides = " ".join((*settings, "world.timeout_seconds=60"))
