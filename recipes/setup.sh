@@ -10,7 +10,7 @@ overrides=(${EXPERIMENT:+experiment="$EXPERIMENT"} ${RUN_DIR:+run.dir="$RUN_DIR"
 
 # Before anything is installed: each cloud VM has a disk of its own, so several nodes can't share a folder of it. (Slurm's
 # nodes share a home; an absolute path may be a mount, and the nodes compare what they see there before training.)
-if [ "$(wc -l <<<"${SKYPILOT_SETUP_NODE_IPS:-}")" -gt 1 ] && [ -z "${SLURM_JOB_ID:-}" ] &&
+if [[ ${SKYPILOT_SETUP_NODE_IPS:-} == *$'\n'* ]] && [ -z "${SLURM_JOB_ID:-}" ] &&
   [ ! -e "${SKY_RUNTIME_DIR:-$HOME}/.sky/.sky_slurm_cluster" ]; then
   case " ${overrides[*]:-} " in
     *" run.dir="*://* | *" run.dir="/*) ;;

@@ -56,8 +56,7 @@ class WorldConfig(Section):
     init_timeout_seconds: float = Field(default=300, gt=0)
     """Longest wait for the other processes at the start."""
     notice: str = Field(default="auto", pattern=r"^(auto|none|(aws|gcp|azure):https?://\S+)$")
-    """Where a cloud says that it takes this machine away: auto asks the cloud that the firmware names; none; or
-    aws:URL, gcp:URL, azure:URL. A notice is a request to stop, and its seconds limit the last snapshot."""
+    """Who says that this machine will be taken: auto (the cloud named by its firmware), none, aws:URL, gcp:, azure:."""
 
     @field_validator("device", mode="before")
     @classmethod

@@ -168,10 +168,11 @@ class ReportedFailure(Exception):
         self.code = code
 
 
-def _exit_after(seconds: float, code: int) -> None:
+def _exit_after(seconds: float, code: int) -> threading.Timer:
     timer = threading.Timer(seconds, os._exit, [code])
     timer.daemon = True
     timer.start()
+    return timer
 
 
 @contextmanager
@@ -204,12 +205,12 @@ def join(config: WorldConfig) -> Iterator[World]:
     )
     if "RANK" in environment:  # again, for the connection that nccl's watchdog has opened
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
+    end: threading.Timer | None = None
     try:
         yield World(rank, size, local_rank, device, backend, store=own_connection)
     except BaseException as error:
-        # After a failure, destroying nccl's group may wait for peers that have ended. Alone, this process has none.
-        if size > 1:
-            _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)
+        # After a failure, destroying nccl's group may wait for peers that have ended.
+        end = _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)
         raise
     finally:
         # DDP is part of reference cycles. While it lives, gloo's threads run on into Python's shutdown, and a thread
@@ -217,3 +218,5 @@ def join(config: WorldConfig) -> Iterator[World]:
         # 4; with this line, 0 of 20).
         gc.collect()
         dist.destroy_process_group()
+        if end and size == 1:  # it has left: a caller that catches the error may go on
+            end.cancel()

@@ -213,4 +213,4 @@ def test_the_launcher_says_what_to_do_without_sweeps(own: Path, capsys: pytest.C
 
     with pytest.raises(SystemExit):
         parse(["--nproc-per-node=1", "--multirun", "seed=1"])
-    assert "start a run for each value" in capsys.readouterr().err
+    assert "that is `mingpt sweep` (docs/sweeps.md): write this in its place" in capsys.readouterr().err

@@ -230,7 +230,7 @@ def test_code_of_ones_own_that_ends_the_process_has_evaluated_nothing(
     def quits(*_: object) -> None:
         raise SystemExit(0)
 
-    monkeypatch.setattr(evaluator, "find", quits)  # in place of data=own, which is called later
+    monkeypatch.setattr(evaluator, "find_manifest", quits)  # in place of data=own, which is called later
     assert evaluator.command(["x"], Lifetime()) == 70
     assert capsys.readouterr().err.endswith("error: SystemExit: 0\n")
 

@@ -64,7 +64,14 @@ def test_each_other_key_affects_the_result() -> None:
     free |= {"health.spike_window", "health.max_skips"}  # where there is no window, or no rollback
     free |= {f"train.eval_tasks{more}" for more in ("", "_every", "_limit", "_path")}
     free |= {"schedule.cooldown_steps", "optimizer.momentum"}  # but of wsd, and of muon
-    free |= {"health.hang_seconds", "health.straggler_ratio", "health.notify", "profile.steps", "track"}
+    free |= {
+        "health.hang_seconds",
+        "health.audit_every",
+        "health.straggler_ratio",
+        "health.notify",
+        "profile.steps",
+        "track",
+    }
     free |= {f"data.{name}" for name in ("workers", "path", "tokenizer", "cache_dir", "cache_timeout_seconds")}
     of_text = {k for k in keys({}) if k.partition(".")[0] not in ("run", "world", "snapshot", "launch", "resume")}
     assert affecting.settings(configured().model_dump())[1] == of_text - free
