@@ -86,7 +86,9 @@ def test_every_verb_is_a_program_of_its_own_too() -> None:
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
 def test_documents_show_verbs_that_there_are(page: Path) -> None:
     code = re.findall(r"^```.*?^```|`[^`]+`", page.read_text(), re.M | re.S)
-    shown = {verb for text in code for verb in re.findall(r"(?:^|[\s`(/])mingpt ([a-z]+)\b", text, re.M)}
+    shown = {
+        verb for text in code for verb in re.findall(r"(?:^|[\s`(/])mingpt ([a-z]+(?:-[a-z]+)*)\b(?!/)", text, re.M)
+    }
     assert shown <= VERBS.keys()
 
 
