@@ -202,7 +202,8 @@ class Checkpointer:
             return self.durable.save(step, *content)
         deadline = time.monotonic() + grace
         in_memory = self._start_hot(step, content, deadline)
-        limit = f"{grace:g} s (snapshot.grace_seconds, or a cloud's notice)"
+        own = grace == self.settings.grace_seconds
+        limit = f"snapshot.grace_seconds={grace:g}" if own else f"the {grace:g} s that a cloud's notice leaves"
         digest, why = None, f"the snapshot did not reach {self.store.url} within {limit}"
         try:
             self.durable.settle(deadline - time.monotonic())
