@@ -15,11 +15,6 @@ from mingpt.sweep.record import cell, columns
 MOST_LINES = 300  # drawn, those with the lowest losses
 PICTURE = "parallel-coordinates"
 PAPER: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}  # behind a value
-    "facecolor": "white",
-    "edgecolor": "none",
-    "alpha": 0.8,
-    "pad": 0.5,
-}  # behind a value that lines cross
 
 
 def page(name: str, found: Sequence[Mapping[str, Any]], drawn: Figure | None) -> str:
