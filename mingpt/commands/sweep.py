@@ -3,7 +3,8 @@
 import argparse
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from mingpt.command import command
@@ -11,10 +12,11 @@ from mingpt.config.commandline import given
 from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
+from mingpt.storage import install
 from mingpt.sweep import local, remote
 from mingpt.sweep.__main__ import parser
-from mingpt.sweep.expand import Trial, expand, validate
-from mingpt.sweep.record import entry_of, has_finished, read_record, rows, table, write_record
+from mingpt.sweep.expand import MOST, Trial, expand, validate
+from mingpt.sweep.record import entry_of, has_finished, note, note_pruned, read_record, rows, table
 
 
 @command()
@@ -22,9 +24,14 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_intermixed_args(arguments)
     folder = _folder(options)
     overrides, options.overrides = options.overrides, []
+    if (options.optimize or options.prune) and find_spec("optuna") is None:
+        raise UserError(f"--optimize and --prune need Optuna, which is not installed: {install('optuna')}")
+    if options.optimize:
+        return _search(options, overrides, folder)
     trials = expand(given(options), overrides, folder, options.zip)
-    processes = options.nproc_per_node or ""
-    configs = validate(trials, int(processes) if processes.isdecimal() else 1)
+    configs = validate(trials, _world_size(options))
+    if options.prune:
+        _check_pruning(configs)
     more = shlex.split(options.launcher_args)
     jobs = [remote.sky(t, options.name, folder, more) for t in trials] if options.on == "sky" else []
     if options.dry_run:
@@ -33,7 +40,7 @@ def main(arguments: list[str]) -> int:
     if options.on == "local":
         with local.locked(Path(folder)) as lock:
             waiting = _unfinished(trials, configs, folder)
-            code = local.run(waiting, configs, options.parallel or 1, options.nproc_per_node, lock)
+            code = _run(options, ((trial, configs[trial.name]) for trial in waiting), folder, lock)
     else:
         code, waiting = FINISHED, _unfinished(trials, configs, folder)
         if waiting and options.on == "slurm":
@@ -42,10 +49,66 @@ def main(arguments: list[str]) -> int:
         elif waiting:
             names = {trial.name for trial in waiting}
             remote.submit_jobs([job for job, trial in zip(jobs, trials, strict=True) if trial.name in names])
-    known = read_record(folder) or {}
-    say(table(rows(folder, {trial.name: known[trial.name] for trial in trials})))
-    say(f"a page with a picture: mingpt report {shlex.quote(folder)}")
+    _tell(folder, [trial.name for trial in trials])
     return code
+
+
+def _search(options: argparse.Namespace, overrides: Sequence[str], folder: str) -> int:
+    from mingpt.sweep.search import Search  # Optuna's
+
+    search = Search(given(options), overrides, folder, options.optimize, options.trials, _world_size(options))
+    if options.prune:
+        _check_pruning(search.corners)
+    if options.dry_run:
+        trial, config = search.first()
+        say("# the first trial; the others follow from results")
+        _show(options, [trial], {trial.name: config}, folder, [])
+        return FINISHED
+    with local.locked(Path(folder)) as lock:
+        search.open()
+        code = _run(options, search.jobs(), folder, lock, search.ended) or search.code()
+    _tell(folder, search.names())
+    return code
+
+
+def _run(
+    options: argparse.Namespace,
+    jobs: Iterator[tuple[Trial, Config]],
+    folder: str,
+    lock: int,
+    search: Callable[[Trial, int, bool], None] = lambda trial, code, pruned: None,
+) -> int:
+    median = None
+    if options.prune:
+        from mingpt.sweep.median import Median  # Optuna's
+
+        known = read_record(folder) or {}
+        median = Median(f"{folder}/{name}" for name, entry in known.items() if has_finished(entry))
+
+    def ended(trial: Trial, code: int, pruned: bool) -> None:
+        if pruned:
+            note_pruned(folder, trial.name)
+        elif median and code == FINISHED:
+            median.add(trial.folder)
+        search(trial, code, pruned)
+
+    return local.run(jobs, options.parallel or 1, options.nproc_per_node, lock, median, ended)
+
+
+def _tell(folder: str, names: Sequence[str]) -> None:
+    known = read_record(folder) or {}
+    say(table(rows(folder, {name: known[name] for name in names})))
+    say(f"a page with a picture: mingpt report {shlex.quote(folder)}")
+
+
+def _world_size(options: argparse.Namespace) -> int:
+    processes = options.nproc_per_node or ""
+    return int(processes) if processes.isdecimal() else 1
+
+
+def _check_pruning(configs: Mapping[str, Config]) -> None:
+    if not any(0 < c.train.eval_every < c.train.max_steps for c in configs.values()):
+        raise UserError("--prune: train.eval_every evaluates at the end only, so nothing can be compared: make it less")
 
 
 def _folder(options: argparse.Namespace) -> str:
@@ -64,6 +127,15 @@ def _folder(options: argparse.Namespace) -> str:
         problems.append("--nproc-per-node: for --on local only: use --launcher-args")
     if options.on == "local" and options.launcher_args:
         problems.append("--launcher-args: for --on slurm and --on sky only: leave it out")
+    for given_there, option in ((options.optimize, "--optimize"), (options.prune, "--prune")):
+        if given_there and options.on != "local":
+            problems.append(f"{option}: for --on local only, where the sweep sees how its trials go: leave it out")
+    if bool(options.optimize) != (options.trials is not None):
+        problems.append("--optimize and --trials belong together: give both, or neither")
+    if options.trials is not None and not 1 <= options.trials <= MOST:
+        problems.append(f"--trials={options.trials}: give a number from 1 to {MOST}")
+    if options.optimize and options.zip:
+        problems.append("--zip: a search chooses each value on its own: leave out --zip or --optimize")
     if problems:
         raise UserError(*problems)
     return f"{options.dir.rstrip('/') or '/'}/{options.name}"
@@ -71,12 +143,9 @@ def _folder(options: argparse.Namespace) -> str:
 
 def _unfinished(trials: Sequence[Trial], configs: Mapping[str, Config], folder: str) -> list[Trial]:
     """Note the trials; returns those to be run, with those whose overrides are others: their resume tells that."""
-    before = read_record(folder) or {}
-    now = {trial.name: entry_of(trial, configs[trial.name]) for trial in trials}
-    write_record(folder, before | now)
-    done = {name for name, entry in now.items() if before.get(name) == entry and has_finished(entry)}
+    done = note(folder, {trial.name: entry_of(trial, configs[trial.name]) for trial in trials})
     if done:
-        say(f"{len(done)} of {len(trials)} trials have finished already")
+        say(f"{len(done)} of {len(trials)} trials have finished already, or were pruned")
     return [trial for trial in trials if trial.name not in done]
 
 

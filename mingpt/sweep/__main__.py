@@ -6,6 +6,7 @@ from typing import NoReturn
 from mingpt.command import program, run
 
 WHERE = ("local", "slurm", "sky")
+LOSSES = ("val_loss", "loss")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,11 +23,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--dir", default="runs", help="the folder of sweeps; for sky a bucket's, s3://… (runs)")
     parser.add_argument("--zip", action="store_true", help="pair the values one by one, in place of all combinations")
     parser.add_argument("--parallel", type=int, metavar="K", help="trials at a time (local: 1; slurm: no limit)")
+    parser.add_argument("--optimize", choices=LOSSES, help="local: search for the lowest, with Optuna; needs --trials")
+    parser.add_argument("--trials", type=int, metavar="N", help="how many trials the search has")
+    parser.add_argument("--prune", choices=("median",), help="local: stop trials that are worse than the median")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and start nothing")
     parser.add_argument("--nproc-per-node", metavar="N", help="local: processes of each trial, by mingpt launch")
     parser.add_argument("--launcher-args", default="", metavar="TEXT", help="more options of sbatch or sky jobs launch")
     add_options(parser)
-    parser.add_argument("overrides", nargs="*", help="Hydra's: key=a,b, choice(…), range(…), glob(…)")
+    parser.add_argument("overrides", nargs="*", help="Hydra's: key=a,b, choice(…), range(…), glob(…), interval(…)")
     return parser
 
 

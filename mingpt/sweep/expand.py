@@ -53,25 +53,13 @@ def expand(options: Sequence[str], texts: Sequence[str], folder: str, zipped: bo
 
     Raises UserError with every problem of the overrides.
     """
-    parser, problems = OverridesParser.create(), list[str]()
-    fixed, swept = list[str](), dict[str, list[str]]()
-    for text in texts:
+    fixed, several, problems = divide(texts)
+    swept = dict[str, list[str]]()
+    for key, override in several.items():
         try:
-            override = parser.parse_override(text)
-        except Exception:  # Hydra's, ANTLR's, or Python's; CommandLine has words for it
-            problems += CommandLine.of([text]).problems
-            continue
-        if override.key_or_group in PLACES:
-            problems.append(f"{without_secrets(text)}: each trial has a place of its own: use --name and --dir")
-        elif not override.is_sweep_override():
-            fixed.append(text)
-        elif override.get_key_element() in swept:
-            problems.append(f"{without_secrets(text)}: {override.key_or_group} is swept twice: write one of them")
-        else:
-            try:
-                swept[override.get_key_element()] = _values(override, options)
-            except UserError as problem:
-                problems += problem.problems
+            swept[key] = values_of(override, options)
+        except UserError as problem:
+            problems += problem.problems
     lengths = {key: len(values) for key, values in swept.items()}
     if zipped and len(set(lengths.values())) > 1:
         told = ", ".join(f"{key} has {n}" for key, n in lengths.items())
@@ -84,11 +72,32 @@ def expand(options: Sequence[str], texts: Sequence[str], folder: str, zipped: bo
     return _named([dict(zip(swept, row, strict=True)) for row in rows], [*options, *fixed], folder)
 
 
-def _values(override: Override, options: Sequence[str]) -> list[str]:
+def divide(texts: Sequence[str]) -> tuple[list[str], dict[str, Override], list[str]]:
+    """The overrides that have one value, by key those that have several, and the problems."""
+    parser, problems = OverridesParser.create(), list[str]()
+    fixed, several = list[str](), dict[str, Override]()
+    for text in texts:
+        try:
+            override = parser.parse_override(text)
+        except Exception:  # Hydra's, ANTLR's, or Python's; CommandLine has words for it
+            problems += CommandLine.of([text]).problems
+            continue
+        if override.key_or_group in PLACES:
+            problems.append(f"{without_secrets(text)}: each trial has a place of its own: use --name and --dir")
+        elif not override.is_sweep_override():
+            fixed.append(text)
+        elif override.get_key_element() in several:
+            problems.append(f"{without_secrets(text)}: {override.key_or_group} is swept twice: write one of them")
+        else:
+            several[override.get_key_element()] = override
+    return fixed, several, problems
+
+
+def values_of(override: Override, options: Sequence[str]) -> list[str]:
     """The values of a key, as texts of Hydra's grammar."""
     shown = without_secrets(override.input_line)
     if override.is_interval_sweep():
-        raise UserError(f"{shown}: an interval has no list of values: write choice(…) or range(…)")
+        raise UserError(f"{shown}: an interval has no list of values: write choice(…), or add --optimize")
     value: object = override.value()
     if isinstance(value, Glob):
         there_are = groups(CommandLine.of(options).folders)
@@ -113,11 +122,18 @@ def _values(override: Override, options: Sequence[str]) -> list[str]:
 def _named(rows: Sequence[dict[str, str]], fixed: Sequence[str], folder: str) -> list[Trial]:
     trials = dict[str, Trial]()
     for values in rows:
-        own = [f"{key}={value}" for key, value in values.items()]
-        if (name := name_of(own)) in trials:
-            raise UserError(f"{', '.join(own)}: another trial has the folder {name}, too: change one of the values")
-        trials[name] = Trial(name, values, f"{folder}/{name}", (*fixed, *own))
+        trial = trial_of(values, fixed, folder)
+        if trial.name in trials:
+            own = ", ".join(f"{key}={value}" for key, value in values.items())
+            raise UserError(f"{own}: another trial has the folder {trial.name}, too: change one of the values")
+        trials[trial.name] = trial
     return list(trials.values())
+
+
+def trial_of(values: dict[str, str], fixed: Sequence[str], folder: str) -> Trial:
+    own = [f"{key}={value}" for key, value in values.items()]
+    name = name_of(own)
+    return Trial(name, values, f"{folder}/{name}", (*fixed, *own))
 
 
 def name_of(overrides: Sequence[str]) -> str:

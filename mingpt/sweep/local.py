@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING
 
 from mingpt.config.schema import Config
 from mingpt.console import complain, say
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR, UserError
 from mingpt.sweep.expand import Trial
+
+if TYPE_CHECKING:
+    from mingpt.sweep.median import Median  # needs the extra optuna
 
 LOOK_SECONDS = 0.1  # between two looks at the processes
 ORPHANS_SECONDS = 30.0  # for trials whose sweep was killed: they are stopping, and hold its lock
@@ -56,38 +60,84 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def run(trials: Sequence[Trial], configs: Mapping[str, Config], parallel: int, processes: str | None, lock: int) -> int:
-    """Run all trials. Returns the exit code: that of a stop, else of a crash, else of a user's error, else 0."""
-    asked = list[int]()
+@dataclass
+class Going:
+    """A trial that runs. pruned: it was asked to stop since it is worse than others. until: then it is killed."""
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+    trial: Trial
+    config: Config
+    process: "subprocess.Popen[bytes]"
+    pruned: bool = False
+    until: float | None = None
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    running, waiting, codes = dict[str, subprocess.Popen[bytes]](), list(trials), dict[str, int]()
+    def ask(self) -> None:
+        """Ask it to stop, once."""
+        if self.until is None:
+            self.until = time.monotonic() + self.config.launch.shutdown_timeout_seconds
+            with suppress(ProcessLookupError):
+                self.process.terminate()
+
+    def kill_if_late(self) -> None:
+        if self.until is not None and time.monotonic() > self.until:
+            limit = f"{self.config.launch.shutdown_timeout_seconds:.0f} s (launch.shutdown_timeout_seconds)"
+            complain(f"{self.trial.name}: has not stopped within {limit}: killed")
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def run(
+    jobs: Iterator[tuple[Trial, Config]],
+    parallel: int,
+    processes: str | None,
+    lock: int,
+    median: "Median | None" = None,
+    ended: Callable[[Trial, int, bool], None] = lambda trial, code, pruned: None,
+) -> int:
+    """Run all trials. Returns the exit code: that of a stop, else of a crash, else of a user's error, else 0.
+
+    jobs: the next is taken when there is room for it. ended: is told each trial's exit code, and whether it was pruned.
+    """
+    asked, going, codes, more = list[int](), list[Going](), set[int](), True
+    before = {n: signal.signal(n, lambda n, _: asked.append(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        while running or (waiting and not asked):
-            while waiting and len(running) < parallel and not asked:
-                trial = waiting.pop(0)
-                running[trial.name] = _start(trial, configs[trial.name], processes, lock)
-                say(f"{trial.name}: started")
-            for name, process in list(running.items()):
-                if (code := process.poll()) is not None:
-                    codes[name] = code
-                    del running[name]
-                    _tell(name, code)
-            if asked and running:
-                _stop(running, codes, max(config.launch.shutdown_timeout_seconds for config in configs.values()))
+        while going or (more and not asked):
+            while more and len(going) < parallel and not asked:
+                if job := next(jobs, None):
+                    going.append(Going(*job, _start(*job, processes, lock)))
+                    say(f"{job[0].name}: started")
+                more = job is not None
+            for one in list(going):
+                one.kill_if_late()
+                if (code := one.process.poll()) is not None:
+                    going.remove(one)
+                    pruned = one.pruned and code == STOPPED
+                    codes.add(FINISHED if pruned else code)
+                    _tell(one.trial.name, code, pruned)
+                    ended(one.trial, code, pruned)
+            if asked and any(one.until is None for one in going):
+                say(f"stopping {len(going)} trials; each writes a snapshot first")
+                for one in going:
+                    one.ask()
+            elif median:
+                _prune(going, median)
             time.sleep(LOOK_SECONDS)
     finally:
-        for process in running.values():  # an error of our own
-            process.kill()
+        for one in going:  # an error of our own
+            one.process.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
-    ended = set(codes.values())
-    if asked or STOPPED in ended:
+    if asked or STOPPED in codes:
         return STOPPED
-    return CRASHED if ended - {FINISHED, USER_ERROR} else USER_ERROR if ended - {FINISHED} else FINISHED
+    return CRASHED if codes - {FINISHED, USER_ERROR} else USER_ERROR if codes - {FINISHED} else FINISHED
+
+
+def _prune(going: Sequence[Going], median: "Median") -> None:
+    for one in going if median.is_time() else ():
+        if one.until is None and (why := median.reason(one.trial.folder, one.config.train.max_steps)):
+            say(f"{one.trial.name}: asked to stop: {why}")
+            one.pruned = True
+            one.ask()
 
 
 def _start(trial: Trial, config: Config, processes: str | None, lock: int) -> "subprocess.Popen[bytes]":
@@ -113,25 +163,8 @@ def _start(trial: Trial, config: Config, processes: str | None, lock: int) -> "s
         )
 
 
-def _tell(name: str, code: int) -> None:
+def _tell(name: str, code: int, pruned: bool) -> None:
     word = {FINISHED: "finished", STOPPED: "stopped on request", USER_ERROR: "failed: a user error (64)"}
-    killed = f"killed by {signal.Signals(-code).name}" if code < 0 else f"failed ({code})"
-    (say if code in (FINISHED, STOPPED) else complain)(f"{name}: {word.get(code, killed)}; see {name}.log")
-
-
-def _stop(running: "dict[str, subprocess.Popen[bytes]]", codes: dict[str, int], limit: float) -> None:
-    """Ask all to stop, and wait; those that have not ended in time are killed."""
-    say(f"stopping {len(running)} trials; each writes a snapshot first")
-    for process in running.values():
-        with suppress(ProcessLookupError):
-            process.terminate()
-    until = time.monotonic() + limit
-    for name, process in list(running.items()):
-        try:
-            codes[name] = process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            complain(f"{name}: has not stopped within {limit:.0f} s (launch.shutdown_timeout_seconds): killed")
-            os.killpg(process.pid, signal.SIGKILL)
-            codes[name] = process.wait()
-        _tell(name, codes[name])
-        del running[name]
+    other = f"killed by {signal.Signals(-code).name}" if code < 0 else f"failed ({code})"
+    how = "pruned" if pruned else word.get(code, other)
+    (say if code in (FINISHED, STOPPED) else complain)(f"{name}: {how}; see {name}.log")

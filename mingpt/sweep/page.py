@@ -14,6 +14,7 @@ from mingpt.sweep.record import cell, columns
 
 MOST_LINES = 300  # drawn, those with the lowest losses
 PICTURE = "parallel-coordinates"
+PAPER: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}  # behind a value
 
 
 def page(name: str, found: Sequence[Mapping[str, Any]], drawn: Figure | None) -> str:
@@ -44,10 +45,13 @@ def picture(found: Sequence[Mapping[str, Any]]) -> Figure | None:
             plot.axvline(x, color=GRID, zorder=0)
             marks = sorted(places[name].items(), key=lambda item: item[1])
             for value, at in marks if len(marks) <= 6 else [marks[0], marks[-1]]:
-                plot.annotate(_short(value), (x, at), xytext=(3, 2), textcoords="offset points", fontsize=7)
+                near: dict[str, Any] = {"xytext": (3, 2), "textcoords": "offset points", "fontsize": 7}
+                plot.annotate(_short(value), (x, at), bbox=PAPER, zorder=9, **near)
         plot.set_xticks(range(len(axes)), [printable(name) for name in axes])
         plot.set_yticks([])
         plot.grid(False)
+        for side in plot.spines.values():
+            side.set_visible(False)
     return figure
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mingpt.config.schema import Config
@@ -21,12 +21,13 @@ COLUMNS = ("state", "step", "loss", "val_loss")
 
 @dataclass(frozen=True)
 class Entry:
-    """A trial as sweep.json has it."""
+    """A trial as sweep.json has it. pruned: it was stopped since it was worse than others, and stays so."""
 
     values: dict[str, str]
     overrides: list[str]
     max_steps: int
     snapshots: str
+    pruned: bool = field(default=False, compare=False)
 
 
 def entry_of(trial: Trial, config: Config) -> Entry:
@@ -65,21 +66,41 @@ def has_finished(entry: Entry) -> bool:
     return bool(steps) and steps[0] >= entry.max_steps
 
 
+def note(folder: str, now: Mapping[str, Entry]) -> set[str]:
+    """Note trials. Returns the names of those that need no more training: they have finished, or were pruned.
+
+    One whose overrides have changed is trained: its resume tells what it refuses.
+    """
+    before = read_record(folder) or {}
+    same = {name: before[name] for name, entry in now.items() if before.get(name) == entry}
+    if len(same) < len(now):
+        write_record(folder, {**before, **now, **same})
+    return {name for name, entry in same.items() if entry.pruned or has_finished(entry)}
+
+
+def note_pruned(folder: str, name: str) -> None:
+    known = read_record(folder) or {}
+    write_record(folder, known | {name: replace(known[name], pruned=True)})
+
+
+def last_of(metrics: Sequence[Mapping[str, Any]], key: str) -> Any:
+    return next((line[key] for line in reversed(metrics) if key in line), None)
+
+
 def row(folder: str, entry: Entry) -> dict[str, Any]:
     """How a trial went, from what its run has written."""
     metrics, booked = read_metrics(folder), accounts(folder)
-
-    def last(key: str) -> Any:
-        return next((line[key] for line in reversed(metrics) if key in line), None)
-
     step = max([line["step"] for line in metrics] + [account.step for account in booked], default=0)
     if has_finished(entry):
         state = "finished"
+    elif entry.pruned:
+        state = "pruned"
     elif not booked:
         state = "not started"
     else:
         state = booked[-1].end or "running, or killed"
-    return {**entry.values, "state": state, "step": step, "loss": last("loss"), "val_loss": last("val_loss")}
+    losses = {key: last_of(metrics, key) for key in ("loss", "val_loss")}
+    return {**entry.values, "state": state, "step": step, **losses}
 
 
 def rows(folder: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:

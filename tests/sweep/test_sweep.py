@@ -1,4 +1,4 @@
-"""Sweeps: which trials there are, what is submitted, and a real one that is killed and started again."""
+"""Sweeps: which trials there are, what is submitted, and a real one that is killed, stopped and started again."""
 
 import json
 import os
@@ -6,8 +6,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,10 @@ from mingpt.commands import report, sweep
 from mingpt.errors import UserError
 from mingpt.sweep import local, remote
 from mingpt.sweep.expand import expand, name_of, validate
-from mingpt.sweep.record import Entry, read_record, table, write_record
+from mingpt.sweep.record import Entry, read_record, rows, table, write_record
 from paths_kit import ROOT
 from run_kit import TINY, Run
-
-WAIT = 120  # seconds for what a process is to do
+from sweep_kit import WAIT, meanwhile, wait_for
 
 
 def names(*overrides: str, zipped: bool = False) -> list[str]:
@@ -180,39 +179,42 @@ def test_a_table_is_aligned() -> None:
 
 
 @pytest.mark.slow
-def test_a_trial_is_killed_and_the_sweep_started_again(
-    tmp_path: Path, text: Path, cache: Path, undisturbed: Callable[..., Run]
-) -> None:
-    """One trial gets SIGKILL, and so does the sweep: every trial ends with the bits of an undisturbed run."""
-    fixed = [*TINY, f"data.path={text}", f"data.cache_dir={cache}", "train.max_steps=300", "snapshot.every_steps=20"]
-    command = [sys.executable, "-m", "mingpt.sweep", *fixed, "seed=1,2", "--parallel=2", f"--dir={tmp_path}"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    first = subprocess.Popen(command, env=variables, start_new_session=True)
-    folder = tmp_path / "sweep"
+def test_a_trial_is_killed_and_the_sweep_stopped_and_started_again(tmp_path: Path, text: Path, cache: Path) -> None:
+    """Two at a time, killed and stopped: the bits of a search with one at a time, which nothing disturbs."""
+    data = (f"data.path={text}", f"data.cache_dir={cache}")
+    few = ("batch.global_size=2", "train.max_steps=160", "train.eval_every=80", "snapshot.every_steps=40")
+    how = [*TINY, *data, *few, f"--dir={tmp_path}"]
+    grid, folder, found = [*how, "seed=1,2", "--parallel=2"], tmp_path / "sweep", dict[int, int]()
 
-    def until(what: Callable[[], object]) -> None:
-        limit = time.monotonic() + WAIT
-        while not what():
-            assert first.poll() is None
-            assert time.monotonic() < limit
-            time.sleep(0.05)
+    def disturb() -> None:
+        """Halt both at their first snapshots; kill one, and ask the sweep to stop."""
+        while len(found) < 2:
+            for seed in {1, 2} - found.keys():
+                wait_for(lambda: any(folder.glob("seed-[12]/snapshots/*/manifest.json")))
+                if any(folder.glob(f"seed-{seed}/snapshots/*/manifest.json")):
+                    (found[seed],) = (pid for pid in children() if f"{folder}/seed-{seed}".encode() in words(pid))
+                    os.kill(found[seed], signal.SIGSTOP)
+            time.sleep(0.01)
+        os.kill(found[1], signal.SIGKILL)
+        threading.Timer(1, os.kill, (found[2], signal.SIGCONT)).start()  # it has its request by then
 
-    try:
-        until(lambda: list(folder.glob("seed-1/snapshots/*/manifest.json")))
-        (victim,) = [pid for pid in children(first.pid) if f"{folder}/seed-1".encode() in words(pid)]
-        os.kill(victim, signal.SIGKILL)
-        until(lambda: list(folder.glob("seed-2/snapshots/*/manifest.json")))
-    finally:
-        first.kill()
-        first.wait(WAIT)
-    again = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=2 * WAIT)
+    meanwhile(disturb)
+    assert sweep.main(grid) == 75
+    ends = {row["trial"]: row["state"] for row in rows(str(folder), read_record(str(folder)) or {})}
+    assert ends == {"seed-1": "running, or killed", "seed-2": "stopped"}
+    assert sweep.main(grid) == 0
+    search = ["train", "-m", *how, "--name=search", "seed=1,2", "--optimize=val_loss", "--trials=9"]
+    again = subprocess.run(
+        [sys.executable, "-c", "from mingpt.cli import main; raise SystemExit(main())", *search],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT,
+    )
     assert again.returncode == 0, again.stdout + again.stderr
     for seed in (1, 2):
-        alone = undisturbed("train.max_steps=300", "snapshot.every_steps=20", f"seed={seed}")
+        alone = Run(str(tmp_path / f"search/seed-{seed}"), text, cache)
         assert Run(str(folder / f"seed-{seed}"), text, cache).digest() == alone.digest()
-    third = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=WAIT)
-    assert "2 of 2 trials have finished already" in third.stdout
-    assert "started" not in third.stdout
     assert report.main([str(folder), "--png", str(tmp_path / "png")]) == 0
     page = (folder / "report.html").read_text()
     assert "seed-1" in page
@@ -220,8 +222,8 @@ def test_a_trial_is_killed_and_the_sweep_started_again(
     assert (tmp_path / "png/parallel-coordinates.png").stat().st_size > 5000
 
 
-def children(pid: int) -> list[int]:
-    return [int(p) for task in Path(f"/proc/{pid}/task").iterdir() for p in (task / "children").read_text().split()]
+def children() -> list[int]:
+    return [int(p) for task in Path("/proc/self/task").iterdir() for p in (task / "children").read_text().split()]
 
 
 def words(pid: int) -> bytes:
