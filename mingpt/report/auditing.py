@@ -120,7 +120,8 @@ def _first(wrong: Again, found: Interval, equal: bool) -> str:
     if equal:
         return f"step {wrong.step} has {bits}, but the state after step {found.end} is right: the trace was changed"
     before = f", or in one from {found.begin + 1} on whose bits did not show it" if wrong.step > found.begin + 1 else ""
-    return f"step {wrong.step} is the first with other bits ({bits}): it went wrong there{before}"
+    snapshot = f", or the snapshot of step {found.begin} is not the state that the run had" if found.begin else ""
+    return f"step {wrong.step} is the first with other bits ({bits}): it went wrong there{before}{snapshot}"
 
 
 def _last_proven(steps: list[Again]) -> int | None:
