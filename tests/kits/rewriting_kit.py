@@ -11,7 +11,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 
 
-def rewrite(store: Store, step: int, change: Callable[[dict[Kind, dict[str, Tensor]]], None]) -> None:
+def rewrite(store: Store, step: int, change: Callable[[dict[Kind, dict[str, Tensor]]], object]) -> None:
     loaded = read(store, step)
     change(loaded.state)
     parts = [encode_part(part, loaded.state[part.kind]) for part in lay_out(loaded.state)]
