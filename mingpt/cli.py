@@ -48,6 +48,8 @@ GROUPS = {
         "materialize": Verb("write the snapshot of a step that was never stored", "mingpt.materialize"),
         "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "mingpt.snapshots"),
         "log": Verb("show runs, forks, attempts and snapshots as a tree", "mingpt.commands.log"),
+        "audit": Verb("compute past intervals again, and say whether they are right", "mingpt.commands.audit"),
+        "receipt": Verb("write down what a run was computed from, or check that", "mingpt.commands.receipt"),
         "diff": Verb("say where two runs parted, and by what", "mingpt.commands.diff"),
         "fork": Verb("begin a run from a step of another one", "mingpt.commands.fork"),
         "rewind": Verb("take a run back to an earlier step, or undo that", "mingpt.snapshots", several=True),

@@ -1,0 +1,124 @@
+"""`mingpt audit RUN`: compute past intervals of a run again, and say whether each was computed right.
+
+From each kept snapshot up to the next one, which must come out with the same digest. Where it does not, the trace says
+which step first has other bits, and the account, which machine computed it. The run is only read; one process is
+enough. Exit codes: 0 all is right; 1 something is wrong; 64 this machine can't tell, or there is nothing to audit.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mingpt.command import Unfit, command
+from mingpt.console import complain, say
+from mingpt.errors import FINISHED, UserError
+
+if TYPE_CHECKING:
+    from mingpt.report.auditing import Interval
+
+SHOWN = 5  # tensors of an interval; --json has all
+
+
+def parser() -> argparse.ArgumentParser:
+    from mingpt.replay import add_places, plain_parser
+
+    parser = plain_parser("mingpt.commands.audit", str(__doc__))
+    parser.add_argument("url", metavar="RUN", help="a run's directory: a path, or any fsspec URL")
+    add_places(parser)
+    parser.add_argument("--sample", type=int, metavar="K", help="only K of the intervals, chosen by --seed")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of --sample (default: 0)")
+    parser.add_argument("--from", type=int, dest="first", metavar="A", help="only intervals with steps from A on")
+    parser.add_argument("--to", type=int, dest="last", metavar="B", help="only intervals with steps up to B")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+@command()
+def audit_command(arguments: list[str]) -> int:
+    options = parser().parse_intermixed_args(arguments)
+    if options.sample is not None and options.sample < 1:
+        raise UserError(f"--sample {options.sample}: give how many intervals, at least 1")
+    shown: dict[str, Any] = {"run": options.url, "notes": [], "intervals": []}
+    found = []
+    with audited(options) as parts:
+        for interval in parts:
+            found.append(interval)
+            if not options.json:
+                say(as_text(interval))
+        shown["run"], shown["notes"] = parts.url, parts.notes
+    shown["intervals"] = [asdict(interval) for interval in found]
+    if options.json:
+        say(json.dumps(shown, indent=1))
+    return conclude(found, shown["notes"], options.json)
+
+
+class Parts:
+    """The intervals, computed one by one while they are asked for."""
+
+    def __init__(self, url: str, notes: list[str], found: "Iterator[Interval]") -> None:
+        self.url, self.notes, self._found = url, notes, found
+
+    def __iter__(self) -> "Iterator[Interval]":
+        return self._found
+
+
+@contextmanager
+def audited(options: argparse.Namespace) -> Iterator[Parts]:
+    """The intervals that the options choose. Raises UserError if there is none."""
+    from mingpt.report.auditing import audit, chosen, intervals
+    from mingpt.train.past import Past
+    from mingpt.train.replaying import replay
+
+    past = Past(options.url, options.attempt, options.snapshots)
+    which = chosen(intervals(past), options.sample, options.seed, options.first, options.last)
+    if not which:
+        raise UserError(f"{past.url}: no interval between kept snapshots lies there: look at `mingpt snapshots list`")
+    with replay(options.url, which[0][0] + 1, options.overrides, options.attempt, options.snapshots) as run:
+        yield Parts(past.url, run.notes, audit(run, which))
+
+
+def as_text(found: "Interval") -> str:
+    begin = "config and seed" if found.begin == 0 else f"step {found.begin}"
+    head = f"{found.verdict:<8}{begin} to {found.end}"
+    if found.verdict == "ok":
+        return f"{head}: digest {found.digest[:16]}, {found.traced} of {found.end - found.begin} steps as recorded"
+    lines = [f"{head}: {found.why}"]
+    if found.attempt is not None:
+        lines.append(f"        computed by attempt {found.attempt}: {found.machine}")
+    lines += [f"        {line}" for line in found.tensors[:SHOWN]]
+    if (more := len(found.tensors) - SHOWN) > 0:
+        lines.append(f"        and {more} other tensors")
+    return "\n".join(lines)
+
+
+def conclude(found: "list[Interval]", notes: list[str], quiet: bool = False) -> int:
+    """Print the summary. Raises Unfit if something is wrong, UserError if a difference proves nothing."""
+    for note in notes:
+        complain(note)
+    steps = sum(interval.end - interval.begin for interval in found)
+    summary = f"{len(found)} intervals, {steps} steps"
+    wrong = [interval for interval in found if interval.verdict == "FAIL"]
+    if wrong:
+        first = next((w for w in wrong if w.step is not None), wrong[0])
+        who = f" by attempt {first.attempt}" if first.attempt is not None else ""
+        raise Unfit(f"{summary}: {len(wrong)} wrong, the first up to step {first.step or first.end}{who}")
+    if unproven := [interval for interval in found if interval.verdict != "ok"]:
+        raise UserError(
+            f"{summary}: {len(unproven)} differ, which proves nothing, since this machine is not like the one that "
+            f"computed them: audit on one like it"
+        )
+    if not quiet:
+        say(f"{summary}: all right")
+    return FINISHED
+
+
+def main() -> NoReturn:
+    sys.exit(audit_command(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Compute a run's intervals again, from each kept snapshot to the next, and find where another result came from.
+
+A snapshot's digest covers all of its state, and the trace has each step's loss and gradient norm. So the digest says
+whether an interval was computed right, and the trace, in which of its steps it first was not. The run is only read.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
+from mingpt.observe.ledger import accounts
+from mingpt.report.parting import measured
+from mingpt.snapshot.format import DROPPED_IN_3, Manifest, State, TensorInfo, digest_of, encode_part, lay_out
+from mingpt.snapshot.reader import read, read_manifest, verify
+from mingpt.train.bench import Saved
+from mingpt.train.past import Past
+from mingpt.train.replaying import Again, Replay
+
+OK, FAIL, UNPROVEN = "ok", "FAIL", "differs"
+FURTHER = 2  # steps after a snapshot that tell whether the process had the state that the snapshot has
+
+
+@dataclass
+class Interval:
+    """The steps after the snapshot of `begin` (0: config and seed) up to that of `end`.
+
+    traced: steps that were compared with the trace. step, attempt: the first one with other bits, or the last one, and
+    who computed it. why: what is wrong. tensors: those of the last snapshot that differ, one line each.
+    """
+
+    begin: int
+    end: int
+    verdict: str = OK
+    digest: str = ""
+    traced: int = 0
+    step: int | None = None
+    attempt: int | None = None
+    machine: str = ""
+    why: str = ""
+    tensors: list[str] = field(default_factory=list)
+
+
+def intervals(past: Past) -> list[tuple[int, int]]:
+    """From each kept snapshot of the run's line to the next; the first from step 0, where that is possible."""
+    kept = [step for step in past.steps if past.manifest(step) is None or past.is_on_line(step)]
+    begin = [0] if past.line and past.line[0][1] == 1 and past.claims[past.line[0][0]].parent == 0 else []
+    points = begin + kept
+    return list(pairwise(points))
+
+
+def chosen(
+    found: list[tuple[int, int]], sample: int | None, seed: int, first: int | None, last: int | None
+) -> list[tuple[int, int]]:
+    """Those that have steps from `first` to `last`; or `sample` of them, by a seed."""
+    found = [(a, b) for a, b in found if (first is None or b >= first) and (last is None or a < last)]
+    return found if sample is None else sorted(random.Random(seed).sample(found, min(sample, len(found))))
+
+
+def audit(run: Replay, which: list[tuple[int, int]]) -> Iterator[Interval]:
+    """Compute these intervals again."""
+    machines = {a.attempt: f"{a.world_size} process{'es' * (a.world_size > 1)}, the first on {a.host} ({a.device})"
+                for a in accounts(run.past.folder)}  # fmt: skip
+    for begin, end in which:
+        found = Interval(begin, end)
+        _audit(run, found)
+        if found.verdict != OK and found.attempt is not None:
+            found.machine = machines.get(found.attempt, "a machine that is not known: its account is missing")
+        yield found
+
+
+def _audit(run: Replay, found: Interval) -> None:
+    for step in (found.begin, found.end):
+        if step and (problem := _damage(run.past, step)):
+            found.verdict, found.why = FAIL, f"the snapshot of step {step} is damaged: {problem}"
+            manifest = run.past.manifest(step)
+            found.attempt = manifest.attempt if manifest else None
+            return
+    run.begin_at(found.begin)
+    steps = [run.advance() for _ in range(found.begin, found.end)]
+    found.traced = sum(again.recorded is not None for again in steps)
+    manifest, ours = read_manifest(run.past.store, found.end), _infos(run.save().state)
+    theirs = {n: t for n, t in manifest.tensors.items() if manifest.format >= 3 or n != DROPPED_IN_3}
+    found.digest = digest_of(ours)
+    wrong = next((again for again in steps if again.same is False), None)
+    equal = found.digest == digest_of(theirs)
+    if equal and wrong is None:
+        return
+    found.verdict = UNPROVEN if run.unlike & {again.attempt for again in steps} else FAIL
+    found.step, found.attempt = (wrong.step, wrong.attempt) if wrong else (found.end, manifest.attempt)
+    if not equal:
+        found.tensors = _tensors(run, manifest, ours, theirs)
+    if wrong:
+        found.why = _first(wrong, found, equal)
+    else:
+        found.why = _after_the_trace(run, found, _last_proven(steps))
+
+
+def _damage(past: Past, step: int) -> str:
+    try:
+        verify(past.store, step)
+    except (Damaged, Unreadable, OtherFormat) as error:
+        return str(error)
+    return ""
+
+
+def _infos(state: State) -> dict[str, TensorInfo]:
+    parts = (encode_part(part, state[part.kind]) for part in lay_out(state))
+    return {name: info for part in parts for name, info in part.tensors.items()}
+
+
+def _first(wrong: Again, found: Interval, equal: bool) -> str:
+    """What the first step with other bits tells."""
+    assert wrong.recorded
+    bits = (
+        f"loss {wrong.figures.loss!r} and norm {wrong.figures.grad_norm!r}, recorded {wrong.recorded.loss!r} and "
+        f"{wrong.recorded.grad_norm!r}"
+    )
+    if equal:
+        return f"step {wrong.step} has {bits}, but the state after step {found.end} is right: the trace was changed"
+    before = f", or in one from {found.begin + 1} on whose bits did not show it" if wrong.step > found.begin + 1 else ""
+    snapshot = f", or the snapshot of step {found.begin} is not the state that the run had" if found.begin else ""
+    return f"step {wrong.step} is the first with other bits ({bits}): it went wrong there{before}{snapshot}"
+
+
+def _last_proven(steps: list[Again]) -> int | None:
+    return max((again.step for again in steps if again.same), default=None)
+
+
+def _after_the_trace(run: Replay, found: Interval, proven: int | None) -> str:
+    """Each recorded step has the right bits, and the snapshot has not: was the process's state wrong, or the file?"""
+    if proven is None:
+        return f"the state after step {found.end} is another one, and no step was recorded that could say since when"
+    told = f"the steps have the right bits up to {proven}, and the state after step {found.end} is another one: "
+    wrong = f"an update from step {found.begin + 1} on was wrong, without effect on a loss or a norm so far"
+    right = _goes_on(run, run.save())
+    stored = _goes_on(run, Saved(found.end, read(run.past.store, found.end).state))
+    if right is True and stored is False:
+        return f"{told}the run went on from the right one, so the snapshot was written wrong, or was changed later"
+    if stored is True and right is False:
+        return f"{told}the run went on from it, so {wrong}"
+    return f"{told}{wrong}, or the snapshot was changed later"
+
+
+def _goes_on(run: Replay, saved: Saved) -> bool | None:
+    """Whether the steps after this state have the bits that the run recorded; None: it recorded none."""
+    run.go_back(saved)
+    try:
+        same = [run.advance().same for _ in range(FURTHER) if run.past.bits(run.step + 1)]
+    except UserError:  # the next attempt can't be computed here
+        return None
+    return all(same) if same else None
+
+
+def _tensors(run: Replay, manifest: Manifest, ours: dict[str, TensorInfo], theirs: dict[str, TensorInfo]) -> list[str]:
+    content = {n: (t.dtype, t.shape, t.sha256) for n, t in theirs.items()}
+    other = sorted(n for n in ours.keys() | theirs.keys() if n not in ours or content.get(n) != _content(ours[n]))
+    stored, again = read(run.past.store, manifest.step).state, run.save().state
+    lines = []
+    for name in other:
+        kind = next((kind for kind in again if name in again[kind] and name in stored[kind]), None)
+        if kind is None or ours[name].shape != theirs[name].shape or ours[name].dtype != theirs[name].dtype:
+            lines.append(f"{name}: of another form, or only in one of the two")
+            continue
+        d = measured(name, ours[name].dtype, again[kind][name].cpu(), stored[kind][name])
+        at = f", the furthest at {d.at[0]}: {d.at[1]}, in the run {d.at[2]}" if d.at else ""
+        lines.append(f"{name}: {d.differ:,} of {d.values:,} values differ{at}")
+    return lines
+
+
+def _content(info: TensorInfo) -> tuple[str, list[int], str]:
+    return info.dtype, info.shape, info.sha256
