@@ -179,6 +179,7 @@ def test_a_table_is_aligned() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)  # it starts more than ten runs
 def test_a_trial_is_killed_and_the_sweep_stopped_and_started_again(tmp_path: Path, text: Path, cache: Path) -> None:
     """Two at a time, killed and stopped: the bits of a search with one at a time, which nothing disturbs."""
     data = (f"data.path={text}", f"data.cache_dir={cache}")
