@@ -1,12 +1,11 @@
 """Parameter groups: what each parameter is for, and so which optimizer updates it, and how."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import nn
 
-from mingpt.compute.muon import Muon
 from mingpt.config.schema import Optimizer
 
 Role = Literal["embedding", "head", "vector", "matrix"]
@@ -35,33 +34,25 @@ def muon_names(name: str, roles: Mapping[str, Role]) -> set[str]:
     return {parameter for parameter, role in roles.items() if name == "muon" and role == "matrix"}
 
 
-def make_optimizers(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], config: Optimizer, roles: Mapping[str, Role]
-) -> list[torch.optim.Optimizer]:
-    """Fused AdamW (Loshchilov and Hutter 2019), and with name=muon, Muon for the matrices. `lr` of a group is its peak.
+@dataclass(frozen=True)
+class Rule:
+    """How a parameter is updated: by Muon or AdamW. lr: at its peak."""
+
+    muon: bool
+    lr: float
+    weight_decay: float
+
+
+def rules(named: Iterable[tuple[str, nn.Parameter]], config: Optimizer, roles: Mapping[str, Role]) -> dict[str, Rule]:
+    """By parameter name. AdamW (Loshchilov and Hutter 2019), and with optimizer.name=muon, Muon for the matrices.
 
     With AdamW alone, tensors with 2 dimensions or more decay; with Muon, its matrices do.
     """
     of_muon = muon_names(config.name, roles)
     ratios = {"embedding": config.embedding_ratio, "head": config.head_ratio, "vector": config.vector_ratio}
-    groups = dict[tuple[float, float], list[nn.Parameter]]()
-    matrices = list[nn.Parameter]()
-    for name, p in sorted(named_parameters):
-        if name in of_muon:
-            matrices.append(p)
-            continue
-        decay = config.weight_decay if p.dim() >= 2 and config.name == "adamw" else 0.0
-        groups.setdefault((config.lr * ratios.get(roles[name], 1.0), decay), []).append(p)
-    optimizers: list[torch.optim.Optimizer] = []
-    if groups:
-        optimizers.append(
-            torch.optim.AdamW(
-                [{"params": ps, "lr": lr, "weight_decay": decay} for (lr, decay), ps in groups.items()],
-                betas=(config.beta1, config.beta2),
-                eps=config.eps,
-                fused=True,
-            )
-        )
-    if matrices:
-        optimizers.append(Muon(matrices, config.lr, config.momentum, config.weight_decay))
-    return optimizers
+    out: dict[str, Rule] = {}
+    for name, p in named:
+        decays = name in of_muon if config.name == "muon" else p.dim() >= 2
+        ratio = 1.0 if name in of_muon else ratios.get(roles[name], 1.0)
+        out[name] = Rule(name in of_muon, config.lr * ratio, config.weight_decay if decays else 0.0)
+    return out

@@ -5,7 +5,7 @@ another one, and every world decides alike. What a decision depends on is state 
 between two skipped steps goes on as if it had not been.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -64,14 +64,13 @@ class Guard:
             f"{PREFIX}dropped": ranges,
         }
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave; where a snapshot has none of it, begin anew."""
-        if f"{PREFIX}dropped" not in state:
-            return
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave, or a part of it; what a snapshot does not have begins anew."""
         for own, name in ((self.skips, "skips"), (self.losses, "losses"), (self.seen, "seen")):
-            own.copy_(state[f"{PREFIX}{name}"])
-        ranges: list[list[int]] = state[f"{PREFIX}dropped"].tolist()
-        self.dropped = merged([(first, end) for first, end in ranges if first >= 0])
+            own.copy_(state.get(f"{PREFIX}{name}", own))
+        if f"{PREFIX}dropped" in state:
+            ranges: list[list[int]] = state[f"{PREFIX}dropped"].tolist()
+            self.dropped = merged([(first, end) for first, end in ranges if first >= 0])
 
 
 def guard_layout(names: Sequence[str]) -> dict[str, tuple[torch.Size, torch.dtype]]:

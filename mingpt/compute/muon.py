@@ -5,10 +5,13 @@ decides on, and always multiplies in bfloat16, which many CPUs emulate slowly.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from mingpt.compute.buckets import Bucket, in_memory_order
+from mingpt.world.world import World, all_to_all
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: the largest slope at 0 (Jordan et al.)
 ITERATIONS = 5
@@ -27,33 +30,101 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return (wide.T if len(x) > x.shape[1] else wide).to(matrix.dtype)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon:
     """Momentum, made orthogonal, with Nesterov's look ahead and decoupled weight decay.
 
     The update of a matrix of a rows and b columns is scaled by 0.2 √max(a, b), so that its entries are as large as
     those of AdamW's, and learning rates and weight decay carry over (Liu et al. 2025, "Muon is Scalable for LLM
-    Training"). Each matrix is updated by itself, whatever the others are. found_inf: as for torch's fused AdamW, a
-    scalar on the device; if it is 1, weights and momentum stay as they are.
+    Training"). Each matrix is updated by itself, whatever the others are.
+
+    Momentum and weights are updated by slice, as AdamW's. To be made orthogonal, each matrix goes whole to one process,
+    its owner, and comes back in slices.
     """
 
-    found_inf: Tensor
+    def __init__(self, buckets: Sequence[Bucket], momentum: float, world: World) -> None:
+        self.buckets, self.momentum, self.world = buckets, momentum, world
+        self.shared = any(bucket.shard for bucket in buckets)
+        self.slots = [(i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots]
+        size = world.size if self.shared else 1
+        self.owners = owners([cost(slot.parameter.shape) for _, slot in self.slots], size)
 
-    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def step(
+        self, means: Sequence[Tensor], gradients: Sequence[Tensor], skip: Tensor, lr: float, weight_decay: float
+    ) -> None:
+        """means, gradients: of each bucket the slice that this process owns. skip: a bool on the device.
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        skip = self.found_inf > 0
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, p.grad, skip, group["lr"], group["momentum"], group["weight_decay"])
+        If it is true, weights and momentum stay as they are.
+        """
+        after = [mean.lerp(g, 1 - self.momentum) for mean, g in zip(means, gradients, strict=True)]
+        ahead = [g.lerp(mean, self.momentum) for mean, g in zip(after, gradients, strict=True)]
+        directions = self._orthogonal(ahead, lr)
+        for bucket, old, mean, direction in zip(self.buckets, means, after, directions, strict=True):
+            weights = bucket.mine
+            weights.copy_(torch.where(skip, weights, weights * (1 - lr * weight_decay) + direction))
+            old.copy_(torch.where(skip, old, mean))
 
-    def _update(self, p: Tensor, gradient: Tensor, skip: Tensor, lr: float, momentum: float, decay: float) -> None:
-        state = self.state[p]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(p)
-        mean = state["momentum_buffer"].lerp(gradient, 1 - momentum)
-        step = orthogonal(gradient.lerp(mean, momentum)) * (-lr * 0.2 * math.sqrt(max(p.shape)))
-        p.copy_(torch.where(skip, p, p * (1 - lr * decay) + step))
-        state["momentum_buffer"].copy_(torch.where(skip, state["momentum_buffer"], mean))
+    def _orthogonal(self, ahead: Sequence[Tensor], lr: float) -> list[Tensor]:
+        out = [torch.zeros_like(flat) for flat in ahead]
+        if not self.shared:
+            for i, slot in self.slots:
+                bucket = self.buckets[i]
+                bucket.view(out[i], slot).copy_(scaled(bucket.view(ahead[i], slot), lr))
+            return out
+        ranges = [self.buckets[i].ranges(slot) for i, slot in self.slots]
+        whole = self._to_owners([self.buckets[i].held(ahead[i], slot) for i, slot in self.slots], ranges)
+        for k, flat in whole.items():
+            p = self.slots[k][1].parameter
+            whole[k] = in_memory_order(scaled(flat.as_strided(p.shape, p.stride()), lr), p)
+        for (i, slot), piece in zip(self.slots, self._from_owners(whole, ranges), strict=True):
+            self.buckets[i].held(out[i], slot).copy_(piece)
+        return out
+
+    def _to_owners(self, pieces: list[Tensor], ranges: list[tuple[range, ...]]) -> dict[int, Tensor]:
+        """Every process's pieces of the matrices that this one owns, put together."""
+        own = [k for k, owner in enumerate(self.owners) if owner == self.world.rank]
+        sent = [[piece for piece, owner in zip(pieces, self.owners, strict=True) if owner == r] for r in self._ranks]
+        found = self._exchange(sent, [[len(ranges[k][r]) for k in own] for r in self._ranks])
+        return {k: torch.cat([parts[n] for parts in found]) for n, k in enumerate(own)}
+
+    def _from_owners(self, whole: dict[int, Tensor], ranges: list[tuple[range, ...]]) -> list[Tensor]:
+        """This process's piece of each matrix."""
+        sent = [[flat[ranges[k][r].start : ranges[k][r].stop] for k, flat in whole.items()] for r in self._ranks]
+        mine = [len(found[self.world.rank]) for found in ranges]
+        sizes = [[n for n, owner in zip(mine, self.owners, strict=True) if owner == r] for r in self._ranks]
+        found = [iter(parts) for parts in self._exchange(sent, sizes)]
+        return [next(found[owner]) for owner in self.owners]
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.world.size)
+
+    def _exchange(self, sent: list[list[Tensor]], sizes: list[list[int]]) -> list[list[Tensor]]:
+        """Send each process its tensors. sizes: of what comes from each one."""
+        nothing = self.buckets[0].weights[:0]  # a process may own no matrix, and no piece of one
+        flat = torch.cat([nothing, *(tensor for tensors in sent for tensor in tensors)])
+        here, there = self.world.comm_device, flat.device
+        received = torch.empty(sum(map(sum, sizes)), dtype=flat.dtype, device=here)
+        all_to_all(received, flat.to(here), [sum(s) for s in sizes], [sum(map(len, tensors)) for tensors in sent])
+        parts = received.to(there).split([sum(s) for s in sizes])
+        return [list(part.split(s)) for part, s in zip(parts, sizes, strict=True)]
+
+
+def scaled(matrix: Tensor, lr: float) -> Tensor:
+    return orthogonal(matrix) * (-lr * 0.2 * math.sqrt(max(matrix.shape)))
+
+
+def cost(shape: torch.Size) -> int:
+    """Of making a matrix orthogonal: its multiplications, up to a factor."""
+    return shape.numel() * min(shape)
+
+
+def owners(costs: Sequence[int], size: int) -> list[int]:
+    """Which of `size` processes gets each matrix: the most expensive first, to whoever has least to do.
+
+    Graham 1969: the busiest one then has at most 4/3 of what it must have.
+    """
+    out, load = [0] * len(costs), [0] * size
+    for k in sorted(range(len(costs)), key=lambda k: (-costs[k], k)):
+        out[k] = load.index(min(load))
+        load[out[k]] += costs[k]
+    return out

@@ -30,10 +30,8 @@ def pin(config: Config, device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
     if config.train.compile:
-        from torch._dynamo import config as dynamo  # slow to import
-        from torch._inductor import config as inductor
+        from torch._inductor import config as inductor  # slow to import
 
-        dynamo.optimize_ddp = False  # it splits the graph at DDP's buckets, which gives other kernels and other bits
         inductor.deterministic = True
 
 

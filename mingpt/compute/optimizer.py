@@ -1,4 +1,4 @@
-"""Parameter groups, the optimizers, their schedule, and the update from a reduced gradient.
+"""The optimizer's schedule, and the update from a reduced gradient.
 
 All state that the update keeps between steps is a tensor in `Update.state()`; the learning rate is a function of the
 step. Clipping, skipping and the fp16 loss scale are computed on the device from the reduced gradient. So all processes
@@ -6,61 +6,23 @@ decide alike without communication, and without waiting for the device.
 """
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adamw import (
+    adamw,  # not torch.optim.AdamW, whose first call imports torch's compiler: 1.2 s of CPU time
+)
 
-from mingpt.compute.groups import Role, make_optimizers
+from mingpt.compute.buckets import CHUNK, Bucket, Sliced
+from mingpt.compute.groups import Rule
 from mingpt.compute.guard import Guard
 from mingpt.compute.muon import Muon
 from mingpt.config.schema import Health, Optimizer, Schedule
+from mingpt.world.world import World, all_gather
 
-Layout = tuple[torch.Size, torch.dtype]
-ALIGNMENT = 16  # bytes
-SLOTS: dict[type, set[str]] = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
 GROW_AFTER = 2000  # finite fp16 steps until the loss scale doubles, as in torch.amp.GradScaler
-
-
-def state_layout(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], fp16: bool, of_muon: Container[str] = ()
-) -> dict[str, Layout]:
-    """Names, shapes and dtypes of `Update.state()` after a step. of_muon: the parameters that Muon updates."""
-    scalar = torch.Size(), torch.float32
-    out: dict[str, Layout] = {"loss_scale": scalar, "loss_scale.finite_steps": scalar} if fp16 else {}
-    for name, p in named_parameters:
-        if name in of_muon:
-            out[f"{name}.momentum_buffer"] = p.shape, p.dtype
-            continue
-        out |= {f"{name}.step": scalar, f"{name}.exp_avg": (p.shape, p.dtype), f"{name}.exp_avg_sq": (p.shape, p.dtype)}
-    return out
-
-
-def misfits(expected: Mapping[str, Layout], tensors: Mapping[str, Tensor]) -> list[str]:
-    """One line for each tensor whose name, shape or dtype is not as expected."""
-
-    def text(shape: Sequence[int], dtype: torch.dtype) -> str:
-        return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
-
-    found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-    return [
-        *(f"{name} is missing" for name in sorted(expected.keys() - found)),
-        *(f"{name} is unknown" for name in sorted(found.keys() - expected)),
-        *(
-            f"{name} is {text(*found[name])} in place of {text(*layout)}"
-            for name, layout in sorted(expected.items())
-            if name in found and found[name] != layout
-        ),
-    ]
-
-
-def aligned(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors, with copies of those that do not start at a multiple of ALIGNMENT bytes.
-
-    On CUDA, torch's norm of such a tensor adds in another order. Gradients are views into DDP's buckets, and DDP lays
-    its buckets out anew after an attempt's first step, so a gradient's address depends on when the attempt began.
-    """
-    return [t.clone() if t.data_ptr() % ALIGNMENT else t for t in tensors]
 
 
 def batch_factor(config: Optimizer, global_size: int) -> float:
@@ -88,71 +50,103 @@ def schedule_factor(config: Schedule, step: int) -> float:
 
 
 class Update:
-    """One optimizer step from the summed gradients in .grad: unscale, clip, skip if the guard refuses it, update.
+    """One optimizer step from the summed gradients: unscale, clip, skip if the guard refuses it, update.
 
     `scaled` divides the loss, a sum over tokens, by `tokens_per_microbatch`, so that fp16 gradients stay in range;
-    `__call__` multiplies the gradients by it again.
+    `__call__` multiplies the gradients by it again. Each process updates the slice of each bucket that it owns; then
+    all gather the weights.
     """
 
     def __init__(
         self,
-        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        buckets: Sequence[Bucket],
+        rules: Mapping[str, Rule],
         config: Optimizer,
         schedule: Schedule,
+        world: World,
         *,
-        roles: Mapping[str, Role],
         global_size: int,
         tokens_per_microbatch: int,
         fp16: bool,
-        device: torch.device,
         health: Health,
     ) -> None:
-        self.named = sorted(named_parameters)
-        self.optimizers = make_optimizers(self.named, config, roles)
-        self.config, self.schedule = config, schedule
-        factor = batch_factor(config, global_size)
-        self.peak_lr = config.lr * factor
-        self.groups = [(g, g["lr"] * factor) for optimizer in self.optimizers for g in optimizer.param_groups]
-        self.of = {p: optimizer for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]}
+        """rules: by parameter name. A bucket's parameters all belong to Muon, or none does."""
+        self.buckets, self.rules, self.config, self.schedule, self.world = buckets, rules, config, schedule, world
+        self.slots = {slot.name: (i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots}
+        self.named = [(name, self.slots[name][1].parameter) for name in sorted(self.slots)]
+        self.factor = batch_factor(config, global_size)
         self.tokens_per_microbatch = tokens_per_microbatch
-        # 2^16 at the start, always a power of two; 1 without fp16.
-        self.loss_scale = torch.tensor(2.0**16 if fp16 else 1.0, device=device)
+        device, initial_scale = world.device, 2.0**16 if fp16 else 1.0  # always a power of two
+        self.loss_scale = torch.tensor(initial_scale, device=device)
         self.finite_steps = torch.zeros((), device=device) if fp16 else None
         self.guard = Guard(health, device)
+        self.of_muon = [i for i, bucket in enumerate(buckets) if rules[bucket.slots[0].name].muon]
+        self.muon = Muon([buckets[i] for i in self.of_muon], config.momentum, world)
+        # Of each bucket the slice that this process owns: AdamW's first moment, or Muon's momentum; its second moment.
+        self.first = [torch.zeros_like(bucket.mine) for bucket in buckets]
+        self.second = [torch.zeros_like(b.mine[: 0 if i in self.of_muon else None]) for i, b in enumerate(buckets)]
+        of_adamw = [name for name, _ in self.named if not rules[name].muon]
+        self.steps = torch.zeros(len(of_adamw), device=device)
+        self.step_of = dict(zip(of_adamw, self.steps.unbind(), strict=True))
 
     def lr(self, step: int) -> float:
-        return self.peak_lr * schedule_factor(self.schedule, step)
-
-    def zero_grad(self) -> None:
-        for _, p in self.named:
-            p.grad = None
+        return self.config.lr * self.factor * schedule_factor(self.schedule, step)
 
     def scaled(self, loss_sum: Tensor) -> Tensor:
         """The loss to call backward on."""
         return loss_sum * (self.loss_scale / self.tokens_per_microbatch)
 
-    def __call__(self, step: int, losses: Tensor, tokens: Tensor) -> Tensor:
+    @torch.no_grad()
+    def __call__(self, step: int, losses: Tensor, tokens: Tensor, sums: Sequence[Tensor]) -> Tensor:
         """Update the weights, unless the guard refuses the step. Returns the gradient's norm before clipping.
 
         losses: (M,) float64, the microbatches' sums. tokens: the number of targets in the step. Both on the device.
+        sums: Reduction.sums; they are unscaled and clipped in place.
         """
-        gradients = [p.grad for _, p in self.named if p.grad is not None]
         unscale = self.tokens_per_microbatch / (self.loss_scale * tokens.float().clamp(min=1))
-        # The norm of the parameters' norms, in a fixed order, so that its bits do not depend on the world.
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(aligned(gradients)))) * unscale
+        norm = self.norm(sums) * unscale
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0) if self.config.clip_norm else 1.0
-        torch._foreach_mul_(gradients, unscale * clip)
+        torch._foreach_mul_(list(sums), unscale * clip)
         refused = self.guard.refuses(losses.sum() / tokens.clamp(min=1), norm).float()
-        for group, peak in self.groups:
-            group["lr"] = peak * schedule_factor(self.schedule, step)
-        for optimizer in self.optimizers:
-            # If found_inf is 1, the fused kernel changes neither weights nor moments nor step count.
-            # torch.amp.GradScaler skips steps in the same way, without waiting for the device.
-            optimizer.found_inf = refused  # type: ignore[attr-defined]
-            optimizer.step()
+        factor = self.factor * schedule_factor(self.schedule, step)
+        self._adamw(sums, factor, refused)
+        if self.of_muon:
+            rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]
+            means, gradients = [self.first[i] for i in self.of_muon], [sums[i] for i in self.of_muon]
+            self.muon.step(means, gradients, refused > 0, rule.lr * factor, rule.weight_decay)
+        gather_weights(self.buckets, self.world)
         if self.finite_steps is not None:
             self._adapt_loss_scale(self.finite_steps, (~torch.isfinite(norm)).float())
         return norm
+
+    def norm(self, sums: Sequence[Tensor]) -> Tensor:
+        """Of the whole gradient: chunk by chunk, in one order, so that its bits do not depend on the world."""
+        squares = [sums_of_squares(flat) for flat in sums]
+        if self.buckets[0].shard:
+            mine = torch.cat(squares).to(self.world.comm_device)
+            whole = mine.new_empty(self.world.size * len(mine))
+            all_gather(whole, mine)
+            parts = whole.to(sums[0].device).view(self.world.size, -1).split([len(s) for s in squares], 1)
+            squares = [part.flatten() for part in parts]
+        chunks = [s[: bucket.chunks] for s, bucket in zip(squares, self.buckets, strict=True)]
+        return pairwise_sum(torch.cat(chunks).double()[None])[0].sqrt().float()
+
+    def _adamw(self, sums: Sequence[Tensor], factor: float, refused: Tensor) -> None:
+        """Torch's fused kernel: where `refused` is 1, it changes neither weights nor moments, without a wait."""
+        rows = dict[Rule, list[tuple[Tensor, ...]]]()
+        steps = {name: step.clone() for name, step in self.step_of.items()}  # the kernel counts those that it updates
+        for bucket, gradient, first, second in zip(self.buckets, sums, self.first, self.second, strict=True):
+            for slot, part in bucket.pieces() if len(second) else ():
+                row = bucket.mine[part], gradient[part], first[part], second[part], steps[slot.name]
+                rows.setdefault(self.rules[slot.name], []).append(row)
+        for rule, found in rows.items():
+            weights, gradients, firsts, seconds, counts = (list(column) for column in zip(*found, strict=True))
+            adamw(
+                weights, gradients, firsts, seconds, [], counts, fused=True, found_inf=refused, amsgrad=False,
+                beta1=self.config.beta1, beta2=self.config.beta2, lr=rule.lr * factor, eps=self.config.eps,
+                weight_decay=rule.weight_decay, maximize=False,
+            )  # fmt: skip
+        self.steps.add_(1 - refused)
 
     def skipped_in_a_row(self) -> int:
         """The number of steps skipped in a row up to the last one, 0 if that was not. Waits for the device."""
@@ -165,28 +159,77 @@ class Update:
         self.loss_scale.clamp_(min=1.0)  # from 0 it could never double again
         finite_steps.mul_(~grow)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor | Sliced]:
         """All state of the update by `<parameter>.<slot>`; the tensors themselves, not copies."""
-        out: dict[str, Tensor] = {}
-        for name, p in self.named:
-            out |= {f"{name}.{slot}": value for slot, value in self.of[p].state.get(p, {}).items()}
+        out = dict[str, Tensor | Sliced]()
+        for name, _ in self.named:
+            (i, slot), muon = self.slots[name], self.rules[name].muon
+            first = self.buckets[i].tensor(self.first[i], slot)
+            if muon:
+                out[f"{name}.momentum_buffer"] = first
+            else:
+                second = self.buckets[i].tensor(self.second[i], slot)
+                out |= {f"{name}.step": self.step_of[name], f"{name}.exp_avg": first, f"{name}.exp_avg_sq": second}
         if self.finite_steps is not None:
             out |= {"loss_scale": self.loss_scale, "loss_scale.finite_steps": self.finite_steps}
         return out | self.guard.state()
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Load what `state()` has returned, from any device. The caller has checked it with `misfits`.
+    def reset(self) -> None:
+        """Forget all that was loaded."""
+        for tensor in (*self.first, *self.second, self.steps):
+            tensor.zero_()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Load what `state()` has returned, whole, or a part of it. The caller has checked it with `misfits`.
 
         What another optimizer remembered of a parameter (optimizer.name may change) is left out: it begins anew.
         """
-        parameters = dict(self.named)
         for key, value in state.items():
-            name, _, slot = key.rpartition(".")
-            if (p := parameters.get(name)) is not None and slot in SLOTS[type(self.of[p])]:
-                # Moments get the parameter's memory layout, as the fused kernel expects.
-                like = value if slot == "step" else p.detach()
-                self.of[p].state[p][slot] = torch.empty_like(like, device=p.device).copy_(value)
-        if self.finite_steps is not None and "loss_scale" in state:
-            self.loss_scale.copy_(state["loss_scale"])
-            self.finite_steps.copy_(state["loss_scale.finite_steps"])
+            name, _, kind = key.rpartition(".")
+            if name not in self.slots:
+                continue
+            (i, slot), muon = self.slots[name], self.rules[name].muon
+            if kind == "step" and not muon:
+                self.step_of[name].copy_(value)
+            elif kind == ("momentum_buffer" if muon else "exp_avg"):
+                self.buckets[i].load(self.first[i], slot, value)
+            elif kind == "exp_avg_sq" and not muon:
+                self.buckets[i].load(self.second[i], slot, value)
+        if self.finite_steps is not None:
+            self.loss_scale.copy_(state.get("loss_scale", self.loss_scale))
+            self.finite_steps.copy_(state.get("loss_scale.finite_steps", self.finite_steps))
         self.guard.load(state)
+
+
+def gather_weights(buckets: Sequence[Bucket], world: World) -> None:
+    """Each process has updated its slice: every process gets all of them."""
+    pending = list[tuple[Bucket, Tensor, Any]]()
+    for bucket in buckets:
+        if bucket.shard:
+            mine = bucket.mine.to(world.comm_device, copy=True)
+            whole = bucket.weights if bucket.weights.device == mine.device else mine.new_empty(len(bucket.weights))
+            pending.append((bucket, whole, all_gather(whole, mine, async_op=True)))
+    for bucket, whole, work in pending:
+        work.wait()
+        if whole is not bucket.weights:
+            bucket.weights.copy_(whole)
+
+
+def sums_of_squares(flat: Tensor) -> Tensor:
+    """By chunk: (n,) to (n / CHUNK,)."""
+    rows = len(flat) if flat.is_cuda else 32 * CHUNK  # what fits into a CPU's cache: a third of the time
+    return torch.cat([pairwise_sum(part.view(-1, CHUNK).float().square()) for part in flat.split(rows)])
+
+
+def pairwise_sum(rows: Tensor) -> Tensor:
+    """The sum of each row: (rows, n) to (rows,).
+
+    By adding the second half to the first one, again and again. So the bits depend on no thread, no vector width, no
+    alignment and no number of rows, which torch's own sums and norms on CUDA do not promise.
+    """
+    n = 1 << (rows.shape[1] - 1).bit_length()
+    rows = torch.nn.functional.pad(rows, (0, n - rows.shape[1])) if n > rows.shape[1] else rows
+    while n > 1:
+        n //= 2
+        rows = rows[:, :n] + rows[:, n:]
+    return rows[:, 0]

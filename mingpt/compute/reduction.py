@@ -4,26 +4,25 @@ The order is a binary tree over the M microbatches, which depends on M alone. Fl
 associative: a sum of "my microbatches, then all processes" has other bits for another world size; a sum along the tree
 has not.
 
-Each process adds its own microbatches along the tree, as far as its subtrees are complete. Then, for each DDP bucket,
-an all-to-all sends each process one slice of all partial sums. The process adds them along the rest of the tree, and an
-all-gather returns the whole sum. If the shares are complete subtrees (M and the world size powers of two), this sends
-as many bytes as a ring all-reduce; docs/exactness.md has the measurements.
+Each process adds its own microbatches along the tree, as far as its subtrees are complete. Then, for each bucket, an
+all-to-all sends each process its slice of all partial sums, which it adds along the rest of the tree. The update then
+runs on that slice, and an all-gather returns the weights (optimizer.py). If the shares are complete subtrees (M and the
+world size powers of two), this sends as many bytes as a ring all-reduce; docs/exactness.md has the measurements.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
-from mingpt.world.world import World, all_gather, all_reduce, all_to_all, share
+from mingpt.compute.buckets import Bucket, Slot, in_memory_order
+from mingpt.world.world import World, all_gather, all_to_all, share
 
 Node = tuple[int, int]  # (a, b): the subtree over the microbatches a to b - 1
 Value = TypeVar("Value", float, Tensor)
-See = Callable[[int, Sequence[Tensor], Sequence[Tensor]], None]  # microbatch, parameters, their gradients
+See = Callable[[int, Tensor, Tensor], None]  # microbatch, parameter, its gradient
 
 
 def middle(a: int, b: int) -> int:
@@ -65,187 +64,147 @@ def parents(count: int) -> dict[tuple[Node, Node], Node]:
     return out
 
 
-class Reduction(Protocol):
-    """`push` is called after each microbatch's backward except the last, `finish` once after the last."""
+class Reduction:
+    """Takes each microbatch's gradients out of .grad, and sums those of all processes.
 
-    def push(self, microbatch: int) -> None: ...
-    def finish(self) -> None: ...
+    In each step: `begin`; `push` after each backward but the last; `arm` before the last one, `finish` after it. During
+    the last backward a bucket is sent as soon as its gradients are there, in the same order in every process.
 
-
-def _completed(value: Tensor) -> torch.futures.Future[Tensor]:
-    """A future that is complete already, for a DDP hook whose work ends in `finish`."""
-    future: torch.futures.Future[Tensor] = torch.futures.Future(
-        devices=[value.device] if value.device.type == "cuda" else None
-    )
-    future.set_result(value)
-    return future
-
-
-def _views(flat: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
-    """Views of each gradient in `flat`, which has the bucket's layout. Strides are the parameters'.
-
-    (`bucket.gradients()` has the right offsets, but always row-major strides.)
+    sums: for each bucket, the sum over all M microbatches of the slice that this process owns; from `finish` to
+    `begin`. see: called with each gradient, before anything is added to it.
     """
-    start = bucket.buffer().storage_offset()
-    return [
-        flat.as_strided(p.shape, p.stride(), flat.storage_offset() + view.storage_offset() - start)
-        for view, p in zip(bucket.gradients(), bucket.parameters(), strict=True)
-    ]
+
+    def __init__(self, buckets: Sequence[Bucket], world: World) -> None:
+        self.buckets, self.world = buckets, world
+        slots = [(i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots]
+        self.place: dict[Tensor, tuple[int, Slot]] = {slot.parameter: (i, slot) for i, slot in slots}
+        self.sums: list[Tensor] = []
+        self.see: See | None = None
+        self._last: int | None = None  # the last microbatch, while its gradients are awaited
+        self._awaited: list[set[Tensor]] = []  # of each bucket, the parameters whose gradient is not there
+        self._started = 0  # how many buckets have been sent
+        for _, slot in slots:
+            slot.parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def begin(self) -> None:
+        self.sums, self._last = [], None
+        for p in self.place:
+            p.grad = None
+
+    def push(self, microbatch: int) -> None:
+        raise NotImplementedError
+
+    def arm(self, microbatch: int) -> None:
+        """The next backward is that of this process's last microbatch."""
+        self._last, self._started = microbatch, 0
+        self._awaited = [{slot.parameter for slot in bucket.slots} for bucket in self.buckets]
+
+    def finish(self) -> None:
+        if self._last is None:
+            raise RuntimeError("a part of the gradients is missing: the last backward was not announced (`arm`)")
+        for p, (i, _) in self.place.items():
+            if p in self._awaited[i]:  # the last microbatch does not use it
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                self._ready(p)
+        self._last = None
+        self.sums = [self._sum(bucket) for bucket in self.buckets]
+
+    def _ready(self, p: Tensor) -> None:
+        """Autograd calls it when a backward has completed a parameter's gradient."""
+        if self._last is None or p.grad is None:
+            return
+        gradient, p.grad = p.grad, None
+        i, slot = self.place[p]
+        if p not in self._awaited[i]:
+            raise RuntimeError(f"the gradient of {slot.name} came in parts: use checkpoint(…, use_reentrant=False)")
+        self._awaited[i].remove(p)
+        if self.see:
+            self.see(self._last, p, gradient)
+        self._put(self.buckets[i], slot, gradient)
+        while self._started < len(self.buckets) and not self._awaited[self._started]:
+            self._start(self.buckets[self._started])
+            self._started += 1
+
+    def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
+        """Take the last microbatch's gradient of one parameter."""
+        raise NotImplementedError
+
+    def _start(self, bucket: Bucket) -> None:
+        """All gradients of the bucket have been put: send them."""
+        raise NotImplementedError
+
+    def _sum(self, bucket: Bucket) -> Tensor:
+        raise NotImplementedError
 
 
-def _fill_up(parameters: Sequence[Tensor], before: Sequence[Tensor | None]) -> None:
-    """Give a zero gradient to each parameter that the last backward did not use. DDP would wait for it for ever.
-
-    before: each .grad before that backward. If .grad is still the same object, the parameter was not used.
-    """
-    unused = [p for p, gradient in zip(parameters, before, strict=True) if p.grad is gradient]
-    if unused:
-        torch.autograd.backward(unused, [torch.zeros_like(p) for p in unused])
-
-
-@dataclass
-class _Exchange:
-    """The all-to-all of one bucket, which runs during the rest of backward."""
-
-    bucket: Tensor
-    sent: Tensor  # must live until the all-to-all has ended
-    received: Tensor
-    work: dist.Work | None
-
-
-class ExactReduction:
-    """Sums gradients along the tree. After `finish`, every parameter's .grad is the sum over all M microbatches.
-
-    A microbatch that does not use a parameter adds zeros to its sum. (Plain accumulation in .grad would add from left
-    to right, not along the tree.)
+class ExactReduction(Reduction):
+    """Sums along the tree. (Plain accumulation in .grad would add from left to right.)
 
     Keeps a stack of partial sums, and adds two neighbours as soon as they are siblings. The stack has at most 1 +
     log2(own microbatches), rounded up, copies of the gradients if the share is one subtree, otherwise up to 1.6 times
     as many (tried for all worlds up to 32 and up to 128 microbatches).
     """
 
-    def __init__(self, ddp: DistributedDataParallel, microbatches: int, world: World) -> None:
-        self.parameters: list[Tensor] = [p for p in ddp.parameters() if p.requires_grad]
-        self.count, self.world = microbatches, world
+    def __init__(self, buckets: Sequence[Bucket], microbatches: int, world: World) -> None:
+        super().__init__(buckets, world)
+        self.count = microbatches
         self.parents = parents(microbatches)
-        self.mine = world.share(microbatches)
-        self.nodes = [whole_nodes(s.start, s.stop, 0, microbatches) for s in self.shares()]
+        shares = [share(r, world.size, microbatches) for r in range(world.size)]
+        self.nodes = [whole_nodes(s.start, s.stop, 0, microbatches) for s in shares]
+        self.rows = len(self.nodes[world.rank])  # partial sums that this process sends
         self.stack: list[tuple[Node, dict[Tensor, Tensor]]] = []
-        self.exchanges: list[_Exchange] = []
-        self.reduced = 0  # elements in this step
-        self.see: See | None = None  # called with each microbatch's gradients, before anything is added to them
-        ddp.register_comm_hook(state=None, hook=self._hook)
+        self._sent = dict[Bucket, Tensor]()  # (world size, rows, length): must live until the all-to-all has ended
+        self._received = dict[Bucket, tuple[Tensor, dist.Work]]()
 
-    def shares(self) -> list[range]:
-        return [share(r, self.world.size, self.count) for r in range(self.world.size)]
+    def begin(self) -> None:
+        super().begin()
+        self.stack.clear()
 
     def push(self, microbatch: int) -> None:
-        """Move a microbatch's gradients from .grad, computed under no_sync, to the stack, and add complete siblings."""
+        """Move a microbatch's gradients from .grad to the stack, and add complete siblings."""
         node: Node = (microbatch, microbatch + 1)
         gradients: list[Tensor] = []
-        for p in self.parameters:
+        for p in self.place:
             gradients.append(torch.zeros_like(p) if p.grad is None else p.grad)
             p.grad = None  # so that the next backward stores a new tensor instead of adding to this one
-        if self.see:
-            self.see(microbatch, self.parameters, gradients)
+            if self.see:
+                self.see(microbatch, p, gradients[-1])
         while self.stack and (parent := self.parents.get((self.stack[-1][0], node))):
             torch._foreach_add_(gradients, list(self.stack.pop()[1].values()))
             node = parent
-        self.stack.append((node, dict(zip(self.parameters, gradients, strict=True))))
+        self.stack.append((node, dict(zip(self.place, gradients, strict=True))))
 
-    def _hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """DDP calls it in the last microbatch's backward for each full bucket, in the same order in every process.
+    def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
+        p = slot.parameter
+        for _, sums in reversed(self.stack[self.rows - 1 :]):
+            gradient.add_(sums.pop(p))
+        if bucket not in self._sent:
+            self._sent[bucket] = bucket.weights.new_zeros(bucket.size, self.rows, bucket.length)
+        for row, partial in enumerate([*(sums.pop(p) for _, sums in self.stack[: self.rows - 1]), gradient]):
+            flat = in_memory_order(partial, p)
+            for rank, part in enumerate(bucket.ranges(slot)):
+                first = max(slot.start - rank * bucket.length, 0)
+                self._sent[bucket][rank, row, first : first + len(part)] = flat[part.start : part.stop]
 
-        Returns a future that is complete already, though the bucket has its sum only after `finish`. (Chaining the
-        all-gather to a future hung at world 3: futures complete in an order that differs between processes.)
-        """
-        flat = bucket.buffer()
-        self.reduced += flat.numel()
-        node: Node = (self.mine[-1], self.mine[-1] + 1)
-        parameters = bucket.parameters()
-        views = _views(flat, bucket)
-        if self.see:
-            self.see(self.mine[-1], parameters, views)
-        left = len(self.stack)
-        while left and (parent := self.parents.get((self.stack[left - 1][0], node))):
-            left -= 1
-            torch._foreach_add_(views, [self.stack[left][1][p] for p in parameters])
-            node = parent
-        if self.world.size > 1:
-            partial_sums = [flat]
-            if left:
-                rows = flat.new_empty(left, flat.numel())
-                for row, (_node, sums) in zip(rows, self.stack[:left], strict=True):
-                    torch._foreach_copy_(_views(row, bucket), [sums[p] for p in parameters])
-                partial_sums = [*rows, flat]
-            self.exchanges.append(self._start(flat, partial_sums))
-        return _completed(flat)
+    def _start(self, bucket: Bucket) -> None:
+        if bucket.size == 1:
+            return
+        counts, length = [len(nodes) for nodes in self.nodes], bucket.length
+        sent = self._sent[bucket] = self._sent[bucket].to(self.world.comm_device)
+        received = sent.new_empty(sum(counts), length)
+        sizes = [c * length for c in counts], [self.rows * length] * bucket.size
+        self._received[bucket] = received, all_to_all(received.view(-1), sent.view(-1), *sizes, async_op=True)
 
-    def _start(self, flat: Tensor, partial_sums: list[Tensor]) -> _Exchange:
-        """Begin the all-to-all: each process gets its slice of each of this process's partial sums."""
-        size, device = self.world.size, self.world.comm_device
-        length = -(-flat.numel() // size)
-        sent = torch.zeros(size, len(partial_sums), length, dtype=flat.dtype, device=flat.device)
-        for i, partial in enumerate(partial_sums):
-            whole = flat.numel() // length
-            sent[:whole, i] = partial[: whole * length].view(whole, length)
-            if rest := flat.numel() - whole * length:
-                sent[whole, i, :rest] = partial[whole * length :]
-        sent = sent.to(device)
-        counts = [len(nodes) for nodes in self.nodes]
-        received = torch.empty(sum(counts), length, dtype=flat.dtype, device=device)
-        work = all_to_all(
-            received.view(-1),
-            sent.view(-1),
-            [c * length for c in counts],
-            [len(partial_sums) * length] * size,
-            async_op=True,
-        )
-        return _Exchange(flat, sent, received, work)
-
-    def finish(self) -> None:
-        """In bucket order: add this process's slice, then all-gather the slices, while later all-to-alls still run."""
-        _fill_up(self.parameters, [None] * len(self.parameters))
-        if self.reduced != (total := sum(p.numel() for p in self.parameters)):
-            raise RuntimeError(f"{self.reduced} of {total} elements of the gradients have been reduced by DDP")
-        all_nodes = [node for nodes in self.nodes for node in nodes]
-        gathers: list[tuple[Tensor, Tensor, dist.Work | None]] = []
-        for exchange in self.exchanges:
-            assert exchange.work is not None
-            exchange.work.wait()
-            mine = tree_sum(0, self.count, dict(zip(all_nodes, exchange.received, strict=True)))
-            whole = mine.new_empty(self.world.size * mine.numel())
-            gathers.append((exchange.bucket, whole, all_gather(whole, mine, async_op=True)))
-        for bucket, whole, work in gathers:
-            assert work is not None
-            work.wait()
-            bucket.copy_(whole[: bucket.numel()])
-        self.exchanges.clear()
-        self.stack.clear()
-        self.reduced = 0
-
-
-class FastReduction:
-    """Plain all-reduce: microbatches add up in .grad; gloo or nccl add the processes in an order of their own."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.works: list[dist.Work | None] = []
-        self.parameters: list[Tensor] = [p for p in ddp.parameters() if p.requires_grad]
-        self.before: list[Tensor | None] = [None] * len(self.parameters)
-        ddp.register_comm_hook(state=None, hook=self._hook)
-
-    def push(self, microbatch: int) -> None:
-        self.before = [p.grad for p in self.parameters]  # under no_sync, backward has added to .grad already
-
-    def _hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        # DDP's default hook divides by the world size. Here the loss is a sum, and so is its gradient.
-        self.works.append(all_reduce(bucket.buffer(), async_op=True))
-        return _completed(bucket.buffer())
-
-    def finish(self) -> None:
-        _fill_up(self.parameters, self.before)
-        self.before = [None] * len(self.parameters)
-        for work in self.works:
-            assert work is not None
-            work.wait()
-        self.works.clear()
+    def _sum(self, bucket: Bucket) -> Tensor:
+        sent = self._sent.pop(bucket)
+        if bucket.size == 1:
+            return sent[0, 0]
+        received, work = self._received.pop(bucket)
+        work.wait()
+        known = dict(zip((node for nodes in self.nodes for node in nodes), received, strict=True))
+        total = tree_sum(0, self.count, known)
+        if not bucket.shard:
+            whole = total.new_empty(len(bucket.weights))
+            all_gather(whole, total)
+            total = whole
+        return total.to(bucket.weights.device)

@@ -8,11 +8,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from mingpt.config.commandline import CommandLine
+from mingpt.config.commandline import CommandLine, quoted
 from mingpt.config.compose import configure
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS
 from mingpt.config.schema import Config
+from mingpt.config.trusted import named_by
 from mingpt.errors import UserError
 from mingpt.redact import BLANK, printable, without_secrets
 
@@ -32,7 +33,7 @@ def branched(stored: Mapping[str, Any], overrides: Sequence[str], name: str, run
     # No other sections: Hydra would heed one of its own.
     held: dict[str, Any] = {name: deepcopy(stored[name]) for name in Config.model_fields if name in stored}
     for path in [path for path, _ in _leaves(held, ())]:
-        if any(".".join(path[:n]) in gone for n in range(1, len(path) + 1)):
+        if named_by(path, gone):
             _holder(held, path).pop(path[-1])
     problems = [f"{shown} {problem}: give {shown}=…" for shown, problem in _refused(held)]
     if problems:
@@ -41,7 +42,7 @@ def branched(stored: Mapping[str, Any], overrides: Sequence[str], name: str, run
     held["defaults"] = ["_self_", *({group: None} for group in groups())]
     with TemporaryDirectory() as folder:
         Path(folder, f"{NAME}.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(held)))
-        own = [f"run.name='{name}'", f"run.dir='{_quoted(run_dir)}'"]
+        own = [f"run.name={quoted(name)}", f"run.dir={quoted(run_dir)}"]
         config = configure([f"--config-dir={folder}", f"--config-name={NAME}", *own, *overrides])
     assert config
     return config
@@ -50,10 +51,6 @@ def branched(stored: Mapping[str, Any], overrides: Sequence[str], name: str, run
 def secret_keys(config: Mapping[str, Any]) -> list[str]:
     """The keys whose value a stored config lacks, since it is a secret."""
     return [".".join(path) for path, value in _leaves(config, ()) if isinstance(value, str) and BLANK in value]
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -69,6 +69,15 @@ def _microbatches(c: Config, world_size: int) -> str | None:
     return None
 
 
+def _recompute(c: Config, _: int) -> str | None:
+    if c.train.recompute != "none" and isinstance(c.model, Own):
+        return (
+            f"train.recompute={c.train.recompute} knows only this package's models: set it to none, and call "
+            f"torch.utils.checkpoint in your own one (use_reentrant=False)"
+        )
+    return None
+
+
 def _backend(c: Config, _: int) -> str | None:
     if c.world.backend == "nccl" and c.world.device == "cpu":
         return "world.backend=nccl needs GPUs, but world.device=cpu: use world.backend=gloo"
@@ -158,6 +167,7 @@ def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str
         Check(config.model.reads, lambda c, _: c.model.problem(c)),
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
+        Check(("train.recompute",), _recompute),
         Check(("world.backend", "world.device"), _backend),
         Check(("health.notify",), _webhook),
         Check(("health.audit_every", "reduce"), _audit),

@@ -31,6 +31,11 @@ SEARCHPATH = "hydra.searchpath"
 MARKS = "; a value with marks such as = in it stands in quotes of its own: key='a=b'"
 
 
+def quoted(text: str) -> str:
+    """A text as a value of Hydra's grammar."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with our exit code for a mistake."""
 

@@ -30,6 +30,8 @@ class Train(Section):
     """CPU threads of each process. Another number gives other bits."""
     compile: bool = False
     """torch.compile the model: slower to start, faster steps."""
+    recompute: Annotated[Literal["none", "block"], AffectsResult(lambda train: bool(train.get("compile")))] = "none"
+    """block: keep only the activations between blocks, and compute the others again in backward. Same bits."""
     log_every: Annotated[int, NO_RESULT] = Field(default=10, ge=1)
     """Steps between two lines of metrics."""
     eval_every: Annotated[int, NO_RESULT] = Field(default=250, ge=0)
@@ -109,6 +111,8 @@ class Optimizer(Section):
         "${batch.global_size}", ge=1
     )
     """The global batch for which lr was tuned."""
+    shard: Annotated[bool, NO_RESULT] = True
+    """With reduce=exact: each process updates a slice of the weights, and has its optimizer state only. Same bits."""
 
 
 class Schedule(Section):
@@ -229,6 +233,11 @@ class Config(Section):
     profile: Annotated[Profile, NO_RESULT]
     track: Annotated[list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] | None, NO_RESULT] = None
     """Where curves go, such as [tensorboard,wandb]. null: to TensorBoard, if it is installed. []: nowhere."""
+
+    @property
+    def shards(self) -> bool:
+        """Whether each process of several keeps a slice of the optimizer's state alone."""
+        return self.optimizer.shard and self.reduce == "exact"
 
     def global_size(self, world_size: int) -> int:
         """Samples in a step."""

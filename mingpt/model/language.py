@@ -100,6 +100,12 @@ class LanguageModel(nn.Module):
         """
         raise NotImplementedError
 
+    def blocks(self) -> nn.ModuleList:
+        """Its layers: LAYER without the number."""
+        found = self.get_submodule(self.LAYER.removesuffix(".0."))
+        assert isinstance(found, nn.ModuleList)
+        return found
+
     def output_weight(self) -> Tensor:
         """Shape (padded_vocab_size, n_embd)."""
         raise NotImplementedError

@@ -18,11 +18,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mingpt.compute import numerics
-from mingpt.compute.groups import roles
-from mingpt.compute.optimizer import Update, aligned
+from mingpt.compute.buckets import CHUNK, make_buckets
+from mingpt.compute.groups import muon_names, roles, rules
+from mingpt.compute.optimizer import Update, pairwise_sum, sums_of_squares
+from mingpt.compute.reduction import ExactReduction
 from mingpt.config import compose
 from mingpt.observe.speed import peak_flops
 from mingpt.train import factory
+from mingpt.world.world import World
 
 FEWEST = 3  # repetitions of a case, whatever the time
 MODELS = {"gpt2": ["model=gpt-nano"], "modern": ["model=modern-nano", "optimizer=muon"]}
@@ -63,6 +66,9 @@ def step_case(model_name: str, precision: str, kernel: SDPBackend, compiled: boo
     for parameter in model.parameters():  # some begin as zeros, behind which nothing has a gradient
         torch.nn.init.normal_(parameter, std=0.05)
     model.to(device)
+    named, role_of, alone = list(model.named_parameters()), roles(model), World(0, 1, 0, device, "gloo")
+    buckets = make_buckets(named, muon_names(config.optimizer.name, role_of), alone, shard=False)
+    reduction = ExactReduction(buckets, 1, alone)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     if compiled:
         model.compile()
@@ -72,38 +78,39 @@ def step_case(model_name: str, precision: str, kernel: SDPBackend, compiled: boo
     def work() -> str:
         model.load_state_dict(start)
         update = Update(
-            model.named_parameters(),
+            buckets,
+            rules(named, config.optimizer, role_of),
             config.optimizer,
             config.schedule,
-            roles=roles(model),
+            alone,
             global_size=micro,
             tokens_per_microbatch=targets.numel(),
             fp16=precision == "fp16",
-            device=device,
             health=config.health,
         )
-        update.zero_grad()
+        reduction.begin()
+        reduction.arm(0)
         # A compiled model takes the kernel that it was compiled with.
         with sdpa_kernel(kernel) if not compiled else nullcontext(), numerics.autocast_for(config, device):
             loss, count = model(tokens, targets)
             update.scaled(loss).backward()
-        update(config.schedule.warmup_steps, loss.double()[None], count)
-        gradients = [p.grad for _, p in update.named if p.grad is not None]
-        return digest([loss, *gradients, *(p for _, p in update.named)])
+        reduction.finish()
+        update(config.schedule.warmup_steps, loss.double()[None], count, reduction.sums)
+        return digest([loss, *reduction.sums, *(p for _, p in update.named)])
 
     return work
 
 
 def norm_case(device: torch.device) -> Case:
     """The norm that clipping uses, of a tensor that starts at another address each time."""
-    numbers = torch.randn(4099, generator=torch.Generator().manual_seed(1)).to(device)
+    numbers = torch.randn(2 * CHUNK, generator=torch.Generator().manual_seed(1)).to(device)
     buffer, calls = torch.empty(len(numbers) + 4, device=device), iter(range(sys.maxsize))
 
     def work() -> str:
         offset = next(calls) % 4
         view = buffer[offset : offset + len(numbers)]
         view.copy_(numbers)
-        return digest(torch._foreach_norm(aligned([view])))
+        return digest([pairwise_sum(sums_of_squares(view)[None])])
 
     return work
 

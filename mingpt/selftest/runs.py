@@ -28,10 +28,10 @@ SMALL = (
     "model=gpt-nano", "model.dropout=0.1", "batch.global_size=12", "batch.micro_size=2", "schedule.warmup_steps=2",
     f"train.max_steps={STEPS}", "snapshot.every_steps=4", "snapshot.hot_every_steps=0", "train.eval_every=0",
 )  # fmt: skip
-# What is measured, by device; {n}: the processes.
+# What is measured, by device, and how many samples a step has for each process.
 SPEED = {
-    "cpu": ("model=gpt-mini", "batch.micro_size=4", "batch.global_size={n}*8"),
-    "cuda": ("model=gpt2", "model.block_size=1024", "precision=bf16", "batch.micro_size=8", "batch.global_size={n}*32"),
+    "cpu": (("model=gpt-mini", "batch.micro_size=4"), 8),
+    "cuda": (("model=gpt2", "model.block_size=1024", "precision=bf16", "batch.micro_size=8"), 32),
 }
 
 
@@ -202,7 +202,8 @@ class Runs:
     def speed(self, peaks: dict[str, float | None]) -> Iterator[Result]:
         """Tokens a second, exact and fast in turns; and what a snapshot costs."""
         n = self.most
-        settings = [s.replace("{n}*8", str(n * 8)).replace("{n}*32", str(n * 32)) for s in SPEED[self.device]]
+        model, samples = SPEED[self.device]
+        settings = (*model, f"batch.global_size={n * samples}")
         rates = dict[str, float]()
         for reduce in ("exact", "fast"):
             steps = ("train.max_steps=24", "schedule.warmup_steps=2", "train.eval_every=0", "snapshot.every_steps=12")

@@ -10,10 +10,10 @@ from mingpt.config.schema import Config
 from mingpt.errors import Damaged, SnapshotFailed, Unreadable, UserError
 from mingpt.snapshot import attempts, hot
 from mingpt.snapshot.attempts import RunRecord
-from mingpt.snapshot.format import Metrics, State
+from mingpt.snapshot.format import Metrics, SharedState
 from mingpt.snapshot.lineage import HotBase, Newest, set_overtaken_aside, stale_steps
-from mingpt.snapshot.reader import Loaded, verify
-from mingpt.snapshot.restore import restore
+from mingpt.snapshot.reader import verify
+from mingpt.snapshot.restore import Restored, Take, restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
@@ -21,7 +21,7 @@ from mingpt.storage import limit_seconds
 from mingpt.world import network
 from mingpt.world.world import World
 
-Content = tuple[State, Metrics]
+Content = tuple[SharedState, Metrics]
 FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # each process's flags travel with every step's statistics
 HOT_SECONDS = 5  # the least time to wait for the hot snapshot in flight
 SPARE_SECONDS = 60  # a wait for other processes is longer by this than anything that they may be waiting for
@@ -56,12 +56,13 @@ class Checkpointer:
                 if world.local_rank == 0:
                     log(f"no hot snapshots on this node: {error}")
         self.stable_until = config.schedule.stable_until
+        self.sharded = config.shards and world.size > 1
         self._last = time.monotonic()
         self._keep_hot = False
         self.notice_seconds: Callable[[], float] = lambda: 0.0  # see Lifetime.grace_seconds
 
-    def restore(self) -> Loaded | None:
-        """The newest good snapshot of either tier, in every process. Called by all processes. Raises UserError."""
+    def restore(self, take: Take) -> Restored | None:
+        """Take over the newest good snapshot of either tier, as `restore`. Called by all processes."""
 
         def find_base() -> dict[str, Any]:
             records = attempts.records(self.run_dir)
@@ -69,7 +70,7 @@ class Checkpointer:
             return asdict(Newest.of(self.store, records))
 
         self.base = Newest(**self.world.run_on_main(find_base))
-        return restore(self.store, self.hot_store, self.world, self.log, self.base)
+        return restore(self.store, self.hot_store, self.world, self.log, self.base, take)
 
     def begin(
         self,
@@ -116,15 +117,19 @@ class Checkpointer:
             verify=s.verify_after_write,
             limit_seconds=self.timeout,
         )
-        # The hot tier needs all processes of the node.
-        everywhere = all(on_node.gather(self.hot_store is not None))
-        if self.hot_store is not None and everywhere:
+        # The hot tier needs all processes of the node; with slices of the state, those of all nodes.
+        needed = self.world if self.sharded else on_node
+        missing = needed.gather(self.hot_store is not None).count(False)
+        if missing and self.sharded and self.hot_store is not None and self.world.local_rank == 0:
+            self.log("no hot snapshots: another node can't keep them, and each node needs the slices of all")
+        if self.hot_store is not None and not missing:
             # Before the first hot snapshot of this attempt.
             unreadable = [step for step in self.base.unreadable if step > self.base.step]
             self._note_base(max(unreadable, default=self.base.step), None if unreadable else self.base.digest)
             self.hot = SnapshotWriter(
                 self.hot_store, on_node, Retention(hot.KEEP, keep_best=False), provenance, self.log,
                 committed=hot_committed, limit_seconds=self.timeout,
+                everyone=self.world.side_group(limit) if self.sharded else None,
             )  # fmt: skip
 
     def _note_base(self, step: int, digest: str | None) -> None:
@@ -227,15 +232,17 @@ class Checkpointer:
 
     def _start_hot(self, step: int, content: Content, deadline: float) -> bool:
         """Whether it was started. An error is logged and no more: the durable snapshot comes next."""
-        if self.hot is None or self.hot.broken:
-            return False
+        ready = self.hot is not None and not self.hot.broken
         try:
-            self.hot.settle(max(deadline - time.monotonic(), HOT_SECONDS))
-            self.hot.start(step, *content)
+            if self.hot is not None and ready:
+                self.hot.settle(max(deadline - time.monotonic(), HOT_SECONDS))
+            ready = all(self.world.gather(ready)) if self.sharded else ready
+            if self.hot is not None and ready:
+                self.hot.start(step, *content)
         except Exception as error:
             self.log(f"step {step}: no hot snapshot: {str(error) or type(error).__name__}")
             return False
-        return True
+        return ready
 
     def _wait_for_hot(self) -> bool:
         assert self.hot
@@ -245,16 +252,16 @@ class Checkpointer:
             return False
         return True
 
-    def make_durable(self, loaded: Loaded) -> str:
+    def make_durable(self, loaded: Restored, state: SharedState) -> str:
         """Save the run's last step, which only a node's memory has, in the durable store. Returns its digest.
 
         Called by all processes, at the end: it also removes the hot snapshots.
         """
-        digest = self.durable.save(loaded.manifest.step, loaded.state, loaded.manifest.metrics)
+        digest = self.durable.save(loaded.manifest.step, state, loaded.manifest.metrics)
         self.close()
         return digest
 
-    def is_durable(self, loaded: Loaded) -> bool:
+    def is_durable(self, loaded: Restored) -> bool:
         """Whether what was restored is durable, and not only in a node's memory. Called by all processes."""
 
         def stored() -> bool:

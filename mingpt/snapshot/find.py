@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.catalog import runs_below
-from mingpt.snapshot.files import STEP_FOLDER
+from mingpt.snapshot.files import SNAPSHOTS, STEP_FOLDER
 from mingpt.snapshot.store import Store
 
 
@@ -28,6 +28,13 @@ def split_url(url: str) -> tuple[str, int | None]:
     parent, _, last = url.rstrip("/").rpartition("/")
     named = STEP_FOLDER.fullmatch(last)
     return (parent or ("/" if url.startswith("/") else "."), int(named[1])) if named else (url, None)
+
+
+def run_dir_of(url: str) -> str:
+    """The run's directory, of which the snapshots folder or a step's folder may be given."""
+    above = split_url(url)[0].rstrip("/") or "/"
+    parent, _, last = above.rpartition("/")
+    return (parent or ("/" if "/" in above else ".")) if last == SNAPSHOTS else above
 
 
 def find(url: str, step: int | None = None, committed: bool = True) -> Found:

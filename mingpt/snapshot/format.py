@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from torch import Tensor
 
+from mingpt.compute.buckets import Sliced
 from mingpt.errors import Damaged
 
 FORMAT = 3
@@ -35,6 +36,7 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 Kind = Literal["model", "optimizer"]
 State = Mapping[Kind, Mapping[str, Tensor]]
+SharedState = Mapping[Kind, Mapping[str, Tensor | Sliced]]  # with tensors of which each process has a slice
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -93,6 +95,14 @@ class Manifest(Strict):
         number = self.history[-1].get("attempt") if self.history else None
         return number if isinstance(number, int) else 0
 
+    def layout(self, kind: Kind) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shape and dtype of each tensor of this kind."""
+        return {
+            name: (torch.Size(info.shape), TORCH_DTYPES[info.dtype])
+            for name, info in self.tensors.items()
+            if info.part.startswith(kind) and (self.format >= 3 or name != DROPPED_IN_3)
+        }
+
     @cached_property
     def tensors_by_part(self) -> dict[str, dict[str, TensorInfo]]:
         found: dict[str, dict[str, TensorInfo]] = {}
@@ -110,7 +120,7 @@ class Part:
     names: tuple[str, ...]
 
 
-def lay_out(state: State, part_bytes: int = PART_BYTES) -> list[Part]:
+def lay_out(state: SharedState, part_bytes: int = PART_BYTES) -> list[Part]:
     """Pack the sorted tensors of each kind into parts of at most part_bytes. A larger tensor gets a part of its own."""
     parts: list[Part] = []
     for kind, tensors in sorted(state.items()):

@@ -1,7 +1,8 @@
 """Read one snapshot and verify all of it on the way."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
+Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
 PARALLEL_PARTS = 4  # hashing and waiting for a store both release the GIL
 
 
@@ -59,23 +61,30 @@ def read(
     manifest = manifest or read_manifest(store, step)
     names = [name for name in sorted(manifest.parts) if name.startswith(kinds)]
     state: dict[Kind, dict[str, Tensor]] = {kind: {} for kind in kinds}
-    for name, (_, tensors) in read_parts(store, manifest, names).items():
+    for name, (_, tensors) in read_parts(store, manifest, names):
         state[kind_of(name)] |= tensors
     return Loaded(manifest, state, store.url)
 
 
 def read_parts(
-    store: Store, manifest: Manifest, names: Sequence[str]
-) -> dict[str, tuple[memoryview, dict[str, Tensor]]]:
-    """Read and verify parts, several in parallel. By name: the part's bytes, and its tensors. Raises Damaged."""
+    store: Store, manifest: Manifest, names: Sequence[str], ahead: int = PARALLEL_PARTS
+) -> Iterator[tuple[str, Part]]:
+    """Read and verify parts, `ahead` of them in parallel, and so at a time in memory. Raises Damaged."""
 
-    def read_one(name: str) -> tuple[memoryview, dict[str, Tensor]]:
+    def read_one(name: str) -> Part:
         with place(store.key, store.url):
             raw = store.read_part(manifest.step, name, manifest.parts[name].size)
         return raw, decode_part(manifest, name, raw)
 
-    with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
-        return dict(zip(names, pool.map(read_one, names), strict=True))
+    with ThreadPoolExecutor(ahead) as pool:
+        pending = deque[tuple[str, Future[Part]]]()
+        for name in names:
+            pending.append((name, pool.submit(read_one, name)))
+            if len(pending) == ahead:
+                first, reading = pending.popleft()
+                yield first, reading.result()
+        for last, reading in pending:
+            yield last, reading.result()
 
 
 def verify(store: Store, step: int) -> Manifest:

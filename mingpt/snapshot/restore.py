@@ -1,11 +1,12 @@
 """Restore the newest good step of either tier on any node, reading it once for the whole job.
 
-One process reads and verifies each part and broadcasts its bytes. So a job of any size takes each byte from the durable
-store once, and a replaced node gets the hot tier's step from a node that has it.
+One process reads and verifies each part and broadcasts its bytes; each process takes what it needs of it, and forgets
+the rest. So a job of any size takes each byte from the durable store once, no process has all of it in memory, and a
+replaced node gets the hot tier's step from a node that has it.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 
 from torch import Tensor
@@ -14,16 +15,31 @@ from mingpt.errors import Damaged, TransientError, Unreadable, UserError
 from mingpt.snapshot.format import Kind, Manifest, decode_part
 from mingpt.snapshot.lineage import Newest, stale_steps
 from mingpt.snapshot.manifest import decode_manifest, encode_manifest
-from mingpt.snapshot.reader import Loaded, kind_of, read_manifest, read_parts
+from mingpt.snapshot.reader import PARALLEL_PARTS, Part, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 from mingpt.world.world import World
 
+Put = Callable[[Kind, dict[str, Tensor]], None]
+Take = Callable[[Manifest], Put]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Which snapshot was taken over. url: of the store that it came from, without secrets."""
+
+    manifest: Manifest
+    url: str
+
 
 def restore(
-    durable: Store, hot: Store | None, world: World, log: Callable[[str], None], newest: Newest
-) -> Loaded | None:
-    """The newest good snapshot, in every process; None if there is none. Called by all processes.
+    durable: Store, hot: Store | None, world: World, log: Callable[[str], None], newest: Newest, take: Take
+) -> Restored | None:
+    """Take over the newest good snapshot, in every process; None if there is none. Called by all processes.
+
+    take: called with the manifest of the snapshot that is to be read; what it returns is called with the tensors of
+    each part, in CPU memory. If a later part is damaged, `take` is called again, with the manifest of an older
+    snapshot; if None is returned, what was put before is of a damaged one.
 
     A damaged snapshot is set aside and logged, and the next older one is tried. newest: the newest durable snapshot;
     hot snapshots that do not continue it are removed. Raises UserError in all processes if one of them has met one, and
@@ -52,8 +68,8 @@ def restore(
         # The hot tier first: it costs no traffic of the durable store.
         holders = [rank for rank, steps in enumerate(hot_steps) if step in steps]
         store = hot if holders else durable
-        found = _CollectiveRead(store, step, holders or list(range(world.size)), world).read()
-        if isinstance(found, Loaded):
+        found = _CollectiveRead(store, step, holders or list(range(world.size)), world).read(take)
+        if isinstance(found, Restored):
             return found
         if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
             unreadable.add(step)
@@ -114,9 +130,9 @@ class _CollectiveRead:
     def __init__(self, store: Store | None, step: int, holders: Sequence[int], world: World) -> None:
         self.store, self.step, self.holders, self.world = store, step, holders, world
         self.own: Manifest | None = None
-        self.parts: dict[str, tuple[memoryview, dict[str, Tensor]]] = {}
+        self.part: Part | tuple[None, None] = None, None
 
-    def read(self) -> Loaded | list[_Finding]:
+    def read(self, take: Take) -> Restored | list[_Finding]:
         """The snapshot; if it is damaged or unreadable, what each process has found."""
         finding = _Finding.of(self._read_manifest if self.world.rank in self.holders else lambda: None)
         findings = finding.gathered(self.world)
@@ -127,25 +143,32 @@ class _CollectiveRead:
             return findings
         text = encode_manifest(self.own).decode() if self.own and self.world.rank == readers[0] else None
         manifest = decode_manifest(self.world.gather(text)[readers[0]].encode())
-        names = sorted(manifest.parts)
-        reader_of = {name: readers[i * len(readers) // len(names)] for i, name in enumerate(names)}
-        mine = [name for name in names if reader_of[name] == self.world.rank]
-        findings = _Finding.of(lambda: self._read_parts(manifest, mine)).gathered(self.world)
-        if any(f.damage or f.unreadable for f in findings):
-            return findings
-        state: dict[Kind, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
-        for name in names:
-            raw, tensors = self.parts.pop(name, (None, None))
-            received = self.world.broadcast_bytes(raw, reader_of[name], manifest.parts[name].size)
-            state[kind_of(name)] |= decode_part(manifest, name, received) if tensors is None else tensors
-        return Loaded(manifest, state, self.world.gather(self.store.url if self.store else None)[readers[0]])
+        put, names = take(manifest), sorted(manifest.parts)
+        mine = names[readers.index(self.world.rank) :: len(readers)] if self.world.rank in readers else []
+        with closing(self._parts(manifest, mine, len(readers))) as parts:
+            for first in range(0, len(names), len(readers)):
+                together = names[first : first + len(readers)]
+                findings = _Finding.of(lambda: self._advance(parts, together)).gathered(self.world)  # noqa: B023
+                if any(f.damage or f.unreadable for f in findings):
+                    return findings
+                for name, reader in zip(together, readers, strict=False):
+                    raw, tensors = self.part if reader == self.world.rank else (None, None)
+                    received = self.world.broadcast_bytes(raw, reader, manifest.parts[name].size)
+                    put(kind_of(name), decode_part(manifest, name, received) if tensors is None else tensors)
+        return Restored(manifest, self.world.gather(self.store.url if self.store else None)[readers[0]])
 
     def _read_manifest(self) -> str:
         assert self.store is not None
         self.own = read_manifest(self.store, self.step)
         return self.own.digest
 
-    def _read_parts(self, manifest: Manifest, names: list[str]) -> None:
+    def _parts(self, manifest: Manifest, names: list[str], readers: int) -> Generator[tuple[str, Part]]:
         if names:
             assert self.store is not None
-            self.parts = read_parts(self.store, manifest, names)
+            yield from read_parts(self.store, manifest, names, ahead=max(1, PARALLEL_PARTS // readers))
+
+    def _advance(self, parts: Iterator[tuple[str, Part]], together: list[str]) -> None:
+        """Read and verify this process's part of those that are broadcast next, if it has one."""
+        for name, self.part in parts:
+            assert name in together
+            break

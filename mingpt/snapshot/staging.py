@@ -1,41 +1,96 @@
 """Copy this process's share of the state at a step's boundary, so that training can go on while it is written."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from mingpt.snapshot.format import Part, State, lay_out
-from mingpt.world.world import World
+from mingpt.compute.buckets import Sliced
+from mingpt.snapshot.format import Part, SharedState, lay_out
+from mingpt.world.world import World, all_to_all, share
 
 StagedPart = tuple[Part, dict[str, Tensor]]  # a part and its tensors, in CPU memory
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A step's state in CPU memory. parts: which ones each process writes, by rank.
+
+    tensors: this process's, by name: of its own parts; and of every sliced tensor its slice, flat.
+    """
+
+    parts: list[list[Part]]
+    tensors: dict[str, Tensor]
+    sliced: dict[str, Sliced]
 
 
 class Staging:
     """CPU buffers that are kept from one snapshot to the next: page faults of new memory cost more than the copy."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, everyone: World | None = None) -> None:
+        """world: who writes one snapshot together. everyone: all who have slices, with a group for the writer's thread.
+
+        Collective.
+        """
+        self.world, self.everyone = world, everyone or world
+        self._writers: list[list[int]] = self.everyone.gather([world.rank, world.size])
         self._buffers: dict[str, Tensor] = {}
         self._copied: torch.cuda.Event | None = None
 
-    def copy_share(self, state: State) -> list[StagedPart]:
-        """Start copying this process's parts. On CUDA the copies may still be under way at the return."""
+    def copy_share(self, state: SharedState) -> Staged:
+        """Start copying what this process writes or owns. On CUDA the copies may still be under way at the return."""
         twice = state["model"].keys() & state["optimizer"].keys()
         if twice:
             raise ValueError(f"both kinds of state have a tensor named {', '.join(sorted(twice))}")
         parts = lay_out(state)
-        staged: list[StagedPart] = []
-        on_device = any(t.is_cuda for tensors in state.values() for t in tensors.values())
-        stream = torch.cuda.Stream() if on_device else None
+        everything = {name: tensor for tensors in state.values() for name, tensor in tensors.items()}
+        sliced = {name: tensor for name, tensor in everything.items() if isinstance(tensor, Sliced)}
+        mine = [name for i in self.world.share(len(parts)) for name in parts[i].names]
+        found = {name: tensor for name in mine if isinstance(tensor := everything[name], Tensor)}
+        found |= {name: tensor.mine for name, tensor in sliced.items()}
+        stream = torch.cuda.Stream() if any(t.is_cuda for t in found.values()) else None
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # None: the current stream
-            for i in self.world.share(len(parts)):
-                part = parts[i]
-                staged.append((part, {n: self._copy(n, state[part.kind][n]) for n in part.names}))
+            copies = {name: self._copy(name, tensor) for name, tensor in found.items()}
         if stream is not None:
             self._copied = torch.cuda.Event()
             self._copied.record(stream)
-        return staged
+        return Staged(
+            [[parts[i] for i in share(rank, size, len(parts))] for rank, size in self._writers], copies, sliced
+        )
+
+    def parts(self, staged: Staged) -> Iterator[StagedPart]:
+        """This process's parts, one after the other. With sliced tensors, each step is a collective of all processes.
+
+        So whoever begins must go on to the end.
+        """
+        own = staged.parts[self.everyone.rank]
+        for i in range(max(map(len, staged.parts))):
+            whole = self._collect(staged, [parts[i : i + 1] for parts in staged.parts]) if staged.sliced else {}
+            for part in own[i : i + 1]:
+                yield part, {name: whole[name] if name in whole else staged.tensors[name] for name in part.names}
+
+    def _collect(self, staged: Staged, wanted: list[list[Part]]) -> dict[str, Tensor]:
+        """The sliced tensors of this process's next part, whole. wanted: the next part of each process, by rank."""
+        names = [[n for part in parts for n in part.names if n in staged.sliced] for parts in wanted]
+        mine = {n: staged.sliced[n] for n in names[self.everyone.rank]}
+        sent = [staged.tensors[n].view(torch.uint8) for to in names for n in to]
+        sizes = [[len(t.ranges[rank]) * t.dtype.itemsize for t in mine.values()] for rank in range(self.everyone.size)]
+        received = torch.empty(sum(map(sum, sizes)), dtype=torch.uint8)
+        all_to_all(
+            received,
+            torch.cat(sent) if sent else received.new_empty(0),
+            [sum(from_one) for from_one in sizes],
+            [sum(staged.tensors[n].nbytes for n in to) for to in names],
+            group=self.everyone.group,
+        )
+        pieces = [part.split(s) for part, s in zip(received.split([sum(s) for s in sizes]), sizes, strict=True)]
+        whole = {
+            n: torch.cat([by_rank[k] for by_rank in pieces]).view(t.dtype) for k, (n, t) in enumerate(mine.items())
+        }
+        return {n: flat.as_strided(mine[n].shape, mine[n].stride) for n, flat in whole.items()}
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)

@@ -5,8 +5,8 @@ Results are JSON, since the processes exchange them: {"error": …} stands for a
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -40,12 +40,19 @@ class StoreWriter:
     verify: bool = False
     limit_seconds: float = math.inf
 
-    def write_parts(self, step: int, staged: list[StagedPart]) -> dict[str, Any]:
-        """Write this process's parts. Returns their entries in the manifest, or what went wrong."""
+    def write_parts(self, step: int, staged: Iterable[StagedPart]) -> dict[str, Any]:
+        """Write this process's parts. Returns their entries in the manifest, or what went wrong.
+
+        Takes all of `staged`, whatever fails: other processes may wait for this one in it.
+        """
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
+        deadline, writes = self._deadline(), list[Future[EncodedPart]]()
         try:
             with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
-                for part in pool.map(partial(self._write_part, step, self._deadline()), staged):
+                for one in staged:
+                    writes.append(pool.submit(self._write_part, step, deadline, one))
+                    wait(writes[-PARALLEL_PARTS : -PARALLEL_PARTS + 1])  # a bound of the memory
+                for part in [write.result() for write in writes]:
                     written["parts"][part.name] = {"size": part.size}
                     written["tensors"] |= {n: t.model_dump() for n, t in part.tensors.items()}
         except Exception as error:  # of any kind: the others wait for this process's report

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from mingpt.errors import SnapshotFailed, Superseded, UserError
 from mingpt.snapshot.attempts import Attempt
-from mingpt.snapshot.format import Metrics, State
+from mingpt.snapshot.format import Metrics, SharedState
 from mingpt.snapshot.retention import Retention, plan
-from mingpt.snapshot.staging import StagedPart, Staging
+from mingpt.snapshot.staging import Staged, Staging
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.storewriter import StoreWriter, raise_first
 from mingpt.world.world import World
@@ -39,6 +39,7 @@ class SnapshotWriter:
 
     world: the processes, with a group for this writer alone; the group's time limit must be longer than limit_seconds
     plus one call of the store.
+    everyone: all processes, with a group for this writer alone, if `world` is a part of them; they exchange slices.
     provenance: the manifest's fields beside the state: run, vocabulary, config, fingerprint, history.
     committed(step, digest, seconds): called in every process, in the writer's thread.
     lost(step, failures in a row, reason): called in rank 0, in the writer's thread, if the run goes on without it.
@@ -56,6 +57,7 @@ class SnapshotWriter:
     committed: Callable[[int, str, float], None] = lambda step, digest, seconds: None
     lost: Callable[[int, int, str], None] = lambda step, in_a_row, reason: None
     claim: Attempt | None = None
+    everyone: World | None = None
     retry_seconds: float = 0
     verify: bool = False
     limit_seconds: float = math.inf
@@ -67,7 +69,7 @@ class SnapshotWriter:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "snapshot"))
 
     def __post_init__(self) -> None:
-        self._staging = Staging(self.world)
+        self._staging = Staging(self.world, self.everyone)
         self._writer = StoreWriter(
             self.store,
             self.provenance,
@@ -83,7 +85,7 @@ class SnapshotWriter:
         """Whether a snapshot is in flight."""
         return self._job is not None and not self._job.done()
 
-    def save(self, step: int, state: State, metrics: Metrics = UNMEASURED) -> str:
+    def save(self, step: int, state: SharedState, metrics: Metrics = UNMEASURED) -> str:
         """Save the state as step `step` and wait for it; returns the digest. Called by all processes.
 
         If one process can't write, all raise: UserError if the user must act (no space, no permission), otherwise
@@ -93,7 +95,7 @@ class SnapshotWriter:
         self.start(step, state, metrics, log_failure=False)
         return self.wait()
 
-    def start(self, step: int, state: State, metrics: Metrics = UNMEASURED, log_failure: bool = True) -> None:
+    def start(self, step: int, state: SharedState, metrics: Metrics = UNMEASURED, log_failure: bool = True) -> None:
         """Save the state as step `step` in the background. Called by all processes, when none of them is busy."""
         assert not self.busy
         self.step = step
@@ -123,7 +125,7 @@ class SnapshotWriter:
         """Call before the state changes: a copy from the device may still be under way."""
         self._staging.hold_update()
 
-    def _write(self, step: int, staged: list[StagedPart], metrics: Metrics, began: float, log_failure: bool) -> str:
+    def _write(self, step: int, staged: Staged, metrics: Metrics, began: float, log_failure: bool) -> str:
         """Runs in the writer's thread. Logs and counts any exception; all processes come to the same result."""
         try:
             return self._write_together(step, staged, metrics, began)
@@ -152,9 +154,9 @@ class SnapshotWriter:
             if self.world.is_main:
                 self.lost(step, self.failures, str(error))
 
-    def _write_together(self, step: int, staged: list[StagedPart], metrics: Metrics, began: float) -> str:
+    def _write_together(self, step: int, staged: Staged, metrics: Metrics, began: float) -> str:
         self._staging.wait()
-        reports = self.world.gather(self._writer.write_parts(step, staged))
+        reports = self.world.gather(self._writer.write_parts(step, self._staging.parts(staged)))
         raise_first(reports)
         result = self.world.broadcast(self._writer.commit(step, reports, metrics) if self.world.is_main else None)
         raise_first([result])

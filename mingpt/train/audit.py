@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.data.source import Source
 from mingpt.errors import TransientError
@@ -71,35 +70,33 @@ class Audit:
         """The one of a process's microbatches that is computed twice in this step: in turns."""
         return self.shares[rank][step // self.every % len(self.shares[rank])]
 
-    def before(self, ddp: DistributedDataParallel, step: int) -> None:
+    def before(self, step: int) -> None:
         """step: counted from 0. Computes the other process's microbatch; its gradient is hashed and dropped."""
         self.watched = None
         if (step + 1) % self.every == 0:
             self.watched = self.microbatch(self.world.rank, step)
-            self.theirs = self.compute_again(ddp, step, (self.world.rank + self.shift) % self.world.size)
+            self.theirs = self.compute_again(step, (self.world.rank + self.shift) % self.world.size)
 
-    def compute_again(self, ddp: DistributedDataParallel, step: int, rank: int) -> list[Hash]:
+    def compute_again(self, step: int, rank: int) -> list[Hash]:
         """By parameter, in the order of `names`."""
         plan, microbatch = self.compute.plan, self.microbatch(rank, step)
         ids = plan.sample_ids(step)[microbatch * plan.micro_size : (microbatch + 1) * plan.micro_size].tolist()
         tensors = [x.to(self.world.device) for x in self.source.train[ids]]
         torch.manual_seed(plan.dropout_seed(step, microbatch))
-        self.compute.update.zero_grad()  # backward adds to what is there
-        with ddp.no_sync():
-            with self.compute.autocast:
-                loss, _ = ddp(*tensors)
-            if loss.requires_grad:
-                self.compute.update.scaled(loss).backward()
+        with self.compute.autocast:
+            loss, _ = self.compute.model(*tensors)
+        if loss.requires_grad:
+            self.compute.update.scaled(loss).backward()
         found = hashes(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
-        self.compute.update.zero_grad()
+        self.compute.model.zero_grad()
         return found
 
-    def see(self, microbatch: int, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Hash my gradients of the watched microbatch, before anything is added to them."""
+    def see(self, microbatch: int, parameter: Tensor, gradient: Tensor) -> None:
+        """Hash my gradient of the watched microbatch, before anything is added to it."""
         if microbatch == self.watched:
-            self.mine |= {p: gradient_hash(g) for p, g in zip(parameters, gradients, strict=True)}
+            self.mine[parameter] = gradient_hash(gradient)
 
-    def after(self, ddp: DistributedDataParallel, step: int) -> None:
+    def after(self, step: int) -> None:
         """Compare. Raises TransientError in all processes if a gradient differs: the next attempt computes it again."""
         if self.watched is None:
             return
@@ -109,11 +106,11 @@ class Audit:
         for rank, (_, other) in enumerate(seen):
             checked = (rank + self.shift) % self.world.size
             if seen[checked][0] != other:
-                self._settle(ddp, step, rank, checked, used)
+                self._settle(step, rank, checked, used)
 
-    def _settle(self, ddp: DistributedDataParallel, step: int, checker: int, checked: int, used: list[Hash]) -> None:
+    def _settle(self, step: int, checker: int, checked: int, used: list[Hash]) -> None:
         """All compute that microbatch once more. Most of the results are right."""
-        again = self.world.gather(self.compute_again(ddp, step, checked))
+        again = self.world.gather(self.compute_again(step, checked))
         first = self.world.gather([used if self.world.rank == checked else [], self.theirs])
         results = [(checked, first[checked][0]), (checker, first[checker][1]), *enumerate(again)]
         votes = Counter(str(result) for _, result in results)

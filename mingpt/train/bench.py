@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.compute.guard import Range, merged
-from mingpt.compute.optimizer import misfits
-from mingpt.compute.reduction import ExactReduction, FastReduction, Reduction
+from mingpt.compute.layout import misfits
 from mingpt.config.schema import Config
 from mingpt.data.source import Microbatch, Source
 from mingpt.errors import UserError
@@ -18,9 +16,10 @@ from mingpt.model.language import IGNORE
 from mingpt.snapshot.format import Kind
 from mingpt.train.factory import build
 from mingpt.train.run import Compute
-from mingpt.train.session import build_compute
-from mingpt.train.stats import DelayedRead, Figures, StatsExchange, StepTimes
+from mingpt.train.session import build_compute, make_reduction, prepare
+from mingpt.train.stats import DelayedRead, Figures, StatsExchange
 from mingpt.train.step import train_step
+from mingpt.train.times import StepTimes
 from mingpt.world.clock import Clock
 from mingpt.world.world import World
 
@@ -66,24 +65,20 @@ class Bench:
             whole = {"global_size": config.global_size(world_size), "per_process_size": None}
             alone = config.model_copy(update={"batch": config.batch.model_copy(update=whole)})
         self.compute: Compute = build_compute(alone, source, model, world)
-        if config.train.compile:
-            model.compile()
-        self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        microbatches = self.compute.plan.microbatches
-        exact = config.reduce == "exact"
-        self.reduction: Reduction = ExactReduction(self.ddp, microbatches, world) if exact else FastReduction(self.ddp)
-        self.stats = StatsExchange(world, microbatches, flags=1)
+        prepare(config, model)
+        self.reduction = make_reduction(config, self.compute, world)
+        self.stats = StatsExchange(world, self.compute.plan.microbatches, flags=1)
         self.lifetime = self.checkpointer = _Nobody()
         self.audit = None
         self.times = StepTimes(self.lifetime.clock, world.device)
-        self.mine = range(microbatches)
+        self.mine = range(self.compute.plan.microbatches)
         self.batches: Iterator[Sequence[Tensor]] = iter(())
 
     def load(self, saved: Saved) -> None:
         """Raises UserError if the state is one of another model."""
         model, guard = self.compute.model, self.compute.update.guard
         expected = {k: (v.shape, v.dtype) for k, v in model.state_dict().items()}
-        if problems := misfits(expected, saved.state["model"]):
+        if problems := misfits(expected, {k: (v.shape, v.dtype) for k, v in saved.state["model"].items()}):
             raise UserError(f"the state of step {saved.step} is one of another model: {problems[0]}: set the keys back")
         model.load_state_dict(saved.state["model"])
         self.compute.update.load(saved.state["optimizer"])
@@ -91,8 +86,18 @@ class Bench:
         guard.dropped = merged([*guard.dropped, *saved.dropped])
         self.compute.plan = replace(self.compute.plan, dropped=guard.dropped)
 
+    def state(self) -> dict[Kind, dict[str, Tensor]]:
+        """All of it, whole: a world of one shares it with nobody. The tensors themselves, not copies."""
+        state = self.compute.state()
+        return {kind: {n: t for n, t in ts.items() if isinstance(t, Tensor)} for kind, ts in state.items()}
+
+    def gradient(self, name: str) -> Tensor:
+        """A parameter's, of the step that was just done; clipped."""
+        i, slot = self.compute.update.slots[name]
+        return self.compute.update.buckets[i].view(self.reduction.sums[i], slot)
+
     def save(self, step: int) -> Saved:
-        copies = {kind: {n: t.detach().clone() for n, t in ts.items()} for kind, ts in self.compute.state().items()}
+        copies = {kind: {n: t.detach().clone() for n, t in tensors.items()} for kind, tensors in self.state().items()}
         guard = self.compute.update.guard
         return Saved(step, copies, guard.dropped, int(guard.skips))
 

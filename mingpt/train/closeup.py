@@ -109,7 +109,7 @@ def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, activation
     named = [(name, p) for name, p in bench.compute.model.named_parameters() if p.requires_grad]
     for name, group in groupby(named, lambda item: layer_of(item[0])):
         parameters = list(group)
-        gradient = _norm([p.grad for _, p in parameters if p.grad is not None]) / clip if clip else math.nan
+        gradient = _norm([bench.gradient(n) for n, _ in parameters]) / clip if clip else math.nan
         old = [before[n].to(p.device) for n, p in parameters]
         size = _norm(old)
         update = _norm([p.detach() - o for (_, p), o in zip(parameters, old, strict=True)])

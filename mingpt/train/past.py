@@ -17,9 +17,9 @@ from mingpt.observe.configfile import NAME
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.trace import Records, read_trace
 from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import REWIND, Record, records
+from mingpt.snapshot.attempts import REWIND, Record, line_of, records
 from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import split_url
+from mingpt.snapshot.find import run_dir_of
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
@@ -70,8 +70,7 @@ class Past:
     """
 
     def __init__(self, url: str, attempt: int | None = None, snapshots: str | None = None) -> None:
-        above = split_url(url)[0].rstrip("/") or "/"
-        self.folder = above.removesuffix(f"/{SNAPSHOTS}") if above.endswith(f"/{SNAPSHOTS}") else above
+        self.folder = run_dir_of(url)
         self.url = without_secrets(self.folder)
         self.store = Store(snapshots or f"{self.folder}/{SNAPSHOTS}", "--snapshots" if snapshots else "RUN")
         self.steps = sorted(self.store.steps())
@@ -130,8 +129,13 @@ class Past:
         """Whether the snapshot of this step belongs to the attempts that are followed."""
         manifest = self.manifest(step)
         ends = {number: last for number, _, last in self.line}
-        if manifest is None or manifest.attempt not in ends:
+        if manifest is None:
             return False
+        if (
+            manifest.attempt not in ends
+        ):  # a fork's first snapshot is numbered after the attempt that it was copied from
+            record = self.claims.get(manifest.attempt)
+            return record is not None and record.from_step == step and record.parent in ends
         end = ends[manifest.attempt]
         return end is None or step <= end
 
@@ -186,12 +190,11 @@ class Past:
 
 def _line(claims: Mapping[int, Record], attempt: int | None) -> list[tuple[int, int, int | None]]:
     """(attempt, its first step, the last one that was kept of it) of an attempt and those that it goes back to."""
-    number, end, found = attempt or max(claims), None, list[tuple[int, int, int | None]]()
-    while record := claims.get(number):
-        if record.by != REWIND and (end is None or end > record.from_step):
-            found.append((number, record.from_step + 1, end))
-        end = record.from_step if end is None else min(end, record.from_step)
-        number = min(record.parent, number - 1)
+    found = [
+        (number, start + 1, end)
+        for number, (start, end) in line_of(claims, attempt).items()
+        if number in claims and claims[number].by != REWIND and (end is None or end > start)
+    ]
     return found[::-1]
 
 

@@ -14,9 +14,10 @@ from torch import nn
 
 from mingpt.compute.groups import muon_names, roles
 from mingpt.compute.guard import guard_layout
+from mingpt.compute.layout import misfits, state_layout
 from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
-from mingpt.compute.optimizer import batch_factor, misfits, schedule_factor, state_layout
+from mingpt.compute.optimizer import batch_factor, schedule_factor
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import filled
 from mingpt.config.schema import Batch, Config, Optimizer, Schedule
@@ -24,7 +25,6 @@ from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.forking import Parent, new_named
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.reader import Loaded
 from mingpt.train.factory import some
 from mingpt.world.world import World
 
@@ -176,24 +176,24 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str], extension: li
     )
 
 
-def check_fits(loaded: Loaded, config: Config, vocabulary: Mapping[str, Any], model: nn.Module) -> None:
+def check_fits(manifest: Manifest, config: Config, vocabulary: Mapping[str, Any], model: nn.Module) -> None:
     """Raise UserError unless the snapshot is one of this model over this vocabulary."""
-    where = f"the snapshot of step {loaded.manifest.step} in {without_secrets(config.snapshot.dir)}"
+    where = f"the snapshot of step {manifest.step} in {without_secrets(config.snapshot.dir)}"
     cure = "set the keys back, or take another run.dir"
-    if loaded.manifest.vocabulary != vocabulary:
-        changed = differences(loaded.manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
+    if manifest.vocabulary != vocabulary:
+        changed = differences(manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
         raise UserError(
             f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}"
         )
-    model_problems = misfits({k: (v.shape, v.dtype) for k, v in model.state_dict().items()}, loaded.state["model"])
+    model_problems = misfits({k: (v.shape, v.dtype) for k, v in model.state_dict().items()}, manifest.layout("model"))
     if model_problems:
-        changed = differences(loaded.manifest.config.get("model"), config.model.model_dump(), "model")
+        changed = differences(manifest.config.get("model"), config.model.model_dump(), "model")
         raise UserError(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
     # Expect what the snapshot's own config implies: train.freeze or the precision may have changed since.
-    frozen, fp16 = _freeze_and_fp16(loaded.manifest.config)
+    frozen, fp16 = _freeze_and_fp16(manifest.config)
     named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
-    stored = loaded.state["optimizer"]
-    of_muon = muon_names(str(section_of(loaded.manifest.config, "optimizer").get("name")), roles(model))
+    stored = manifest.layout("optimizer")
+    of_muon = muon_names(str(section_of(manifest.config, "optimizer").get("name")), roles(model))
     if problems := misfits(state_layout(named, fp16, of_muon) | guard_layout(list(stored)), stored):
         raise UserError(
             f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.optimizer import Update
@@ -23,11 +22,12 @@ from mingpt.model.language import LanguageModel
 from mingpt.observe.events import Evaluated, Observers
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer, Content
-from mingpt.snapshot.format import Metrics, State
+from mingpt.snapshot.format import Metrics, SharedState
 from mingpt.train import own_model, tasks
 from mingpt.train.evaluation import byte_lengths, evaluate
 from mingpt.train.reporter import Reporter
-from mingpt.train.stats import DelayedRead, Figures, StatsExchange, StepStats, StepTimes
+from mingpt.train.stats import DelayedRead, Figures, StatsExchange, StepStats
+from mingpt.train.times import StepTimes
 from mingpt.world.clock import Clock
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
@@ -51,7 +51,7 @@ class Compute:
         """The kind of machine, such as "NVIDIA L4" or "cpu"."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
 
-    def state(self) -> State:
+    def state(self) -> SharedState:
         """All state of the run; the tensors themselves, not copies."""
         return {"model": self.model.state_dict(), "optimizer": self.update.state()}
 
@@ -122,7 +122,6 @@ class Run:
     world: World
     lifetime: Lifetime
     compute: Compute
-    ddp: DistributedDataParallel
     reduction: Reduction
     stats: StatsExchange
     times: StepTimes

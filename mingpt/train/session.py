@@ -4,17 +4,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.batches import BatchPlan, RankSampler
-from mingpt.compute.groups import roles
+from mingpt.compute.buckets import make_buckets
+from mingpt.compute.fast import FastReduction
+from mingpt.compute.groups import muon_names, roles, rules
 from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
 from mingpt.compute.optimizer import Update
-from mingpt.compute.reduction import ExactReduction, FastReduction
+from mingpt.compute.reduction import ExactReduction, Reduction
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.console import say
@@ -28,16 +31,18 @@ from mingpt.observe.notify import notify
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
-from mingpt.snapshot.reader import Loaded
+from mingpt.snapshot.format import Kind, Manifest
+from mingpt.snapshot.restore import Put, Restored
 from mingpt.train import loop, own_model, resume
 from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps, leave_out
-from mingpt.train.factory import trainable
+from mingpt.train.factory import build, trainable
 from mingpt.train.observers import open_observers
 from mingpt.train.proportions import proportions
 from mingpt.train.reporter import Reporter
 from mingpt.train.run import Compute, Evaluation, Run
-from mingpt.train.stats import DelayedRead, StatsExchange, StepTimes
+from mingpt.train.stats import DelayedRead, StatsExchange
+from mingpt.train.times import StepTimes
 from mingpt.weights.reading import start_from
 from mingpt.world import hang
 from mingpt.world.lifetime import Lifetime
@@ -65,7 +70,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     if world.is_main:
         write_config(config, say)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
-    observers = run.observers  # the lambda must not capture `run`: the writer's thread would keep DDP alive at the end
+    observers = run.observers  # the lambda must not capture `run`: the writer's thread would keep it alive at the end
     checkpointer.begin(
         record,
         committed=lambda *what: observers.publish(SnapshotCommitted(*what)),
@@ -93,7 +98,7 @@ def teller(config: Config, reporter: Reporter, record: RunRecord) -> Callable[[B
 class Origin:
     """What an attempt resumes from. loaded: None for a new run. history: of attempts. numerics: its fingerprint."""
 
-    loaded: Loaded | None
+    loaded: Restored | None
     step: int
     numerics: dict[str, Any]
     history: list[dict[str, Any]]
@@ -107,15 +112,17 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
     model.to(world.device)
     sizes = len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size
     plan = MixedPlan(*sizes, mixture=source.mixture) if source.mixture else BatchPlan(*sizes)
+    named, role_of = trainable(model), roles(model)
+    buckets = make_buckets(named, muon_names(config.optimizer.name, role_of), world, config.shards)
     update = Update(
-        trainable(model),
+        buckets,
+        rules(named, config.optimizer, role_of),
         config.optimizer,
         config.schedule,
-        roles=roles(model),
+        world,
         global_size=plan.global_size,
         tokens_per_microbatch=plan.micro_size * config.model.block_size,
         fp16=config.precision == "fp16",
-        device=world.device,
         health=config.health,
     )
     autocast = autocast_for(config, world.device)
@@ -138,12 +145,21 @@ def restore(config: Config, source: Source, compute: Compute, checkpointer: Chec
             f"WARNING: the processes have different numerics ({', '.join(sorted(set(mixed)))}): the bits of the result "
             f"depend on which process computes what"
         )
-    origin = Origin(checkpointer.restore(), 0, numerics, [], resume.Changes(), math.inf)
+    begun = list[Manifest]()
+
+    def take(manifest: Manifest) -> Put:
+        begun.append(manifest)
+        return take_over(manifest, config, source, compute)
+
+    origin = Origin(checkpointer.restore(take), 0, numerics, [], resume.Changes(), math.inf)
+    if begun and not origin.loaded:  # parts of a damaged snapshot were taken over
+        compute.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
+        compute.update.reset()
     if config.resume.changed and not origin.loaded and world.is_main:
         where = checkpointer.store.url  # a fork's copy may have failed
         say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")
     if origin.loaded:
-        _resume(origin, origin.loaded, config, source, compute, world)
+        _resume(origin, origin.loaded, config, world)
         since = origin.loaded.manifest.attempt
         compute.plan = leave_out(compute.plan, compute.update.guard.dropped, config, since, world)
         compute.update.guard.dropped = compute.plan.dropped
@@ -154,11 +170,22 @@ def restore(config: Config, source: Source, compute: Compute, checkpointer: Chec
     return origin
 
 
-def _resume(origin: Origin, loaded: Loaded, config: Config, source: Source, compute: Compute, world: World) -> None:
+def take_over(manifest: Manifest, config: Config, source: Source, compute: Compute) -> Put:
+    """What puts a snapshot's parts into model and optimizer. Raises UserError if it is none of this run's."""
+    resume.check_fits(manifest, config, source.vocabulary.to_json(), compute.model)
+    compute.update.reset()
+
+    def put(kind: Kind, tensors: dict[str, Tensor]) -> None:
+        if kind == "model":
+            compute.model.load_state_dict(tensors, strict=False)  # those of one part
+        else:
+            compute.update.load(tensors)
+
+    return put
+
+
+def _resume(origin: Origin, loaded: Restored, config: Config, world: World) -> None:
     manifest = loaded.manifest
-    resume.check_fits(loaded, config, source.vocabulary.to_json(), compute.model)
-    compute.model.load_state_dict(loaded.state["model"])
-    compute.update.load(loaded.state["optimizer"])
     origin.step, origin.history = manifest.step, manifest.history
     if manifest.metrics.best_val_loss is not None:
         origin.best_val_loss = manifest.metrics.best_val_loss
@@ -206,6 +233,22 @@ def claim_attempt(
     return RunRecord(attempt, claims[0] if claims else None, provenance)
 
 
+def prepare(config: Config, model: nn.Module) -> None:
+    """What changes how a model computes, and neither its weights nor their names."""
+    if config.train.recompute == "block" and isinstance(model, LanguageModel):
+        for block in model.blocks():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if config.train.compile:
+        model.compile()
+
+
+def make_reduction(config: Config, compute: Compute, world: World) -> Reduction:
+    """What sums the gradients of all processes."""
+    if config.reduce == "fast":
+        return FastReduction(compute.update.buckets, world)
+    return ExactReduction(compute.update.buckets, compute.plan.microbatches, world)
+
+
 def build_run(
     config: Config,
     source: Source,
@@ -216,16 +259,16 @@ def build_run(
     world: World,
     lifetime: Lifetime,
 ) -> Run:
-    """Wrap the model in DDP, start the data loader, and open the observers."""
+    """Start the data loader, and open the observers."""
     plan = compute.plan
-    buffers = own_model.copy_buffers(compute.model)  # before DDP, which broadcasts rank 0's
-    if config.train.compile:
-        compute.model.compile()  # before DDP wraps it: see numerics.pin
-    ddp = DistributedDataParallel(compute.model, gradient_as_bucket_view=True)
+    buffers = own_model.copy_buffers(compute.model)  # before rank 0's replace them: what differs must be seen
+    # Each process has computed the initial weights and the model's tables, which may differ between kinds of machines.
+    world.take_from_main([*compute.model.parameters(), *compute.model.buffers()])
+    prepare(config, compute.model)
+    reduction = make_reduction(config, compute, world)
     audit = None
     if config.health.audit_every:
         audit = Audit(config.health.audit_every, config.run.dir, compute, source, world)
-    reduction = FastReduction(ddp) if config.reduce == "fast" else ExactReduction(ddp, plan.microbatches, world)
     if audit and isinstance(reduction, ExactReduction):
         reduction.see = audit.see
     mine = world.share(plan.microbatches)
@@ -238,7 +281,6 @@ def build_run(
         world=world,
         lifetime=lifetime,
         compute=compute,
-        ddp=ddp,
         reduction=reduction,
         stats=StatsExchange(world, plan.microbatches, flags=1 + len(FLAGS)),
         times=StepTimes(lifetime.clock, world.device),
@@ -259,9 +301,9 @@ def build_run(
     )
 
 
-def store_the_end(run: Run, loaded: Loaded) -> int:
+def store_the_end(run: Run, loaded: Restored) -> int:
     """Make the run's last snapshot durable, which is only in a node's memory so far."""
-    stored = run.checkpointer.make_durable(loaded)
+    stored = run.checkpointer.make_durable(loaded, run.compute.state())
     if run.world.is_main:
         say(f"step {run.start} was in a node's memory only; now it is durable")
     run.reporter.end(run.start, True, stored)

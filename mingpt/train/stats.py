@@ -6,7 +6,6 @@ All are known before the last microbatch's backward, so the exchange runs during
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,9 +13,6 @@ from torch import Tensor
 
 from mingpt.compute.reduction import tree_sum_of
 from mingpt.world.world import World, all_gather, share
-
-if TYPE_CHECKING:
-    from mingpt.world.clock import Clock
 
 TIMES = 2  # of each process: computing, waiting for data
 
@@ -99,40 +95,6 @@ class StatsExchange:
         tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
         end = 2 * longest + self.flags
         return StepStats(losses, tokens, rows[:, 2 * longest : end].sum(0), rows[:, end:])
-
-
-class StepTimes:
-    """Seconds of this process in one step, that before: computing, and waiting for data.
-
-    On CUDA the device's: from the step's begin to its last forward. What comes after, other processes may delay.
-    """
-
-    def __init__(self, clock: "Clock", device: torch.device) -> None:
-        self.clock, self.cuda = clock, device.type == "cuda"
-        self._seen = (clock.seconds("step"), clock.seconds("wait"))
-        self._events = list[torch.cuda.Event]()  # begin and end of a step, then of the next one
-
-    def begin(self) -> None:
-        if self.cuda:
-            self._mark()
-
-    def __call__(self) -> tuple[float, float]:
-        """Called once in each step, before the exchange."""
-        now = self.clock.seconds("step"), self.clock.seconds("wait")
-        busy, waited = (after - before for after, before in zip(now, self._seen, strict=True))
-        self._seen = now
-        if self.cuda:
-            self._mark()
-            busy = 0.0
-            if len(self._events) > 4:  # of two steps ago: the device has passed it
-                begin, end = self._events[:2]
-                busy = begin.elapsed_time(end) / 1e3 if end.query() else 0.0
-                del self._events[:2]
-        return busy, waited
-
-    def _mark(self) -> None:
-        self._events.append(torch.cuda.Event(enable_timing=True))
-        self._events[-1].record()
 
 
 class DelayedRead:

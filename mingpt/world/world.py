@@ -2,13 +2,14 @@
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mingpt.errors import UserError
 
@@ -138,6 +139,13 @@ class World:
         if self.size > 1:
             _broadcast(content, src=source, group=self.group)
         return content.numpy().data
+
+    def take_from_main(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite each tensor with rank 0's."""
+        for tensor in tensors if self.size > 1 else ():
+            content = tensor.detach().to(self.comm_device).contiguous()
+            _broadcast(content, group=self.group, group_src=0)
+            tensor.detach().copy_(content)
 
     def barrier(self) -> None:
         if self.size > 1:

@@ -1,40 +1,63 @@
 """Muon: torch's own update, a step that can be skipped, and which parameter goes to which optimizer."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from mingpt.compute.groups import make_optimizers, muon_names, roles
-from mingpt.compute.muon import Muon, orthogonal
-from mingpt.compute.optimizer import Update, state_layout
-from mingpt.config.schema import Health, Optimizer, Schedule
+from mingpt.compute.buckets import BUCKET_BYTES
+from mingpt.compute.groups import Rule, muon_names, roles, rules
+from mingpt.compute.layout import state_layout
+from mingpt.compute.muon import cost, orthogonal, owners
+from mingpt.compute.optimizer import Update
+from mingpt.config.schema import Optimizer, Schedule
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.modern import Modern
+from update_kit import one_step, state_of, sums_of, update_of
 
 SHAPES = ((8, 8), (8, 24), (24, 8), (1, 5), (7, 3))
 SETTINGS = Optimizer(name="muon", lr=0.02, embedding_ratio=16, head_ratio=2, vector_ratio=4)
-NO_SKIP, SKIP = torch.zeros(()), torch.ones(())
 
 
 def gradient(shape: tuple[int, int], step: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(step))
 
 
+class Matrices(nn.Module):
+    """matrix i: with the values of gradient(shape, i)."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self.all = nn.ParameterList([gradient(shape, i) for i, shape in enumerate(shapes)])
+
+
+def muon_of(shapes: Sequence[tuple[int, int]], bucket_bytes: int = BUCKET_BYTES) -> Update:
+    config = Optimizer(name="muon", lr=0.02, momentum=0.9, weight_decay=0.1, clip_norm=0)
+    return update_of(Matrices(shapes), config, Schedule(kind="constant", warmup_steps=0), bucket_bytes=bucket_bytes)
+
+
+def step_with(update: Update, gradients: Sequence[torch.Tensor]) -> None:
+    for (_, p), g in zip(update.named, gradients, strict=True):
+        p.grad = g.clone()
+    update(0, torch.zeros(1), torch.tensor(1.0), sums_of(update))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_two_steps_are_those_of_torch(shape: tuple[int, int]) -> None:
     """torch multiplies in bfloat16, whose rounding is within 2% of the update."""
-    ours, theirs = (nn.Parameter(gradient(shape, 9)) for _ in range(2))
-    before = ours.detach().clone()
-    our = Muon([ours], lr=0.02, momentum=0.9, weight_decay=0.1)
+    update, theirs = muon_of([shape]), nn.Parameter(gradient(shape, 0))
+    before = theirs.detach().clone()
     their = torch.optim.Muon([theirs], lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    our.found_inf = NO_SKIP
     for step in range(2):
-        ours.grad, theirs.grad = gradient(shape, step), gradient(shape, step)
-        our.step()
+        theirs.grad = gradient(shape, step)
+        step_with(update, [gradient(shape, step)])
         their.step()
-    assert torch.equal(our.state[ours]["momentum_buffer"], their.state[theirs]["momentum_buffer"])
-    assert (ours - theirs).norm() < 0.02 * (theirs - before).norm()
+    (mean,) = state_of(update).values()
+    assert torch.equal(mean, their.state[theirs]["momentum_buffer"])
+    assert (update.named[0][1] - theirs).norm() < 0.02 * (theirs - before).norm()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -45,28 +68,30 @@ def test_the_singular_values_become_about_one(shape: tuple[int, int]) -> None:
 
 
 def test_a_skipped_step_changes_no_bit_whatever_the_gradient() -> None:
-    p = nn.Parameter(gradient((4, 6), 1))
-    optimizer = Muon([p], lr=0.02, momentum=0.9, weight_decay=0.1)
-    optimizer.found_inf, p.grad = NO_SKIP, gradient((4, 6), 2)
-    optimizer.step()
-    before, mean = p.detach().clone(), optimizer.state[p]["momentum_buffer"].clone()
-    optimizer.found_inf, p.grad = SKIP, torch.full((4, 6), torch.nan)
-    optimizer.step()
-    assert torch.equal(p, before)
-    assert torch.equal(optimizer.state[p]["momentum_buffer"], mean)
+    update = muon_of([(4, 6)])
+    step_with(update, [gradient((4, 6), 2)])
+    before, mean = update.named[0][1].detach().clone(), update.first[0].clone()
+    step_with(update, [torch.full((4, 6), torch.nan)])
+    assert torch.equal(update.named[0][1], before)
+    assert torch.equal(update.first[0], mean)
 
 
 def test_a_matrix_is_updated_by_itself() -> None:
-    """So that later each may have one owner: what else there is changes no bit."""
-    together = [nn.Parameter(gradient(shape, i)) for i, shape in enumerate(SHAPES)]
-    alone = nn.Parameter(gradient(SHAPES[2], 2))
-    for parameters in (together, [alone]):
-        optimizer = Muon(parameters, lr=0.02, momentum=0.9, weight_decay=0.1)
-        optimizer.found_inf = NO_SKIP
-        for p in parameters:
-            p.grad = gradient((p.shape[0], p.shape[1]), 5)
-        optimizer.step()
-    assert torch.equal(together[2], alone)
+    """Each has one owner: what else there is, and where it lies, changes no bit."""
+    together, apart, alone = muon_of(SHAPES), muon_of(SHAPES, bucket_bytes=1), muon_of([(8, 8), (8, 24), SHAPES[2]])
+    assert (len(together.buckets), len(apart.buckets)) == (1, 5)
+    for update in (together, apart, alone):
+        step_with(update, [gradient((p.shape[0], p.shape[1]), 5) for _, p in update.named])
+    third = dict(together.named)["all.2"]
+    assert torch.equal(third, dict(apart.named)["all.2"])
+    assert torch.equal(third, dict(alone.named)["all.2"])
+
+
+def test_the_matrices_are_dealt_out_by_their_cost() -> None:
+    assert owners([cost(torch.Size(shape)) for shape in SHAPES], 1) == [0] * 5
+    assert [cost(torch.Size(shape)) for shape in SHAPES] == [512, 1536, 1536, 5, 63]
+    assert owners([512, 1536, 1536, 5, 63], 2) == [0, 0, 1, 1, 1]
+    assert owners([3, 3, 3], 5) == [0, 1, 2]
 
 
 def modern(tied: bool = False) -> Modern:
@@ -105,57 +130,38 @@ def test_a_role_is_that_of_the_parameter_and_not_of_where_it_stands_first() -> N
 
 def test_each_group_has_its_own_learning_rate_and_only_matrices_decay() -> None:
     model = modern()
-    adam, muon = make_optimizers(model.named_parameters(), SETTINGS, roles(model))
-    names = {p: name for name, p in model.named_parameters()}
-    groups = {
-        (type(o).__name__, g["lr"], g["weight_decay"]): {names[p] for p in g["params"]}
-        for o in (adam, muon)
-        for g in o.param_groups
-    }
-    of_muon = muon_names("muon", roles(model))
+    found = rules(model.named_parameters(), SETTINGS, roles(model))
+    groups = {rule: {name for name, its in found.items() if its == rule} for rule in found.values()}
     assert groups == {
-        ("Muon", 0.02, 0.1): of_muon,
-        ("AdamW", 0.32, 0.0): {"model.embed_tokens.weight"},
-        ("AdamW", 0.04, 0.0): {"lm_head.weight"},
-        ("AdamW", 0.08, 0.0): {n for n in names.values() if "norm" in n},
+        Rule(True, 0.02, 0.1): muon_names("muon", roles(model)),
+        Rule(False, 0.32, 0.0): {"model.embed_tokens.weight"},
+        Rule(False, 0.04, 0.0): {"lm_head.weight"},
+        Rule(False, 0.08, 0.0): {n for n in found if "norm" in n},
     }
 
 
 def test_all_it_remembers_is_state() -> None:
     """A run that is stopped after two steps and goes on in a new process has the bits of one that was not."""
 
-    def update_of(model: Modern) -> Update:
-        return Update(
-            model.named_parameters(),
-            SETTINGS,
-            Schedule(kind="wsd", warmup_steps=1, decay_steps=5),
-            roles=roles(model),
-            global_size=2,
-            tokens_per_microbatch=8,
-            fp16=False,
-            device=torch.device("cpu"),
-            health=Health(),
-        )
+    def make(model: Modern) -> Update:
+        return update_of(model, SETTINGS, Schedule(kind="wsd", warmup_steps=1, decay_steps=5), global_size=2)
 
     def train(model: Modern, update: Update, steps: range) -> None:
         for step in steps:
-            update.zero_grad()
             tokens = torch.randint(5, (2, 4), generator=torch.Generator().manual_seed(step))
-            loss, count = model(tokens, tokens.roll(-1, 1))
-            update.scaled(loss).backward()
-            update(step, loss.detach().view(1).double(), count)
+            one_step(update, partial(model, tokens, tokens.roll(-1, 1)), step)
 
     torch.manual_seed(1)
     through, stopped, resumed = modern(), modern(), modern()
     stopped.load_state_dict(through.state_dict())
-    first, second, third = update_of(through), update_of(stopped), update_of(resumed)
+    first, second, third = make(through), make(stopped), make(resumed)
     train(through, first, range(4))
     train(stopped, second, range(2))
     resumed.load_state_dict(stopped.state_dict())
-    third.load({name: tensor.clone() for name, tensor in second.state().items()})
+    third.load({name: tensor.clone() for name, tensor in state_of(second).items()})
     train(resumed, third, range(2, 4))
-    for ours, theirs in ((through.state_dict(), resumed.state_dict()), (first.state(), third.state())):
+    for ours, theirs in ((through.state_dict(), resumed.state_dict()), (state_of(first), state_of(third))):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     layout = state_layout(through.named_parameters(), False, muon_names("muon", roles(through)))
-    assert layout == {name: (t.shape, t.dtype) for name, t in first.state().items()}
+    assert layout == {name: (t.shape, t.dtype) for name, t in state_of(first).items()}

@@ -1,18 +1,18 @@
 """mingpt.compute.reduction: one order of additions, whoever adds. (With several processes: test_exactness.py.)"""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
+from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
+from mingpt.compute.fast import FastReduction
 from mingpt.compute.reduction import (
     ExactReduction,
-    FastReduction,
     Reduction,
     middle,
     parents,
@@ -141,52 +141,56 @@ def loss_of(net: nn.Module, microbatch: int) -> Tensor:
 
 
 def gradients(count: int) -> list[list[Tensor]]:
-    """Each microbatch's, computed alone, without DDP."""
+    """Each microbatch's, computed alone."""
     net = model()
     return [list(torch.autograd.grad(loss_of(net, m), list(net.parameters()))) for m in range(count)]
 
 
-def backward(
-    ddp: DistributedDataParallel, reduction: Reduction, count: int, loss: Callable[[int], Tensor] | None = None
-) -> None:
+def reduction_of(
+    net: nn.Module, count: int, world: World, bucket_bytes: int = BUCKET_BYTES, fast: bool = False
+) -> Reduction:
+    buckets = make_buckets(net.named_parameters(), set(), world, False, bucket_bytes)
+    return FastReduction(buckets, world) if fast else ExactReduction(buckets, count, world)
+
+
+def backward(reduction: Reduction, count: int, loss: Callable[[int], Tensor]) -> None:
     """A step's gradients, as the trainer computes them."""
+    reduction.begin()
     for m in range(count):
-        last = m == count - 1
-        with nullcontext() if last else ddp.no_sync():
-            (loss(m) if loss else loss_of(ddp, m)).backward()
-        if not last:
+        if m == count - 1:
+            reduction.arm(m)
+        loss(m).backward()
+        if m < count - 1:
             reduction.push(m)
     reduction.finish()
 
 
-def buckets(ddp: DistributedDataParallel) -> int:
-    return len(ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
+def summed(reduction: Reduction, net: nn.Module) -> list[Tensor]:
+    """By parameter, in the model's order."""
+    found = {p: reduction.buckets[i].view(reduction.sums[i], slot) for p, (i, slot) in reduction.place.items()}
+    return [found[p] for p in net.parameters()]
 
 
-@pytest.mark.parametrize("bucket_mb", [0.001, 25])
+@pytest.mark.parametrize("bucket_bytes", [1000, BUCKET_BYTES])
 @pytest.mark.parametrize("count", range(1, 9))
-def test_exact_reduction_gives_the_tree_sum_of_the_gradients(world: World, count: int, bucket_mb: float) -> None:
+def test_exact_reduction_gives_the_tree_sum_of_the_gradients(world: World, count: int, bucket_bytes: int) -> None:
     net = model()
-    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
-    reduction = ExactReduction(ddp, count, world)
+    reduction = reduction_of(net, count, world, bucket_bytes)
+    assert isinstance(reduction, ExactReduction)
     expected = [tree_sum_of(column) for column in zip(*gradients(count), strict=True)]
     folded = [left_fold(list(column)) for column in zip(*gradients(count), strict=True)]
-    for step in range(3):  # DDP rebuilds its buckets after the first
-        ddp.zero_grad(set_to_none=True)
-        deepest = 0
-        for m in range(count):
-            last = m == count - 1
-            with nullcontext() if last else ddp.no_sync():
-                loss_of(ddp, m).backward()
-            if not last:
-                reduction.push(m)
-                deepest = max(deepest, len(reduction.stack))
-        reduction.finish()
-        found = [p.grad for p in net.parameters()]
-        assert all(g is not None and torch.equal(g, e) for g, e in zip(found, expected, strict=True)), f"step {step}"
-        assert deepest <= count.bit_length()  # 1 + log2(count), rounded down
-        assert (reduction.stack, reduction.exchanges) == ([], [])
-    assert (buckets(ddp) > 1) == (bucket_mb < 1)
+    deepest = list[int]()
+
+    def loss(m: int) -> Tensor:
+        deepest.append(len(reduction.stack))
+        return loss_of(net, m)
+
+    for step in range(3):
+        backward(reduction, count, loss)
+        assert all(torch.equal(g, e) for g, e in zip(summed(reduction, net), expected, strict=True)), f"step {step}"
+        assert [p.grad for p in net.parameters()] == [None] * 6
+    assert max(deepest) <= count.bit_length()  # 1 + log2(count), rounded down
+    assert len(reduction.buckets) == (4 if bucket_bytes == 1000 else 1)
     # A plain accumulation is another sum from four on, so the equality above is no accident. (The tree of three is
     # a + (b + c), that of two a + b.)
     assert any(not torch.equal(f, e) for f, e in zip(folded, expected, strict=True)) == (count > 2)
@@ -206,22 +210,22 @@ class Laid(nn.Module):
         return self.last(torch.tanh(self.conv(x.view(-1, 4, 2, 5)).flatten(1) @ self.turned))
 
 
-@pytest.mark.parametrize("bucket_mb", [0.001, 25])
-def test_the_order_of_a_parameters_memory_is_respected(world: World, bucket_mb: float) -> None:
+@pytest.mark.parametrize("bucket_bytes", [1000, BUCKET_BYTES])
+def test_the_order_of_a_parameters_memory_is_respected(world: World, bucket_bytes: int) -> None:
     torch.manual_seed(1)
     net = Laid()
     parameters = list(net.parameters())
+    strides = [p.stride() for p in parameters]
     alone = [list(torch.autograd.grad(loss_of(net, m), parameters)) for m in range(6)]
     expected = [tree_sum_of(column) for column in zip(*alone, strict=True)]
-    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
-    reduction = ExactReduction(ddp, 6, world)
+    reduction = reduction_of(net, 6, world, bucket_bytes)
     for step in range(3):
-        ddp.zero_grad(set_to_none=True)
-        backward(ddp, reduction, 6)
-        for (name, p), e in zip(net.named_parameters(), expected, strict=True):
-            assert p.grad is not None
-            assert torch.equal(p.grad, e), f"{name}, step {step}"
-            assert p.grad.stride() == p.stride()
+        backward(reduction, 6, lambda m: loss_of(net, m))
+        for (name, p), stride, found, e in zip(
+            net.named_parameters(), strides, summed(reduction, net), expected, strict=True
+        ):
+            assert torch.equal(found, e), f"{name}, step {step}"
+            assert p.stride() == found.stride() == stride
 
 
 class Branches(nn.Module):
@@ -239,10 +243,10 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("bucket_mb", [0.001, 25])
+@pytest.mark.parametrize("bucket_bytes", [1000, BUCKET_BYTES])
 @pytest.mark.parametrize("used", [{0, 1, 3}, {1, 4}, {4}, {0, 1, 2, 3, 4}, set()], ids=str)
 def test_a_parameter_that_a_microbatch_does_not_use_has_a_gradient_of_zeros(
-    world: World, used: Collection[int], bucket_mb: float, fast: bool
+    world: World, used: Collection[int], bucket_bytes: int, fast: bool
 ) -> None:
     torch.manual_seed(1)
     net = Branches(used)
@@ -253,33 +257,42 @@ def test_a_parameter_that_a_microbatch_does_not_use_has_a_gradient_of_zeros(
     )
     add = left_fold if fast else tree_sum_of
     expected = [add(list(column)) for column in columns]
-    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
-    reduction = FastReduction(ddp) if fast else ExactReduction(ddp, 5, world)
+    reduction = reduction_of(net, 5, world, bucket_bytes, fast)
     for step in range(3):
-        ddp.zero_grad(set_to_none=True)
-        backward(ddp, reduction, 5, lambda m: ddp(inputs(m), m).square().sum())
-        for i, (p, e) in enumerate(zip(parameters, expected, strict=True)):
-            assert p.grad is not None
-            assert torch.equal(p.grad, e), f"parameter {i}, step {step}"
+        backward(reduction, 5, net.loss)
+        for i, (found, e) in enumerate(zip(summed(reduction, net), expected, strict=True)):
+            assert torch.equal(found, e), f"parameter {i}, step {step}"
 
 
-def test_no_step_is_made_of_a_part_of_the_gradients(world: World) -> None:
-    ddp = DistributedDataParallel(model(), gradient_as_bucket_view=True)
-    reduction = ExactReduction(ddp, 2, world)
-    with ddp.no_sync():
-        loss_of(ddp, 0).backward()
-    with pytest.raises(RuntimeError, match="0 of 3403 elements of the gradients have been reduced"):
+@pytest.mark.parametrize("fast", [False, True])
+def test_no_step_is_made_of_a_part_of_the_gradients(world: World, fast: bool) -> None:
+    net = model()
+    reduction = reduction_of(net, 2, world, fast=fast)
+    reduction.begin()
+    loss_of(net, 0).backward()
+    reduction.push(0)
+    loss_of(net, 1).backward()  # not announced
+    with pytest.raises(RuntimeError, match="a part of the gradients is missing"):
         reduction.finish()
+
+
+def test_a_gradient_that_comes_in_parts_is_refused(world: World) -> None:
+    """A reentrant checkpoint runs a backward of its own for each use of a parameter."""
+    net = nn.Linear(40, 40)
+    reduction = reduction_of(net, 1, world)
+    reduction.begin()
+    reduction.arm(0)
+    once = checkpoint(net, inputs(0).requires_grad_(), use_reentrant=True)
+    with pytest.raises(RuntimeError, match=r"the gradient of (weight|bias) came in parts: use checkpoint"):
+        checkpoint(net, once, use_reentrant=True).sum().backward()
 
 
 def test_fast_reduction_gives_the_left_fold(world: World) -> None:
     net = model()
-    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
-    reduction = FastReduction(ddp)
-    backward(ddp, reduction, 5)
-    for p, column in zip(net.parameters(), zip(*gradients(5), strict=True), strict=True):
-        assert p.grad is not None
-        torch.testing.assert_close(p.grad, left_fold(list(column)))
+    reduction = reduction_of(net, 5, world, fast=True)
+    backward(reduction, 5, lambda m: loss_of(net, m))
+    for found, column in zip(summed(reduction, net), zip(*gradients(5), strict=True), strict=True):
+        torch.testing.assert_close(found, left_fold(list(column)))
 
 
 def test_the_stats_have_every_loss_and_adds_along_the_tree(world: World) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mingpt.snapshot.format import Kind, Metrics, State
+from mingpt.snapshot.format import Kind, Manifest, Metrics, State
 from mingpt.snapshot.lineage import Newest
 from mingpt.snapshot.reader import Loaded
-from mingpt.snapshot.restore import restore
+from mingpt.snapshot.restore import Put, restore
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
@@ -51,7 +51,14 @@ def save(
 
 
 def read_newest(store: Store, say: Callable[[str], None]) -> Loaded | None:
-    return restore(store, None, ALONE, say, Newest.of(store))
+    state = dict[Kind, dict[str, Tensor]]()
+
+    def take(manifest: Manifest) -> Put:
+        state["model"], state["optimizer"] = {}, {}
+        return lambda kind, tensors: state[kind].update(tensors)
+
+    found = restore(store, None, ALONE, say, Newest.of(store), take)
+    return Loaded(found.manifest, state, found.url) if found else None
 
 
 def files(folder: Path) -> list[str]:

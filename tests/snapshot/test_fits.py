@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from examples.classifier import rows
-from mingpt.compute.groups import roles
-from mingpt.compute.optimizer import Update
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
-from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.format import DTYPES, Manifest, TensorInfo
 from mingpt.snapshot.reader import Loaded
-from mingpt.train.factory import build, trainable
+from mingpt.train.factory import build
 from mingpt.train.resume import check_fits
 from snapshot_kit import PROVENANCE
+from update_kit import one_step, state_of, update_of
 
 TARGETS = ("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows")
 Change = Callable[[dict[str, Tensor]], object]
@@ -32,21 +31,8 @@ def configured(*overrides: str) -> Config:
 def stored(config: Config) -> Loaded:
     """What a snapshot of the model's first step holds."""
     model = build(config, 0)
-    fp16 = config.precision == "fp16"
-    update = Update(
-        trainable(model),
-        config.optimizer,
-        config.schedule,
-        roles=roles(model),
-        global_size=4,
-        tokens_per_microbatch=1,
-        fp16=fp16,
-        device=torch.device("cpu"),
-        health=config.health,
-    )
-    loss, count = model(*rows(4).train[[0, 1, 2, 3]])
-    update.scaled(loss).backward()
-    update(0, torch.zeros(1), count)
+    update = update_of(model, config.optimizer, config.schedule, global_size=4, fp16=config.precision == "fp16")
+    one_step(update, lambda: model(*rows(4).train[[0, 1, 2, 3]]), 0)
     manifest = Manifest(
         format=3,
         step=1,
@@ -55,12 +41,18 @@ def stored(config: Config) -> Loaded:
         tensors={},
         **PROVENANCE | {"config": config.model_dump(), "vocabulary": {"kind": "none"}},
     )
-    remembered = update.state()
+    remembered = state_of(update)
     return Loaded(manifest, {"model": model.state_dict(), "optimizer": remembered}, "there")
 
 
 def check(loaded: Loaded, config: Config) -> None:
-    check_fits(loaded, config, rows(4).vocabulary.to_json(), build(config, 0))
+    infos = {
+        name: TensorInfo(dtype=DTYPES[t.dtype], shape=list(t.shape), sha256="0" * 64, part=f"{kind}-00001")
+        for kind, tensors in loaded.state.items()
+        for name, t in tensors.items()
+    }
+    manifest = loaded.manifest.model_copy(update={"tensors": infos})
+    check_fits(manifest, config, rows(4).vocabulary.to_json(), build(config, 0))
 
 
 @pytest.mark.parametrize("now", [(), ("precision=fp16",), ("train.freeze=['*.bias']",)], ids=str)

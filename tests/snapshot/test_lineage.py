@@ -253,7 +253,9 @@ def test_memory_continues_what_is_durable_or_is_removed(
     HotBase(2, 7, seven).write(memory)
     save(durable, newest, provenance=of(attempt, lr))
     said: list[str] = []
-    loaded = restore(durable, memory, ALONE, said.append, Newest.of(durable))
+    loaded = restore(
+        durable, memory, ALONE, said.append, Newest.of(durable), lambda manifest: lambda kind, tensors: None
+    )
     assert loaded
     assert loaded.manifest.step == (9 if continues else newest)
     assert memory.steps() == ([9] if continues else [])

@@ -10,7 +10,6 @@ import fsspec
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from mingpt.config import compose
 from mingpt.config.schema import WorldConfig
@@ -196,18 +195,12 @@ def test_an_observer_that_takes_long_slows_no_step_down(open_run: Callable[..., 
     assert [e.step for e in slow.events if isinstance(e, StepDone) and e.step_seconds < 100] == [1, 2, 3, 4]
 
 
-def test_buffers_are_looked_at_before_ddp_overwrites_them(
+def test_buffers_are_looked_at_before_rank_0s_replace_them(
     open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives all processes rank 0's, and what differed between them would not be seen."""
+    """What differed between the processes would not be seen."""
     order = list[str]()
-    plain = DistributedDataParallel
-
-    def wrap(*arguments: Any, **options: Any) -> DistributedDataParallel:
-        order.append("ddp")
-        return plain(*arguments, **options)
-
-    monkeypatch.setattr(session, "DistributedDataParallel", wrap)
+    monkeypatch.setattr(World, "take_from_main", lambda self, tensors: order.append("take"))
 
     def copy(model: nn.Module) -> dict[str, Tensor]:
         order.append("copy")
@@ -215,7 +208,26 @@ def test_buffers_are_looked_at_before_ddp_overwrites_them(
 
     monkeypatch.setattr(own_model, "copy_buffers", copy)
     open_run()
-    assert order == ["copy", "ddp"]
+    assert order == ["copy", "take"]
+
+
+def test_weights_of_a_damaged_snapshot_are_not_kept_if_no_other_is_left(
+    open_run: Callable[..., Run], place: str
+) -> None:
+    """Its weights are good and read first; then comes the damaged part."""
+    first = open_run("snapshot.keep=1", "snapshot.keep_best=false")
+    assert loop.train(first) == FINISHED
+    digest, memory = digest_at(first, STEPS), fsspec.filesystem("memory")
+    (part,) = memory.glob(f"{place.removeprefix('memory:/')}/snapshots/step-*/optimizer-*")
+    raw = memory.cat_file(part)
+    memory.pipe_file(part, raw[:-1] + bytes([raw[-1] ^ 1]))
+    again = open_run("snapshot.keep=1", "snapshot.keep_best=false")
+    assert again.start == 0
+    new = build(again.config, again.source.vocabulary.size).state_dict()
+    assert all(torch.equal(value, new[name]) for name, value in again.compute.model.state_dict().items())
+    assert not any(moments.any() for moments in (*again.compute.update.first, *again.compute.update.second))
+    assert loop.train(again) == FINISHED
+    assert digest_at(again, STEPS) == digest
 
 
 @pytest.mark.parametrize("kind", [StepDone, Evaluated, SnapshotCommitted, AttemptEnded, None])

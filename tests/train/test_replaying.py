@@ -1,6 +1,9 @@
 """A past step, computed again: the bits are those that the run recorded, whatever its data and its processes were."""
 
+import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from mingpt.commands.fork import fork_command
 from mingpt.errors import CRASHED, FINISHED, UserError
 from mingpt.model.language import LanguageModel
 from mingpt.observe.trace import RECORD
@@ -20,10 +24,11 @@ from mingpt.train.closeup import layers, look
 from mingpt.train.past import Bits, Past
 from mingpt.train.replaying import Again, Change, replay
 from mingpt.world.lifetime import Lifetime
+from paths_kit import KITS, ROOT
 from poison_kit import POISONED, poison
 from replay_kit import data_of, files_of, train_here
 
-KINDS = ["text", "bpe", "shards", "documents apart", "images", "chat", "mixture", "addition", "sort"]
+KINDS = ["text", "bpe", "shards", "documents apart", "images", "chat", "mixture", "addition", "sort", "random"]
 
 
 def again(url: str, first: int, last: int, *here: str) -> tuple[int, list[Again]]:
@@ -46,17 +51,42 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...
     return run_dir, where
 
 
+def local(kind: str, folder: Path) -> tuple[str, ...]:
+    return () if kind in ("addition", "sort", "random", "mixture") else (f"data.cache_dir={folder}/cache",)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_are_those_recorded(kind: str, tmp_path: Path) -> None:
     how, where = data_of(kind, tmp_path / "data")
-    local = () if kind in ("addition", "sort") else (f"data.cache_dir={tmp_path}/cache",)
-    train_here(f"{tmp_path}/run", *how, *where, *(() if kind == "mixture" else local), "train.max_steps=6")
+    train_here(f"{tmp_path}/run", *how, *where, *local(kind, tmp_path), "train.max_steps=6")
     base, steps = again(f"{tmp_path}/run", 6, 6, *where)
     assert (base, [step.same for step in steps]) == (4, [True])
     with replay(f"{tmp_path}/run", 2, where) as run:
         assert run.base == 0
         assert [run.advance().same for _ in range(6)] == [True] * 6
         assert run.notes == []
+
+
+@pytest.mark.slow
+def test_bits_are_those_that_two_processes_recorded(tmp_path: Path) -> None:
+    """For all kinds of data."""
+    runs, places = dict[str, list[str]](), dict[str, tuple[str, ...]]()
+    for kind in KINDS:
+        how, where = data_of(kind, tmp_path / kind)
+        runs[f"{tmp_path}/{kind}/run"], places[kind] = [*how, *where, *local(kind, tmp_path)], where
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(KITS / "worlds_kit.py")]
+    done = subprocess.run(
+        [sys.executable, *command, json.dumps(runs)],
+        env={**os.environ, "PYTHONPATH": f"{KITS}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for kind, where in places.items():
+        with replay(f"{tmp_path}/{kind}/run", 5, where) as run:
+            again = run.advance()
+            assert (run.base, run.stretch.world_size, again.same) == (4, 2, True), kind
 
 
 @pytest.mark.parametrize(
@@ -88,6 +118,15 @@ def test_the_run_stays_as_it_is(small: tuple[str, tuple[str, ...]], tmp_path: Pa
         path.chmod(0o755)
     assert again(url, 9, 9, *where)[1][0].same
     assert files_of(Path(url)) == before
+
+
+def test_a_fork_begins_at_the_snapshot_that_it_was_given(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
+    url, where = small
+    assert fork_command([f"{url}@8", f"{tmp_path}/fork", "optimizer.lr=0.03"]) == 0
+    config = (f"--config-dir={tmp_path}/fork", "--config-name=config", "train.max_steps=10")
+    assert attempt([*config, *where], Lifetime()) == FINISHED
+    base, steps = again(f"{tmp_path}/fork", 9, 10, *where)
+    assert (base, [step.same for step in steps]) == (8, [True, True])
 
 
 def test_a_run_in_a_bucket(tmp_path: Path) -> None:
@@ -207,7 +246,7 @@ def test_a_step_without_some_samples(tmp_path: Path) -> None:
         run.prepare()
         without = run.advance(Change(drop=frozenset({3, 5})))
         assert without.figures.loss == pytest.approx(expected, rel=1e-6) != whole.figures.loss
-        gradient = {n: p.grad.clone() for n, p in run.bench.compute.model.named_parameters() if p.grad is not None}
+        gradient = {n: run.bench.gradient(n).clone() for n, _ in run.bench.compute.model.named_parameters()}
         run.go_back(saved)
         run.prepare()
         model = run.bench.compute.model

@@ -63,7 +63,12 @@ def test_each_other_key_affects_the_result() -> None:
     free = {"train.max_steps", "train.log_every", "train.eval_every", "optimizer.reference_batch", "model.init_from"}
     free |= {"health.spike_window", "health.max_skips"}  # where there is no window, or no rollback
     free |= {f"train.eval_tasks{more}" for more in ("", "_every", "_limit", "_path")}
-    free |= {"schedule.cooldown_steps", "optimizer.momentum"}  # but of wsd, and of muon
+    free |= {
+        "optimizer.shard",
+        "train.recompute",
+        "schedule.cooldown_steps",
+        "optimizer.momentum",
+    }  # but of wsd, of muon, and with compile
     free |= {
         "health.hang_seconds",
         "health.audit_every",

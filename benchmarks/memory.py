@@ -1,0 +1,69 @@
+"""`python benchmarks/memory.py [--models 30M 124M]`: peak memory of a process in a short run and its resume, as JSON.
+
+Each run takes 2 steps and stores a snapshot, and is then continued for one step. Peaks are the resident memory of the
+process that has most (VmHWM), which includes Python and torch; `idle` is what a process of a tiny model needs.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SHAPES = {
+    "idle": ("model.n_layer=1", "model.n_head=1", "model.n_embd=16"),
+    "30M": ("model.n_layer=9", "model.n_head=8", "model.n_embd=512"),
+    "124M": ("model.n_layer=17", "model.n_head=12", "model.n_embd=768"),
+}
+
+
+def peak(command: list[str]) -> float:
+    """Run to the end; the largest VmHWM of its training processes, in MB."""
+    peaks = dict[str, int]()
+    with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            for status in Path("/proc").glob("[0-9]*/status"):
+                try:
+                    if b"mingpt.train" not in (status.parent / "cmdline").read_bytes():
+                        continue
+                    if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text()):
+                        peaks[status.parent.name] = int(found[1])
+                except OSError:  # it has ended
+                    continue
+            time.sleep(0.05)
+    if process.returncode:
+        raise SystemExit(f"exit code {process.returncode}: {' '.join(command)}")
+    return max(peaks.values()) / 1024
+
+
+def measure(model: str, world: int, options: list[str], text: Path) -> dict[str, object]:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, *(torchrun if world > 1 else ()), "-m", "mingpt.train", "model=gpt2", *SHAPES[model],
+            "model.block_size=32", "batch.micro_size=1", "batch.global_size=4", "train.eval_every=0",
+            f"data.path={text}", f"run.dir={folder}", "snapshot.hot_every_steps=0", "schedule.decay_steps=9", *options,
+        ]  # fmt: skip
+        first, resumed = (round(peak([*command, f"train.max_steps={steps}"])) for steps in (2, 3))
+    return {"model": model, "processes": world, "options": options, "peak MB": first, "peak MB of the resume": resumed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("options", nargs="*", help="settings, such as optimizer.shard=false")
+    options = parser.parse_intermixed_args()
+    with tempfile.TemporaryDirectory() as folder:
+        (text := Path(folder, "text.txt")).write_text("To be, or not to be: that is the question.\n" * 400)
+        for model in options.models:
+            for world in options.processes:
+                print(json.dumps(measure(model, world, options.options, text)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Parameters side by side in a few flat tensors, of which each process owns an equal slice.
+
+The layout is a function of the model alone: which parameters share a bucket, where each one starts, and where a
+bucket's chunks lie. The world decides only how many chunks a process owns. So what is computed by element (AdamW) or by
+chunk (the gradient's norm) has the same bits, whoever computes it. ZeRO (Rajbhandari et al. 2020) calls such slices
+shards.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mingpt.world.world import World
+
+# Elements. A parameter starts at a multiple of START: vector instructions then cover all of it, whatever the slice, and
+# a rest that a scalar loop would compute with other bits does not exist.
+START = 64
+CHUNK = 4096
+BUCKET_BYTES = 25 * 2**20  # as in DDP: large enough for a network, small enough to begin during backward
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """A tensor of which each process has some elements. ranges: which ones, by rank, in the order of its memory.
+
+    mine: this process's, flat.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    ranges: tuple[range, ...]
+    mine: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter's place in its bucket. start, end: in elements, with the padding up to the next START."""
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+    end: int
+
+
+class Bucket:
+    """`weights`: flat, (size * length,); the parameters are views of it. `owned`: what of it this process updates.
+
+    length: of each process's slice, a multiple of CHUNK. chunks: that hold parameters; the rest is padding, zeros.
+    shard: each process updates its own slice; otherwise each one updates all.
+    """
+
+    def __init__(self, named: list[tuple[str, nn.Parameter]], world: World, shard: bool) -> None:
+        self.slots, end = list[Slot](), 0
+        for name, p in named:
+            start, end = end, end + -(-p.numel() // START) * START
+            self.slots.append(Slot(name, p, start, end))
+        self.chunks = -(-end // CHUNK)
+        self.length = -(-self.chunks // world.size) * CHUNK
+        self.rank, self.size, self.shard = world.rank, world.size, shard and world.size > 1
+        first = named[0][1]
+        self.weights = torch.zeros(world.size * self.length, dtype=first.dtype, device=first.device)
+        for slot in self.slots:
+            view = self.view(self.weights, slot)
+            view.copy_(slot.parameter.detach())
+            slot.parameter.data = view
+        first_owned, end_owned = (self.rank, self.rank + 1) if self.shard else (0, self.size)
+        self.owned = range(first_owned * self.length, end_owned * self.length)
+
+    def view(self, flat: Tensor, slot: Slot) -> Tensor:
+        """The parameter's part of a tensor with this bucket's layout, in its shape."""
+        p = slot.parameter
+        return flat.as_strided(p.shape, p.stride(), flat.storage_offset() + slot.start)
+
+    @property
+    def mine(self) -> Tensor:
+        """This process's slice of the weights."""
+        return self.weights[self.owned.start : self.owned.stop]
+
+    def pieces(self) -> Iterator[tuple[Slot, slice]]:
+        """Which part of the slice `owned` belongs to each parameter, with its padding; not where that is empty."""
+        for slot in self.slots:
+            first, end = max(slot.start, self.owned.start), min(slot.end, self.owned.stop)
+            if first < end:
+                yield slot, slice(first - self.owned.start, end - self.owned.start)
+
+    def ranges(self, slot: Slot) -> tuple[range, ...]:
+        """By rank, which of the parameter's elements are in that process's slice."""
+        count, found = slot.parameter.numel(), list[range]()
+        for rank in range(self.size):
+            first = rank * self.length - slot.start
+            found.append(range(min(max(first, 0), count), min(max(first + self.length, 0), count)))
+        return tuple(found)
+
+    def held(self, flat: Tensor, slot: Slot) -> Tensor:
+        """The parameter's elements in a tensor that holds the slice `owned`."""
+        mine, at = self.ranges(slot)[self.rank], slot.start - self.owned.start
+        return flat[at + mine.start : at + mine.stop] if mine else flat[:0]
+
+    def tensor(self, flat: Tensor, slot: Slot) -> "Tensor | Sliced":
+        """The parameter's part of a tensor that holds the slice `owned`, as a snapshot stores it."""
+        if not self.shard:
+            return self.view(flat, slot)
+        p = slot.parameter
+        return Sliced(p.shape, p.stride(), p.dtype, self.ranges(slot), self.held(flat, slot))
+
+    def load(self, flat: Tensor, slot: Slot, value: Tensor) -> None:
+        """Copy what this process owns of a whole tensor into `flat`, which holds the slice `owned`."""
+        if self.shard:
+            mine = self.ranges(slot)[self.rank]
+            self.held(flat, slot).copy_(in_memory_order(value, slot.parameter)[mine.start : mine.stop])
+        else:
+            self.view(flat, slot).copy_(value)
+
+
+def in_memory_order(value: Tensor, like: Tensor) -> Tensor:
+    """The elements of `value`, flat, in the order in which `like`, which has no gaps, lies in memory."""
+    if like.is_contiguous():
+        return value.reshape(-1)
+    return torch.empty_like(like).copy_(value).as_strided((like.numel(),), (1,))
+
+
+def make_buckets(
+    named: Iterable[tuple[str, nn.Parameter]], of_muon: set[str], world: World, shard: bool, most: int = BUCKET_BYTES
+) -> list[Bucket]:
+    """Buckets of at most `most` bytes, or of one parameter. named: in the model's order.
+
+    In reverse order, since backward computes the last layer's gradients first. A bucket has one dtype, and parameters
+    of one optimizer. shard: each process updates its own slice; otherwise each one updates all.
+    """
+    groups, open_groups = list[list[tuple[str, nn.Parameter]]](), dict[object, list[tuple[str, nn.Parameter]]]()
+    for name, p in reversed(list(named)):
+        kind = p.dtype, name in of_muon
+        group = open_groups.get(kind)
+        if group is None or sum(q.nbytes for _, q in group) + p.nbytes > most:
+            group = open_groups[kind] = []
+            groups.append(group)
+        group.append((name, p))
+    return [Bucket(group, world, shard) for group in groups]

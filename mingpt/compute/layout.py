@@ -1,0 +1,39 @@
+"""Which tensors an update has in a snapshot, and how a snapshot's differ from them."""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+Layout = tuple[torch.Size, torch.dtype]
+
+
+def state_layout(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], fp16: bool, of_muon: Container[str] = ()
+) -> dict[str, Layout]:
+    """Names, shapes and dtypes of `Update.state()` after a step. of_muon: the parameters that Muon updates."""
+    scalar = torch.Size(), torch.float32
+    out: dict[str, Layout] = {"loss_scale": scalar, "loss_scale.finite_steps": scalar} if fp16 else {}
+    for name, p in named_parameters:
+        if name in of_muon:
+            out[f"{name}.momentum_buffer"] = p.shape, p.dtype
+            continue
+        out |= {f"{name}.step": scalar, f"{name}.exp_avg": (p.shape, p.dtype), f"{name}.exp_avg_sq": (p.shape, p.dtype)}
+    return out
+
+
+def misfits(expected: Mapping[str, Layout], found: Mapping[str, Layout]) -> list[str]:
+    """One line for each tensor whose name, shape or dtype is not as expected."""
+
+    def text(shape: Sequence[int], dtype: torch.dtype) -> str:
+        return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+    return [
+        *(f"{name} is missing" for name in sorted(expected.keys() - found)),
+        *(f"{name} is unknown" for name in sorted(found.keys() - expected)),
+        *(
+            f"{name} is {text(*found[name])} in place of {text(*layout)}"
+            for name, layout in sorted(expected.items())
+            if name in found and found[name] != layout
+        ),
+    ]

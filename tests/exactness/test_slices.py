@@ -1,0 +1,113 @@
+"""Each process updates a slice of the state: the same bits and the same files as if one did it all."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mingpt.compute.buckets import CHUNK, START, make_buckets
+from mingpt.world.world import World
+from paths_kit import ROOT
+from run_kit import Run
+
+KITS = ROOT / "tests" / "kits"
+
+
+def world_of(size: int, rank: int) -> World:
+    return World(rank, size, rank, torch.device("cpu"), "gloo")
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_the_slices_of_a_bucket_tile_it_whatever_the_world(size: int) -> None:
+    """Where a parameter and a chunk lie does not depend on the world; whose they are does."""
+    places = []
+    for rank in range(size):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(100, 130), torch.nn.Linear(130, 37))
+        weights = [p.detach().clone() for p in model.parameters()]
+        (bucket,) = make_buckets(model.named_parameters(), set(), world_of(size, rank), True)
+        assert [(slot.name, slot.start) for slot in bucket.slots] == [
+            ("1.bias", 0), ("1.weight", 64), ("0.bias", 4928), ("0.weight", 5120),
+        ]  # fmt: skip
+        assert bucket.chunks == 5
+        assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+        assert (len(bucket.owned) % CHUNK, bucket.owned.start % CHUNK) == (0, 0)
+        for slot, part in bucket.pieces():
+            assert (part.start % START, (part.stop - part.start) % START) == (0, 0), slot.name
+        places.append(list(bucket.owned))
+        ranges = [bucket.ranges(slot) for slot in bucket.slots]
+        assert [[i for r in by_rank for i in r] for by_rank in ranges] == [
+            list(range(slot.parameter.numel())) for slot in bucket.slots
+        ]
+    assert [i for owned in places for i in owned] == list(range(len(bucket.weights)))
+
+
+def run_world(size: int, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What process 0 prints, and the files that all wrote. All print the same."""
+    (folder / "snapshots").mkdir(parents=True)
+    arguments = [str(size), str(folder / "rendezvous"), str(folder / "snapshots")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(KITS / "slices_worker.py"), str(rank), *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    ends = [process.communicate(timeout=400) for process in processes]
+    assert [process.returncode for process in processes] == [0] * size, ends
+    found = [json.loads(out) for out, _ in ends]
+    assert found == [found[0]] * size
+    return found[0], sorted(path.name for path in (folder / "snapshots").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # fifteen processes
+def test_worlds_of_one_to_five_give_the_same_bits_and_files(tmp_path: Path) -> None:
+    """AdamW and Muon, clipped, with a skipped step, fp16's scale, a frozen layer; in slices or not."""
+    worlds = {size: run_world(size, tmp_path / str(size)) for size in range(1, 6)}
+    alone, files = worlds[1]
+    assert alone["adamw"] == alone["unsharded"] != alone["fp16"]
+    assert alone["muon"] == alone["muon unsharded"] != alone["adamw"]
+    assert len(files) == 5  # AdamW's weights with the state of two runs (fp16 has its scale), and Muon's
+    assert {size: found for size, found in worlds.items() if found != (alone, files)} == {}
+
+
+KILL = """
+import os, signal
+from pathlib import Path
+from mingpt.compute import optimizer
+plain, calls = optimizer.gather_weights, []
+def gather_weights(buckets, world):
+    calls.append(1)
+    if world.rank == 1 and len(calls) == 7 and not Path(os.environ["KILLED"]).exists():
+        Path(os.environ["KILLED"]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(buckets, world)
+optimizer.gather_weights = gather_weights
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_between_update_and_gather_leaves_no_trace(
+    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+) -> None:
+    """The others then have weights of which a slice is old. None of that reaches a snapshot."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(
+        "import sys\nif 'mingpt.train' in sys.orig_argv and 'torch.distributed.run' not in sys.orig_argv:\n"
+        + "".join(f"    {line}\n" for line in KILL.splitlines())
+    )
+    run = new_run()
+    run.env = {"PYTHONPATH": f"{hook}:{ROOT}", "KILLED": str(tmp_path / "killed")}
+    output = run.finish(3, restarts=1)
+    assert (tmp_path / "killed").exists()
+    assert "resumed from step 4" in output
+    assert run.digest() == undisturbed().digest()
