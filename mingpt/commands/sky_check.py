@@ -26,7 +26,7 @@ SIZES = {
     "H200": (1, 8), "L4": (1, 2, 4, 8), "L40S": (1, 2, 4, 8), "T4": (1, 2, 4, 8), "V100": (1, 2, 4, 8),
 }  # fmt: skip
 LISTED = {"", "*", "aws", "gcp", "azure"}  # clouds for which the table is meant; "": the user names none
-EXAMPLES = {"RUN_DIR": "s3://bucket/run1", "BUCKET": "s3://bucket/runs"}
+EXAMPLES = {"RUN_DIR": "s3://bucket/run1", "BUCKET": "s3://bucket/runs", "BUCKET_NAME": "my-runs"}
 # SkyPilot's other options, of `sky launch`, `sky jobs launch` and `sky serve up`: those with a value, and flags.
 VALUES = (
     "--config --cluster -c --name -n --service-name --workdir --region --zone --cpus --memory --disk-size --disk-tier "
@@ -101,6 +101,10 @@ def _problems(task: Mapping[str, Any], options: argparse.Namespace) -> Iterator[
         return
     name = next((name for name in EXAMPLES if name in task["envs"]), "RUN_DIR")
     place = values.get(name, "")
+    if name == "BUCKET_NAME" and place is not None:  # which SkyPilot makes
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", place):
+            yield f"{name}={place}: give the name alone, such as {EXAMPLES[name]}"
+        place = f"s3://{place}/sky-check"
     overrides = [f"experiment={values['EXPERIMENT']}"]
     overrides += [f"run.dir={place}{'/sky-check' * (name == 'BUCKET')}"] if place else []
     for word in (values.get("OVERRIDES") or "").split():

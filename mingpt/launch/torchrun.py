@@ -221,10 +221,12 @@ def _head(
         option = "--rdzv-endpoint"
         host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(port))
         port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or port
-    if not host and backend == "static":
-        problems.append(f"--nnodes={most} --rdzv-backend=static needs --master-addr, the address of node 0")
-    elif not host:
-        problems.append(f"--nnodes={most} needs --rdzv-endpoint=HOST:PORT, the address of one node for all")
+    if not host:
+        needs = "needs --rdzv-endpoint=HOST:PORT, the address of one node for all"
+        if backend == "static":
+            needs = "--rdzv-backend=static needs --master-addr, the address of node 0"
+        why = f": SKYPILOT_NODE_IPS has fewer addresses than SKYPILOT_NUM_NODES={len(place.addresses)}" if place else ""
+        problems.append(f"--nnodes={most} {needs}{why}")
     return host, port, option
 
 

@@ -11,7 +11,7 @@ from math import prod
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 
-from mingpt.config.commandline import CommandLine
+from mingpt.config.commandline import CommandLine, quoted
 from mingpt.config.compose import configure
 from mingpt.config.groups import groups
 from mingpt.config.schema import Config
@@ -34,18 +34,16 @@ class Trial:
 
     @property
     def places(self) -> list[str]:
-        return [f"run.name={self.name}", f"run.dir={quoted(self.folder)}"]
+        return [f"run.name={self.name}", f"run.dir={value(self.folder)}"]
 
     @property
     def arguments(self) -> list[str]:
         return [*self.overrides, *self.places]
 
 
-def quoted(text: str) -> str:
-    """A text as a value of Hydra's grammar."""
-    if re.fullmatch(r"[A-Za-z0-9_./:-]+", text):
-        return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def value(text: str) -> str:
+    """A text as a value of Hydra's grammar, without quotes where it needs none."""
+    return text if re.fullmatch(r"[A-Za-z0-9_./:-]+", text) else quoted(text)
 
 
 def expand(options: Sequence[str], texts: Sequence[str], folder: str, zipped: bool = False) -> list[Trial]:

@@ -1,6 +1,7 @@
 """Submits trials to Slurm, as one job array, or to SkyPilot, each as a managed job."""
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -49,18 +50,23 @@ def sky(trial: Trial, sweep: str, bucket: str, more: Sequence[str]) -> list[str]
     problems = [] if experiment else [f"experiment=… is missing: {RECIPE} has one of its own without it"]
     problems += [f"{o!r}: {RECIPE} divides OVERRIDES at spaces: write it without" for o in rest if len(o.split()) > 1]
     problems += [f"{o}: the machines do not have that folder: leave it out" for o in rest if o.startswith("--config-")]
+    job = f"{sweep}-{trial.name}"
+    if not re.fullmatch(r"[A-Za-z].*[A-Za-z0-9]", job):
+        rule = "SkyPilot's names begin with a letter, and end with a letter or a digit"
+        problems.append(f"{job}: {rule}: change --name, or the last value")
     if problems:
         raise UserError(*problems)
     values = {"BUCKET": bucket, "RUN": trial.name, "EXPERIMENT": experiment[-1]}
     values["OVERRIDES"] = " ".join([*rest, f"run.name={trial.name}"])
     named = [word for key, value in values.items() for word in ("--env", f"{key}={value}")]
-    return ["sky", "jobs", "launch", "-y", "-d", "-n", f"{sweep}-{trial.name}", *more, *named, RECIPE]
+    return ["sky", "jobs", "launch", "-y", "-d", "-n", job, *more, *named, RECIPE]
 
 
 def submit_jobs(commands: Sequence[Sequence[str]]) -> None:
     """Those whose names are among the jobs that have not finished stay as they are."""
     _there(RECIPE)
-    going_on = _call(["sky", "jobs", "queue", "--skip-finished", "-o", "json"]) if commands else ""
+    # Without --all, the answer ends after 50 jobs. It may begin with text: that the API server has been started.
+    going_on = _call(["sky", "jobs", "queue", "--skip-finished", "--all", "-o", "json"]) if commands else ""
     for command in commands:
         name = command[command.index("-n") + 1]
         if f'"{name}"' in going_on:

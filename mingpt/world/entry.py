@@ -38,5 +38,5 @@ def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoRetu
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: launchers act on the exit code, and Python's shutdown could replace it by SIGABRT. After an error,
-    # the traceback keeps DDP and with it gloo's threads alive (see joining.join).
+    # the traceback keeps process groups and so gloo's threads alive (see joining.join).
     os._exit(code)

@@ -213,9 +213,9 @@ def join(config: WorldConfig) -> Iterator[World]:
         end = _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)
         raise
     finally:
-        # DDP is part of reference cycles. While it lives, gloo's threads run on into Python's shutdown, and a thread
-        # that asks for the interpreter lock there ends the process with SIGABRT (measured: 8 of 20 short runs at world
-        # 4; with this line, 0 of 20).
+        # What holds a process group may be in reference cycles. While it lives, gloo's threads run on into Python's
+        # shutdown, and a thread that asks for the interpreter lock there ends the process with SIGABRT (measured with
+        # torch's DDP: 8 of 20 short runs at world 4; with this line, 0 of 20).
         gc.collect()
         dist.destroy_process_group()
         if end and size == 1:  # it has left: a caller that catches the error may go on

@@ -19,11 +19,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from mingpt.world.lifetime import AGENT_PID
 
 FIRMWARE = Path("/sys/class/dmi/id")
-ADDRESSES = {  # http://metadata.google.internal is the same address as the others, and needs a name server
-    "aws": "http://169.254.169.254",
-    "gcp": "http://169.254.169.254",
-    "azure": "http://169.254.169.254",
-}
+METADATA = "http://169.254.169.254"  # of all three; Google's name for it would need a name server
 AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 # What each cloud leaves from the notice to the end, by its documentation.
 SECONDS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
@@ -96,7 +92,7 @@ class Notice:
         """where: world.notice. stop: called once, when the notice has come."""
         cloud, _, address = where.partition(":")
         self.cloud = cloud_of_machine() if where == "auto" else "" if where == "none" else cloud
-        self.address = address.rstrip("/") or ADDRESSES.get(self.cloud, "")
+        self.address = address.rstrip("/") or METADATA
         self.stop, self.log = stop, log
         self._came: float | None = None
 

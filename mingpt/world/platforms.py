@@ -19,7 +19,7 @@ class Placement:
     """This node's place among the nodes of its job."""
 
     platform: str
-    addresses: tuple[str, ...]  # one per node, the head's first
+    addresses: tuple[str, ...]  # one per node, the head's first; all "": the platform knows some, not which
     rank: int  # this node's index in `addresses`
     gpus: int | None  # on this node; None: the platform does not say
     job: str  # an id: the same on all nodes and after a recovery, different for every job
@@ -71,11 +71,13 @@ def skypilot(environment: Mapping[str, str]) -> Placement | None:
             f"SkyPilot's variables SKYPILOT_NODE_RANK, SKYPILOT_NUM_NODES, SKYPILOT_NUM_GPUS_PER_NODE: {error}: set "
             f"numbers, or unset them and SKYPILOT_NODE_IPS"
         ) from error
-    if nodes != len(addresses) or not 0 <= rank < nodes:
+    if nodes < len(addresses) or not 0 <= rank < nodes:
         raise UserError(
             f"SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES={nodes}, SKYPILOT_NODE_RANK={rank}, and "
             f"{len(addresses)} addresses in SKYPILOT_NODE_IPS: correct them, or unset all three"
         )
+    if len(addresses) < nodes:  # of a dynamic node set: some have not come, and nothing says which
+        addresses = ("",) * nodes
     return Placement("SkyPilot", addresses, rank, gpus, environment.get("SKYPILOT_TASK_ID", "sky"))
 
 

@@ -39,6 +39,11 @@ REFUSED = {
     "train-spot.yaml": "BUCKET is required, and recipes/train-spot.yaml has no default: --env BUCKET=s3://bucket/runs",
     "train-spot.yaml --num-nodes 1 --env BUCKET=runs": f"run.dir=runs/sky-check is {MOVES}",
     "train-spot.yaml --env BUCKET=": f"without BUCKET the run is in {MOVES}",
+    "train-bucket.yaml": (
+        "BUCKET_NAME is required, and recipes/train-bucket.yaml has no default: --env BUCKET_NAME=my-runs"
+    ),
+    "train-bucket.yaml --env BUCKET_NAME=": "BUCKET_NAME=: give the name alone, such as my-runs",
+    "train-bucket.yaml --env BUCKET_NAME=s3://b/x": "BUCKET_NAME=s3://b/x: give the name alone, such as my-runs",
     "serve.yaml --env RUN_DIR=s3://b/a": (
         "MINGPT_SERVE_KEY is required, and recipes/serve.yaml has no default: --secret MINGPT_SERVE_KEY"
     ),
@@ -90,6 +95,7 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
         ("train.yaml --env RUN_DIR=runs/a --infra slurm", "launch"),
         ("train.yaml --env RUN_DIR=/mnt/shared/a", "launch"),
         ("train.yaml --num-nodes 1 --gpus none -c one -y", "launch"),
+        ("train-bucket.yaml --env BUCKET_NAME=my-runs", "launch"),
         ("evaluate.yaml", "launch"),
         ("train-spot.yaml --env BUCKET=s3://b/runs -n x", "jobs launch"),
         ("serve.yaml --env RUN_DIR=s3://b/a --secret MINGPT_SERVE_KEY=k", "serve up"),

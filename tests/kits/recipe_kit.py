@@ -5,7 +5,7 @@ import yaml
 from paths_kit import ROOT
 
 TEACHING = ("train", "train-rdzv")  # those with plain torchrun lines
-BUCKET = {"train-spot": {"BUCKET": "s3://b"}}  # what must be given
+BUCKET = {"train-spot": {"BUCKET": "s3://b"}, "train-bucket": {"BUCKET_NAME": "my-runs"}}  # what must be given
 HEAD, OTHER = "127.0.0.1", "127.0.0.2"
 DEFAULT = "experiment=shakespeare_10m"
 

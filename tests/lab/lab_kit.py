@@ -1,15 +1,22 @@
 """Helpers for tests in the lab: commands of its users, its hosts and its nodes' network cards."""
 
+import ctypes
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.server import MotoRequestHandler
+from werkzeug.serving import make_server
 
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -77,7 +84,7 @@ def wait_until(condition: Callable[[], object], what: str, limit: float = 180) -
         time.sleep(0.5)
 
 
-def digest(run_dir: Path) -> str:
+def digest(run_dir: Path | str) -> str:
     """The digest of a run's newest snapshot, every byte of which has been verified."""
     store = Store(f"{run_dir}/snapshots")
     return read(store, store.steps()[0]).manifest.digest
@@ -105,3 +112,36 @@ def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """The attempts that the newest snapshot tells of."""
     store = Store(f"{run_dir}/snapshots")
     return read(store, store.steps()[0]).manifest.history
+
+
+CLONE_NEWNET = 0x40000000  # of Linux's <sched.h>
+
+
+@contextmanager
+def s3() -> Iterator[tuple[str, str]]:
+    """The addresses of one S3 (moto): in this process's network, and in the lab's, which has no way out."""
+    servers, app = [], DomainDispatcherApplication(create_backend_app)
+
+    def serve(host: str, network: str = "") -> None:
+        """A thread that has gone into a network of the lab listens there, also when it has ended."""
+        if network:
+            with open(f"/run/netns/{network}") as there:
+                assert ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET) == 0
+        with socket.create_server((host, 0)) as listening:
+            servers.append(
+                make_server(
+                    host, listening.getsockname()[1], app, threaded=True, request_handler=MotoRequestHandler,
+                    fd=listening.fileno(),
+                )
+            )  # fmt: skip
+
+    for place in (("127.0.0.1",), ("10.99.0.1", "mglab-ctl")):
+        thread = threading.Thread(target=serve, args=place)
+        thread.start()
+        thread.join()
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    here, inside = (f"http://{server.host}:{server.port}" for server in servers)
+    yield here, inside
+    for server in servers:
+        server.shutdown()

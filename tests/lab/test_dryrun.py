@@ -19,6 +19,8 @@ COMMANDS = {
     "spot": SPOT,
     "spot of one kind": f"{SPOT} --num-nodes 4 --gpus L4:4 --cpus 8+",
     "spot without a bucket": f"{LAUNCH}train-spot.yaml",
+    "a bucket": f"{LAUNCH}train-bucket.yaml --env BUCKET_NAME=my-runs",
+    "its buckets": "storage ls",
     "evaluate": f"{LAUNCH}evaluate.yaml",
     "generate": f"{LAUNCH}generate.yaml",
 }  # fmt: skip
@@ -56,11 +58,14 @@ def test_what_aws_would_be_asked_for(answer: Callable[[str], str]) -> None:
         ("train-rdzv on four", "4 nodes", ["g6.12xlarge", "48", "192", "L4:4", "18.41"]),
         ("spot", "2 nodes", ["g6.xlarge[Spot]", "4", "16", "L4:1", "0.66"]),
         ("spot of one kind", "4 nodes", ["g6.12xlarge[Spot]", "48", "192", "L4:4", "7.60"]),
+        ("a bucket", "2 nodes", ["g6.xlarge", "4", "16", "L4:1", "1.61"]),
         ("evaluate", "1 node", ["g6.xlarge", "4", "16", "L4:1", "0.80"]),
         ("generate", "1 node", ["m6i.xlarge", "4", "16", "-", "0.19"]),
     ):
         assert f"Considered resources ({nodes}):" in answer(name)
         assert chosen(answer(name)) == what
+    assert "Created S3 bucket 'my-runs' in us-east-1" in answer("a bucket")
+    assert re.search(r"^my-runs .* S3 .* READY", answer("its buckets"), re.M)
     # A spot job may have any of several kinds, by price.
     kinds = re.findall(r"\S+\[Spot\] +\d+ +\d+ +(\S+)", answer("spot"))
     assert kinds == ["L4:1", "A10G:1", "L4:4", "A10G:4"]

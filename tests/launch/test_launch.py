@@ -98,6 +98,20 @@ def test_skypilot_tells_everything(rank: str, is_host: str, own: str) -> None:
     )
 
 
+def test_nodes_of_an_elastic_job_come_one_by_one() -> None:
+    """SkyPilot's dynamic node set tells a node how many there may be, and the addresses of those that it has found."""
+    alone = {**SKYPILOT, "SKYPILOT_NODE_IPS": "10.0.0.9"}
+    place = ("--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:1234", "batch.micro_size=4")
+    assert torchrun(*place, environment=alone) == (
+        "--nnodes=1:2 --nproc-per-node=4 --rdzv-backend=mingpt-c10d --rdzv-endpoint=127.0.0.1:1234 --rdzv-id=sky-7 "
+        "--rdzv-conf=join_timeout=300,read_timeout=300,is_host=false --local-addr=127.0.0.1"
+    )
+    fewer = "SKYPILOT_NODE_IPS has fewer addresses than SKYPILOT_NUM_NODES=2"
+    for given, needed in ((["--nnodes=1:2"], "--rdzv-endpoint=HOST:PORT"), ([], "--master-addr")):
+        with pytest.raises(UserError, match=f"needs {needed}.*: {fewer}"):
+            Torchrun.compose(options(*given), alone)
+
+
 # --- torchrun's PET_ variables, and those of a PyTorchJob's pods ---
 
 TRAINJOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "localhost"}

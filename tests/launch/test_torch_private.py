@@ -25,9 +25,8 @@ OURS = {AGENT: "mingpt.launch.agent.Agent", STATIC: "mingpt.world.rendezvous.Sta
 
 # Modules without a promise, and what is imported from them.
 NAMES = {
-    "torch": ["_C", "_foreach_add_", "_foreach_copy_", "_foreach_mul_", "_foreach_norm"],
+    "torch": ["_C", "_foreach_add_", "_foreach_mul_"],
     "torch.cuda.memory": ["_dump_snapshot"],
-    "torch._dynamo.config": ["optimize_ddp"],
     "torch._inductor.config": ["deterministic"],
     "torch.distributed.launcher.api": ["LocalElasticAgent", "launch_agent"],
     "torch.distributed.run": ["get_args_parser", "run"],
@@ -84,7 +83,7 @@ LINES = {
     "self._shutdown(e.sigval, timeout=": (f"{AGENT}.run", "a request to stop has another limit than ours"),
     "self._monitor_workers(": (f"{AGENT}._invoke_run", "our agent never learns how its workers ended"),
     "if not self._store": (f"{STATIC}.next_rendezvous", "torch opens a store of its own, at every address"),
-    'getattr(self, "found_inf"': ("torch.optim.Adam.step", "steps that are not finite are not skipped"),
+    "found_inf": ("torch.optim.adamw.adamw", "steps that are not finite are not skipped"),
 }
 
 

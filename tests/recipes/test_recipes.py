@@ -30,6 +30,7 @@ print(json.dumps({
     "accelerators": sorted((r.accelerators or {} for r in task.resources), key=str),
     "spot": [r.use_spot for r in task.resources], "recovery": [r.job_recovery for r in task.resources],
     "autostop": [vars(r.autostop_config) if r.autostop_config else None for r in task.resources],
+    "buckets": [[s.name, s.mode.value, [t.value for t in s.stores]] for s in task.storage_mounts.values()],
     "envs": task.envs, "setup": task.setup, "run": task.run, "connections": connections,
 }))
 """
@@ -50,6 +51,7 @@ def ask_sky(file: Path, home: Path, given: Mapping[str, str] | None = None) -> "
     [
         ("train", 2, [{"A10G": 1}, {"L4": 1}, {"L4": 2}]),
         ("train-rdzv", 2, [{"A10G": 1}, {"L4": 1}, {"L4": 2}]),
+        ("train-bucket", 2, [{"A10G": 1}, {"L4": 1}, {"L4": 2}]),
         ("train-spot", 2, [{k: n} for k in ("A10G", "L4") for n in (1, 1, 4, 4)]),
         ("generate", 1, [{}]),
         ("evaluate", 1, [{"A10G": 1}, {"L4": 1}]),
@@ -67,6 +69,7 @@ def test_skypilot_reads_the_recipe_without_sending_anything(
     assert task["setup"].strip().endswith("bash recipes/setup.sh")
     assert task["run"].strip() == str(recipe(name)["run"]).strip()
     assert task["connections"] == []
+    assert task["buckets"] == ([["my-runs", "MOUNT", ["S3"]]] if name == "train-bucket" else [])
     if name == "train-spot":
         again = {"recover_on_exit_codes": [70, 75], "max_restarts_on_errors": 0}
         assert (sorted(task["spot"]), [r | again for r in task["recovery"]]) == (
@@ -210,7 +213,14 @@ def test_a_managed_job_finds_its_snapshots_by_the_id_that_recoveries_keep(tmp_pa
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*TEACHING, "train-spot"])
+def test_a_bucket_that_skypilot_makes_is_written_by_its_url(tmp_path: Path) -> None:
+    words, _ = arguments("train-bucket", tmp_path, 1, 0, **BUCKET["train-bucket"])
+    assert words[:4] == ["-m", "mingpt.launch", DEFAULT, "run.dir=s3://my-runs/shakespeare_10m"]
+    words, _ = arguments("train-bucket", tmp_path, 1, 0, BUCKET_NAME="my-gcs", STORE="gcs", RUN="a")
+    assert words[3] == "run.dir=gs://my-gcs/a"
+
+
+@pytest.mark.parametrize("name", [*TEACHING, "train-spot", "train-bucket"])
 def test_machines_are_looked_at_before_training(name: str, tmp_path: Path) -> None:
     changed = {**BUCKET.get(name, {}), "OVERRIDES": "x=* seed=3"}
     words, output = arguments(name, tmp_path, 0, 0, **changed)

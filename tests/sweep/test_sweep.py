@@ -159,9 +159,21 @@ def test_what_skypilot_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert sweep.main(["seed=1,2", "--on=sky", "--dir=s3://b/runs", "--dry-run"]) == 64
     assert "experiment=… is missing" in capfd.readouterr().err
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    stand_in(tmp_path, monkeypatch, "sky", 'echo \'[{"job_name": "sweep-seed-1"}]\'')
-    remote.submit_jobs([["sky", "jobs", "launch", "-n", f"sweep-seed-{n}"] for n in (1, 2)])
-    assert (tmp_path / "sky.said").read_text().splitlines()[1:] == ["jobs launch -n sweep-seed-2"]
+    # SkyPilot 0.14.1's answer, but for the other fields. It may begin with text, and has 50 jobs only, without --all.
+    answer = """case "$*" in
+"jobs queue "*) echo "✓ SkyPilot API server started."; echo '['
+  case "$*" in *" --all"*) echo '  {"job_id": 1, "job_name": "sweep-seed-1", "status": "PENDING"},' ;; esac
+  echo '  {"job_id": 51, "job_name": "sweep-seed-51", "status": "RECOVERING"}'; echo ']' ;;
+esac"""
+    stand_in(tmp_path, monkeypatch, "sky", answer)
+    remote.submit_jobs([["sky", "jobs", "launch", "-n", f"sweep-seed-{n}"] for n in (1, 5, 51)])
+    assert (tmp_path / "sky.said").read_text().splitlines()[1:] == ["jobs launch -n sweep-seed-5"]
+
+
+def test_names_that_skypilot_refuses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    how = ["experiment=shakespeare_char", "seed=1,2", "--on=sky", "--dir=s3://b/runs", "--dry-run"]
+    assert sweep.main([*how, "--name=7"]) == 64
+    assert "7-seed-1: SkyPilot's names begin with a letter, and end with a letter or a digit" in capfd.readouterr().err
 
 
 def test_a_folder_that_is_no_sweep_and_one_that_is_damaged(tmp_path: Path) -> None:

@@ -23,5 +23,10 @@ install -m 600 /etc/munge/munge.key /etc/slurm/slurm.conf /etc/slurm/gres.conf /
   "$here/node.sh" /root/slurm-node
 systemctl enable --quiet munge slurmctld
 systemctl restart munge slurmctld
-scontrol ping
+for _ in $(seq 30); do # systemctl does not wait until it listens
+  said=$(scontrol ping) && break
+  sleep 1
+done
+echo "$said"
+[[ $said == *" is UP"* ]] || { echo "controller.sh: slurmctld does not answer after 30 s: see /var/log/slurm/slurmctld.log" >&2; exit 70; }
 echo "controller.sh: now, for each node: scp -r /root/slurm-node NODE: && ssh NODE sudo bash slurm-node/node.sh"

@@ -1,0 +1,60 @@
+"""The sweep itself is killed, between two trials and in one: started again, it leaves finished trials as they are."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paths_kit import ROOT
+from run_kit import TINY, Run
+from sweep_kit import WAIT, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_a_sweep_that_is_killed_twice(tmp_path: Path, text: Path, cache: Path) -> None:
+    few = (
+        "batch.global_size=2",
+        "train.max_steps=100",
+        "train.log_every=50",
+        "train.eval_every=0",
+        "snapshot.every_steps=20",
+    )
+    data = (f"data.path={text}", f"data.cache_dir={cache}")
+    first, second = (Run(str(tmp_path / f"sweep/seed-{n}"), text, cache) for n in (1, 2))
+
+    def start() -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "mingpt.sweep", *TINY, *few, *data, f"--dir={tmp_path}", "seed=1,2"]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in Path(first.dir).rglob("*")}
+
+    between = start()
+    assert between.stdout
+    for line in between.stdout:
+        if line.startswith("seed-1: finished"):
+            break
+    between.kill()
+    between.communicate(timeout=WAIT)
+    before = written()
+    assert first.store.steps()[0] == 100
+
+    during = start()
+    wait_for(lambda: any(Path(second.dir).glob("snapshots/*/manifest.json")))
+    during.kill()
+    told, _ = during.communicate(timeout=WAIT)
+    assert "1 of 2 trials have finished already" in told
+    assert second.store.steps()[0] < 100
+
+    told, _ = start().communicate(timeout=WAIT)
+    assert "1 of 2 trials have finished already" in told
+    ends = sorted(re.findall(r"^(\d) +(finished) +(\d+) ", told, re.M))
+    assert ends == [("1", "finished", "100"), ("2", "finished", "100")]
+    assert written() == before
+    assert len(list(Path(second.dir).glob("metrics/attempt-*"))) >= 2
+    alone = Run(str(tmp_path / "alone"), text, cache)
+    alone.finish(1, *few, "seed=2")
+    assert second.digest() == alone.digest()
