@@ -1,7 +1,8 @@
 """`mingpt diff A B`: where two runs parted: settings, data, code, machine, the first other step and tensor.
 
 A and B are runs' directories, or RUN@STEP for one snapshot; any fsspec URL. With --attempts, two attempts of one run.
-Nothing is computed, and nothing in the runs is changed.
+Nothing in the runs is changed. With --replay, the step in which they part is executed for both, each from its nearest
+snapshot: then the first module is named whose output differs, and the first parameter whose gradient does.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
 
 if TYPE_CHECKING:
+    from mingpt.report.executed import Executable
     from mingpt.report.parting import Parting, TensorDifference
 
 LONGEST = 100  # characters of a value
@@ -27,6 +29,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("a", metavar="A", help="a run's directory, or RUN@STEP")
     parser.add_argument("b", metavar="B", nargs="?", help="the other one")
     parser.add_argument("--attempts", type=int, nargs=2, metavar="N", help="compare two attempts of A")
+    parser.add_argument("--replay", action="store_true", help="execute the step in which they part, for both")
+    for name in "ab":
+        whose = "A" if name == "a" else "B"
+        about = f"with --replay: what is so on this machine of {whose}'s data or world: data.path=…"
+        parser.add_argument(
+            f"--{name}", action="append", default=[], metavar="KEY=VALUE", dest=f"{name}_here", help=about
+        )
     parser.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ (default: 0 always)")
     parser.add_argument("--json", action="store_true", help="for programs")
     return parser
@@ -37,6 +46,8 @@ def diff_command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     if (options.b is None) == (options.attempts is None):
         raise UserError("give two runs, or one and --attempts with the numbers of two attempts of it")
+    if (options.a_here or options.b_here) and not options.replay:
+        raise UserError("--a and --b are for --replay: add it, or leave them out")
     from mingpt.report.parting import parting, side
     from mingpt.snapshot.find import at_step
 
@@ -45,8 +56,28 @@ def diff_command(arguments: list[str]) -> int:
     else:
         sides = [side(*at_step(url)) for url in (options.a, options.b)]
     found = parting(*sides)
-    say(json.dumps(asdict(found) | {"differs": found.differs}, indent=1) if options.json else "\n".join(_lines(found)))
+    shown, text = asdict(found) | {"differs": found.differs}, _lines(found)
+    if options.replay:
+        from mingpt.report.executed import executed, lines
+
+        replayed = executed(found, *_executables(options))
+        shown["replay"] = asdict(replayed) if replayed else None
+        text += lines(replayed)
+    say(json.dumps(shown, indent=1) if options.json else "\n".join(text))
     return UNFIT if options.exit_code and found.differs else FINISHED
+
+
+def _executables(options: argparse.Namespace) -> "list[Executable]":
+    """What --a says holds for both attempts of A."""
+    from mingpt.report.executed import Executable
+    from mingpt.snapshot.find import at_step
+
+    if options.attempts:
+        return [Executable(options.a, options.a_here + options.b_here, number) for number in options.attempts]
+    return [
+        Executable(at_step(options.a)[0], options.a_here, None),
+        Executable(at_step(options.b)[0], options.b_here, None),
+    ]
 
 
 def _lines(found: "Parting") -> list[str]:

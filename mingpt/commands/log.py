@@ -90,8 +90,8 @@ def _runs(url: str) -> "list[Run]":
 def _of_run(run: "Run") -> Node:
     from dataclasses import asdict
 
-    from mingpt.report.reading import run_dir_of
     from mingpt.snapshot.files import SNAPSHOTS
+    from mingpt.snapshot.find import run_dir_of
     from mingpt.snapshot.reader import manifest_or_none
     from mingpt.snapshot.rewinding import rewound
     from mingpt.snapshot.store import Store

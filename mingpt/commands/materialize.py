@@ -1,7 +1,5 @@
 """What `mingpt materialize` does: replay up to the step, and store its state with one writer."""
 
-import re
-
 from mingpt.command import Unfit, command
 from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
@@ -9,6 +7,7 @@ from mingpt.materialize import parser
 from mingpt.redact import without_secrets
 from mingpt.snapshot.copying import check_same_run, copy_step
 from mingpt.snapshot.files import SNAPSHOTS
+from mingpt.snapshot.find import at_step
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.staging import Staging
 from mingpt.snapshot.store import Store
@@ -20,10 +19,9 @@ from mingpt.train.replaying import Again, Replay, replay
 @command()
 def main(arguments: list[str]) -> int:
     options = parser().parse_intermixed_args(arguments)
-    point = re.fullmatch(r"(.+)@([0-9]+)", options.point)
-    if not point:
+    url, step = at_step(options.point)
+    if step is None:
         raise UserError(f"{without_secrets(options.point)}: write RUN@N, such as runs/a@1200")
-    url, step = point[1], int(point[2])
     past = Past(url, options.attempt, options.snapshots)
     target = Store(f"{options.out.rstrip('/')}/{SNAPSHOTS}", "OUT")
     if target.root == past.store.root:
@@ -74,9 +72,9 @@ def _write(run: Replay, again: Again, target: Store) -> str:
     }
     metrics = Metrics.of(loss=again.figures.loss, best_val_loss=run.past.best_val_loss(again.step))
     writer, staging = StoreWriter(target, provenance, say), Staging(run.world)
-    staged = staging.copy_share(run.bench.compute.state())
+    staged = staging.copy_share(run.bench.state())
     staging.wait()
-    report = writer.write_parts(again.step, staged)
+    report = writer.write_parts(again.step, staging.parts(staged))
     raise_first([report])
     result = writer.commit(again.step, [report], metrics)
     raise_first([result])

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.observe.ledger import accounts
-from mingpt.report.parting import measured
+from mingpt.report.parting import content_of, measured
 from mingpt.snapshot.format import DROPPED_IN_3, Manifest, State, TensorInfo, digest_of, encode_part, lay_out
 from mingpt.snapshot.reader import read, read_manifest, verify
 from mingpt.train.bench import Saved
@@ -94,7 +94,8 @@ def _audit(run: Replay, found: Interval) -> None:
     if wrong:
         found.why = _first(wrong, found, equal)
     else:
-        found.why = _after_the_trace(run, found, _last_proven(steps))
+        remembered = any(ours.get(n) != theirs.get(n) for n in run.save().state["optimizer"])
+        found.why = _after_the_trace(run, found, _last_proven(steps), remembered)
 
 
 def _damage(past: Past, step: int) -> str:
@@ -128,12 +129,15 @@ def _last_proven(steps: list[Again]) -> int | None:
     return max((again.step for again in steps if again.same), default=None)
 
 
-def _after_the_trace(run: Replay, found: Interval, proven: int | None) -> str:
-    """Each recorded step has the right bits, and the snapshot has not: was the process's state wrong, or the file?"""
+def _after_the_trace(run: Replay, found: Interval, proven: int | None, remembered: bool) -> str:
+    """Each recorded step has the right bits, and the snapshot has not: was the process's state wrong, or the file?
+
+    remembered: what the optimizer remembers of the gradients is another thing, too.
+    """
     if proven is None:
         return f"the state after step {found.end} is another one, and no step was recorded that could say since when"
     told = f"the steps have the right bits up to {proven}, and the state after step {found.end} is another one: "
-    wrong = f"an update from step {found.begin + 1} on was wrong, without effect on a loss or a norm so far"
+    wrong = _since(found.begin + 1, found.end, remembered)
     right = _goes_on(run, run.save())
     stored = _goes_on(run, Saved(found.end, read(run.past.store, found.end).state))
     if right is True and stored is False:
@@ -141,6 +145,18 @@ def _after_the_trace(run: Replay, found: Interval, proven: int | None) -> str:
     if stored is True and right is False:
         return f"{told}the run went on from it, so {wrong}"
     return f"{told}{wrong}, or the snapshot was changed later"
+
+
+def _since(first: int, last: int, remembered: bool) -> str:
+    """What the state tells of when it went wrong, if no loss and no norm did."""
+    which = f"of one of the steps {first} to {last}" if first < last else f"of step {last}"
+    if remembered:
+        return (
+            f"the gradient {which} was wrong, by so little that neither a loss nor the norm showed it, or what the "
+            f"optimizer remembers of it"
+        )
+    early = f", or earlier (from step {first} on) in a value that no gradient since depends on" if first < last else ""
+    return f"no gradient was wrong: a weight was changed after the gradient of step {last}{early}"
 
 
 def _goes_on(run: Replay, saved: Saved) -> bool | None:
@@ -154,8 +170,8 @@ def _goes_on(run: Replay, saved: Saved) -> bool | None:
 
 
 def _tensors(run: Replay, manifest: Manifest, ours: dict[str, TensorInfo], theirs: dict[str, TensorInfo]) -> list[str]:
-    content = {n: (t.dtype, t.shape, t.sha256) for n, t in theirs.items()}
-    other = sorted(n for n in ours.keys() | theirs.keys() if n not in ours or content.get(n) != _content(ours[n]))
+    names = sorted(ours.keys() | theirs.keys())
+    other = [n for n in names if content_of(ours.get(n)) != content_of(theirs.get(n))]
     stored, again = read(run.past.store, manifest.step).state, run.save().state
     lines = []
     for name in other:
@@ -167,7 +183,3 @@ def _tensors(run: Replay, manifest: Manifest, ours: dict[str, TensorInfo], their
         at = f", the furthest at {d.at[0]}: {d.at[1]}, in the run {d.at[2]}" if d.at else ""
         lines.append(f"{name}: {d.differ:,} of {d.values:,} values differ{at}")
     return lines
-
-
-def _content(info: TensorInfo) -> tuple[str, list[int], str]:
-    return info.dtype, info.shape, info.sha256

@@ -12,9 +12,9 @@ from mingpt.config.affecting import settings
 from mingpt.errors import Damaged, UserError
 from mingpt.observe.trace import RECORD, Records, read_trace
 from mingpt.redact import without_secrets
-from mingpt.report.reading import run_dir_of
 from mingpt.snapshot.attempts import Record, line_of, records
 from mingpt.snapshot.files import SNAPSHOTS
+from mingpt.snapshot.find import run_dir_of
 from mingpt.snapshot.forking import Parent, new_named, parent_of
 from mingpt.snapshot.format import Manifest, TensorInfo
 from mingpt.snapshot.reader import manifest_or_none, read_parts
@@ -29,7 +29,7 @@ SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 @dataclass(frozen=True)
 class Side:
     """One of two. newest: the run's newest snapshot, or the attempt's. numerics: of the same. trace: of the steps that
-    the run kept. snapshots: their manifests by step.
+    the run kept. snapshots: their manifests by step. named: it is one snapshot, which the user has named.
     """
 
     url: str
@@ -39,6 +39,7 @@ class Side:
     numerics: Mapping[str, Any] | None
     trace: Records
     snapshots: dict[int, Manifest]
+    named: bool = False
 
 
 def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
@@ -55,7 +56,16 @@ def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
         if step not in there:
             raise UserError(f"{shown}: no snapshot of step {step}; there are {', '.join(map(str, sorted(there)))}")
         there, newest = {step: there[step]}, there[step]
-    return Side(shown, store, claims, newest, newest.fingerprint if newest else None, _of_line(claims, traces), there)
+    return Side(
+        shown,
+        store,
+        claims,
+        newest,
+        newest.fingerprint if newest else None,
+        _of_line(claims, traces),
+        there,
+        step is not None,
+    )
 
 
 def _of_attempt(
@@ -196,10 +206,9 @@ def _compare_traces(found: Parting, a: Records, b: Records) -> None:
 
 
 def _compare_snapshots(found: Parting, a: Side, b: Side) -> None:
-    one_each = len(a.snapshots) == len(b.snapshots) == 1  # two that were named, which may be of two steps
     pairs = (
         [(max(a.snapshots), max(b.snapshots))]
-        if one_each
+        if a.named and b.named  # they may be of two steps
         else [(s, s) for s in sorted(a.snapshots.keys() & b.snapshots)]
     )
     found.common = len(pairs)
@@ -210,13 +219,13 @@ def _compare_snapshots(found: Parting, a: Side, b: Side) -> None:
             continue
         found.snapshot = [i, j]
         names = sorted(one.tensors.keys() | other.tensors.keys())
-        parted = [n for n in names if _content(one.tensors.get(n)) != _content(other.tensors.get(n))]
+        parted = [n for n in names if content_of(one.tensors.get(n)) != content_of(other.tensors.get(n))]
         found.tensors = len(parted), len(names)
         found.tensor = _difference(parted[0], (a.store, one), (b.store, other))
         return
 
 
-def _content(info: TensorInfo | None) -> tuple[Any, ...] | None:
+def content_of(info: TensorInfo | None) -> tuple[Any, ...] | None:
     return (info.dtype, info.shape, info.sha256) if info else None
 
 
@@ -230,7 +239,7 @@ def _difference(name: str, *sides: tuple[Store, Manifest]) -> TensorDifference:
     for store, manifest in sides:
         part = manifest.tensors[name].part
         try:
-            tensors.append(read_parts(store, manifest, [part])[part][1][name])
+            tensors.append(dict(read_parts(store, manifest, [part]))[part][1][name])
         except Damaged as damage:
             raise UserError(f"{store.folder_url(manifest.step)}: {damage}: verify that run's snapshots") from damage
     return measured(name, one.dtype, *tensors)

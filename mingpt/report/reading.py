@@ -21,7 +21,7 @@ from mingpt.redact import without_secrets
 from mingpt.report.bits import twice
 from mingpt.snapshot.attempts import REWIND, Record, records, segments
 from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import split_url
+from mingpt.snapshot.find import run_dir_of
 from mingpt.snapshot.forking import Parent, own_history, parent_of
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import manifest_or_none
@@ -144,13 +144,6 @@ def read_run(url: str) -> Run:
         parent=parent_of(manifest),
         claims=claimed,
     )
-
-
-def run_dir_of(url: str) -> str:
-    """The run's directory, of which the snapshots folder or a step's folder may be given."""
-    above = split_url(url)[0].rstrip("/") or "/"
-    parent, _, last = above.rpartition("/")
-    return (parent or ("/" if "/" in above else ".")) if last == SNAPSHOTS else above
 
 
 def _number(value: object) -> float:

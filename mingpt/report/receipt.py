@@ -14,7 +14,7 @@ from typing import Any
 import mingpt
 from mingpt.command import Unfit
 from mingpt.errors import UserError
-from mingpt.observe.ledger import accounts
+from mingpt.observe.ledger import Account, accounts
 from mingpt.redact import without_secrets
 from mingpt.train.past import Past, Stretch
 
@@ -32,10 +32,11 @@ def entries(past: Past, last: int | None = None) -> list[Entry]:
         raise UserError(f"{past.url}: no snapshot is kept, so a receipt would prove nothing: give a run that has one")
     end = kept[-1] if last is None else last
     found: list[Entry] = [code()]
+    account = {known.attempt: known for known in accounts(past.folder)}
     for stretch in past.stretches:
         if stretch.first > end:
             break
-        found += [_attempt(past, stretch), _trace(past, stretch, end)]
+        found += [_attempt(stretch, account.get(stretch.attempt)), _trace(past, stretch, end)]
         until = end if stretch.last is None else min(end, stretch.last)
         for step in kept:
             if stretch.first <= step <= until and (manifest := past.manifest(step)):
@@ -56,8 +57,7 @@ def code() -> Entry:
     }
 
 
-def _attempt(past: Past, stretch: Stretch) -> Entry:
-    account = next((a for a in accounts(past.folder) if a.attempt == stretch.attempt), None)
+def _attempt(stretch: Stretch, account: Account | None) -> Entry:
     return {
         "what": "attempt",
         "attempt": stretch.attempt,

@@ -15,6 +15,7 @@ import mingpt.train.loop
 from mingpt.commands.audit import audit_command
 from mingpt.observe.trace import RECORD
 from mingpt.snapshot.format import Kind
+from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
 from mingpt.train.step import train_step
 from replay_kit import files_of, train_here
@@ -57,7 +58,14 @@ def flip(tensor: torch.Tensor, at: int, bit: int) -> None:
 
 
 def train_with_a_flip(
-    monkeypatch: pytest.MonkeyPatch, run: Path, ends: Iterable[int], after: int, number: int, at: int, bit: int
+    monkeypatch: pytest.MonkeyPatch,
+    run: Path,
+    ends: Iterable[int],
+    after: int,
+    number: int,
+    at: int,
+    bit: int,
+    *settings: str,
 ) -> None:
     """As `sound`, but a bit of a weight flips in the process's memory after the update of step `after`."""
 
@@ -71,7 +79,7 @@ def train_with_a_flip(
     with monkeypatch.context() as patched:
         patched.setattr(mingpt.train.loop, "train_step", step)
         for last in ends:
-            train_here(str(run), *DATA, f"train.max_steps={last}")
+            train_here(str(run), *DATA, *settings, f"train.max_steps={last}")
 
 
 def test_a_sound_run_passes_and_is_not_touched(sound: Path, capsys: Captured) -> None:
@@ -108,7 +116,9 @@ FLIPS = [  # after step, attempt of it, which weights, at, bit
     )
 ]  # fmt: skip
 
-UNSEEN = {5}  # a weight that the samples of the next step don't use
+# The bias of an attention's key: it adds the same to all scores of a row, to which softmax is blind. So loss and norm
+# may have the same bits, and only rounding makes other gradients, which the moments remember.
+UNSEEN = {5}
 
 
 @pytest.mark.parametrize(("after", "attempt", "number", "at", "bit"), FLIPS)
@@ -126,11 +136,33 @@ def test_a_flipped_bit_in_memory(
     assert found["begin"] < after <= found["end"]
     assert found["attempt"] == attempt
     assert found["verdict"] == "FAIL"
-    if after < found["end"] and number not in UNSEEN:
+    if after < found["end"] and (number not in UNSEEN or found["step"]):  # rounding may show it
         assert found["step"] == after + 1
         assert f"step {after + 1} is the first with other bits" in found["why"]
+    elif after < found["end"]:
+        assert f"the gradient of one of the steps {found['begin'] + 1} to {found['end']} was wrong" in found["why"]
     assert found["tensors"]
     assert "1 process, the first on " in found["machine"]
+
+
+def test_when_a_weight_went_wrong_that_nothing_uses_cannot_be_told(
+    sound: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two histories that leave the same files, byte for byte: the flip came after step 7, or after step 8."""
+    digests, traces, short = [], [], ("data=addition", "optimizer.weight_decay=0")
+    for after in (7, 8):
+        run = tmp_path / str(after)
+        last = 16 * 24  # numbers of wpe: the 16th position, which sums of 8 tokens do not reach
+        for end in (6, 8):
+            train_with_a_flip(monkeypatch, run, [end], after, 1, last - 1, 30, *short)
+        digests.append(read_manifest(Store(f"{run}/snapshots"), 8).digest)
+        (trace,) = run.glob("trace/attempt-00002-*.bin")
+        traces.append(trace.read_bytes())
+        found = wrong(capsys, run)
+        assert (found["begin"], found["end"], found["attempt"]) == (6, 8, 2)
+        assert "changed after the gradient of step 8, or earlier (from step 7 on) in a value that no" in found["why"]
+    assert traces[0] == traces[1]
+    assert digests[0] == digests[1]
 
 
 KINDS: list[tuple[int, int, Kind]] = [(3, 1, "model"), (5, 1, "model"), (6, 2, "optimizer"), (12, 3, "model")]

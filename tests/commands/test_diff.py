@@ -124,6 +124,18 @@ def test_two_attempts_of_one_run(tmp_path: Path, capsys: Captured) -> None:
     assert "attempt 3: there is none; choose two of 1, 2" in capsys.readouterr().err
 
 
+def test_snapshots_of_two_steps_are_compared_only_where_both_are_named(
+    trained: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    for name, step in (("a", 8), ("b", 12)):
+        shutil.copytree(trained, tmp_path / name)
+        for other in {4, 8, 12} - {step}:
+            shutil.rmtree(tmp_path / f"{name}/snapshots/step-{other:09d}")
+    told = diff(capsys, f"{tmp_path}/a", f"{tmp_path}/b")
+    assert (told["common"], told["snapshot"], told["differs"]) == (0, None, False)
+    assert diff(capsys, f"{tmp_path}/a@8", f"{tmp_path}/b@12")["snapshot"] == [8, 12]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["{run}"], ["{run}", "{run}", "--attempts", "1", "2"], ["{run}", "{run}/nothing"], ["{run}@9", "{run}"]],

@@ -13,6 +13,7 @@ import pytest
 from fault_kit import LONG, STEPS, at_step, finish, launch, training
 from node_kit import Node, free_port, listening, needs_mount, wait_until
 from paths_kit import ROOT
+from recipe_kit import HEAD, OTHER, sky_variables
 from run_kit import Run
 
 pytestmark = pytest.mark.slow
@@ -221,6 +222,7 @@ def test_a_disk_that_fills_up_in_mid_snapshot_loses_nothing(
     assert Run(str(aside), run.text, run.cache).digest() == undisturbed(*LONG).digest()
 
 
+@pytest.mark.timeout(900)  # nodes start, one after the other
 def test_a_world_shrinks_when_a_node_is_lost_and_grows_when_one_comes(new_run: Callable[..., Run]) -> None:
     # No validation: it would enter the state at the last step, which differs between the two runs.
     endless = (
@@ -233,13 +235,16 @@ def test_a_world_shrinks_when_a_node_is_lost_and_grows_when_one_comes(new_run: C
     port = free_port()
 
     def start(rank: int) -> Node:
-        hosting = f"is_host={'true' if rank == 0 else 'false'}"
         # Shorter waits than torch's: for the signs of life of a lost node (a node that is only slow for longer would be
         # taken for lost, too, and two worlds would train), and for others that may still join.
         waits = "keep_alive_interval=1,keep_alive_max_attempt=8,last_call_timeout=2"
-        place = (f"--rdzv-endpoint=127.0.0.1:{port}", f"--local-addr=127.0.0.{rank + 1}")
-        options = ("--nnodes=1:2", "--nproc-per-node=1", *place, f"--rdzv-conf={hosting},{waits}")
-        return Node(launch(run, *endless, "train.log_every=10", options=options))
+        options = ("--nnodes=1:2", f"--rdzv-endpoint={HEAD}:{port}", f"--local-addr=127.0.0.{rank + 1}")
+        # As SkyPilot's dynamic node set does it: the head starts while the other node is missing.
+        there = "\n".join((HEAD, OTHER)[: rank + 1])
+        environment = {**sky_variables(rank), "SKYPILOT_NODE_IPS": there}
+        return Node(
+            launch(run, *endless, "train.log_every=10", options=(*options, f"--rdzv-conf={waits}")), environment
+        )
 
     def worlds(*nodes: Node) -> list[int]:
         """The sizes of the attempts, in order."""
@@ -249,11 +254,11 @@ def test_a_world_shrinks_when_a_node_is_lost_and_grows_when_one_comes(new_run: C
     head = start(0)
     wait_until(lambda: listening(port), "the store listens")
     lost = start(1)
-    wait_until(lambda: 2 in worlds(head, lost) and run.store.steps(), "two nodes train")
+    wait_until(lambda: 2 in worlds(head, lost) and run.store.steps(), "two nodes train", 150)
     lost.kill()
-    wait_until(lambda: worlds(head, lost)[-1] == 1, "one node goes on")
+    wait_until(lambda: worlds(head, lost)[-1] == 1, "one node goes on", 150)
     new = start(1)
-    wait_until(lambda: worlds(head, lost, new)[-1] == 2, "two nodes train again")
+    wait_until(lambda: worlds(head, lost, new)[-1] == 2, "two nodes train again", 150)
     before = run.store.steps()[0]
     wait_until(lambda: run.store.steps()[0] > before, "a snapshot of the new world")
     for node in (head, new):

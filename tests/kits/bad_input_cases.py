@@ -74,7 +74,7 @@ OPTIONS = [
          (options("--nnodes=2", "--rdzv-endpoint=nowhere.invalid:29500"),), forms=LAUNCH),
     Case("node rank beyond the nodes", "--node-rank=2", "from 0 to 1", (),
          (options("--nnodes=2", "--node-rank=2", "--master-addr=127.0.0.1"),), forms=LAUNCH),
-    Case("SkyPilot contradicts itself", "SKYPILOT_NUM_NODES=3", "2 addresses in SKYPILOT_NODE_IPS", (), (env(
+    Case("SkyPilot contradicts itself", "SKYPILOT_NUM_NODES=3", "SKYPILOT_NODE_IPS has fewer addresses", (), (env(
         SKYPILOT_NODE_IPS="127.0.0.1\n127.0.0.2", SKYPILOT_NODE_RANK="0", SKYPILOT_NUM_NODES="3"),), forms=LAUNCH),
     Case("SkyPilot rank missing", "SKYPILOT_NODE_RANK", "set", (), (env(SKYPILOT_NODE_IPS="127.0.0.1"),),
          forms=LAUNCH),

@@ -63,4 +63,4 @@ def data_of(kind: str, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
             parts.append(f"{name}: {{path: {folder}/{name}, weight: {weight}, kind: text, tokens: byte}}")
         places = (f"data.mix.web.path={folder}/web", f"data.mix.code.path={folder}/code")
         return ("data=mix", f"data.mix={{{', '.join(parts)}}}"), places
-    return (f"data={kind}", "data.val_samples=37"), ()
+    return (f"data={kind}", *(() if kind == "random" else ("data.val_samples=37",))), ()

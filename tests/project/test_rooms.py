@@ -39,6 +39,7 @@ READING_PATH = (
     "model/gpt2",
     "model/language",
     "compute/batches",
+    "compute/buckets",
     "compute/reduction",
     "compute/optimizer",
     "compute/guard",
@@ -46,7 +47,7 @@ READING_PATH = (
     "snapshot/format",
 )
 BEYOND = {"errors", "config/schema", "compute/groups", "compute/muon"}  # what these may import besides each other
-LONGEST_PATH = 1600  # lines
+LONGEST_PATH = 1730  # lines
 LONGEST_FUNCTION = 60
 
 

@@ -19,7 +19,8 @@ from mingpt.observe.trace import RECORD
 from mingpt.report.bits import equality
 from mingpt.report.figures import COLORS, groups
 from mingpt.report.page import different_keys, facts
-from mingpt.report.reading import read_run, run_dir_of, seconds, tokens
+from mingpt.report.reading import read_run, seconds, tokens
+from mingpt.snapshot.find import run_dir_of
 from report_kit import CONFIG, Made, loss_of, three_attempts
 from snapshot_kit import files
 

@@ -1,0 +1,127 @@
+"""Executes the ```console blocks of a page of docs/, in order, and compares what is printed with what the page shows.
+
+`$ command` begins a command; `…` alone on a line stands for any lines, at a line's end for the rest of it. What follows
+from the machine is masked: digests, numbers with a point, hosts, how far columns are apart.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mingpt.cli
+from paths_kit import ROOT
+
+LIMIT = 200  # seconds for one command
+MASKS = (
+    (r"[0-9a-f]{16,}", "#"),
+    (r"-?\b\d+\.\d+(e[+-]?\d+)?", "#"),
+    (r"-?\b\d+e[+-]\d+\b", "#"),
+    (r"the first on .* \(", "the first on # ("),
+    (r"#( ±)? s\b|\b\d+ s\b", "# s"),
+    (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\dZ?", "#"),
+    (r" +", " "),
+    (r"# at \d+ \(sample [\d,]+\) .*", "# at # (sample #) #"),
+)
+
+
+@dataclass
+class Shown:
+    """A command of a page, and the lines below it."""
+
+    command: str
+    lines: list[str] = field(default_factory=list)
+
+
+def commands(page: Path) -> list[Shown]:
+    found = list[Shown]()
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append(Shown(line[2:]))
+            else:
+                found[-1].lines.append(line)
+    assert found, f"{page} shows no command"
+    return found
+
+
+def masked(line: str) -> str:
+    for pattern, put in MASKS:
+        line = re.sub(pattern, put, line)
+    return line.rstrip()
+
+
+def fits(shown: list[str], printed: list[str]) -> bool:
+    """Whether the printed lines are those shown."""
+    parts = []
+    for line in shown:
+        if line.strip() == "…":
+            parts.append(r"(?:.*\n)*?")
+        else:
+            parts.append(re.escape(masked(line.removesuffix("…"))) + (".*" if line.endswith("…") else "") + r"\n")
+    return re.fullmatch("".join(parts), "".join(f"{masked(line)}\n" for line in printed)) is not None
+
+
+class Shell:
+    """Runs commands of a page in the current folder. before: what a comment (`# text`) asks for before its command."""
+
+    def __init__(self, before: dict[str, Callable[[], object]] | None = None) -> None:
+        self.before, self.code = before or {}, 0
+
+    def run(self, command: str) -> list[str]:
+        command, _, comment = (text.strip() for text in command.partition("  #"))
+        if comment in self.before:
+            self.before[comment]()
+        if command == "echo $?":
+            return [str(self.code)]
+        command, _, into = (text.strip() for text in command.partition(" > "))
+        program, verb, *arguments = shlex.split(command)
+        assert program == "mingpt", command
+        if verb in ("train", "launch"):
+            killed = re.fullmatch(r"killed at step (\d+)", comment)
+            return self._train(verb, arguments, int(killed[1]) if killed else None)
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            try:
+                self.code = mingpt.cli.run(verb, arguments)
+            except SystemExit as end:
+                self.code = int(end.code or 0)
+        if into:
+            Path(into).write_text(out.getvalue())
+        return [] if into else out.getvalue().splitlines()
+
+    def _train(self, verb: str, arguments: list[str], kill_at: int | None) -> list[str]:
+        """In processes of their own."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"mingpt.{verb}", *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        printed = []
+        assert process.stdout
+        for line in process.stdout:
+            printed.append(line.rstrip("\n"))
+            if kill_at is not None and re.match(rf"step +{kill_at}/", line):
+                os.killpg(process.pid, signal.SIGKILL)
+        self.code = process.wait(LIMIT)
+        return printed
+
+
+def differences(page: Path, shell: Shell, after: int) -> list[str]:
+    """Execute all after the first ones; each command whose output is not as shown, with what it printed."""
+    wrong = []
+    for shown in commands(page)[after:]:
+        printed = shell.run(shown.command)
+        if not fits(shown.lines, printed):
+            wrong.append("\n".join([f"$ {shown.command}", *printed, "--- but the page shows:", *shown.lines]))
+    return wrong
