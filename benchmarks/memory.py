@@ -21,14 +21,15 @@ SHAPES = {
 }
 
 
-def peak(command: list[str]) -> float:
-    """Run to the end; the largest VmHWM of its training processes, in MB."""
+def peak(command: list[str], own: str) -> float:
+    """Run to the end; the largest VmHWM of its training processes, whose command lines name `own`, in MB."""
     peaks = dict[str, int]()
     with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             for status in Path("/proc").glob("[0-9]*/status"):
                 try:
-                    if b"mingpt.train" not in (status.parent / "cmdline").read_bytes():
+                    line = (status.parent / "cmdline").read_bytes()
+                    if b"mingpt.train" not in line or own.encode() not in line or b"torch.distributed.run" in line:
                         continue
                     if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text()):
                         peaks[status.parent.name] = int(found[1])
@@ -48,7 +49,7 @@ def measure(model: str, world: int, options: list[str], text: Path) -> dict[str,
             "model.block_size=32", "batch.micro_size=1", "batch.global_size=4", "train.eval_every=0",
             f"data.path={text}", f"run.dir={folder}", "snapshot.hot_every_steps=0", "schedule.decay_steps=9", *options,
         ]  # fmt: skip
-        first, resumed = (round(peak([*command, f"train.max_steps={steps}"])) for steps in (2, 3))
+        first, resumed = (round(peak([*command, f"train.max_steps={steps}"], folder)) for steps in (2, 3))
     return {"model": model, "processes": world, "options": options, "peak MB": first, "peak MB of the resume": resumed}
 
 

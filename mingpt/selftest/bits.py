@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mingpt import NUMERICS
 from mingpt.compute import numerics
 from mingpt.compute.buckets import CHUNK, make_buckets
 from mingpt.compute.groups import muon_names, roles, rules
@@ -161,7 +162,8 @@ def about(device: torch.device) -> dict[str, Any]:
     """The kind of machine that digests belong to, and what it could compute in a second."""
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}"
-    kind = {"device": name, "cpu": None if cuda else numerics.cpu_vendor(), "probe": numerics.probe(device)}
+    kind: dict[str, Any] = {"device": name, "probe": numerics.probe(device), "numerics": NUMERICS}
+    kind["cpu"] = None if cuda else numerics.cpu_vendor()
     versions: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda if cuda else None}
     if cuda:
         versions["gpu"] = numerics.gpu(device)

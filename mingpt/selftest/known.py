@@ -8,7 +8,7 @@ from mingpt.selftest.result import Result
 
 TABLE = Path(__file__).with_name("known.json")
 # A CPU's libraries choose kernels by what one model or another can do; the probe tells such models apart.
-KIND = ("device", "cpu", "torch", "cuda", "gpu", "probe")
+KIND = ("device", "cpu", "torch", "cuda", "gpu", "probe", "numerics")
 
 
 def row(about: dict[str, Any], digests: dict[str, str], run: str) -> dict[str, Any]:
