@@ -6,7 +6,7 @@ mean: over the processes. most: of the process that sends most.
 import json
 import statistics
 
-from mingpt.compute.reduction import whole_nodes
+from mingpt.compute.tree import whole_nodes
 from mingpt.world.world import share
 
 

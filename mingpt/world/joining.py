@@ -160,6 +160,14 @@ def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
     os.environ.update(network.settings(network.interface_of(mine), os.environ))
 
 
+def _each(world: World) -> int:
+    """How many processes a node has, as the launchers say; 1 if they differ, or ranks are not in the nodes' order."""
+    each = _variable("LOCAL_WORLD_SIZE", 1, LARGEST, "1")
+    told = world.gather([each, world.local_rank])
+    regular = all(found == [each, rank % each] for rank, found in enumerate(told))
+    return each if regular and world.size % each == 0 else 1
+
+
 class ReportedFailure(Exception):
     """An error that has been printed already. `code`: the exit code that it asks for."""
 
@@ -207,7 +215,8 @@ def join(config: WorldConfig) -> Iterator[World]:
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
     end: threading.Timer | None = None
     try:
-        yield World(rank, size, local_rank, device, backend, store=own_connection)
+        world = World(rank, size, local_rank, device, backend, store=own_connection)
+        yield world.by_nodes(_each(world), config.timeout_seconds)
     except BaseException as error:
         # After a failure, destroying nccl's group may wait for peers that have ended.
         end = _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -18,12 +19,13 @@ class Progress:
     """What this process has done, for the watchdog (hang.py). microbatches: read or evaluated."""
 
     microbatches = collectives = 0
+    groups: ClassVar = WeakSet[dist.ProcessGroup]()  # training's besides the default one
     recent: ClassVar = deque[str](maxlen=32)  # names of the last collectives: the same in all processes
 
 
 def _counted(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
     def enter(*arguments: Any, group: dist.ProcessGroup | None = None, **options: Any) -> Any:
-        if group is None:  # the snapshot writers' threads have groups of their own, and are not counted
+        if group is None or group in Progress.groups:  # the snapshot writers' threads have groups of their own
             Progress.collectives += 1
             Progress.recent.append(name)
         return collective(*arguments, group=group, **options)
@@ -50,6 +52,8 @@ class World:
 
     rank, size: of the processes that `group` has. group: for messages; None: all processes of the attempt.
     store: of the rendezvous, with a connection of its own, for the watchdog; None: a world of one.
+    inside, across: the processes of this node, and those with this one's place on every node; None unless there are
+    several nodes with several processes, as many on each.
     """
 
     rank: int
@@ -59,6 +63,8 @@ class World:
     backend: str
     group: dist.ProcessGroup | None = None
     store: dist.Store | None = None
+    inside: "World | None" = None
+    across: "World | None" = None
 
     @property
     def is_main(self) -> bool:
@@ -89,6 +95,21 @@ class World:
             if node == identity:
                 mine = replace(self, rank=ranks.index(self.rank), size=len(ranks), group=group)
         return mine
+
+    def by_nodes(self, each: int, limit_seconds: float) -> "World":
+        """This world with `inside` and `across`. each: processes of a node, which have consecutive ranks."""
+        node, place = divmod(self.rank, each)
+        if not 1 < each < self.size:
+            return self
+
+        def part(ranks: range) -> World:  # only its processes make a group
+            limit = timedelta(seconds=limit_seconds)
+            group = dist.new_group(list(ranks), limit, use_local_synchronization=True)
+            Progress.groups.add(group)
+            return replace(self, rank=ranks.index(self.rank), size=len(ranks), group=group)
+
+        inside = part(range(node * each, (node + 1) * each))
+        return replace(self, inside=inside, across=part(range(place, self.size, each)))
 
     def share(self, count: int) -> range:
         """This process's contiguous share of `count` items."""

@@ -16,7 +16,7 @@ from config_kit import configured
 from mingpt.compute.batches import BatchPlan, derive
 from mingpt.compute.numerics import NUMERICS, changes, cpu_vendor, fingerprint, probe
 from mingpt.compute.optimizer import schedule_factor
-from mingpt.compute.reduction import tree_sum_of
+from mingpt.compute.tree import tree_sum_of
 from mingpt.config.imports import imported_sha256
 from mingpt.config.schema import Optimizer, Schedule
 from mingpt.snapshot.reader import read
