@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import json
 import socket
 import threading
 from collections.abc import Mapping
