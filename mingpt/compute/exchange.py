@@ -1,4 +1,4 @@
-"""Moves partial sums to the owners of slices: in one hop, or in two.
+"""Moves partial sums to the owners of slices, in one hop or two, and their weights to all.
 
 With several processes on each of several nodes, a network card would carry the partial sums of each of its processes.
 So a node's processes first add up what they hold among themselves, each one for the slices of all processes with its
@@ -7,12 +7,14 @@ place on other nodes; then the nodes exchange these sums. The additions are thos
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mingpt.compute.buckets import Bucket
 from mingpt.compute.tree import Node, tree_sum, whole_nodes
-from mingpt.world.world import World, all_to_all, share
+from mingpt.world.world import World, all_gather, all_to_all, share
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,23 @@ class Flight:
         """This process's slice of the whole sum."""
         (total,) = self._added()
         return total[0]
+
+
+class Gathering:
+    """Each process has updated its slice of a bucket's weights: every process gets all of them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.pending = list[tuple[Bucket, Tensor, Any]]()
+
+    def start(self, bucket: Bucket) -> None:
+        if bucket.shard:
+            mine = bucket.mine.to(self.world.comm_device, copy=True)
+            whole = bucket.weights if bucket.weights.device == mine.device else mine.new_empty(len(bucket.weights))
+            self.pending.append((bucket, whole, all_gather(whole, mine, async_op=True)))
+
+    def finish(self) -> None:
+        for bucket, whole, work in self.pending:
+            work.wait()
+            if whole is not bucket.weights:
+                bucket.weights.copy_(whole)

@@ -7,7 +7,6 @@ decide alike without communication, and without waiting for the device.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.optim.adamw import (
 )
 
 from mingpt.compute.buckets import CHUNK, Bucket, Sliced
+from mingpt.compute.exchange import Gathering
 from mingpt.compute.groups import Rule
 from mingpt.compute.guard import Guard
 from mingpt.compute.muon import Muon
@@ -202,26 +202,6 @@ class Update:
             self.loss_scale.copy_(state.get("loss_scale", self.loss_scale))
             self.finite_steps.copy_(state.get("loss_scale.finite_steps", self.finite_steps))
         self.guard.load(state)
-
-
-class Gathering:
-    """Each process has updated its slice of a bucket's weights: every process gets all of them."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.pending = list[tuple[Bucket, Tensor, Any]]()
-
-    def start(self, bucket: Bucket) -> None:
-        if bucket.shard:
-            mine = bucket.mine.to(self.world.comm_device, copy=True)
-            whole = bucket.weights if bucket.weights.device == mine.device else mine.new_empty(len(bucket.weights))
-            self.pending.append((bucket, whole, all_gather(whole, mine, async_op=True)))
-
-    def finish(self) -> None:
-        for bucket, whole, work in self.pending:
-            work.wait()
-            if whole is not bucket.weights:
-                bucket.weights.copy_(whole)
 
 
 def sums_of_squares(flat: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from mingpt.config.section import LARGEST
 from mingpt.errors import CRASHED, UserError
 from mingpt.world import network, slurm
 from mingpt.world.rendezvous import open_store
-from mingpt.world.world import World
+from mingpt.world.world import Progress, World
 
 LEAVE_SECONDS = 20  # limit for leaving the world after a failure; torchrun kills its workers after 30 s
 
@@ -168,6 +169,21 @@ def _each(world: World) -> int:
     return each if regular and world.size % each == 0 else 1
 
 
+def by_nodes(world: World, each: int, limit_seconds: float) -> World:
+    """The world with `inside` and `across`. each: processes of a node, which have consecutive ranks. Collective."""
+    node, place = divmod(world.rank, each)
+    if not 1 < each < world.size:
+        return world
+
+    def part(ranks: range) -> World:  # only its processes make a group
+        group = dist.new_group(list(ranks), timedelta(seconds=limit_seconds), use_local_synchronization=True)
+        Progress.groups.add(group)
+        return replace(world, rank=ranks.index(world.rank), size=len(ranks), group=group)
+
+    inside = part(range(node * each, (node + 1) * each))
+    return replace(world, inside=inside, across=part(range(place, world.size, each)))
+
+
 class ReportedFailure(Exception):
     """An error that has been printed already. `code`: the exit code that it asks for."""
 
@@ -216,7 +232,7 @@ def join(config: WorldConfig) -> Iterator[World]:
     end: threading.Timer | None = None
     try:
         world = World(rank, size, local_rank, device, backend, store=own_connection)
-        yield world.by_nodes(_each(world), config.timeout_seconds)
+        yield by_nodes(world, _each(world), config.timeout_seconds)
     except BaseException as error:
         # After a failure, destroying nccl's group may wait for peers that have ended.
         end = _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)

@@ -96,21 +96,6 @@ class World:
                 mine = replace(self, rank=ranks.index(self.rank), size=len(ranks), group=group)
         return mine
 
-    def by_nodes(self, each: int, limit_seconds: float) -> "World":
-        """This world with `inside` and `across`. each: processes of a node, which have consecutive ranks."""
-        node, place = divmod(self.rank, each)
-        if not 1 < each < self.size:
-            return self
-
-        def part(ranks: range) -> World:  # only its processes make a group
-            limit = timedelta(seconds=limit_seconds)
-            group = dist.new_group(list(ranks), limit, use_local_synchronization=True)
-            Progress.groups.add(group)
-            return replace(self, rank=ranks.index(self.rank), size=len(ranks), group=group)
-
-        inside = part(range(node * each, (node + 1) * each))
-        return replace(self, inside=inside, across=part(range(place, self.size, each)))
-
     def share(self, count: int) -> range:
         """This process's contiguous share of `count` items."""
         return share(self.rank, self.size, count)

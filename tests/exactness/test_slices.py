@@ -84,7 +84,7 @@ def test_worlds_of_one_to_five_give_the_same_bits_and_files(tmp_path: Path) -> N
 KILL = """
 import os, signal
 from pathlib import Path
-from mingpt.compute.optimizer import Gathering
+from mingpt.compute.exchange import Gathering
 plain, calls = Gathering.finish, []
 def finish(self):
     calls.append(1)

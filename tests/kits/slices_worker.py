@@ -21,6 +21,7 @@ from mingpt.compute.reduction import ExactReduction
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.snapshot.format import TensorInfo, digest_of, encode_part
 from mingpt.snapshot.staging import Staging
+from mingpt.world.joining import by_nodes
 from mingpt.world.world import World
 
 MICROBATCHES, STEPS, WIDTH = 7, 4, 96
@@ -95,7 +96,7 @@ def main() -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(sys.argv[4], size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
-    world = World(rank, size, rank, torch.device("cpu"), "gloo").by_nodes(each, 120)
+    world = by_nodes(World(rank, size, rank, torch.device("cpu"), "gloo"), each, 120)
     found = {name: train(*case, world, Path(sys.argv[5])) for name, case in CASES.items()}
     print(json.dumps(found), flush=True)
     dist.destroy_process_group()
