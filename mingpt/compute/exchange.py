@@ -84,20 +84,28 @@ class Flight:
 
 
 class Gathering:
-    """Each process has updated its slice of a bucket's weights: every process gets all of them."""
+    """Each process has updated its slice of a bucket's weights: every process gets all of them.
+
+    Over several nodes, too, first from the processes with this one's place on other nodes, then inside the node.
+    """
 
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.world, self.first = world, world.across or world
         self.pending = list[tuple[Bucket, Tensor, Any]]()
 
     def start(self, bucket: Bucket) -> None:
         if bucket.shard:
             mine = bucket.mine.to(self.world.comm_device, copy=True)
-            whole = bucket.weights if bucket.weights.device == mine.device else mine.new_empty(len(bucket.weights))
-            self.pending.append((bucket, whole, all_gather(whole, mine, async_op=True)))
+            direct = self.first is self.world and bucket.weights.device == mine.device
+            found = bucket.weights if direct else mine.new_empty(self.first.size * len(mine))
+            self.pending.append((bucket, found, all_gather(found, mine, group=self.first.group, async_op=True)))
 
     def finish(self) -> None:
-        for bucket, whole, work in self.pending:
+        for bucket, found, work in self.pending:
             work.wait()
-            if whole is not bucket.weights:
-                bucket.weights.copy_(whole)
+            if inside := self.world.inside:
+                by_place = found.new_empty(inside.size, self.first.size, bucket.length)
+                all_gather(by_place.view(-1), found, group=inside.group)
+                found = by_place.transpose(0, 1).flatten()
+            if found is not bucket.weights:
+                bucket.weights.copy_(found)

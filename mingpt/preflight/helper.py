@@ -92,7 +92,7 @@ def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> in
     for count in of_each:
         most = max(most, sum(pieces[first : first + count]) * (world - count) / world)  # slices for other nodes
         first += count
-    most += (sum(processes) - 1) / sum(processes)  # all-gather: each slice once, around a ring
+    most += (world - 1) / world  # all-gather: each slice once, around a ring
     return int(most * 4 * parameters)
 
 
