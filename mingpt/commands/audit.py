@@ -76,7 +76,10 @@ def audited(options: argparse.Namespace) -> Iterator[Parts]:
     past = Past(options.url, options.attempt, options.snapshots)
     which = chosen(intervals(past), options.sample, options.seed, options.first, options.last)
     if not which:
-        raise UserError(f"{past.url}: no interval between kept snapshots lies there: look at `mingpt snapshots list`")
+        raise UserError(
+            f"{past.url}: no interval between kept snapshots lies there: look at `mingpt snapshots list`, and give "
+            f"--snapshots if the run has set snapshot.dir"
+        )
     with replay(options.url, which[0][0] + 1, options.overrides, options.attempt, options.snapshots) as run:
         yield Parts(past.url, run.notes, audit(run, which))
 

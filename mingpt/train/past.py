@@ -85,6 +85,8 @@ class Past:
         if attempt is not None and attempt not in self.claims:
             raise UserError(f"--attempt {attempt}: {self.url} has the attempts {', '.join(map(str, self.claims))}")
         self.line = _line(self.claims, attempt)
+        if not self.line:
+            raise UserError(f"{self.url}: nothing tells of an attempt that has trained there: give another run")
 
     def manifest(self, step: int) -> Manifest | None:
         """That of a snapshot, or None if it is bad."""
@@ -122,7 +124,11 @@ class Past:
         if self.line[0][1] <= step <= done:
             return
         others = [n for n, trace in self.trace.items() if (trace["step"] == step).any()]
-        cure = f"attempt {others[-1]} has computed it: give --attempt {others[-1]}" if others else "give an earlier one"
+        cure = (
+            f"attempt {others[-1]} has computed it: give --attempt {others[-1]}"
+            if others
+            else f"give {'an earlier' if step > done else 'a later'} one"
+        )
         raise UserError(f"step {step}: {self.url} has the steps {self.line[0][1]} to {done}: {cure}")
 
     def is_on_line(self, step: int) -> bool:
