@@ -137,12 +137,13 @@ class Past:
         ends = {number: last for number, _, last in self.line}
         if manifest is None:
             return False
-        if (
-            manifest.attempt not in ends
-        ):  # a fork's first snapshot is numbered after the attempt that it was copied from
-            record = self.claims.get(manifest.attempt)
-            return record is not None and record.from_step == step and record.parent in ends
-        end = ends[manifest.attempt]
+        number = manifest.attempt
+        while number not in ends:  # a fork's first snapshot is numbered after the attempt that it was copied from
+            record = self.claims.get(number)
+            if record is None or record.from_step != step or record.parent >= number:
+                return False
+            number = record.parent
+        end = ends[number]
         return end is None or step <= end
 
     def bases(self, step: int) -> Iterator[int]:

@@ -12,6 +12,7 @@ import pytest
 
 from mingpt.commands import generate, materialize, replay
 from mingpt.observe.trace import RECORD
+from mingpt.report.reading import read_run
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
 from replay_kit import data_of, files_of, train_here
@@ -130,6 +131,7 @@ def test_materialize_gives_the_digest_of_a_run_that_stored_it(made: tuple[str, s
     assert files_of(Path(url)) == before
     ours, theirs = Store(f"{tmp_path}/out/snapshots"), Store(f"{tmp_path}/all/snapshots")
     assert ours.steps() == [8, 7, 2]
+    assert {n: k for n, k in read_run(f"{tmp_path}/out").kept.items() if k} == {2: 8}  # without a trace
     for step in ours.steps():
         assert verify(ours, step).digest == verify(theirs, step).digest
     assert verify(ours, 7).metrics.loss == verify(theirs, 7).metrics.loss
