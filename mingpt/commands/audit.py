@@ -102,6 +102,8 @@ def conclude(found: "list[Interval]", notes: list[str], quiet: bool = False) -> 
     """Print the summary. Raises Unfit if something is wrong, UserError if a difference proves nothing."""
     for note in notes:
         complain(note)
+    if not found:
+        raise UserError("nothing was audited: the run has meanwhile deleted its snapshots: audit it again")
     steps = sum(interval.end - interval.begin for interval in found)
     summary = f"{len(found)} intervals, {steps} steps"
     wrong = [interval for interval in found if interval.verdict == "FAIL"]
