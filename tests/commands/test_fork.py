@@ -135,7 +135,7 @@ def test_other_data_may_be_named_by_a_fork(base: Path, tmp_path: Path, text: Pat
         (["{base}@8", "{new}", "train.max_step=3"], "did you mean train.max_steps"),
         (["{base}@8", "{new}/a=b"], "run.name='a=b' may hold letters"),
         (["{new}@8", "{new}2"], "no snapshot is there"),
-        (["{base}@8", "{new}", "run.dir=other"], "is the run's directory: leave run.dir out"),
+        (["{base}@8", "{new}", "run.dir={new}/other"], "is the run's directory: leave run.dir out"),
     ],
 )
 def test_mistakes_are_told_and_nothing_is_made(
