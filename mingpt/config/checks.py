@@ -78,6 +78,12 @@ def _recompute(c: Config, _: int) -> str | None:
     return None
 
 
+def _loss_rows(c: Config, _: int) -> str | None:
+    if c.train.loss_rows and isinstance(c.model, Own):
+        return f"train.loss_rows={c.train.loss_rows} knows only this package's models: set it to 0"
+    return None
+
+
 def _backend(c: Config, _: int) -> str | None:
     if c.world.backend == "nccl" and c.world.device == "cpu":
         return "world.backend=nccl needs GPUs, but world.device=cpu: use world.backend=gloo"
@@ -168,6 +174,7 @@ def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
         Check(("train.recompute",), _recompute),
+        Check(("train.loss_rows",), _loss_rows),
         Check(("world.backend", "world.device"), _backend),
         Check(("health.notify",), _webhook),
         Check(("health.audit_every", "reduce"), _audit),

@@ -32,6 +32,8 @@ class Train(Section):
     """torch.compile the model: slower to start, faster steps."""
     recompute: Annotated[Literal["none", "block"], AffectsResult(lambda train: bool(train.get("compile")))] = "none"
     """block: keep only the activations between blocks, and compute the others again in backward. Same bits."""
+    loss_rows: int = Field(default=0, ge=0)
+    """Positions of a microbatch whose logits are in memory at a time, for large vocabularies; 0: all. Other bits."""
     log_every: Annotated[int, NO_RESULT] = Field(default=10, ge=1)
     """Steps between two lines of metrics."""
     eval_every: Annotated[int, NO_RESULT] = Field(default=250, ge=0)

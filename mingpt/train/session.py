@@ -25,6 +25,7 @@ from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import LanguageModel
+from mingpt.model.pieces import loss_in_pieces
 from mingpt.observe.configfile import write_config
 from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
 from mingpt.observe.notify import notify
@@ -238,6 +239,8 @@ def prepare(config: Config, model: nn.Module) -> None:
     if config.train.recompute == "block" and isinstance(model, LanguageModel):
         for block in model.blocks():
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if config.train.loss_rows and isinstance(model, LanguageModel):
+        model.forward = partial(loss_in_pieces, model, config.train.loss_rows)  # type: ignore[method-assign]
     if config.train.compile:
         model.compile()
 
