@@ -1,8 +1,8 @@
 """`python benchmarks/memory.py [key=value …] [--models 30M 124M]`: peak memory of a process in a short run, as JSON.
 
-Each run takes 3 steps, with a snapshot after each, and is then continued for one step. Peaks are the resident memory of the
-process that has most (VmHWM), which includes Python and torch; `idle` is what a process of a tiny model needs. In
-`logits` the output layer has most: `train.loss_rows=256 --models logits` shows what loss_rows spares.
+Each run takes 3 steps, with a snapshot after each, and is then continued for one step. Peaks are the resident memory
+of the process that has most (VmHWM), which includes Python and torch; `idle` is a process of a tiny model. In `logits`
+the output layer has most: `train.loss_rows=256 --models logits` shows what loss_rows spares.
 """
 
 import argparse
