@@ -24,7 +24,7 @@ GPUS = {
     "A10": 24, "A10G": 24, "A100": 40, "A100-80GB": 80, "H100": 80, "H200": 141, "L4": 24, "L40S": 48, "T4": 16,
     "V100": 16, "V100-32GB": 32,
 }  # fmt: skip
-CONSTANT_CPU = 0.36 * GB  # a process of a tiny model (benchmarks/memory.py)
+CONSTANT_CPU = 0.31 * GB  # a process of a tiny model (benchmarks/memory.py)
 CONSTANT_GPU = 1.0 * GB  # an estimate, not measured: CUDA's context, and the buffers of cuBLAS and NCCL
 ROOM = 0.05  # of a GPU's memory, for what the allocator can't use
 ROWS = 1024  # of train.loss_rows, where it is proposed
