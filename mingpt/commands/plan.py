@@ -25,6 +25,7 @@ GPUS = {
     "V100": 16, "V100-32GB": 32,
 }  # fmt: skip
 CONSTANT_CPU = 0.31 * GB  # a process of a tiny model (benchmarks/memory.py)
+GAPS_CPU = 0.1  # of the rest: what malloc holds and nobody uses (measured: 0.06 to 0.2, docs/memory.md)
 CONSTANT_GPU = 1.0 * GB  # an estimate, not measured: CUDA's context, and the buffers of cuBLAS and NCCL
 ROOM = 0.05  # of a GPU's memory, for what the allocator can't use
 ROWS = 1024  # of train.loss_rows, where it is proposed
@@ -95,7 +96,11 @@ def _config(overrides: list[str], processes: int) -> "Config":
 def total(found: "Footprint", gpu: str) -> int:
     """Bytes of a process where it computes: on its GPU, or in the machine's memory."""
     here = sum(found.steady.values()) + found.step
-    return int(here + CONSTANT_GPU) if gpu else int(here + sum(found.staging.values()) + CONSTANT_CPU)
+    return int(here + CONSTANT_GPU if gpu else here + sum(found.staging.values()) + _gaps(found) + CONSTANT_CPU)
+
+
+def _gaps(found: "Footprint") -> int:
+    return int(GAPS_CPU * (sum(found.steady.values()) + found.step + sum(found.staging.values())))
 
 
 def _advice(config: "Config", model: "Model", gpu: str, nodes: int, per_node: int) -> dict[str, Any]:
@@ -150,6 +155,7 @@ def _plain(found: "Footprint", model: "Model", gpu: str, processes: int) -> dict
         "received": found.stack.received * model.gradients // processes,
         "phases": found.phases,
         "snapshots": found.staging,
+        "gaps": 0 if gpu else _gaps(found),
         "constant": int(CONSTANT_GPU if gpu else CONSTANT_CPU),
         "total": size,
         "of": GPUS[gpu] * GB if gpu else None,
@@ -186,6 +192,7 @@ def _lines(config: "Config", found: "Footprint", model: "Model", gpu: str, nodes
         yield _line("    slices that are received", found.stack.received * model.gradients // processes, inner=True)
     if not gpu:
         yield from (_line(name, size) for name, size in found.staging.items())
+        yield _line("gaps between allocations", _gaps(found))
     constant = "CUDA and NCCL (an estimate, not measured)" if gpu else "Python and torch"
     yield _line(constant, int(CONSTANT_GPU if gpu else CONSTANT_CPU))
     size = total(found, gpu)

@@ -46,8 +46,8 @@ def test_on_cpus_the_copies_for_snapshots_count(capsys: pytest.CaptureFixture[st
     assert "CUDA" not in said
     found = planned(capsys, "model=gpt-nano", "batch.micro_size=2", "--processes", "2")
     assert found["fits"] is None
-    parts = found["steady"], found["snapshots"]
-    assert found["total"] == sum(sum(p.values()) for p in parts) + max(found["phases"].values()) + found["constant"]
+    used = sum(sum(found[part].values()) for part in ("steady", "snapshots")) + max(found["phases"].values())
+    assert (found["gaps"], found["total"]) == (int(0.1 * used), used + found["gaps"] + found["constant"])
 
 
 @pytest.mark.parametrize(
