@@ -24,9 +24,6 @@ GPUS = {
     "A10": 24, "A10G": 24, "A100": 40, "A100-80GB": 80, "H100": 80, "H200": 141, "L4": 24, "L40S": 48, "T4": 16,
     "V100": 16, "V100-32GB": 32,
 }  # fmt: skip
-CONSTANT_CPU = 0.31 * GB  # a process of a tiny model (benchmarks/memory.py)
-GAPS_CPU = 0.1  # of the rest: what malloc holds and nobody uses (measured: 0.06 to 0.2, docs/memory.md)
-CONSTANT_GPU = 1.0 * GB  # an estimate, not measured: CUDA's context, and the buffers of cuBLAS and NCCL
 ROOM = 0.05  # of a GPU's memory, for what the allocator can't use
 ROWS = 1024  # of train.loss_rows, where it is proposed
 
@@ -54,7 +51,7 @@ def plan_command(arguments: list[str]) -> int:
 
     model = look_at(config)
     found = footprint(config, model, processes, per_node)
-    size, advice = total(found, gpu), None
+    size, advice = found.total(bool(gpu)), None
     if gpu and size > GPUS[gpu] * GB * (1 - ROOM):
         advice = _advice(config, model, gpu, options.num_nodes, per_node)
     if options.json:
@@ -88,19 +85,11 @@ def _config(overrides: list[str], processes: int) -> "Config":
     config = compose.configure([*([] if named else ["data=random"]), *overrides], processes)
     if config is None:
         raise UserError("--cfg and --info are for `mingpt train`: leave them out")
+    if not config.batch.micro_size:
+        raise UserError("batch.micro_size=auto: a plan is made for a number: give one")
     if not isinstance(config.model, Language):
         raise UserError("model._target_: only this package's models can be planned, not a module of one's own")
     return config
-
-
-def total(found: "Footprint", gpu: str) -> int:
-    """Bytes of a process where it computes: on its GPU, or in the machine's memory."""
-    here = sum(found.steady.values()) + found.step
-    return int(here + CONSTANT_GPU if gpu else here + sum(found.staging.values()) + _gaps(found) + CONSTANT_CPU)
-
-
-def _gaps(found: "Footprint") -> int:
-    return int(GAPS_CPU * (sum(found.steady.values()) + found.step + sum(found.staging.values())))
 
 
 def _advice(config: "Config", model: "Model", gpu: str, nodes: int, per_node: int) -> dict[str, Any]:
@@ -108,14 +97,14 @@ def _advice(config: "Config", model: "Model", gpu: str, nodes: int, per_node: in
     from mingpt.config.checks import impossible
     from mingpt.train.footprint import changed, footprint, look_at
 
-    chosen, best = dict[str, Any](), total(footprint(config, model, nodes * per_node, per_node), gpu)
+    chosen, best = dict[str, Any](), footprint(config, model, nodes * per_node, per_node).total(True)
     for key, value in _moves(config, nodes):
         count = value if key == "--num-nodes" else nodes
         candidate = config if key == "--num-nodes" else changed(config, key, value)
         if (candidate == config and count == nodes) or any(impossible(candidate, count * per_node, set())):
             continue
         looked = model if key in ("--num-nodes", "optimizer.shard") else look_at(candidate)
-        size = total(footprint(candidate, looked, count * per_node, per_node), gpu)
+        size = footprint(candidate, looked, count * per_node, per_node).total(True)
         if size < best:
             best, config, model, nodes = size, candidate, looked, count
             chosen[key] = value
@@ -141,7 +130,9 @@ def _moves(config: "Config", nodes: int) -> Iterator[tuple[str, Any]]:
 
 def _plain(found: "Footprint", model: "Model", gpu: str, processes: int) -> dict[str, Any]:
     """Bytes of the process that needs most, for JSON."""
-    size = total(found, gpu)
+    from mingpt.train.footprint import CONSTANT_CPU, CONSTANT_GPU
+
+    size = found.total(bool(gpu))
     return {
         "parameters": model.parameters,
         "processes": processes,
@@ -155,8 +146,8 @@ def _plain(found: "Footprint", model: "Model", gpu: str, processes: int) -> dict
         "received": found.stack.received * model.gradients // processes,
         "phases": found.phases,
         "snapshots": found.staging,
-        "gaps": 0 if gpu else _gaps(found),
-        "constant": int(CONSTANT_GPU if gpu else CONSTANT_CPU),
+        "gaps": 0 if gpu else found.gaps,
+        "constant": CONSTANT_GPU if gpu else CONSTANT_CPU,
         "total": size,
         "of": GPUS[gpu] * GB if gpu else None,
         "fits": size <= GPUS[gpu] * GB * (1 - ROOM) if gpu else None,
@@ -169,6 +160,8 @@ def _copies(found: "Footprint") -> int:
 
 
 def _lines(config: "Config", found: "Footprint", model: "Model", gpu: str, nodes: int, per_node: int) -> Iterator[str]:
+    from mingpt.train.footprint import CONSTANT_CPU, CONSTANT_GPU
+
     processes, batch = nodes * per_node, config.batch
     where = f"{nodes} x {gpu}:{per_node}" if gpu else f"{nodes} x {per_node} processes on CPUs"
     yield (
@@ -192,10 +185,10 @@ def _lines(config: "Config", found: "Footprint", model: "Model", gpu: str, nodes
         yield _line("    slices that are received", found.stack.received * model.gradients // processes, inner=True)
     if not gpu:
         yield from (_line(name, size) for name, size in found.staging.items())
-        yield _line("gaps between allocations", _gaps(found))
+        yield _line("gaps between allocations", found.gaps)
     constant = "CUDA and NCCL (an estimate, not measured)" if gpu else "Python and torch"
-    yield _line(constant, int(CONSTANT_GPU if gpu else CONSTANT_CPU))
-    size = total(found, gpu)
+    yield _line(constant, CONSTANT_GPU if gpu else CONSTANT_CPU)
+    size = found.total(bool(gpu))
     yield _line("total", size)
     if gpu:
         yield ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mingpt.config.kinds import Data, of_part
-from mingpt.config.schema import Config
+from mingpt.config.schema import AUTO, Config
 from mingpt.config.section import Own
 from mingpt.redact import BLANK, without_secrets
 from mingpt.storage import fetch_it, install
@@ -44,6 +44,9 @@ def _cooldown(c: Config, _: int) -> str | None:
 
 def _microbatches(c: Config, world_size: int) -> str | None:
     size, micro = c.global_size(world_size), c.batch.micro_size
+    if micro == AUTO:
+        own = "batch.micro_size=auto knows only this package's models: give a number"
+        return own if isinstance(c.model, Own) else None
     if c.batch.per_process_size is not None:
         if c.batch.per_process_size % micro:
             return (

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from config_kit import configured
-from mingpt.commands.plan import CONSTANT_CPU, total
 from mingpt.compute.buckets import make_buckets
 from mingpt.compute.reduction import ExactReduction
 from mingpt.train.factory import build
-from mingpt.train.footprint import Stack, changed, footprint, look_at, stack_of
+from mingpt.train.footprint import CONSTANT_CPU, Stack, changed, footprint, look_at, stack_of
 from mingpt.world.world import World, share
 from paths_kit import ROOT
 
@@ -107,6 +106,6 @@ def test_the_plan_is_near_what_processes_take() -> None:
     )  # fmt: skip
     model = look_at(config)
     for processes in (1, 2):
-        planned = total(footprint(config, model, processes, processes), "") - CONSTANT_CPU
+        planned = footprint(config, model, processes, processes).total(False) - CONSTANT_CPU
         measured = peaks["30M", processes] - peaks["idle", processes]
         assert planned == pytest.approx(measured, rel=0.15), (processes, planned / 1e6, measured / 1e6)
