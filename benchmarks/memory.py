@@ -1,7 +1,8 @@
-"""`python benchmarks/memory.py [--models 30M 124M]`: peak memory of a process in a short run and its resume, as JSON.
+"""`python benchmarks/memory.py [key=value …] [--models 30M 124M]`: peak memory of a process in a short run, as JSON.
 
-Each run takes 2 steps and stores a snapshot, and is then continued for one step. Peaks are the resident memory of the
-process that has most (VmHWM), which includes Python and torch; `idle` is what a process of a tiny model needs.
+Each run takes 3 steps, with a snapshot after each, and is then continued for one step. Peaks are the resident memory
+of the process that has most (VmHWM), which includes Python and torch; `idle` is a process of a tiny model. In `logits`
+the output layer has most: `train.loss_rows=256 --models logits` shows what loss_rows spares.
 """
 
 import argparse
@@ -14,11 +15,16 @@ import tempfile
 import time
 from pathlib import Path
 
+FEW_TOKENS = ("data.path={text}", "model.block_size=32", "batch.micro_size=1", "batch.global_size=4")
 SHAPES = {
-    "idle": ("model.n_layer=1", "model.n_head=1", "model.n_embd=16"),
-    "30M": ("model.n_layer=9", "model.n_head=8", "model.n_embd=512"),
-    "124M": ("model.n_layer=17", "model.n_head=12", "model.n_embd=768"),
-}
+    "idle": ("model.n_layer=1", "model.n_head=1", "model.n_embd=16", *FEW_TOKENS),
+    "30M": ("model.n_layer=9", "model.n_head=8", "model.n_embd=512", *FEW_TOKENS),
+    "124M": ("model.n_layer=17", "model.n_head=12", "model.n_embd=768", *FEW_TOKENS),
+    "logits": (
+        "model.n_layer=2", "model.n_head=2", "model.n_embd=128", "data=random", "model.block_size=128",
+        "batch.micro_size=16", "batch.global_size=32",
+    ),
+}  # fmt: skip
 
 
 def peak(command: list[str], own: str) -> float:
@@ -45,11 +51,11 @@ def measure(model: str, world: int, options: list[str], text: Path) -> dict[str,
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}")
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, *(torchrun if world > 1 else ()), "-m", "mingpt.train", "model=gpt2", *SHAPES[model],
-            "model.block_size=32", "batch.micro_size=1", "batch.global_size=4", "train.eval_every=0",
-            f"data.path={text}", f"run.dir={folder}", "snapshot.hot_every_steps=0", "schedule.decay_steps=9", *options,
+            sys.executable, *(torchrun if world > 1 else ()), "-m", "mingpt.train", "model=gpt2",
+            *(setting.format(text=text) for setting in SHAPES[model]), "train.eval_every=0", f"run.dir={folder}",
+            "snapshot.hot_every_steps=0", "snapshot.every_steps=1", "schedule.decay_steps=9", *options,
         ]  # fmt: skip
-        first, resumed = (round(peak([*command, f"train.max_steps={steps}"], folder)) for steps in (2, 3))
+        first, resumed = (round(peak([*command, f"train.max_steps={steps}"], folder)) for steps in (3, 4))
     return {"model": model, "processes": world, "options": options, "peak MB": first, "peak MB of the resume": resumed}
 
 

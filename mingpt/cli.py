@@ -35,6 +35,7 @@ GROUPS = {
         "train": Verb("train a GPT in this process", "mingpt.train.__main__", "mingpt.config.commandline"),
         "launch": Verb("train with several, on one node or many", "mingpt.launch.__main__", "mingpt.launch.torchrun"),
         "sweep": Verb("train one run for each of several values", "mingpt.sweep.__main__"),
+        "plan": Verb("say how much memory a run needs, before a machine is rented", "mingpt.commands.plan"),
         "preflight": Verb("look at the nodes before training", "mingpt.preflight.__main__", "mingpt.preflight.command"),
         "sky-check": Verb("look at a SkyPilot launch before it costs anything", "mingpt.commands.sky_check"),
         "selftest": Verb("try whether this machine computes right", "mingpt.selftest.__main__"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mingpt.config.kinds import Data, of_part
-from mingpt.config.schema import Config
+from mingpt.config.schema import AUTO, Config
 from mingpt.config.section import Own
 from mingpt.redact import BLANK, without_secrets
 from mingpt.storage import fetch_it, install
@@ -44,6 +44,9 @@ def _cooldown(c: Config, _: int) -> str | None:
 
 def _microbatches(c: Config, world_size: int) -> str | None:
     size, micro = c.global_size(world_size), c.batch.micro_size
+    if micro == AUTO:
+        own = "batch.micro_size=auto knows only this package's models: give a number"
+        return own if isinstance(c.model, Own) else None
     if c.batch.per_process_size is not None:
         if c.batch.per_process_size % micro:
             return (
@@ -75,6 +78,12 @@ def _recompute(c: Config, _: int) -> str | None:
             f"train.recompute={c.train.recompute} knows only this package's models: set it to none, and call "
             f"torch.utils.checkpoint in your own one (use_reentrant=False)"
         )
+    return None
+
+
+def _loss_rows(c: Config, _: int) -> str | None:
+    if c.train.loss_rows and isinstance(c.model, Own):
+        return f"train.loss_rows={c.train.loss_rows} knows only this package's models: set it to 0"
     return None
 
 
@@ -168,6 +177,7 @@ def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
         Check(("train.recompute",), _recompute),
+        Check(("train.loss_rows",), _loss_rows),
         Check(("world.backend", "world.device"), _backend),
         Check(("health.notify",), _webhook),
         Check(("health.audit_every", "reduce"), _audit),

@@ -13,6 +13,8 @@ from pydantic_core import PydanticCustomError
 from mingpt.config.kinds import Data, Model
 from mingpt.config.section import NO_RESULT, AffectsResult, Section, follows
 
+AUTO = 0  # batch.micro_size=auto, until train/autosize.py has put a number in its place
+
 
 class Run(Section):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -32,6 +34,8 @@ class Train(Section):
     """torch.compile each block (a model of your own: whole): slower to start, faster steps."""
     recompute: Annotated[Literal["none", "block"], NO_RESULT] = "none"
     """block: keep only the activations between blocks, and compute the others again in backward. Same bits."""
+    loss_rows: int = Field(default=0, ge=0)
+    """Positions of a microbatch whose logits are in memory at a time, for large vocabularies; 0: all. Other bits."""
     log_every: Annotated[int, NO_RESULT] = Field(default=10, ge=1)
     """Steps between two lines of metrics."""
     eval_every: Annotated[int, NO_RESULT] = Field(default=250, ge=0)
@@ -74,10 +78,15 @@ class Batch(Section):
         default=64, ge=1
     )
     """Samples in a step, whatever the number of processes."""
-    micro_size: int = Field(default=16, ge=1)
-    """Samples in a microbatch: what is computed at a time. Fewer need less memory. Another number gives other bits."""
+    micro_size: int = Field(default=16, ge=0)
+    """Samples computed at a time. Fewer need less memory, and give other bits. auto: chosen at the first start."""
     per_process_size: int | None = Field(default=None, ge=1)
     """Samples in a step for each process, in place of global_size. Gives up equal bits across world sizes."""
+
+    @field_validator("micro_size", mode="before")
+    @classmethod
+    def _auto(cls, micro_size: object) -> object:
+        return AUTO if micro_size == "auto" else micro_size
 
 
 class Optimizer(Section):

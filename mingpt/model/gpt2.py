@@ -1,5 +1,4 @@
-"""GPT-2: the architecture of the published checkpoints (Radford et al. 2019, "Language Models are Unsupervised
-Multitask Learners").
+"""GPT-2, as published (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
 
 Parameters have the names and shapes of `GPT2LMHeadModel` in Hugging Face's `transformers`, which can therefore load a
 snapshot's model part as it is.
@@ -38,8 +37,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.n_head = config.n_head
-        self.dropout = config.dropout
+        self.n_head, self.dropout = config.n_head, config.dropout
         self.c_attn = Conv1D(config.n_embd, 3 * config.n_embd)
         self.c_proj = Conv1D(config.n_embd, config.n_embd)
 
@@ -123,8 +121,7 @@ class GPT(LanguageModel):
     def activations(
         self, tokens: Tensor, caches: Sequence[KVCache] | None = None, documents: Tensor | None = None
     ) -> Tensor:
-        activations: Tensor = self.transformer(tokens, caches, documents)
-        return activations
+        return self.transformer(tokens, caches, documents)
 
     def output_weight(self) -> Tensor:
         return self.transformer.wte.weight

@@ -119,14 +119,17 @@ class LanguageModel(nn.Module):
         Returns (sum of the losses in nats, number of targets or sum of their weights), float32 scalars. Sums, not
         means: microbatches may have different numbers of targets (IGNORE), and sums add up to the right mean.
         """
-        loss, count, _ = self.loss_and_logits(tokens, targets, weights, documents)
-        return loss, count
+        return self.loss_and_logits(tokens, targets, weights, documents)[:2]
 
     def loss_and_logits(
         self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What `forward` returns, and the logits (batch, time, padded_vocab_size), float32."""
-        logits = self.padded_logits(self.activations(tokens, None, documents))
+        return self.loss_of(self.activations(tokens, None, documents), targets, weights)
+
+    def loss_of(self, activations: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """`loss_and_logits`, from the activations on: also of a part of the positions (pieces.py)."""
+        logits = self.padded_logits(activations)
         if self.config.padded_vocab_size > self.config.vocab_size:
             # exp(-inf) = 0: the padding is never predicted and gets no gradient.
             logits[..., self.config.vocab_size :] = -torch.inf

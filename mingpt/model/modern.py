@@ -148,8 +148,7 @@ class Modern(LanguageModel):
     def activations(
         self, tokens: Tensor, caches: Sequence[KVCache] | None = None, documents: Tensor | None = None
     ) -> Tensor:
-        activations: Tensor = self.model(tokens, caches, documents)
-        return activations
+        return self.model(tokens, caches, documents)
 
     def output_weight(self) -> Tensor:
         return self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight

@@ -43,7 +43,7 @@ def measure(
 def _cost(config: Config, helper: Helper, processes: list[int], bandwidth: float) -> str:
     """What the exact sum of a step sends at this speed; empty for a model whose size only its own code knows."""
     count = machine.parameters(config)
-    microbatches = config.global_size(sum(processes)) // config.batch.micro_size
+    microbatches = config.global_size(sum(processes)) // (config.batch.micro_size or 1)
     helper.send(do="bytes", parameters=count, microbatches=microbatches, processes=processes)
     sent = helper.receive(SHORT_SECONDS).get("value")
     if not sent:

@@ -17,7 +17,7 @@ from mingpt.atomic import Buffer
 from mingpt.errors import Damaged, SnapshotFailed, Superseded, UserError
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.files import OVERTAKEN
-from mingpt.snapshot.format import FORMAT, EncodedPart, Manifest, Metrics, PartInfo, TensorInfo, digest_of, encode_part
+from mingpt.snapshot.format import FORMAT, Manifest, Metrics, PartInfo, TensorInfo, digest_of, encode_part
 from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
 from mingpt.snapshot.staging import StagedPart
@@ -46,20 +46,21 @@ class StoreWriter:
         Takes all of `staged`, whatever fails: other processes may wait for this one in it.
         """
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
-        deadline, writes = self._deadline(), list[Future[EncodedPart]]()
+        deadline, writes = self._deadline(), list[Future[tuple[str, dict[str, Any]]]]()
         try:
             with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
                 for one in staged:
                     writes.append(pool.submit(self._write_part, step, deadline, one))
                     wait(writes[-PARALLEL_PARTS : -PARALLEL_PARTS + 1])  # a bound of the memory
-                for part in [write.result() for write in writes]:
-                    written["parts"][part.name] = {"size": part.size}
-                    written["tensors"] |= {n: t.model_dump() for n, t in part.tensors.items()}
+                for name, part in [write.result() for write in writes]:
+                    written["parts"][name] = {"size": part["size"]}
+                    written["tensors"] |= part["tensors"]
         except Exception as error:  # of any kind: the others wait for this process's report
             return _failure(f"the snapshot of step {step} could not be written", error)
         return written
 
-    def _write_part(self, step: int, deadline: float, staged: StagedPart) -> EncodedPart:
+    def _write_part(self, step: int, deadline: float, staged: StagedPart) -> tuple[str, dict[str, Any]]:
+        """Its name, and its entries in the manifest; not its bytes, which must not outlive this call."""
         part = encode_part(*staged)
 
         def write() -> None:
@@ -68,7 +69,7 @@ class StoreWriter:
                 raise SnapshotFailed(f"{part.name} was read back with other bytes than were written")
 
         self.retry(write, deadline)
-        return part
+        return part.name, {"size": part.size, "tensors": {n: t.model_dump() for n, t in part.tensors.items()}}
 
     def commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
         """Write the manifest for the parts that all processes report. Returns the digest, or what went wrong."""

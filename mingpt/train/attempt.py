@@ -20,7 +20,7 @@ from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.configfile import overrides_line
 from mingpt.redact import without_secrets
-from mingpt.train import session, tasks
+from mingpt.train import autosize, session, tasks
 from mingpt.train.factory import build
 from mingpt.world import notice
 from mingpt.world.failures import classify, leave_memory_picture
@@ -45,6 +45,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
             return FINISHED
         if "RANK" in os.environ and MOMENT not in os.environ:
             compose.refuse_the_time(arguments)
+        config = autosize.settled(config, world_size())
         lifetime.grace_seconds = notice.watch(config.world.notice, say).grace_seconds
         source = _open_data(config)
         model = build(config, source.vocabulary.size)

@@ -26,6 +26,7 @@ from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import LanguageModel
+from mingpt.model.pieces import loss_in_pieces
 from mingpt.observe.configfile import write_config
 from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
 from mingpt.observe.notify import notify
@@ -249,6 +250,10 @@ def prepare(config: Config, model: nn.Module) -> None:
             block.forward = torch.compile(block.forward)
         if config.train.recompute == "block":
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if config.train.compile:
+        model.loss_of = torch.compile(model.loss_of)  # type: ignore[method-assign]
+    if config.train.loss_rows:
+        model.forward = partial(loss_in_pieces, model, config.train.loss_rows)  # type: ignore[method-assign]
 
 
 def make_reduction(config: Config, compute: Compute, world: World) -> Reduction:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,10 +18,12 @@ import torch
 
 from mingpt.errors import Damaged, UserError
 from mingpt.model.kinds.gpt import GPTModel
-from mingpt.snapshot.format import TensorInfo, header_of
+from mingpt.snapshot.format import Part, TensorInfo, header_of
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, MOST_VALUES, decode_manifest, encode_manifest
-from mingpt.snapshot.reader import read, read_manifest, verify
+from mingpt.snapshot.reader import PARALLEL_PARTS, read, read_manifest, verify
+from mingpt.snapshot.staging import StagedPart
 from mingpt.snapshot.store import Store
+from mingpt.snapshot.storewriter import StoreWriter
 from snapshot_kit import PROVENANCE, digest_of, equal, save, signed, state_of
 
 MIB = 2**20
@@ -301,3 +304,23 @@ def test_a_web_server_that_falls_silent_is_not_waited_for(liar: str, monkeypatch
     with pytest.raises(ConnectionError, match="no answer within 1 s"):
         verify(Store(f"{liar}/snapshots"), 3)
     assert time.monotonic() - began < 50  # the server's own end
+
+
+def test_a_part_that_is_written_is_not_kept(tmp_path: Path) -> None:
+    """The writer's thread puts slices together part by part: they are there only until they are written."""
+    alive, most = set[int](), 0
+
+    def staged() -> Iterator[StagedPart]:
+        nonlocal most
+        for i in range(4 * PARALLEL_PARTS):
+            tensor = torch.full((100,), float(i))
+            alive.add(i)
+            weakref.finalize(tensor.untyped_storage(), alive.remove, i)
+            most = max(most, len(alive))
+            yield Part("model", i + 1, (f"w{i}",)), {f"w{i}": tensor}
+            del tensor
+
+    written = StoreWriter(Store(str(tmp_path)), PROVENANCE, log=print).write_parts(3, staged())
+    assert len(written["parts"]) == len(written["tensors"]) == 4 * PARALLEL_PARTS
+    assert most <= PARALLEL_PARTS + 1
+    assert alive == set()

@@ -1,0 +1,111 @@
+"""How many bytes a process needs (train/footprint.py), against what the real classes and processes take."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from config_kit import configured
+from mingpt.compute.buckets import make_buckets
+from mingpt.compute.reduction import ExactReduction
+from mingpt.train.factory import build
+from mingpt.train.footprint import CONSTANT_CPU, Stack, changed, footprint, look_at, stack_of
+from mingpt.world.world import World, share
+from paths_kit import ROOT
+
+SHAPE = ("model=gpt2", "model.n_layer=3", "model.n_head=2", "model.n_embd=64", "model.block_size=64", "data=random")
+BATCH = ("data.vocabulary=1000", "batch.micro_size=4", "batch.global_size=32", "snapshot.hot_every_steps=0")
+SMALL = (*SHAPE, *BATCH)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 5, 7, 8, 12, 16])
+def test_the_stack_is_that_of_the_exact_reduction(microbatches: int) -> None:
+    for size in range(1, min(5, microbatches) + 1):
+        for rank in range(size):
+            layer = nn.Linear(2, 2)
+            world = World(rank, size, rank, torch.device("cpu"), "gloo")
+            buckets = make_buckets(layer.named_parameters(), set(), world, True)
+            reduction, mine, depths = ExactReduction(buckets, microbatches, world), share(rank, size, microbatches), []
+            reduction.begin()
+            for microbatch in mine:
+                depths.append(len(reduction.stack))
+                if microbatch != mine[-1]:
+                    layer(torch.ones(2)).sum().backward()
+                    reduction.push(microbatch)
+            received = sum(len(nodes) for nodes in reduction.hops[0].held) / size if size > 1 else 0
+            assert stack_of(rank, size, microbatches) == Stack(
+                max(depths[:-1], default=None), depths[-1], reduction.rows, received
+            )
+
+
+def test_a_microbatch_is_counted_by_the_byte() -> None:
+    """What autograd keeps for backward, and at the end the gradients alone, with the loss and the count."""
+    config = configured(*SMALL)
+    found, model = look_at(config), build(config, 1000)
+    assert found.parameters == found.trained == sum(p.numel() for p in model.parameters())
+    assert found.gradients == 4 * found.trained
+    last, finished = found.microbatch.points[-1]
+    assert (finished, last - finished) == (found.gradients, 4 * 64 * 8 + 3 * 4)  # the targets; loss, count, and a 1
+    storages, kept = dict[int, int](), found.microbatch.kept
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    tokens, targets = (torch.zeros(4, 64, dtype=torch.int64) for _ in range(2))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(tokens, targets)
+    for given in (*model.parameters(), tokens, targets):
+        storages.pop(given.untyped_storage().data_ptr(), None)
+    assert found.microbatch.peak(1) > kept >= sum(storages.values()) > 0.95 * kept
+
+
+def test_settings_that_spare_memory_do() -> None:
+    config = configured(*SMALL)
+
+    def step(key: str = "batch.micro_size", value: object = 4, processes: int = 2) -> int:
+        other = changed(config, key, value)
+        return footprint(other, look_at(other), processes, processes).step
+
+    assert step("train.recompute", "block") < step()
+    assert step("train.loss_rows", 16) < step()
+    assert step("batch.micro_size", 2) < step()
+    whole = changed(config, "optimizer.shard", False)
+    model = look_at(config)
+    halves = [footprint(c, model, 2, 2).steady["optimizer state"] for c in (config, whole)]
+    assert 1.9 < halves[1] / halves[0] <= 2
+
+
+def test_looking_takes_no_memory_and_leaves_torch_as_it_was() -> None:
+    """A model of 12 GB; and the random numbers that come next."""
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    threads = torch.get_num_threads()
+    found = look_at(configured("model=gpt2-xl", "model.n_embd=2400", "model.n_layer=40", *SHAPE[-2:], *BATCH))
+    assert 4 * found.parameters > 11e9
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_plan_is_near_what_processes_take() -> None:
+    """Peaks of real runs, of one and two processes of 30M parameters; 15 % are for what the allocator does."""
+    command = [sys.executable, "benchmarks/memory.py", "--models", "idle", "30M", "--processes", "1", "2"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=1000).stdout
+    rows = [json.loads(line) for line in lines.splitlines()]
+    peaks = {(row["model"], row["processes"]): row["peak MB"] * 2**20 for row in rows}
+    shape = ("model=gpt2", "model.n_layer=9", "model.n_head=8", "model.n_embd=512", "model.block_size=32")
+    config = configured(
+        *shape, "data=random", "data.vocabulary=30", "batch.micro_size=1", "batch.global_size=4",
+        "snapshot.hot_every_steps=0",
+    )  # fmt: skip
+    model = look_at(config)
+    for processes in (1, 2):
+        planned = footprint(config, model, processes, processes).total(False) - CONSTANT_CPU
+        measured = peaks["30M", processes] - peaks["idle", processes]
+        assert planned == pytest.approx(measured, rel=0.15), (processes, planned / 1e6, measured / 1e6)
