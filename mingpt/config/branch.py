@@ -12,7 +12,7 @@ from mingpt.config.commandline import CommandLine, quoted
 from mingpt.config.compose import configure
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS
-from mingpt.config.schema import Config
+from mingpt.config.schema import AUTO, Config
 from mingpt.config.trusted import named_by
 from mingpt.errors import UserError
 from mingpt.redact import BLANK, printable, without_secrets
@@ -45,6 +45,8 @@ def branched(stored: Mapping[str, Any], overrides: Sequence[str], name: str, run
         own = [f"run.name={quoted(name)}", f"run.dir={quoted(run_dir)}"]
         config = configure([f"--config-dir={folder}", f"--config-name={NAME}", *own, *overrides])
     assert config
+    if config.batch.micro_size == AUTO:
+        raise UserError("batch.micro_size=auto is for the first start of a run: give a number, or leave it out")
     return config
 
 

@@ -29,6 +29,8 @@ def recorded(stored: Mapping[str, Any], here: Sequence[str] = (), changed: Seque
     raw = _of_steps(stored)
     before, _ = settings(raw)
     problems += more + _untrusted(raw, given)
+    if new.get("batch.micro_size") == "auto":
+        problems.append("--set batch.micro_size=auto is for training: give a number")
     for key, value in (given | new).items():
         _set(raw, key, value)
     if problems := [*problems, *_misplaced(raw, given, new, before)]:

@@ -5,6 +5,7 @@ depend on their kind, and stand in the kind's own module (kinds.py). A YAML file
 from the defaults here. validation.py lists what is wrong.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
@@ -78,15 +79,15 @@ class Batch(Section):
         default=64, ge=1
     )
     """Samples in a step, whatever the number of processes."""
-    micro_size: int = Field(default=16, ge=0)
+    micro_size: int = Field(default=16, ge=1)
     """Samples computed at a time. Fewer need less memory, and give other bits. auto: chosen at the first start."""
     per_process_size: int | None = Field(default=None, ge=1)
     """Samples in a step for each process, in place of global_size. Gives up equal bits across world sizes."""
 
-    @field_validator("micro_size", mode="before")
+    @field_validator("micro_size", mode="wrap")
     @classmethod
-    def _auto(cls, micro_size: object) -> object:
-        return AUTO if micro_size == "auto" else micro_size
+    def _auto(cls, micro_size: object, validate: Callable[[object], int]) -> int:
+        return AUTO if micro_size == "auto" else validate(micro_size)
 
 
 class Optimizer(Section):

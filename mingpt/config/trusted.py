@@ -109,6 +109,8 @@ def reconfigure(stored: Mapping[str, Any], arguments: Sequence[str], world_size:
         if key not in given and isinstance(before, Mapping) and name in before:
             now[name] = before[name]  # bits follow from it
             problems += problems_of_size(key, now[name])
+    if raw["batch"]["micro_size"] == "auto":
+        problems.append("batch.micro_size=auto is for training: give a number")
     raw["batch"] = {"micro_size": raw["batch"]["micro_size"]}
     if isinstance(raw["batch"]["micro_size"], int):
         # validate() wants global_size to fit the world; nothing trains here.

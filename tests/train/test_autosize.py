@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from config_kit import configured, problems
+from mingpt.config.branch import branched
+from mingpt.config.recorded import recorded
 from mingpt.config.schema import Config
+from mingpt.config.trusted import reconfigure
 from mingpt.errors import UserError
 from mingpt.snapshot.store import Store
 from mingpt.train import autosize
@@ -71,6 +74,16 @@ def test_what_can_not_be_is_told(tmp_path: Path) -> None:
         size(config_in(tmp_path))
     own = problems("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows", AUTO)
     assert own == ["batch.micro_size=auto knows only this package's models: give a number"]
+
+
+def test_only_training_can_choose() -> None:
+    stored = configured("data=random", "batch.micro_size=4").model_dump()
+    with pytest.raises(UserError, match="auto is for training"):
+        reconfigure(stored, [AUTO], 1)
+    with pytest.raises(UserError, match="auto is for training"):
+        recorded(stored, changed=[AUTO])
+    with pytest.raises(UserError, match="auto is for the first start of a run"):
+        branched(stored, [AUTO], "b", "runs/b")
 
 
 @pytest.mark.slow
