@@ -44,7 +44,7 @@ from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange
 from mingpt.train.times import StepTimes
 from mingpt.weights.reading import start_from
-from mingpt.world import hang
+from mingpt.world import hang, peers
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
 
@@ -69,6 +69,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     record = claim_attempt(config, source, origin, checkpointer, world)
     if world.is_main:
         write_config(config, say)
+    peers.watch(world, lifetime, config.world.init_timeout_seconds)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
     observers = run.observers  # the lambda must not capture `run`: the writer's thread would keep it alive at the end
     checkpointer.begin(
