@@ -15,7 +15,7 @@ from mingpt.compute.buckets import make_buckets
 from mingpt.compute.fast import FastReduction
 from mingpt.compute.groups import muon_names, roles, rules
 from mingpt.compute.mixture import MixedPlan
-from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
+from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin, slow_precision
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, Reduction
 from mingpt.config.schema import Config
@@ -326,6 +326,8 @@ def announce(run: Run) -> None:
     )
     if run.config.reduce == "fast":
         say("reduce=fast: equal bits for another number of processes are not promised")
+    if slow := slow_precision(run.config, world.device):
+        say(slow)
     if run.audit:
         say(run.audit.cost())
     for line in proportions(plan, run.source, run.config):
