@@ -46,6 +46,7 @@ from mingpt.train.times import StepTimes
 from mingpt.weights.reading import start_from
 from mingpt.world import hang, peers
 from mingpt.world.lifetime import Lifetime
+from mingpt.world.warmup import warm_up
 from mingpt.world.world import World
 
 
@@ -266,6 +267,8 @@ def build_run(
     # Each process has computed the initial weights and the model's tables, which may differ between kinds of machines.
     world.take_from_main([*compute.model.parameters(), *compute.model.buffers()])
     prepare(config, compute.model)
+    if world.size > 1 and world.comm_device.type == "cuda":
+        warm_up(world, max(len(bucket.weights) for bucket in compute.update.buckets))
     reduction = make_reduction(config, compute, world)
     audit = None
     if config.health.audit_every:
