@@ -50,6 +50,20 @@ def pin(config: Config, device: torch.device) -> None:
         # Torch's deterministic mode keeps this on. Where that is off (on CPUs, with reduce=fast), torch clears this
         # after the first graph; on CPUs no choice of its compiler depends on it.
         inductor.deterministic = True
+        if config.reduce == "exact":
+            keep_embedding_backward()
+
+
+def keep_embedding_backward() -> None:
+    """Have torch's compiler leave the backward of embeddings to torch's own kernel.
+
+    On a CPU with several threads, the compiler's adds up in another order each time. On a GPU, in deterministic mode,
+    it adds up the gradients of equal tokens one by one (pytorch#41162): slow for a vocabulary of characters.
+    """
+    from torch._inductor.decomposition import decompositions
+
+    decompositions.pop(torch.ops.aten.embedding_dense_backward.default, None)
+    torch.compiler.config.cache_key_tag = "mingpt: embeddings"  # torch's caches on disk know nothing of that table
 
 
 def require(config: Config, device: torch.device) -> None:

@@ -28,6 +28,7 @@ NAMES = {
     "torch": ["_C", "_foreach_add_", "_foreach_mul_"],
     "torch.cuda.memory": ["_dump_snapshot"],
     "torch._inductor.config": ["deterministic"],
+    "torch._inductor.decomposition": ["decompositions"],
     "torch.distributed.launcher.api": ["LocalElasticAgent", "launch_agent"],
     "torch.distributed.run": ["get_args_parser", "run"],
     f"{ELASTIC}.agent.server.api": ["RunResult", "WorkerGroup"],

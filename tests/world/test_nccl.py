@@ -19,6 +19,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls of `join` on a GPU, in a world of two."""
     made = list[str]()
     store = dist.HashStore()
+
+    def timer(seconds: float, code: int) -> str:
+        made.append(f"exits with {code}")
+        return "a timer"
+
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "")
@@ -27,7 +32,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(joining, "_connect_store", lambda *_: (store, 0, 2))
     monkeypatch.setattr(joining, "_own_namespace", lambda *_: store)
     monkeypatch.setattr(joining, "_choose_interface", lambda *_: None)
-    monkeypatch.setattr(joining, "_exit_after", lambda _, code: made.append(f"exits with {code}") or made)
+    monkeypatch.setattr(joining, "_exit_after", timer)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.append(f"device {device}"))
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: made.append("joined"))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: made.append("left"))
