@@ -1,6 +1,7 @@
 """Snapshots from GPUs, by recorded calls: what is pinned, and which device the writer's thread has."""
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mingpt.errors import UserError
+from mingpt.snapshot import hot
 from mingpt.snapshot.staging import ALIGNED, Staging, block_of
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
@@ -49,7 +52,7 @@ def test_memory_that_cannot_be_pinned_is_told(pinned: list[tuple[int, int]]) -> 
     assert len(block_of(2_000_000, pinned=False)) == 2_000_000
 
 
-def test_the_writers_thread_has_the_device_of_its_process(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writers_thread_has_the_device_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new thread's is GPU 0, of which each process would take memory."""
     calls = list[tuple[str, str]]()
     monkeypatch.setattr(torch.cuda, "set_device", lambda d: calls.append((threading.current_thread().name, str(d))))
@@ -86,3 +89,10 @@ def test_a_steps_figures_are_gathered_without_a_wait_for_the_device(monkeypatch:
         assert copies.found == []
         torch.zeros(3, device=meta)[:] = torch.ones(3)  # what it must not do is seen
     assert copies.found == ["aten::copy_"]
+
+
+def test_hot_snapshots_leave_nccl_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot.shutil, "disk_usage", lambda folder: SimpleNamespace(free=hot.NCCL_BYTES + 999))
+    hot.open_hot(str(tmp_path), str(tmp_path), "a" * 32, 500)
+    with pytest.raises(UserError, match="two snapshots take 1024 MiB, and 1024 MiB are free"):
+        hot.open_hot(str(tmp_path), str(tmp_path), "a" * 32, 500, hot.NCCL_BYTES)
