@@ -27,6 +27,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=16, help="texts at a time; fewer need less memory (default: 16)")
     parser.add_argument("--speed", action="store_true", help="say on stderr how many tokens a second were drawn")
     parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one (default)"
+    )
     return parser
 
 

@@ -11,7 +11,7 @@ from typing import Protocol, TextIO
 import torch
 
 from mingpt.command import command
-from mingpt.commands.loading import Opened, open_model
+from mingpt.commands.loading import Opened, device_of, open_model
 from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.images.pictures import COLORS, draw, grid, png
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
@@ -66,7 +66,8 @@ def grow(model: LanguageModel, texts: Sequence[Text], options: Sampling) -> Iter
     block = model.config.block_size
     prompts = [text.prompt[-block:] for text in texts]  # the model sees no more
     lengths = [len(prompt) for prompt in prompts]
-    rows = torch.tensor([prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts])
+    device = next(model.parameters()).device
+    rows = torch.tensor([prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts], device=device)
     stream = generate_stream(
         model,
         rows,
@@ -203,4 +204,7 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     if found := problems(options):
         raise UserError(*found)
-    return generate(open_model(options.url, options.step), options)
+    device = device_of(options.device)
+    opened = open_model(options.url, options.step)
+    opened.model.to(device)
+    return generate(opened, options)

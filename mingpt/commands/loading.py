@@ -54,6 +54,14 @@ def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = 
         return load(found.store, step, where)
 
 
+def device_of(wanted: str) -> torch.device:
+    """The device that --device names; auto: a GPU where there is one. Raises UserError."""
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise UserError("--device cuda: torch finds no GPU here; nvidia-smi shows whether the driver does")
+    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+
+
 def load(store: Store, step: int, where: str) -> Opened:
     """One snapshot's model. Allocates memory only after the manifest's tensors match the model that its config gives.
 

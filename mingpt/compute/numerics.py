@@ -10,16 +10,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl
 
 from mingpt import NUMERICS
 from mingpt.config.schema import Config
+from mingpt.errors import UserError
 from mingpt.redact import printable
 
 PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # (a, b, c): matrices (a, b) @ (b, c); takes milliseconds
+HOPPER = 9  # its compute capability
 
 
 def pin(config: Config, device: torch.device) -> None:
-    """Make this process compute deterministically. Call it before the first kernel."""
+    """Make this process compute deterministically, in config.precision. Call it before the first kernel.
+
+    Raises UserError if this device has no such precision or attention.
+    """
+    require(config, device)
     torch.set_num_threads(config.train.threads)
     if device.type == "cuda":
         # Without it, cuBLAS chooses a workspace per stream, and with it the order of additions.
@@ -27,17 +34,58 @@ def pin(config: Config, device: torch.device) -> None:
         torch.use_deterministic_algorithms(config.reduce == "exact")
         # It fills each torch.empty with NaN, which costs time; nothing here reads memory before writing it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
+    if config.train.attention == "fa3":
+        try:
+            activate_flash_attention_impl("FA3")
+        except (ImportError, RuntimeError) as error:
+            raise UserError(
+                f"train.attention=fa3: FlashAttention-3 can't be loaded ({error}): install its package, which has the "
+                f"module flash_attn_interface, or use train.attention=torch"
+            ) from error
     if config.train.compile:
         from torch._inductor import config as inductor  # slow to import
 
+        # Torch's deterministic mode keeps this on. Where that is off (on CPUs, with reduce=fast), torch clears this
+        # after the first graph; on CPUs no choice of its compiler depends on it.
         inductor.deterministic = True
+        if config.reduce == "exact":
+            keep_embedding_backward()
+
+
+def keep_embedding_backward() -> None:
+    """Have torch's compiler leave the backward of embeddings to torch's own kernel.
+
+    On a CPU with several threads, the compiler's adds up in another order each time. On a GPU, in deterministic mode,
+    it adds up the gradients of equal tokens one by one (pytorch#41162): slow for a vocabulary of characters.
+    """
+    from torch._inductor.decomposition import decompositions
+
+    decompositions.pop(torch.ops.aten.embedding_dense_backward.default, None)
+    torch.compiler.config.cache_key_tag = "mingpt: embeddings"  # torch's caches on disk know nothing of that table
+
+
+def require(config: Config, device: torch.device) -> None:
+    """Raise UserError if this device has not the precision or the attention that the config asks for."""
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else "this machine's CPU"
+    if config.precision == "tf32" and not (cuda and torch.cuda.is_tf32_supported()):
+        raise UserError(f"precision=tf32: {name} has no such numbers (Ampere and newer GPUs have): use precision=fp32")
+    if config.train.attention == "fa3" and not (cuda and torch.cuda.get_device_capability(device)[0] == HOPPER):
+        raise UserError(f"train.attention=fa3: {name} is no Hopper GPU (H100, H200): use train.attention=torch")
+
+
+def slow_precision(config: Config, device: torch.device) -> str | None:
+    """A sentence for the log if fp32 leaves most of this device unused."""
+    if config.precision != "fp32" or device.type != "cuda" or not torch.cuda.is_bf16_supported(False):
+        return None
+    return "precision=fp32 does not use this GPU's tensor cores: precision=bf16 or tf32 is several times as fast"
 
 
 def autocast_for(config: Config, device: torch.device) -> Any:
     """The context manager under which the model computes in config.precision."""
-    if config.precision == "fp32":
+    if config.precision in ("fp32", "tf32"):
         return nullcontext()
     return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
 
@@ -63,7 +111,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "compile": config.train.compile,
         "reduce": config.reduce,
         "optimizer": f"{config.optimizer.name} fused",
-        "attention": "scaled_dot_product_attention",
+        "attention": "scaled_dot_product_attention" + (" fa3" if config.train.attention == "fa3" else ""),
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,
         # `data` is a hash of the text's bytes; these packages turn the bytes into tokens.

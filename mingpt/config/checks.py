@@ -93,6 +93,24 @@ def _backend(c: Config, _: int) -> str | None:
     return None
 
 
+def _tf32(c: Config, _: int) -> str | None:
+    if c.precision == "tf32" and c.world.device == "cpu":
+        return "precision=tf32 is what GPUs have, but world.device=cpu: use precision=fp32"
+    return None
+
+
+def _fa3(c: Config, _: int) -> str | None:
+    if c.train.attention != "fa3":
+        return None
+    if c.world.device == "cpu":
+        return "train.attention=fa3 needs a GPU, but world.device=cpu: use train.attention=torch"
+    if c.precision not in ("bf16", "fp16"):
+        return f"train.attention=fa3 computes in bf16 or fp16, not in precision={c.precision}: set precision=bf16"
+    if getattr(c.model, "dropout", 0):
+        return "train.attention=fa3 has no dropout: set model.dropout=0"
+    return None
+
+
 def installed(package: str) -> bool:
     """Whether it can be imported. A folder of that name is no package: W&B and MLflow make such ones where they run."""
     spec = find_spec(package)
@@ -179,6 +197,8 @@ def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str
         Check(("train.recompute",), _recompute),
         Check(("train.loss_rows",), _loss_rows),
         Check(("world.backend", "world.device"), _backend),
+        Check(("precision", "world.device"), _tf32),
+        Check(("train.attention", "precision", "model.dropout", "world.device"), _fa3),
         Check(("health.notify",), _webhook),
         Check(("health.audit_every", "reduce"), _audit),
         Check(("profile.steps",), _profile),

@@ -26,7 +26,7 @@ ALIASES = {
         "optimizer.clip_norm": "grad_clip max_grad_norm gradient_clip_val",
         "optimizer.eps": "adam_epsilon epsilon",
         "optimizer.lr": "learning_rate max_lr",
-        "precision": "bf16 fp16 dtype mixed_precision amp",
+        "precision": "bf16 fp16 tf32 dtype mixed_precision amp",
         "run.dir": "out_dir output_dir save_dir",
         "run.name": "run_name experiment_name",
         "schedule.decay_steps": "lr_decay_iters lr_decay_steps",

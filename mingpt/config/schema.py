@@ -49,6 +49,8 @@ class Train(Section):
     """How many of each task's documents are taken, the first ones. null: all."""
     eval_tasks_path: Annotated[str | None, NO_RESULT] = None
     """A folder with tasks of your own, as lm-eval's --include_path. Their code runs."""
+    attention: Literal["torch", "fa3"] = "torch"
+    """fa3: by FlashAttention-3, an extra package, on Hopper GPUs (H100, H200), in bf16 or fp16. Other bits."""
     freeze: list[str] = Field(default=[])
     """Parameters that stay as they are: names, or patterns such as 'transformer.h.[0-5].*' or '*.bias'."""
 
@@ -225,8 +227,8 @@ class Config(Section):
     """The seed of everything: weights, order of the samples, dropout."""
     reduce: Literal["exact", "fast"] = "exact"
     """exact: the same bits for any number of processes. fast: plain all-reduce, equal up to rounding."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """The numbers that matrix products are computed in; weights and optimizer are fp32 always."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """The numbers that matrix products are computed in; weights and optimizer are fp32 always. tf32: on GPUs only."""
     train: Train
     world: Annotated[WorldConfig, NO_RESULT]
     batch: Batch

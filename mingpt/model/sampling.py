@@ -32,8 +32,8 @@ def generate_stream(
     temperature: 0 takes the likeliest token. Raises FloatingPointError if the logits are not finite.
     """
     batch, block = len(tokens), model.config.block_size
-    ends = torch.tensor(lengths or [tokens.shape[1]] * batch)
-    first, last = int(ends.min()), int(ends.max()) + count
+    lengths = lengths or [tokens.shape[1]] * batch
+    first, last, ends = min(lengths), max(lengths) + count, torch.tensor(lengths)
     text = F.pad(tokens, (0, last - tokens.shape[1]))
     draws = torch.stack([_draws(seed, n, count) for n in numbers or range(batch)])
     ends, draws = ends.to(text.device), draws.to(text.device)
@@ -86,6 +86,15 @@ def finite(logits: Tensor) -> Tensor:
     return logits
 
 
+def running_sum(x: Tensor) -> Tensor:
+    """As cumsum(-1), which on CUDA adds in an order of its own, and raises in torch's deterministic mode."""
+    step = 1
+    while step < x.shape[-1]:
+        x = torch.cat([x[..., :step], x[..., step:] + x[..., :-step]], -1)
+        step *= 2
+    return x
+
+
 def sample(logits: Tensor, draw: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
     """Sample a token for each row of `logits` (batch, vocabulary), by a random number for each row, `draw` (batch, 1).
 
@@ -100,7 +109,7 @@ def sample(logits: Tensor, draw: Tensor, temperature: float, top_k: int | None, 
     # In float64 and with a maximum of 0: a tiny temperature makes no infinity, and does not round to 0 itself.
     logits = (logits - logits.amax(-1, keepdim=True)).double()
     probabilities = torch.softmax(logits / temperature, -1)
-    cumulative = probabilities.cumsum(-1)
+    cumulative = probabilities.cumsum(-1) if probabilities.is_cpu else running_sum(probabilities)
     kept = cumulative[:, -1:]
     if top_p is not None:
         kept = cumulative.gather(-1, ((cumulative - probabilities) < top_p).sum(-1, keepdim=True) - 1)

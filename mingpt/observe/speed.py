@@ -5,6 +5,7 @@ import time
 import torch
 
 # Dense TFLOP/s by the name that CUDA gives, from NVIDIA's data sheets: bf16 or fp16 tensor cores, and fp32.
+# With tf32 the same tensor cores do half as much.
 PEAKS = {
     "B200": (2250, 80),
     "H200": (989, 67),
@@ -37,7 +38,9 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
         words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
         known = {} if "NVL" in words else PEAKS  # the NVL cards are others
         found = next((peak for name, peak in known.items() if words.issuperset(name.split())), None)
-        return found[precision == "fp32"] * 1e12 if found else None
+        if found is None:
+            return None
+        return {"fp32": found[1], "tf32": found[0] / 2}.get(precision, found[0]) * 1e12
     a = torch.ones(SIZE, SIZE)  # not random: training's random numbers stay as they are
     return max(2 * SIZE**3 / _seconds(a) for _ in range(REPEATS))
 

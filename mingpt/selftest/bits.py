@@ -77,6 +77,7 @@ def step_case(model_name: str, precision: str, kernel: SDPBackend, compiled: boo
     tokens, targets = text[:, :-1].to(device), text[:, 1:].to(device)
 
     def work() -> str:
+        numerics.pin(config, device)  # the case before may be of another precision
         model.load_state_dict(start)
         update = Update(
             buckets,
@@ -120,7 +121,7 @@ def cases(device: torch.device, compiled: bool) -> dict[str, Callable[[], Case]]
     """By name; what builds each one."""
     found: dict[str, Callable[[], Case]] = {"norm at four offsets": partial(norm_case, device)}
     for model in MODELS:
-        for precision in PRECISIONS:
+        for precision in (*PRECISIONS, *(["tf32"] if device.type == "cuda" and torch.cuda.is_tf32_supported() else [])):
             for kernel in KERNELS[device.type]:
                 name = f"{model} {precision} {kernel.name.lower().removesuffix('_attention')}"
                 found[name] = partial(step_case, model, precision, kernel, False, device)

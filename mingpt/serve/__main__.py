@@ -16,6 +16,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
     parser.add_argument("--step", type=int, help="the snapshot of this step (default: the newest)")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one (default)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen; 0.0.0.0: everywhere (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free (default: 8000)")
     parser.add_argument("--queue", type=int, default=16, help="how many requests may wait (default: 16)")

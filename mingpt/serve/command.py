@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from mingpt.command import command
-from mingpt.commands.loading import Opened, open_model
+from mingpt.commands.loading import Opened, device_of, open_model
 from mingpt.console import complain, say
 from mingpt.data.vocabulary import TextVocabulary
 from mingpt.errors import FINISHED, UserError
@@ -69,8 +69,10 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"mingpt serve needs {' and '.join(missing)}: {install('serve')}")
     if found := problems(options):
         raise UserError(*found)
+    device = device_of(options.device)
     opened = open_model(options.url, options.step)
     text_vocabulary(opened)  # before it listens
+    opened.model.to(device)
     with listen(options.host, options.port) as listening:
         return serve(opened, options, listening)
 

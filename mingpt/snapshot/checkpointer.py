@@ -51,7 +51,8 @@ class Checkpointer:
         if config.snapshot.hot_every_steps:
             identity = world.run_on_main(lambda: hot.run_id(config.run.dir))
             try:
-                self.hot_store = hot.open_hot(config.snapshot.hot_dir, config.run.dir, identity, state_bytes)
+                spare = hot.SPARE_BYTES if world.backend != "nccl" or world.size == 1 else hot.NCCL_BYTES
+                self.hot_store = hot.open_hot(config.snapshot.hot_dir, config.run.dir, identity, state_bytes, spare)
             except UserError as error:
                 if world.local_rank == 0:
                     log(f"no hot snapshots on this node: {error}")
@@ -181,7 +182,8 @@ class Checkpointer:
         if by_steps or must or flags[DUE] > 0:
             if must:  # the model of this step exists only now
                 self.durable.settle()
-            busy = not must and (flags[BUSY] > 0 or (late and self.durable.step == step - 1))
+            started = late and self.settings.asynchronous and self.durable.step == step - 1
+            busy = not must and (flags[BUSY] > 0 or started)
             if not busy:
                 self.durable.start(step, *content())
                 if not self.settings.asynchronous:

@@ -24,6 +24,7 @@ from mingpt.storage import is_local, make_folder, name_of, open_fs, place
 KEEP = 1
 STALE_SECONDS = 86400  # of a killed run's folder, before any run may remove it
 SPARE_BYTES = 2**20  # for manifests, headers, scalars
+NCCL_BYTES = 2**30  # where NCCL may need the same memory: what its documentation gives a container (--shm-size=1g)
 
 
 def find_run_id(run_dir: str) -> str | None:
@@ -86,10 +87,11 @@ def _is_ours(base: Path) -> bool:
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
 
 
-def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int) -> Store:
+def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int, spare_bytes: int = SPARE_BYTES) -> Store:
     """This node's hot snapshots of a run; makes the folder. Raises UserError if two snapshots don't fit.
 
     Two must fit, since the older one is deleted when the newer one is complete. state_bytes: the size of one.
+    spare_bytes: of this memory, for others.
     """
     own = folder(hot_dir, run_dir, identity)
     base = own.parent
@@ -103,7 +105,7 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int) -> Sto
         _remove_stale(base, own)
         # Committed snapshots make room for the next ones; those that were set aside stay.
         taken = sum(_size(file) for file in own.rglob("*") if (file.parent / MANIFEST).exists())
-        free, needed = shutil.disk_usage(hot_dir).free + taken, 2 * state_bytes + SPARE_BYTES
+        free, needed = shutil.disk_usage(hot_dir).free + taken, 2 * state_bytes + spare_bytes
     if free < needed:
         raise UserError(
             f"snapshot.hot_dir={hot_dir}: two snapshots take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are "

@@ -11,7 +11,10 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
+
+import torch
 
 from mingpt.errors import SnapshotFailed, Superseded, UserError
 from mingpt.snapshot.attempts import Attempt
@@ -24,6 +27,12 @@ from mingpt.world.world import World
 
 T = TypeVar("T")
 UNMEASURED = Metrics()
+
+
+def use_device(device: torch.device) -> None:
+    """A thread begins with GPU 0 as its device: each process would take memory of that one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _within(limit_seconds: float | None, wait: Callable[[float | None], T]) -> T:
@@ -66,10 +75,11 @@ class SnapshotWriter:
     broken: bool = False  # it can't write any more: a newer attempt has started, or the process group has failed
     _val_losses: dict[int, float | None] = field(default_factory=dict)  # by step, of committed snapshots
     _job: "Future[str] | None" = None
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "snapshot"))
+    _pool: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
         self._staging = Staging(self.world, self.everyone)
+        self._pool = ThreadPoolExecutor(1, "snapshot", initializer=partial(use_device, self.world.device))
         self._writer = StoreWriter(
             self.store,
             self.provenance,

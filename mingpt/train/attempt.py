@@ -61,6 +61,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
                     say(overrides_line(arguments, config))
                 return session.train(config, source, model, world, lifetime)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
+                lifetime.ending = True
                 # Printed here, before `join` leaves the world: leaving may wait for other processes.
                 code = report_failure(error, lifetime, config)
                 lifetime.failed(error)

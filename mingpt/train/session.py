@@ -16,7 +16,7 @@ from mingpt.compute.buckets import make_buckets
 from mingpt.compute.fast import FastReduction
 from mingpt.compute.groups import muon_names, roles, rules
 from mingpt.compute.mixture import MixedPlan
-from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin
+from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin, slow_precision
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, Reduction
 from mingpt.config.schema import Config
@@ -46,8 +46,9 @@ from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange
 from mingpt.train.times import StepTimes
 from mingpt.weights.reading import start_from
-from mingpt.world import hang
+from mingpt.world import hang, peers
 from mingpt.world.lifetime import Lifetime
+from mingpt.world.warmup import warm_up
 from mingpt.world.world import World
 
 
@@ -71,6 +72,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     record = claim_attempt(config, source, origin, checkpointer, world)
     if world.is_main:
         write_config(config, say)
+    peers.watch(world, lifetime, config.world.init_timeout_seconds)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
     observers = run.observers  # the lambda must not capture `run`: the writer's thread would keep it alive at the end
     checkpointer.begin(
@@ -279,6 +281,8 @@ def build_run(
     # Each process has computed the initial weights and the model's tables, which may differ between kinds of machines.
     world.take_from_main([*compute.model.parameters(), *compute.model.buffers()])
     prepare(config, compute.model)
+    if world.size > 1 and world.comm_device.type == "cuda":
+        warm_up(world, max(len(bucket.weights) for bucket in compute.update.buckets))
     reduction = make_reduction(config, compute, world)
     audit = None
     if config.health.audit_every:
@@ -339,6 +343,8 @@ def announce(run: Run) -> None:
     )
     if run.config.reduce == "fast":
         say("reduce=fast: equal bits for another number of processes are not promised")
+    if slow := slow_precision(run.config, world.device):
+        say(slow)
     if run.audit:
         say(run.audit.cost())
     for line in proportions(plan, run.source, run.config):

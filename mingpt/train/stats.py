@@ -80,7 +80,8 @@ class StatsExchange:
         row = torch.zeros(2 * longest + self.flags + TIMES, dtype=torch.float64, device=losses[0].device)
         row[:n] = torch.stack(list(losses)).detach()
         row[longest : longest + n] = torch.stack(list(tokens))
-        row[2 * longest :] = torch.tensor([*flags, *times], dtype=torch.float64)
+        for place, value in enumerate((*flags, *times), 2 * longest):
+            row[place].fill_(value)  # a copy from the host's memory would wait for the device
         self._sent = row.to(self.world.comm_device)
         self._received = self._sent.new_empty(self.world.size * len(row))
         self._work = all_gather(self._received, self._sent, async_op=True)
@@ -136,7 +137,6 @@ class DelayedRead:
 
 
 def _figures(step: int, stats: StepStats, values: Tensor) -> Figures:
-    losses, flags, processes = len(stats.losses), len(stats.flags), len(stats.times)
-    parts = values.split([losses, 1, flags, TIMES * processes, 1, 1])
-    one, tokens, raised, times, norm, skips = (part.tolist() for part in parts)
+    sizes = [len(stats.losses), 1, len(stats.flags), TIMES * len(stats.times), 1, 1]
+    one, tokens, raised, times, norm, skips = (part.tolist() for part in values.split(sizes))
     return Figures(step, one, tokens[0], raised, times[::TIMES], times[1::TIMES], norm[0], int(skips[0]))

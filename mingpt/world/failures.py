@@ -16,9 +16,11 @@ from mingpt.storage import make_folder, open_fs
 from mingpt.world.lifetime import Phase
 
 LOST_PEER = "lost contact with another process"  # a consequence: the cause is in another process's log
+NO_ANSWER = "another process has not answered for world.timeout_seconds: look for the one whose log ends earlier"
 
-# Messages of torch's allocator; the second is for sizes that overflow an integer.
-NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
+# Messages of torch's allocator (the second is for sizes that overflow an integer), and of what takes memory of a GPU
+# beside it: NCCL and kernels ("out of memory"), cuBLAS, cuDNN.
+NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed", "out of memory", "_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
     first_line = re.sub(r"^\[[^]]*\] ", "", first_line).partition(". This is typically")[0]
     if isinstance(error, UserError):
         return Failure(str(error), USER_ERROR, False)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in NO_MEMORY):
+    told = isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY)
+    if told or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         cure = f"lower {_smaller_batch(config) or 'batch.micro_size'}, model.block_size or the model's size"
         if phase < Phase.TRAINING:  # a retry would run out of memory again
             return Failure(f"out of memory in the first step: {cure} ({first_line})", USER_ERROR, False)
@@ -50,8 +53,7 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
         return Failure(text, CRASHED, False)
     if isinstance(error, RuntimeError):  # torch.distributed raises it when another process fails
         if "timed out" in text.lower() or "timeout" in text.lower():
-            what = "another process has not answered for world.timeout_seconds: look for the one whose log ends earlier"
-            return Failure(f"{what} ({first_line})", CRASHED, False)
+            return Failure(f"{NO_ANSWER} ({first_line})", CRASHED, False)
         if any(words in text for words in ("by peer", "connectFullMesh", "Broken pipe", "remote process exited")):
             return Failure(f"{LOST_PEER} ({first_line})", CRASHED, False)
     return Failure(": ".join(filter(None, (type(error).__name__, first_line))), CRASHED, True)

@@ -24,6 +24,7 @@ import torch
 from mingpt.config.schema import Config
 from mingpt.console import complain
 from mingpt.errors import CRASHED, Hang
+from mingpt.world.failures import NO_ANSWER
 from mingpt.world.hangreport import Report, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.world import Progress, World
@@ -54,6 +55,7 @@ class Watchdog:
         self.trouble = ""  # why the store can't be reached
         self.complaints = set[str]()  # what has failed here
         self._done, self._since, self._now, self._asking = (-1, -1), 0.0, time.monotonic(), False
+        self.overdue = False  # it waits for its GPU, and that for another process, for longer than the limit
         self.look()
         self.threads = [threading.Thread(target=self._watch, name="watchdog", daemon=True)]
         if world.store is not None and world.size > 1:
@@ -72,6 +74,8 @@ class Watchdog:
         elif slow & {"compile", "tasks"} or self.lifetime.phase < Phase.TRAINING:
             limit += self.timeout
         self._asking = idle >= limit / 2
+        on_gpus = self.world.device.type == "cuda" and self.world.size > 1
+        self.overdue = on_gpus and idle >= limit - self.seconds + self.timeout and not self.lifetime.ending
         before = self.reports.get(self.world.rank)
         own = Report(
             host=self.host,
@@ -112,7 +116,9 @@ class Watchdog:
             while self.awake < until and not self.stopped.wait(self.beat_seconds) and self.hangs():
                 pass
             if self.awake >= until and not self.stopped.is_set() and self.hangs():
-                self._end()
+                self._end(self._tell)
+        if self.overdue:  # gloo's waits have this limit; nccl's own thread would end this process without a reason
+            self._end(self._tell_overdue)
 
     def _survive(self, call: Callable[[], None]) -> None:
         """Report what `call` raises, each error once. The watching goes on: without it a hang has no end."""
@@ -170,12 +176,20 @@ class Watchdog:
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, DUMP_SIGNAL)
 
-    def _end(self) -> None:
-        """Say where the run hangs, and end this process, whatever fails in that."""
+    def _end(self, tell: Callable[[], None]) -> None:
+        """Say why, and end this process, whatever fails in that."""
         try:
-            self._survive(self._tell)
+            self._survive(tell)
         finally:
             os._exit(CRASHED)
+
+    def _tell_overdue(self) -> None:
+        reason = f"{NO_ANSWER} ({self.timeout:g} s; in {self.reports[self.world.rank].place})"
+        leave_reason(reason)
+        complain(f"error: rank {self.world.rank} on {self.host}: {reason}")
+        teller = threading.Thread(target=self._survive, args=[lambda: self.lifetime.failed(Hang(reason))], daemon=True)
+        teller.start()
+        teller.join(NOTIFY_SECONDS)
 
     def _tell(self) -> None:
         silent = self.silent()

@@ -216,6 +216,8 @@ def join(config: WorldConfig) -> Iterator[World]:
     backends = f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else backend
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # The main thread gets a CUDA error, too, and tells it; nccl's thread would end the process first (SIGABRT).
+        os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
     if "RANK" in environment:
         shared, rank, size = _connect_store(config.init_timeout_seconds)
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
@@ -234,7 +236,6 @@ def join(config: WorldConfig) -> Iterator[World]:
         world = World(rank, size, local_rank, device, backend, store=own_connection)
         yield by_nodes(world, _each(world), config.timeout_seconds)
     except BaseException as error:
-        # After a failure, destroying nccl's group may wait for peers that have ended.
         end = _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)
         raise
     finally:
@@ -242,6 +243,8 @@ def join(config: WorldConfig) -> Iterator[World]:
         # shutdown, and a thread that asks for the interpreter lock there ends the process with SIGABRT (measured with
         # torch's DDP: 8 of 20 short runs at world 4; with this line, 0 of 20).
         gc.collect()
-        dist.destroy_process_group()
+        # After a failure, destroying nccl's group would wait for peers, which wait for this process.
+        if not (end and backend == "nccl" and size > 1):
+            dist.destroy_process_group()
         if end and size == 1:  # it has left: a caller that catches the error may go on
             end.cancel()

@@ -320,3 +320,19 @@ def test_no_secret_of_an_address_is_shown(tmp_path: Path, capsys: Captured) -> N
             out, err = capsys.readouterr()
             assert "***@127.0.0.1" in err
             assert "S3CRET" not in out + err
+
+
+def test_a_device_that_is_not_there_is_refused(run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert refused(run, capsys, "--device", "cuda").startswith("error: --device cuda: torch finds no GPU here")
+    assert said(run, capsys, "--device", "cpu") == said(run, capsys)
+
+
+def test_the_model_goes_to_the_device(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = list[str]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(GPT, "to", lambda model, device: moved.append(str(device)))
+    monkeypatch.setattr(generate, "generate", lambda opened, options: 0)
+    for device in ("auto", "cpu", "cuda"):
+        assert generate.main([str(run), "--device", device]) == 0
+    assert moved == ["cuda", "cpu", "cuda"]

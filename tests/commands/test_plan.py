@@ -7,7 +7,7 @@ import pytest
 
 from mingpt.commands.plan import GPUS, plan_command
 
-XL = ("model=gpt2-xl", "batch.micro_size=1", "train.recompute=block", "train.loss_rows=256")
+XL = ("model=gpt2-xl", "batch.micro_size=4", "train.recompute=block", "train.loss_rows=256")
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -20,7 +20,12 @@ def test_gpt2_xl_fits_into_four_nodes_of_four_l4(capsys: pytest.CaptureFixture[s
     found = planned(capsys, *XL, "--gpus", "L4:4", "--num-nodes", "4")
     assert (found["fits"], found["advice"], found["processes"], found["of"]) == (True, None, 16, 24 * 10**9)
     assert found["total"] == sum(found["steady"].values()) + max(found["phases"].values()) + found["constant"]
-    assert found["sent"] == found["received"] == found["gradients"] == 4 * found["parameters"]
+    assert found["total"] < 0.6 * found["of"]
+    assert found["gradients"] == 4 * found["parameters"]
+    assert found["sent"] == found["received"] == found["gradients"] // 4  # between nodes, after the sums inside
+    one = planned(capsys, *XL, "--gpus", "L4:1", "--num-nodes", "16")
+    assert one["sent"] == one["received"] == one["gradients"]
+    assert one["total"] > found["total"]
 
 
 def test_what_does_not_fit_is_told_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +39,7 @@ def test_what_does_not_fit_is_told_with_what_helps(capsys: pytest.CaptureFixture
 
 
 def test_what_fits_nowhere_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan_command([*XL, "model.n_embd=4800", "batch.global_size=1", "--gpus", "T4"]) == 0
+    assert plan_command([*XL, "model.n_embd=4800", "batch.micro_size=1", "batch.global_size=1", "--gpus", "T4"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == "does not fit into a T4 of 16 GB (with 5% free): no setting that was tried makes it fit"
 

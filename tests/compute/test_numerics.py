@@ -21,6 +21,7 @@ from mingpt.config.imports import imported_sha256
 from mingpt.config.schema import Optimizer, Schedule
 from mingpt.snapshot.reader import read
 from mingpt.train.factory import build
+from paths_kit import KITS, ROOT
 from run_kit import Run
 from update_kit import sums_of, update_of
 
@@ -235,3 +236,36 @@ def test_code_that_imports_nothing_of_its_own_and_installed_code_have_no_imports
     ):
         assert imported_sha256(target) is None, target
     assert len([name for name in sys.modules if name.startswith(("nets", "blocks", "alone"))]) == 0
+
+
+COMPILED = """
+import sys, torch
+from config_kit import configured
+from mingpt.compute.numerics import pin
+threads, reduce = sys.argv[1:]
+pin(configured("train.compile=true", f"train.threads={threads}", f"reduce={reduce}"), torch.device("cpu"))
+torch.manual_seed(1)
+net, factors = torch.nn.Embedding(65, 256), torch.randn(64, 256, 256)
+tokens = torch.randint(65, (64, 256))
+def gradient(call):
+    net.zero_grad()
+    (call(tokens) * factors).sum().backward()
+    return net.weight.grad.numpy().tobytes()
+compiled = torch.compile(net)
+found = {gradient(compiled) for _ in range(30)}
+print(len(found), gradient(net) in found)
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_embedding_has_one_gradient_with_several_threads() -> None:
+    """torch's compiler adds up by atomic operations of all threads. With reduce=fast it may: so the test can fail."""
+    paths = {"PYTHONPATH": f"{KITS}:{ROOT}"}
+
+    def said(*way: str) -> str:
+        command = [sys.executable, "-c", COMPILED, *way]
+        ended = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=200, check=True)
+        return ended.stdout.strip()
+
+    assert [said("4", "exact"), said("1", "exact"), said("1", "fast")] == ["1 True"] * 3  # and as without the compiler
+    assert said("4", "fast") != "1 True"

@@ -76,7 +76,8 @@ def test_help_names_every_group_option_and_key(tmp_path: Path) -> None:
             having = sum((key, text) in of for of in of_kinds)  # what all kinds have is there once, else once for each
             assert len(found) == (1 if having == len(of_kinds) else having), key
     assert {line[0] for line in lines if line and line[0] in keys()} == keys().keys()
-    assert ["precision", *keys()["precision"].split(), "[fp32", "|", "bf16", "|", "fp16]", "(fp32)"] in lines
+    values = ["[fp32", "|", "tf32", "|", "bf16", "|", "fp16]", "(fp32)"]
+    assert ["precision", *keys()["precision"].split(), *values] in lines
     assert os.listdir(tmp_path) == []
 
 

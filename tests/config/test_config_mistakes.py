@@ -69,7 +69,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         ("seed=null", ["seed=None: must be a valid integer"]),
         ("run.name=a/b", ["run.name='a/b' may hold letters, digits, '.', '-' and '_' only"]),
         ("reduce=exat", ["reduce=exat is not one of exact, fast (did you mean exact?)"]),
-        ("precision=int8", ["precision=int8 is not one of fp32, bf16, fp16"]),
+        ("precision=int8", ["precision=int8 is not one of fp32, tf32, bf16, fp16"]),
         # Combinations.
         ("model.n_head=5", ["model.n_head=5 does not divide model.n_embd=128: choose a divisor"]),
         (
@@ -166,7 +166,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
                 "train.max_step is not a key (did you mean train.max_steps?)",
                 "new is not a key",
                 "data.cache_dir: Interpolation key 'nope' not found",
-                "precision=fp63 is not one of fp32, bf16, fp16 (did you mean fp32?)",
+                "precision=fp63 is not one of fp32, tf32, bf16, fp16 (did you mean fp32?)",
                 "model.n_head=5 does not divide model.n_embd=128: choose a divisor",
                 "batch.global_size=65 is not a multiple of batch.micro_size=16: the nearest are 64 and 80",
             ],

@@ -360,3 +360,18 @@ class Slow(Linear):
         if os.environ.get("RANK") == "1":
             time.sleep(9 if self.calls == 3 else 0 if self.training else 1.2)  # two calls try the model out
         return super().forward(x, y)
+
+
+class Sleeping(Linear):
+    """At its 20th microbatch every process sleeps for longer than a test waits, as one waits for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        if self.calls == 20:
+            print(f"asleep: rank {os.environ['RANK']}", flush=True)
+            time.sleep(600)
+        return super().forward(x, y)

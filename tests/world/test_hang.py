@@ -190,6 +190,30 @@ def test_the_first_step_has_more_time(time: Time, pair: tuple[Watchdog, Watchdog
     assert beat(time, dog, 20, {1: report(3)})
 
 
+def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
+    time: Time, pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The other process makes progress, so it is no hang; gloo has this limit itself, NCCL ends with SIGABRT."""
+    dog, _ = pair
+    codes, told = list[int](), list[str]()
+    monkeypatch.setattr(hang.os, "_exit", codes.append)
+    dog.lifetime.failed = lambda error: told.append(type(error).__name__)
+    monkeypatch.setattr(hang, "NO_ANSWER", "no answer")
+    for device, overdue in (("cpu", False), ("cuda", True)):
+        dog.world = replace(dog.world, device=torch.device(device))
+        for seconds, late in ((590, False), (20, overdue)):  # world.timeout_seconds=600
+            assert not beat(time, dog, seconds, {1: report(3, stuck=False)})
+            assert dog.overdue is late, (device, seconds)
+        dog._done = (-1, -1)  # progress
+    dog.overdue = True
+    monkeypatch.setattr(dog, "hangs", lambda: False)
+    dog._look_out()
+    hang.faulthandler.cancel_dump_traceback_later()
+    assert (codes, told) == ([CRASHED], ["Hang"])
+    assert "error: rank 0 on" in (said := capfd.readouterr().err)
+    assert ": no answer (600 s; in " in said
+
+
 def test_reports_go_through_the_store(pair: tuple[Watchdog, Watchdog]) -> None:
     one, two = pair
     one._asking = True
@@ -283,7 +307,7 @@ def test_who_tells_of_the_hang_ends_first(
         dog.failed = tell
     pair[0].heard[1] = pair[1].heard[0] = pair[0].awake
     talking = [threading.Thread(target=dog._talk, daemon=True) for dog in pair]
-    ending = [threading.Thread(target=dog._end, name=str(dog.world.rank)) for dog in pair]
+    ending = [threading.Thread(target=dog._end, args=[dog._tell], name=str(dog.world.rank)) for dog in pair]
     for thread in (*talking, *ending):
         thread.start()
     ending[1].join(2)  # more than it needs to end

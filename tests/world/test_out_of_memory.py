@@ -11,7 +11,7 @@ import torch
 from torch.cuda import memory
 
 from config_kit import configured
-from mingpt.errors import USER_ERROR
+from mingpt.errors import CRASHED, USER_ERROR
 from mingpt.world.failures import classify, leave_memory_picture
 from mingpt.world.lifetime import Phase
 from paths_kit import KITS, ROOT
@@ -29,6 +29,21 @@ from paths_kit import KITS, ROOT
 def test_out_of_memory_says_what_to_lower_and_by_how_much(batch: tuple[str, ...], cure: str) -> None:
     failure = classify(torch.OutOfMemoryError("CUDA"), Phase.JOINED, configured(*batch))
     assert failure.reason.startswith(f"out of memory in the first step: {cure}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled cuda error. Last error: Cuda failure 2 'out of memory'",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "CUDA error: out of memory",
+    ],
+)
+def test_what_takes_a_gpus_memory_beside_torch_runs_out_of_it_too(text: str) -> None:
+    failure = classify(RuntimeError(text), Phase.JOINED, configured())
+    assert (failure.code, failure.reason[:33]) == (USER_ERROR, "out of memory in the first step: ")
+    assert classify(OSError(text), Phase.JOINED, configured()).code == CRASHED  # another's
 
 
 def test_a_gpus_memory_is_left_below_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

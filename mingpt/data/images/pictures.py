@@ -30,11 +30,12 @@ def draw(
 
     temperature, top_k: as in mingpt.model.sampling. The same seed gives the same images.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
     labels = torch.from_numpy(tokens.label(np.arange(tokens.classes)))
     drawn: Tensor = labels.repeat_interleave(each)[:, None]
     for _ in range(tokens.per_image):
-        logits = finite(model.logits(drawn)[:, -1, : tokens.codes])  # codes only: a label is no patch
+        # Codes only: a label is no patch. What is drawn is drawn on the CPU.
+        logits = finite(model.logits(drawn.to(device))[:, -1, : tokens.codes].cpu())
         if top_k is not None and top_k < tokens.codes:
             logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
         if temperature == 0:

@@ -1,0 +1,20 @@
+"""Has NCCL take its memory before the model does.
+
+NCCL takes it at the first use of a connection. Later, torch's allocator may hold all the rest: torch gives back what it
+does not use when it needs memory itself, but not when NCCL does.
+"""
+
+import torch
+
+from mingpt.world.world import World, all_gather, all_reduce, all_to_all
+
+
+def warm_up(world: World, elements: int) -> None:
+    """The collectives of a step once, with as many elements as the largest of them has. Collective."""
+    each = -(-elements // world.size)
+    sent = torch.zeros(world.size * each, device=world.comm_device)
+    received = torch.empty_like(sent)
+    all_to_all(received, sent)
+    all_gather(received, sent[:each])
+    all_reduce(sent)
+    received.sum().item()  # waits: an error comes here

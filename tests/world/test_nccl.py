@@ -1,0 +1,72 @@
+"""What is done for NCCL, by recorded calls: in which order a failed process leaves, and what is sent before step 1."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from config_kit import configured
+from mingpt.world import joining, warmup
+from mingpt.world.joining import ReportedFailure, join
+from mingpt.world.world import World
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of `join` on a GPU, in a world of two."""
+    made = list[str]()
+    store = dist.HashStore()
+
+    def timer(seconds: float, code: int) -> str:
+        made.append(f"exits with {code}")
+        return "a timer"
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "")
+    os.environ.pop("TORCH_NCCL_RETHROW_CUDA_ERRORS")
+    monkeypatch.setattr(joining, "_device", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(joining, "_connect_store", lambda *_: (store, 0, 2))
+    monkeypatch.setattr(joining, "_own_namespace", lambda *_: store)
+    monkeypatch.setattr(joining, "_choose_interface", lambda *_: None)
+    monkeypatch.setattr(joining, "_exit_after", timer)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.append(f"device {device}"))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: made.append("joined"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: made.append("left"))
+    return made
+
+
+def test_a_process_that_fails_does_not_wait_for_the_others_and_keeps_its_code(calls: list[str]) -> None:
+    def fail() -> None:
+        with join(configured().world) as world:
+            assert world.backend == "nccl"
+            calls.append("said why")
+            raise ReportedFailure(64)
+
+    with pytest.raises(ReportedFailure, match="exit code 64"):
+        fail()
+    assert calls == ["device cuda:0", "joined", "said why", "exits with 64"]
+
+
+def test_a_process_that_has_done_its_work_leaves(calls: list[str]) -> None:
+    with join(configured().world):
+        assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"  # so that the main thread says what is wrong
+    assert calls == ["device cuda:0", "joined", "left"]
+
+
+def test_the_exchange_is_tried_with_as_many_bytes_as_a_step_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[tuple[str, int, int]]()
+
+    def recorded(name: str) -> Any:
+        def collective(first: Tensor, *second: Tensor) -> None:
+            sent.append((name, len(first), len(second[0]) if second else 0))
+
+        return collective
+
+    for name in ("all_to_all", "all_gather", "all_reduce"):
+        monkeypatch.setattr(warmup, name, recorded(name))
+    warmup.warm_up(World(1, 3, 1, torch.device("cpu"), "nccl"), 1000)
+    assert sent == [("all_to_all", 1002, 1002), ("all_gather", 1002, 334), ("all_reduce", 1002, 0)]

@@ -1,0 +1,49 @@
+"""A process that is gone is noticed within seconds, though nobody waits for a message from it."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from mingpt.world.peers import GRACE_SECONDS
+from node_kit import Node, free_port
+from own_kit import OwnRun, own_run
+
+WORLD = 3
+
+
+def started(run: OwnRun) -> list[Node]:
+    """The processes of a run without a launcher, which would end the others itself."""
+    common = {**run.env, "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    names = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(WORLD)]
+    return [Node(run.command(1), {**common, **own}) for own in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [0, 2])
+def test_processes_that_wait_for_their_device_end_soon_after_another_one(gone: int, tmp_path: Path) -> None:
+    nodes = started(own_run(tmp_path / "run", "Sleeping"))
+    try:
+        deadline = time.monotonic() + 120
+        while not all("asleep" in node.output for node in nodes):
+            assert time.monotonic() < deadline, [node.output for node in nodes]
+            time.sleep(0.05)
+        if gone == 2:  # a process that does not answer is no reason: it may go on
+            os.kill(nodes[1].process.pid, signal.SIGSTOP)
+            time.sleep(GRACE_SECONDS + 2)
+            assert [node.process.poll() for node in nodes] == [None] * WORLD
+            os.kill(nodes[1].process.pid, signal.SIGCONT)
+        began = time.monotonic()
+        os.kill(nodes[gone].process.pid, signal.SIGKILL)
+        codes = [node.wait() for node in nodes]
+        assert time.monotonic() - began < GRACE_SECONDS + 5
+    finally:
+        for node in nodes:
+            node.kill()
+    assert codes == [-signal.SIGKILL if rank == gone else 70 for rank in range(WORLD)]
+    for rank, node in enumerate(nodes):
+        said = re.findall(rf"error: rank {rank}: lost contact with another process: process (\d) has", node.output)
+        assert said == ([] if rank == gone else [str(gone)])
