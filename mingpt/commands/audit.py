@@ -76,7 +76,10 @@ def audited(options: argparse.Namespace) -> Iterator[Parts]:
     past = Past(options.url, options.attempt, options.snapshots)
     which = chosen(intervals(past), options.sample, options.seed, options.first, options.last)
     if not which:
-        raise UserError(f"{past.url}: no interval between kept snapshots lies there: look at `mingpt snapshots list`")
+        raise UserError(
+            f"{past.url}: no interval between kept snapshots lies there: look at `mingpt snapshots list`, and give "
+            f"--snapshots if the run has set snapshot.dir"
+        )
     with replay(options.url, which[0][0] + 1, options.overrides, options.attempt, options.snapshots) as run:
         yield Parts(past.url, run.notes, audit(run, which))
 
@@ -99,6 +102,8 @@ def conclude(found: "list[Interval]", notes: list[str], quiet: bool = False) -> 
     """Print the summary. Raises Unfit if something is wrong, UserError if a difference proves nothing."""
     for note in notes:
         complain(note)
+    if not found:
+        raise UserError("nothing was audited: the run has meanwhile deleted its snapshots: audit it again")
     steps = sum(interval.end - interval.begin for interval in found)
     summary = f"{len(found)} intervals, {steps} steps"
     wrong = [interval for interval in found if interval.verdict == "FAIL"]

@@ -32,10 +32,12 @@ def fork_command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     from mingpt.config.affecting import settings
     from mingpt.config.branch import OF_EACH_RUN, branched, secret_keys
+    from mingpt.config.commandline import CommandLine
+    from mingpt.config.trusted import named_by
     from mingpt.observe.configfile import write_config
-    from mingpt.redact import without_secrets
+    from mingpt.redact import printable, without_secrets
     from mingpt.snapshot.find import at_step, find
-    from mingpt.snapshot.forking import fork
+    from mingpt.snapshot.forking import fork, new_named
     from mingpt.snapshot.reader import read_manifest
     from mingpt.snapshot.store import Store
     from mingpt.storage import name_of
@@ -48,6 +50,15 @@ def fork_command(arguments: list[str]) -> int:
         manifest = read_manifest(found.store, step)
     except Damaged as damage:
         raise UserError(f"{found.store.folder_url(step)}: {damage}: choose another step") from damage
+    given = {override.key_or_group for override in CommandLine.of(options.overrides).overrides}
+    planned = parent.keys if (parent := new_named(manifest)) else ()
+    if lost := [printable(key) for key in planned if not named_by(tuple(key.split(".")), given)]:
+        raise UserError(
+            f"{found.store.folder_url(step)}: with this snapshot that run begins, and what it has changed is not in "
+            f"there yet: give {', '.join(f'{key}=…' for key in lost)} again, or choose a later step of it"
+        )
+    if "run.dir" in given:
+        raise UserError(f"run.dir: NEW, {without_secrets(options.target)}, is the run's directory: leave run.dir out")
     config = branched(manifest.config, options.overrides, name_of(options.target.rstrip("/")), options.target)
     after = without_secrets(config.model_dump())
     old, new = settings(manifest.config)[0], settings(after)[0]

@@ -2,12 +2,12 @@
 
 from mingpt.command import Unfit, command
 from mingpt.console import say
-from mingpt.errors import FINISHED, UserError
+from mingpt.errors import FINISHED, Damaged, UserError
 from mingpt.materialize import parser
 from mingpt.redact import without_secrets
 from mingpt.snapshot.copying import check_same_run, copy_step
 from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import at_step
+from mingpt.snapshot.find import at_step, run_dir_of
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.staging import Staging
 from mingpt.snapshot.store import Store
@@ -23,15 +23,22 @@ def main(arguments: list[str]) -> int:
     if step is None:
         raise UserError(f"{without_secrets(options.point)}: write RUN@N, such as runs/a@1200")
     past = Past(url, options.attempt, options.snapshots)
-    target = Store(f"{options.out.rstrip('/')}/{SNAPSHOTS}", "OUT")
-    if target.root == past.store.root:
+    if not options.out.strip("/"):
+        raise UserError(
+            f"OUT={options.out!r}: this is the root of the file system, or nothing: give a folder of its own"
+        )
+    target = Store(f"{run_dir_of(options.out)}/{SNAPSHOTS}", "OUT")
+    if target.root in (past.store.root, Store(f"{past.folder}/{SNAPSHOTS}").root):
         raise UserError(f"OUT={target.url}: the run itself stays as it is: give another place")
     check_same_run(past.store, target)
     if step in target.steps():
         raise UserError(f"OUT={target.url}: step {step} is there already: give another place, or delete it first")
     if step in past.steps and past.is_on_line(step):
-        copy_step(past.store, target, step, say)
-        return FINISHED
+        try:
+            copy_step(past.store, target, step, say)
+            return FINISHED
+        except Damaged as damage:
+            say(f"the snapshot of step {step} can't be used ({damage}): the step is computed again")
     with replay(url, step, options.overrides, options.attempt, options.snapshots) as run:
         say(f"from {'step ' + str(run.base) if run.base else 'config and seed'} to step {step} of {past.url}")
         while run.step < step:

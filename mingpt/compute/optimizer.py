@@ -7,7 +7,6 @@ decide alike without communication, and without waiting for the device.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.optim.adamw import (
 )
 
 from mingpt.compute.buckets import CHUNK, Bucket, Sliced
+from mingpt.compute.exchange import Gathering
 from mingpt.compute.groups import Rule
 from mingpt.compute.guard import Guard
 from mingpt.compute.muon import Muon
@@ -109,12 +109,17 @@ class Update:
         torch._foreach_mul_(list(sums), unscale * clip)
         refused = self.guard.refuses(losses.sum() / tokens.clamp(min=1), norm).float()
         factor = self.factor * schedule_factor(self.schedule, step)
-        self._adamw(sums, factor, refused)
         if self.of_muon:
             rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]
             means, gradients = [self.first[i] for i in self.of_muon], [sums[i] for i in self.of_muon]
             self.muon.step(means, gradients, refused > 0, rule.lr * factor, rule.weight_decay)
-        gather_weights(self.buckets, self.world)
+        gathering = Gathering(self.world)
+        for i, bucket in enumerate(self.buckets):
+            if i not in self.of_muon:
+                self._adamw(i, sums[i], factor, refused)
+            gathering.start(bucket)  # while the next one is updated
+        self.steps.add_(1 - refused)
+        gathering.finish()
         if self.finite_steps is not None:
             self._adapt_loss_scale(self.finite_steps, (~torch.isfinite(norm)).float())
         return norm
@@ -131,14 +136,13 @@ class Update:
         chunks = [s[: bucket.chunks] for s, bucket in zip(squares, self.buckets, strict=True)]
         return pairwise_sum(torch.cat(chunks).double()[None])[0].sqrt().float()
 
-    def _adamw(self, sums: Sequence[Tensor], factor: float, refused: Tensor) -> None:
+    def _adamw(self, i: int, gradient: Tensor, factor: float, refused: Tensor) -> None:
         """Torch's fused kernel: where `refused` is 1, it changes neither weights nor moments, without a wait."""
-        rows = dict[Rule, list[tuple[Tensor, ...]]]()
-        steps = {name: step.clone() for name, step in self.step_of.items()}  # the kernel counts those that it updates
-        for bucket, gradient, first, second in zip(self.buckets, sums, self.first, self.second, strict=True):
-            for slot, part in bucket.pieces() if len(second) else ():
-                row = bucket.mine[part], gradient[part], first[part], second[part], steps[slot.name]
-                rows.setdefault(self.rules[slot.name], []).append(row)
+        bucket, rows = self.buckets[i], dict[Rule, list[tuple[Tensor, ...]]]()
+        for slot, part in bucket.pieces():
+            count = self.step_of[slot.name].clone()  # the kernel counts it up
+            row = bucket.mine[part], gradient[part], self.first[i][part], self.second[i][part], count
+            rows.setdefault(self.rules[slot.name], []).append(row)
         for rule, found in rows.items():
             weights, gradients, firsts, seconds, counts = (list(column) for column in zip(*found, strict=True))
             adamw(
@@ -146,7 +150,6 @@ class Update:
                 beta1=self.config.beta1, beta2=self.config.beta2, lr=rule.lr * factor, eps=self.config.eps,
                 weight_decay=rule.weight_decay, maximize=False,
             )  # fmt: skip
-        self.steps.add_(1 - refused)
 
     def skipped_in_a_row(self) -> int:
         """The number of steps skipped in a row up to the last one, 0 if that was not. Waits for the device."""
@@ -199,20 +202,6 @@ class Update:
             self.loss_scale.copy_(state.get("loss_scale", self.loss_scale))
             self.finite_steps.copy_(state.get("loss_scale.finite_steps", self.finite_steps))
         self.guard.load(state)
-
-
-def gather_weights(buckets: Sequence[Bucket], world: World) -> None:
-    """Each process has updated its slice: every process gets all of them."""
-    pending = list[tuple[Bucket, Tensor, Any]]()
-    for bucket in buckets:
-        if bucket.shard:
-            mine = bucket.mine.to(world.comm_device, copy=True)
-            whole = bucket.weights if bucket.weights.device == mine.device else mine.new_empty(len(bucket.weights))
-            pending.append((bucket, whole, all_gather(whole, mine, async_op=True)))
-    for bucket, whole, work in pending:
-        work.wait()
-        if whole is not bucket.weights:
-            bucket.weights.copy_(whole)
 
 
 def sums_of_squares(flat: Tensor) -> Tensor:

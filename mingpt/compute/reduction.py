@@ -1,67 +1,22 @@
-"""Sums the microbatches' gradients in an order that does not depend on which process computed them.
+"""Sums the microbatches' gradients in an order that does not depend on which process computed them (tree.py).
 
-The order is a binary tree over the M microbatches, which depends on M alone. Floating-point addition is not
-associative: a sum of "my microbatches, then all processes" has other bits for another world size; a sum along the tree
-has not.
-
-Each process adds its own microbatches along the tree, as far as its subtrees are complete. Then, for each bucket, an
-all-to-all sends each process its slice of all partial sums, which it adds along the rest of the tree. The update then
-runs on that slice, and an all-gather returns the weights (optimizer.py). If the shares are complete subtrees (M and the
-world size powers of two), this sends as many bytes as a ring all-reduce; docs/exactness.md has the measurements.
+Each process adds its own microbatches along the tree, as far as its subtrees are complete. Then, for each bucket, each
+process gets its slice of all partial sums, which it adds along the rest of the tree (exchange.py). The update then runs
+on that slice, and the weights come back (optimizer.py). If the shares are complete subtrees (M and the world size
+powers of two), this sends as many bytes as a ring all-reduce, or fewer; docs/exactness.md has the measurements.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mingpt.compute.buckets import Bucket, Slot, in_memory_order
-from mingpt.world.world import World, all_gather, all_to_all, share
+from mingpt.compute.exchange import Flight, hops
+from mingpt.compute.tree import Node, parents, whole_nodes
+from mingpt.world.world import World, all_gather
 
-Node = tuple[int, int]  # (a, b): the subtree over the microbatches a to b - 1
-Value = TypeVar("Value", float, Tensor)
 See = Callable[[int, Tensor, Tensor], None]  # microbatch, parameter, its gradient
-
-
-def middle(a: int, b: int) -> int:
-    """Where the tree splits the node [a, b) into two children."""
-    return (a + b) // 2
-
-
-def whole_nodes(lo: int, hi: int, a: int, b: int) -> list[Node]:
-    """The largest nodes of the subtree [a, b) that are inside [lo, hi), from left to right."""
-    if lo <= a and b <= hi:
-        return [(a, b)]
-    if b <= lo or hi <= a:
-        return []
-    return whole_nodes(lo, hi, a, middle(a, b)) + whole_nodes(lo, hi, middle(a, b), b)
-
-
-def tree_sum(a: int, b: int, known: Mapping[Node, Value]) -> Value:
-    """The sum of the node [a, b) along the tree. known: the sums of nodes that together cover it."""
-    if (a, b) in known:
-        return known[a, b]
-    return tree_sum(a, middle(a, b), known) + tree_sum(middle(a, b), b, known)
-
-
-def tree_sum_of(values: Sequence[Value]) -> Value:
-    """The sum along the tree of M values, one per microbatch."""
-    return tree_sum(0, len(values), {(i, i + 1): v for i, v in enumerate(values)})
-
-
-def parents(count: int) -> dict[tuple[Node, Node], Node]:
-    """The parent of each pair of siblings in the tree over `count` microbatches."""
-    out: dict[tuple[Node, Node], Node] = {}
-    pending = [(0, count)]
-    while pending:
-        a, b = pending.pop()
-        if b - a > 1:
-            left, right = (a, middle(a, b)), (middle(a, b), b)
-            out[left, right] = (a, b)
-            pending += [left, right]
-    return out
 
 
 class Reduction:
@@ -147,14 +102,13 @@ class ExactReduction(Reduction):
 
     def __init__(self, buckets: Sequence[Bucket], microbatches: int, world: World) -> None:
         super().__init__(buckets, world)
-        self.count = microbatches
         self.parents = parents(microbatches)
-        shares = [share(r, world.size, microbatches) for r in range(world.size)]
-        self.nodes = [whole_nodes(s.start, s.stop, 0, microbatches) for s in shares]
-        self.rows = len(self.nodes[world.rank])  # partial sums that this process sends
+        self.hops = hops(world, microbatches)
+        mine = world.share(microbatches)
+        self.rows = len(whole_nodes(mine.start, mine.stop, 0, microbatches))  # partial sums that this process sends
         self.stack: list[tuple[Node, dict[Tensor, Tensor]]] = []
-        self._sent = dict[Bucket, Tensor]()  # (world size, rows, length): must live until the all-to-all has ended
-        self._received = dict[Bucket, tuple[Tensor, dist.Work]]()
+        self._parts = dict[Bucket, Tensor]()  # to send: (processes of the first hop, rows, slices for each, length)
+        self._flights = dict[Bucket, Flight]()
 
     def begin(self) -> None:
         super().begin()
@@ -175,34 +129,32 @@ class ExactReduction(Reduction):
         self.stack.append((node, dict(zip(self.place, gradients, strict=True))))
 
     def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
-        p = slot.parameter
+        p, peers = slot.parameter, self.hops[0].world.size
         for _, sums in reversed(self.stack[self.rows - 1 :]):
             gradient.add_(sums.pop(p))
-        if bucket not in self._sent:
-            self._sent[bucket] = bucket.weights.new_zeros(bucket.size, self.rows, bucket.length)
+        if bucket not in self._parts:
+            shape = peers, self.rows, bucket.size // peers, bucket.length
+            self._parts[bucket] = bucket.weights.new_zeros(shape)
         for row, partial in enumerate([*(sums.pop(p) for _, sums in self.stack[: self.rows - 1]), gradient]):
             flat = in_memory_order(partial, p)
             for rank, part in enumerate(bucket.ranges(slot)):
                 first = max(slot.start - rank * bucket.length, 0)
-                self._sent[bucket][rank, row, first : first + len(part)] = flat[part.start : part.stop]
+                to = self._parts[bucket][rank % peers, row, rank // peers]
+                to[first : first + len(part)] = flat[part.start : part.stop]
 
     def _start(self, bucket: Bucket) -> None:
-        if bucket.size == 1:
-            return
-        counts, length = [len(nodes) for nodes in self.nodes], bucket.length
-        sent = self._sent[bucket] = self._sent[bucket].to(self.world.comm_device)
-        received = sent.new_empty(sum(counts), length)
-        sizes = [c * length for c in counts], [self.rows * length] * bucket.size
-        self._received[bucket] = received, all_to_all(received.view(-1), sent.view(-1), *sizes, async_op=True)
+        behind = [*self._flights.values()][-1:]
+        if bucket.size > 1:
+            self._flights[bucket] = Flight(self.hops, self._parts.pop(bucket).to(self.world.comm_device))
+        for flight in behind:  # now that this bucket's first hop has begun: so waiting costs no time
+            flight.go_on()
 
     def _sum(self, bucket: Bucket) -> Tensor:
-        sent = self._sent.pop(bucket)
         if bucket.size == 1:
-            return sent[0, 0]
-        received, work = self._received.pop(bucket)
-        work.wait()
-        known = dict(zip((node for nodes in self.nodes for node in nodes), received, strict=True))
-        total = tree_sum(0, self.count, known)
+            return self._parts.pop(bucket)[0, 0, 0]
+        for flight in self._flights.values():  # the last one has one more hop to go
+            flight.go_on()
+        total = self._flights.pop(bucket).land()
         if not bucket.shard:
             whole = total.new_empty(len(bucket.weights))
             all_gather(whole, total)

@@ -29,8 +29,8 @@ class Train(Section):
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each process. Another number gives other bits."""
     compile: bool = False
-    """torch.compile the model: slower to start, faster steps."""
-    recompute: Annotated[Literal["none", "block"], AffectsResult(lambda train: bool(train.get("compile")))] = "none"
+    """torch.compile each block (a model of your own: whole): slower to start, faster steps."""
+    recompute: Annotated[Literal["none", "block"], NO_RESULT] = "none"
     """block: keep only the activations between blocks, and compute the others again in backward. Same bits."""
     log_every: Annotated[int, NO_RESULT] = Field(default=10, ge=1)
     """Steps between two lines of metrics."""

@@ -80,20 +80,20 @@ class Helper:
 
 def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> int:
     """How many bytes the busiest node sends to other nodes for one exact sum. processes: of each node."""
-    from mingpt.compute.reduction import whole_nodes
+    from mingpt.compute.tree import whole_nodes
     from mingpt.world.world import share
 
-    world = sum(processes)
+    of_each = processes if len(set(processes)) > 1 else [1] * len(processes)  # otherwise nodes add up inside first
+    world, first, most = sum(of_each), 0, 0.0
     pieces = [
         len(whole_nodes(s.start, s.stop, 0, microbatches))
         for s in (share(r, world, microbatches) for r in range(world))
     ]
-    slice_bytes, first, most = 4 * parameters / world, 0, 0.0
-    for count in processes:
-        exchange = sum(pieces[first : first + count]) * (world - count)  # all-to-all: slices for other nodes' processes
-        most = max(most, (exchange + world - 1) * slice_bytes)  # all-gather: each slice once, around a ring
+    for count in of_each:
+        most = max(most, sum(pieces[first : first + count]) * (world - count) / world)  # slices for other nodes
         first += count
-    return int(most)
+    most += (world - 1) / world  # all-gather: each slice once, around a ring
+    return int(most * 4 * parameters)
 
 
 # --- the child process ---

@@ -63,8 +63,17 @@ def audit(run: Replay, which: list[tuple[int, int]]) -> Iterator[Interval]:
     machines = {a.attempt: f"{a.world_size} process{'es' * (a.world_size > 1)}, the first on {a.host} ({a.device})"
                 for a in accounts(run.past.folder)}  # fmt: skip
     for begin, end in which:
-        found = Interval(begin, end)
-        _audit(run, found)
+        found, damage = Interval(begin, end), None
+        try:
+            _audit(run, found)
+        except Damaged as error:
+            damage = error
+        if found.verdict != OK or damage:
+            if not {begin, end} - {0} <= {*run.past.store.steps()}:  # it is being trained, or rewound
+                run.notes.append(f"step {begin} to {end}: not audited, since the run no longer has a snapshot of it")
+                continue
+            if damage:
+                raise UserError(f"{run.past.url}: step {begin} to {end}: {damage}: audit it again") from damage
         if found.verdict != OK and found.attempt is not None:
             found.machine = machines.get(found.attempt, "a machine that is not known: its account is missing")
         yield found

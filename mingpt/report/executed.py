@@ -103,7 +103,12 @@ def _which(parting: Parting, *sides: Executable) -> int | None:
         return parting.step
     if parting.snapshot is None:
         return None
-    step = max(parting.snapshot)
+    step, other = parting.snapshot
+    if step != other:
+        raise UserError(
+            f"--replay: these are the snapshots of two steps, {step} and {other}, and both runs have computed the same "
+            f"ones, as far as their traces tell: name the same step of both, or leave --replay out"
+        )
     try:
         for side in sides:
             Past(side.url, side.attempt).check_step(step + 1)

@@ -94,7 +94,8 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        return max([*self.kept.values(), *self.snapshots[:1], *(int(s) for s in self.loss.steps[-1:])], default=0)
+        kept = (self.kept[a.attempt] for a in self.on_line)
+        return max([*kept, *self.snapshots[:1], *(int(s) for s in self.loss.steps[-1:])], default=0)
 
 
 def read_run(url: str) -> Run:
@@ -112,7 +113,10 @@ def read_run(url: str) -> Run:
     booked, trace = ledger(folder), read_trace(folder)
     older = _older(claimed, manifest, rows, booked.accounts)
     attempts = sorted([*older, *booked.accounts], key=lambda a: a.attempt)
-    kept = kept_until(claimed, _done(attempts, rows, trace))
+    done = _done(attempts, rows, trace)
+    if manifest and manifest.attempt in done:  # a copy has no trace, and perhaps no metrics
+        done[manifest.attempt] = max(done[manifest.attempt], manifest.step)
+    kept = kept_until(claimed, done)
     on_line = {
         a.attempt: part[(part["step"] > a.from_step) & (part["step"] <= kept[a.attempt])]
         for a in attempts

@@ -17,6 +17,7 @@ from mingpt.errors import UserError
 from mingpt.observe.ledger import Account, accounts
 from mingpt.redact import without_secrets
 from mingpt.train.past import Past, Stretch
+from mingpt.train.resume import changed
 
 FORMAT = 1
 LARGEST = 1 << 28  # bytes of a receipt that is read
@@ -28,8 +29,11 @@ Entry = dict[str, Any]
 def entries(past: Past, last: int | None = None) -> list[Entry]:
     """What is known of the run's steps up to its last kept snapshot (or `last`), without hashes."""
     kept = [step for step in past.steps if past.is_on_line(step) and (last is None or step <= last)]
-    if not kept:
-        raise UserError(f"{past.url}: no snapshot is kept, so a receipt would prove nothing: give a run that has one")
+    if not kept and last is None:
+        raise UserError(
+            f"{past.url}: no snapshot is kept, so a receipt would prove nothing: give a run that has one, and "
+            f"--snapshots if the run has set snapshot.dir"
+        )
     end = kept[-1] if last is None else last
     found: list[Entry] = [code()]
     account = {known.attempt: known for known in accounts(past.folder)}
@@ -121,28 +125,48 @@ def decode(raw: bytes) -> list[Entry]:
 
 def compare(told: Sequence[Entry], past: Past) -> tuple[list[str], list[str]]:
     """(what in the run is other than the receipt says, what can't be compared), a line each."""
-    ends = [e["last"] for e in told if e.get("what") == "trace" and type(e.get("last")) is int]
-    if not ends:
-        raise Unfit("the receipt names no steps")
-    now = {name(e): e for e in entries(past, max(ends))}
+    kept: list[Any] = [e.get("step") for e in told if e.get("what") == "snapshot"]
+    ends: list[Any] = [e.get("last") for e in told if e.get("what") == "trace"]
+    if not kept or not ends or any(type(n) is not int for n in [*kept, *ends]) or max(kept) != max(ends):
+        raise Unfit("the receipt does not end with a snapshot, as each receipt that this program writes does")
     wrong, notes = list[str](), list[str]()
+    try:
+        past.check_step(max(ends))
+    except UserError as error:
+        wrong.append(str(error))
+    now = {name(e): e for e in entries(past, max(ends))}
+    if [n for n in map(name, told) if n in now] != [n for n in now if n in {*map(name, told)}]:
+        wrong.append("its entries are in another order, or are there twice")
     for entry in told:
         found = now.pop(name(entry), None)
         if found is None and entry.get("what") == "snapshot":
             notes.append(f"{name(entry)}: the run no longer has it")
         elif found is None:
             wrong.append(f"{name(entry)}: the run has none")
-        elif different := _keys(entry, found):
-            line = f"{name(entry)}: {', '.join(different)}"
-            (notes if entry.get("what") == "code" else wrong).append(line)
+        else:
+            for which, lines in zip((wrong, notes), _differences(entry, found), strict=True):
+                which += [f"{name(entry)}: {', '.join(lines)}"] if lines else []
     wrong += [f"{which}: the receipt does not have it" for which in now if not which.startswith("snapshot")]
     notes += [f"{which}: the receipt does not have it" for which in now if which.startswith("snapshot")]
     return wrong, notes
 
 
-def _keys(told: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    keys = sorted(key for key in told.keys() | found.keys() if told.get(key) != found.get(key))
-    return [f"{key} is another one" for key in keys]
+def _differences(told: Entry, found: Entry) -> tuple[list[str], list[str]]:
+    """(what is wrong, what is only other) in an entry that both have.
+
+    Once an attempt's own snapshots are gone, those of later ones tell its config, and of the keys that do not affect
+    the result they have later values.
+    """
+    keys = [key for key in sorted(told.keys() | found.keys()) if told.get(key) != found.get(key)]
+    lines = [f"{key} is another one" for key in keys]
+    if told["what"] == "code":
+        return [], lines
+    ours, theirs = found.get("config"), told.get("config")
+    if keys != ["config"] or not isinstance(ours, dict) or not isinstance(theirs, dict) or theirs.keys() != ours.keys():
+        return lines, []
+    if any(type(theirs[section]) is not type(ours[section]) for section in ours) or changed(theirs, ours):
+        return lines, []
+    return [], ["config is another one, in keys that do not affect the result"]
 
 
 def name(entry: Any) -> str:

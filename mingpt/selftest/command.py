@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mingpt.atomic import write_whole
 from mingpt.command import Unfit, command
 from mingpt.console import say
 from mingpt.errors import TransientError, UserError
@@ -18,6 +19,7 @@ from mingpt.selftest.__main__ import parser
 from mingpt.selftest.known import compare, row
 from mingpt.selftest.result import Result
 from mingpt.selftest.runs import Runs
+from mingpt.storage import place
 
 START_SECONDS = 600  # for imports and, with --compile, the compiler; beside --seconds
 
@@ -119,7 +121,8 @@ def main(arguments: list[str]) -> int:
         device, count, options, (lambda _: None) if options.json else lambda result: say(str(result))
     )
     if options.out:
-        options.out.write_text(json.dumps(mine, indent=1) + "\n")
+        with place("--out", str(options.out)):
+            write_whole(options.out, [json.dumps(mine, indent=1).encode() + b"\n"])
     failed = [result.what for result in results if result.ok is False]
     if options.json:
         say(json.dumps({"ok": not failed, "results": [vars(result) for result in results], "row": mine}))

@@ -136,7 +136,7 @@ def _decode(number: int, raw: bytes | FileNotFoundError) -> Record | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     good = isinstance(identity, str) and isinstance(digest, str | None) and by in (TRAIN, REWIND)
-    if not good or type(step) is not int or type(parent) is not int:
+    if not good or type(step) is not int or type(parent) is not int or min(step, parent) < 0:
         return None
     dropped = fields.get("dropped")
     if dropped is not None:

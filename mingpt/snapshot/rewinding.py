@@ -118,9 +118,16 @@ def _to_undo(claims: Mapping[int, Record], store: Store) -> int:
             found = manifest_or_none(store, record.from_step) if number == max(claims) else None
             if number < max(claims) or (found and found.digest == record.from_digest):
                 undone.update(range(record.undoes, number + 1))
-        elif record.by == REWIND and number not in undone:
+        elif record.by == REWIND and number not in undone and not _went_nowhere(claims, number):
             return number
     return 0
+
+
+def _went_nowhere(claims: Mapping[int, Record], number: int) -> bool:
+    """Whether the claim before this rewind is one to the same snapshot: it has set nothing more aside."""
+    before, record = claims.get(number - 1), claims[number]
+    at = record.from_step, record.from_digest
+    return before is not None and before.by == REWIND and (before.from_step, before.from_digest) == at
 
 
 def _is_on(line: Mapping[int, tuple[int, int | None]], manifest: Manifest) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute.batches import derive
-from mingpt.compute.reduction import tree_sum_of
+from mingpt.compute.tree import tree_sum_of
 from mingpt.data.mixture import MixedSplit
 from mingpt.data.source import EvalSplit
 from mingpt.data.vocabulary import Spelling, Vocabulary

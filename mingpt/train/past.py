@@ -85,6 +85,8 @@ class Past:
         if attempt is not None and attempt not in self.claims:
             raise UserError(f"--attempt {attempt}: {self.url} has the attempts {', '.join(map(str, self.claims))}")
         self.line = _line(self.claims, attempt)
+        if not self.line:
+            raise UserError(f"{self.url}: nothing tells of an attempt that has trained there: give another run")
 
     def manifest(self, step: int) -> Manifest | None:
         """That of a snapshot, or None if it is bad."""
@@ -122,7 +124,11 @@ class Past:
         if self.line[0][1] <= step <= done:
             return
         others = [n for n, trace in self.trace.items() if (trace["step"] == step).any()]
-        cure = f"attempt {others[-1]} has computed it: give --attempt {others[-1]}" if others else "give an earlier one"
+        cure = (
+            f"attempt {others[-1]} has computed it: give --attempt {others[-1]}"
+            if others
+            else f"give {'an earlier' if step > done else 'a later'} one"
+        )
         raise UserError(f"step {step}: {self.url} has the steps {self.line[0][1]} to {done}: {cure}")
 
     def is_on_line(self, step: int) -> bool:
@@ -131,12 +137,13 @@ class Past:
         ends = {number: last for number, _, last in self.line}
         if manifest is None:
             return False
-        if (
-            manifest.attempt not in ends
-        ):  # a fork's first snapshot is numbered after the attempt that it was copied from
-            record = self.claims.get(manifest.attempt)
-            return record is not None and record.from_step == step and record.parent in ends
-        end = ends[manifest.attempt]
+        number = manifest.attempt
+        while number not in ends:  # a fork's first snapshot is numbered after the attempt that it was copied from
+            record = self.claims.get(number)
+            if record is None or record.from_step != step or record.parent >= number:
+                return False
+            number = record.parent
+        end = ends[number]
         return end is None or step <= end
 
     def bases(self, step: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -236,12 +237,20 @@ def claim_attempt(
 
 
 def prepare(config: Config, model: nn.Module) -> None:
-    """What changes how a model computes, and neither its weights nor their names."""
-    if config.train.recompute == "block" and isinstance(model, LanguageModel):
-        for block in model.blocks():
+    """What changes how a model computes, and neither its weights nor their names.
+
+    Each block is compiled by itself: of a model that is compiled whole, the gradients come at the end of backward all
+    at once, and sending them can't overlap it. One compilation serves all blocks.
+    """
+    if not isinstance(model, LanguageModel):
+        if config.train.compile:
+            model.compile()
+        return
+    for block in model.blocks():
+        if config.train.compile:
+            block.forward = torch.compile(block.forward)
+        if config.train.recompute == "block":
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    if config.train.compile:
-        model.compile()
 
 
 def make_reduction(config: Config, compute: Compute, world: World) -> Reduction:

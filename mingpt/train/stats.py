@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mingpt.compute.reduction import tree_sum_of
+from mingpt.compute.tree import tree_sum_of
 from mingpt.world.world import World, all_gather, share
 
 TIMES = 2  # of each process: computing, waiting for data

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from mingpt.config.section import LARGEST
 from mingpt.errors import CRASHED, UserError
 from mingpt.world import network, slurm
 from mingpt.world.rendezvous import open_store
-from mingpt.world.world import World
+from mingpt.world.world import Progress, World
 
 LEAVE_SECONDS = 20  # limit for leaving the world after a failure; torchrun kills its workers after 30 s
 
@@ -160,6 +161,29 @@ def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
     os.environ.update(network.settings(network.interface_of(mine), os.environ))
 
 
+def _each(world: World) -> int:
+    """How many processes a node has, as the launchers say; 1 if they differ, or ranks are not in the nodes' order."""
+    each = _variable("LOCAL_WORLD_SIZE", 1, LARGEST, "1")
+    told = world.gather([each, world.local_rank])
+    regular = all(found == [each, rank % each] for rank, found in enumerate(told))
+    return each if regular and world.size % each == 0 else 1
+
+
+def by_nodes(world: World, each: int, limit_seconds: float) -> World:
+    """The world with `inside` and `across`. each: processes of a node, which have consecutive ranks. Collective."""
+    node, place = divmod(world.rank, each)
+    if not 1 < each < world.size:
+        return world
+
+    def part(ranks: range) -> World:  # only its processes make a group
+        group = dist.new_group(list(ranks), timedelta(seconds=limit_seconds), use_local_synchronization=True)
+        Progress.groups.add(group)
+        return replace(world, rank=ranks.index(world.rank), size=len(ranks), group=group)
+
+    inside = part(range(node * each, (node + 1) * each))
+    return replace(world, inside=inside, across=part(range(place, world.size, each)))
+
+
 class ReportedFailure(Exception):
     """An error that has been printed already. `code`: the exit code that it asks for."""
 
@@ -209,7 +233,8 @@ def join(config: WorldConfig) -> Iterator[World]:
         network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
     end: threading.Timer | None = None
     try:
-        yield World(rank, size, local_rank, device, backend, store=own_connection)
+        world = World(rank, size, local_rank, device, backend, store=own_connection)
+        yield by_nodes(world, _each(world), config.timeout_seconds)
     except BaseException as error:
         end = _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)
         raise

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -18,12 +19,13 @@ class Progress:
     """What this process has done, for the watchdog (hang.py). microbatches: read or evaluated."""
 
     microbatches = collectives = 0
+    groups: ClassVar = WeakSet[dist.ProcessGroup]()  # training's besides the default one
     recent: ClassVar = deque[str](maxlen=32)  # names of the last collectives: the same in all processes
 
 
 def _counted(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
     def enter(*arguments: Any, group: dist.ProcessGroup | None = None, **options: Any) -> Any:
-        if group is None:  # the snapshot writers' threads have groups of their own, and are not counted
+        if group is None or group in Progress.groups:  # the snapshot writers' threads have groups of their own
             Progress.collectives += 1
             Progress.recent.append(name)
         return collective(*arguments, group=group, **options)
@@ -50,6 +52,8 @@ class World:
 
     rank, size: of the processes that `group` has. group: for messages; None: all processes of the attempt.
     store: of the rendezvous, with a connection of its own, for the watchdog; None: a world of one.
+    inside, across: the processes of this node, and those with this one's place on every node; None unless there are
+    several nodes with several processes, as many on each.
     """
 
     rank: int
@@ -59,6 +63,8 @@ class World:
     backend: str
     group: dist.ProcessGroup | None = None
     store: dist.Store | None = None
+    inside: "World | None" = None
+    across: "World | None" = None
 
     @property
     def is_main(self) -> bool:

@@ -14,9 +14,11 @@ import torch
 import mingpt.train.loop
 from mingpt.commands.audit import audit_command
 from mingpt.observe.trace import RECORD
+from mingpt.report.auditing import audit
 from mingpt.snapshot.format import Kind
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
+from mingpt.train.replaying import replay
 from mingpt.train.step import train_step
 from replay_kit import files_of, train_here
 from rewriting_kit import rewrite
@@ -106,6 +108,33 @@ def test_which_intervals(sound: Path, capsys: Captured) -> None:
     assert audit_command([str(sound), "--from", "13"]) == 64
     assert "no interval between kept snapshots lies there" in capsys.readouterr().err
     assert audit_command([str(sound), "--sample", "0"]) == 64
+
+
+def test_a_run_that_deletes_snapshots_meanwhile_is_not_wrong(sound: Path, tmp_path: Path) -> None:
+    """Such as one that is being trained; whether it was read already or not."""
+    run_dir = shutil.copytree(sound, tmp_path / "run")
+    which = [(3, 5), (5, 6), (6, 8), (8, 9), (9, 12)]
+
+    def delete(step: int) -> None:
+        shutil.rmtree(run_dir / f"snapshots/step-{step:09d}")
+
+    with replay(str(run_dir), 4) as run:
+        begin_at = run.begin_at
+
+        def begin(step: int) -> None:
+            begin_at(step)
+            if step == 8:
+                delete(9)  # after it was found good
+
+        run.begin_at = begin  # type: ignore[method-assign]
+        found = audit(run, which)
+        first = next(found)
+        delete(6)
+        rest = [*found]
+        assert [(i.begin, i.end, i.verdict) for i in [first, *rest]] == [(3, 5, "ok")]
+        assert run.notes == [
+            f"step {a} to {b}: not audited, since the run no longer has a snapshot of it" for a, b in which[1:]
+        ]
 
 
 FLIPS = [  # after step, attempt of it, which weights, at, bit

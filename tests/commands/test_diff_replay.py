@@ -197,3 +197,8 @@ def test_what_this_checkout_cannot_execute(
     assert "B: attempt 1 was computed by version 999 of mingpt's numerics" in capsys.readouterr().err
     assert diff_command([str(trained), str(b), "--a=data.path=x"]) == 64
     assert "--a and --b are for --replay" in capsys.readouterr().err
+
+
+def test_two_steps_are_no_step_to_execute(trained: Path, capsys: Captured, here: tuple[str, ...]) -> None:
+    assert diff_command([f"{trained}@4", f"{trained}@8", *here]) == 64
+    assert "--replay: these are the snapshots of two steps, 4 and 8, " in capsys.readouterr().err

@@ -11,11 +11,13 @@ import pytest
 
 from branch_kit import go_on
 from config_kit import configured
+from mingpt.commands import snapshots
 from mingpt.commands.fork import fork_command
 from mingpt.commands.log import log_command
 from mingpt.console import say
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.observe.trace import read_trace
+from mingpt.report.auditing import intervals
 from mingpt.report.forks import joined
 from mingpt.report.reading import read_run
 from mingpt.snapshot.forking import parent_of
@@ -23,6 +25,8 @@ from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
 from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.store import Store
+from mingpt.train.past import Past
+from mingpt.train.replaying import replay
 from mingpt.train.resume import check
 from snapshot_kit import ALONE
 
@@ -131,6 +135,7 @@ def test_other_data_may_be_named_by_a_fork(base: Path, tmp_path: Path, text: Pat
         (["{base}@8", "{new}", "train.max_step=3"], "did you mean train.max_steps"),
         (["{base}@8", "{new}/a=b"], "run.name='a=b' may hold letters"),
         (["{new}@8", "{new}2"], "no snapshot is there"),
+        (["{base}@8", "{new}", "run.dir={new}/other"], "is the run's directory: leave run.dir out"),
     ],
 )
 def test_mistakes_are_told_and_nothing_is_made(
@@ -140,6 +145,35 @@ def test_mistakes_are_told_and_nothing_is_made(
     assert fork_command([a.format(base=trained, new=new) for a in arguments]) == USER_ERROR
     assert told in capsys.readouterr().err
     assert not new.exists()
+
+
+def test_a_fork_of_a_fork_that_has_not_trained_loses_no_setting(base: Path, tmp_path: Path, capsys: Captured) -> None:
+    """The first snapshot of the fork has its parent's config."""
+    new, other = tmp_path / "new", tmp_path / "other"
+    assert fork_command([f"{base}@8", str(new), "optimizer.lr=0.005", "train.max_steps=20"]) == 0
+    assert fork_command([str(new), str(other), "optimizer.weight_decay=0.3"]) == USER_ERROR
+    assert "give optimizer.lr=…, train.max_steps=… again, or choose a later step" in capsys.readouterr().err
+    assert not other.exists()
+    assert fork_command([str(new), str(other), "optimizer.lr=0.005", "train.max_steps=10"]) == 0
+    go_on(other)
+    manifest = read_manifest(store(other), 10)
+    assert manifest.config["optimizer"]["lr"] == 0.005
+
+
+def test_the_first_snapshot_of_a_fork_of_a_fork_is_on_its_line(
+    base: Path, tmp_path: Path, text: Path, cache: Path
+) -> None:
+    """Also after the run was taken back to it."""
+    assert fork_command([f"{base}@8", f"{tmp_path}/one"]) == 0
+    assert fork_command([f"{tmp_path}/one", f"{tmp_path}/two"]) == 0
+    go_on(tmp_path / "two")
+    here = f"data.path={text}", f"data.cache_dir={cache}"
+    with replay(f"{tmp_path}/two", 9, here) as run:
+        assert run.base == 8
+        assert run.advance().same
+    assert intervals(Past(f"{tmp_path}/two")) == [(0, 8), (8, 12)]
+    assert snapshots.main(["rewind", f"{tmp_path}/two@8"]) == 0
+    assert intervals(Past(f"{tmp_path}/two")) == [(0, 8)]
 
 
 def test_what_is_written_in_a_strangers_config_is_neither_resolved_nor_imported(

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -78,6 +80,52 @@ def test_a_chain_made_anew_is_not_that_of_the_run(run: Path, receipt: Path, caps
     assert (
         "the run is not as the receipt says:\nsnapshot 5: digest is another one\nattempt 2: config is another" in told
     )
+
+
+Entries = list[dict[str, Any]]
+
+
+def of_a_later_step(entries: Entries) -> Entries:
+    entries[6]["last"] = 900
+    return [*entries, {"what": "snapshot", "step": 900, "digest": "0" * 64}]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda e: [one for one in e if one["what"] != "snapshot"], "does not end with a snapshot"),
+        (lambda e: [*e, {"what": "snapshot", "step": "6", "digest": ""}], "does not end with a snapshot"),
+        (lambda e: [*e, {"what": "snapshot"}], "does not end with a snapshot"),
+        (lambda e: [*e[:6], e[6] | {"last": 900}, e[7]], "does not end with a snapshot"),
+        (of_a_later_step, "step 900: "),
+        (lambda e: [*e, e[-1]], "its entries are in another order, or are there twice"),
+        (lambda e: e[::-1], "its entries are in another order, or are there twice"),
+        (
+            lambda e: [e[0], e[1] | {"config": {**e[1]["config"], "data": 3}}, *e[2:]],
+            "attempt 1: config is another one",
+        ),
+        (lambda e: [e[0], e[1] | {"config": None}, *e[2:]], "attempt 1: config is another one"),
+    ],
+)
+def test_a_chain_that_tells_more_or_less_than_there_is(
+    run: Path, receipt: Path, capsys: Captured, change: Callable[[Entries], Entries], told: str
+) -> None:
+    receipt.write_text(encode(change(decode(receipt.read_bytes()))))
+    assert receipt_command(["--verify", str(receipt), str(run), "--sample", "1"]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_none_of_its_snapshots_is_kept_any_more(run: Path, receipt: Path, tmp_path: Path, capsys: Captured) -> None:
+    longer = Path(shutil.copytree(run, tmp_path / "run"))
+    train_here(str(longer), *DATA, "train.max_steps=9")
+    for step in (3, 5, 6):
+        shutil.rmtree(longer / f"snapshots/step-{step:09d}")
+    assert receipt_command(["--verify", str(receipt), str(longer)]) == 0
+    told = capsys.readouterr()
+    other = [f"attempt {n}: config is another one, in keys that do not affect the result" for n in (1, 2)]
+    gone = [f"snapshot {step}: the run no longer has it" for step in (3, 5, 6)]
+    assert sorted(told.err.splitlines()) == other + gone  # train.max_steps is told by later snapshots
+    assert "config and seed to 9" in told.out
 
 
 def test_a_run_that_was_changed_before_its_receipt(run: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from mingpt.commands import generate, materialize, replay
 from mingpt.observe.trace import RECORD
+from mingpt.report.reading import read_run
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
 from replay_kit import data_of, files_of, train_here
@@ -130,6 +131,7 @@ def test_materialize_gives_the_digest_of_a_run_that_stored_it(made: tuple[str, s
     assert files_of(Path(url)) == before
     ours, theirs = Store(f"{tmp_path}/out/snapshots"), Store(f"{tmp_path}/all/snapshots")
     assert ours.steps() == [8, 7, 2]
+    assert {n: k for n, k in read_run(f"{tmp_path}/out").kept.items() if k} == {2: 8}  # without a trace
     for step in ours.steps():
         assert verify(ours, step).digest == verify(theirs, step).digest
     assert verify(ours, 7).metrics.loss == verify(theirs, 7).metrics.loss
@@ -151,6 +153,51 @@ def test_materialize_replaces_nothing(made: tuple[str, str], tmp_path: Path, cap
         capsys.readouterr()
         assert materialize.main([point, out, where]) == 64
         assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["", "/", "{run}/snapshots", "{run}/snapshots/step-000000008"])
+def test_materialize_writes_neither_into_the_run_nor_at_the_root(
+    made: tuple[str, str], capsys: Captured, out: str
+) -> None:
+    url, where = made
+    before = files_of(Path(url))
+    assert materialize.main([f"{url}@3", out.format(run=url), where]) == 64
+    assert "OUT=" in capsys.readouterr().err
+    assert files_of(Path(url)) == before
+
+
+def test_materialize_computes_a_stored_step_whose_snapshot_is_damaged(
+    made: tuple[str, str], tmp_path: Path, capsys: Captured
+) -> None:
+    url, where = made
+    run = shutil.copytree(url, tmp_path / "run")
+    digest = verify(Store(f"{url}/snapshots"), 8).digest
+    part = next((run / "snapshots/step-000000008").glob("optimizer*"))
+    part.write_bytes(part.read_bytes()[:-1])
+    assert materialize.main([f"{run}@8", f"{tmp_path}/out", where, f"data.cache_dir={tmp_path}/cache"]) == 0
+    assert "the snapshot of step 8 can't be used (" in capsys.readouterr().out
+    assert verify(Store(f"{tmp_path}/out/snapshots"), 8).digest == digest
+
+
+def test_a_change_is_not_taken_for_another_machine(made: tuple[str, str], capsys: Captured) -> None:
+    url, where = made
+    assert replay.main([url, "--step", "9", where, "--set", "optimizer.name=muon"]) == 0
+    assert "this machine is not as" not in capsys.readouterr().err
+
+
+def test_a_run_of_which_only_a_rewind_is_left(tmp_path: Path, capsys: Captured) -> None:
+    claim = {"id": "a", "from_step": 5, "from_digest": None, "parent": 0, "by": "rewind"}
+    (tmp_path / "attempts").mkdir()
+    (tmp_path / "attempts/00001.json").write_text(json.dumps(claim))
+    assert replay.main([str(tmp_path), "--step", "3"]) == 64
+    assert "nothing tells of an attempt that has trained there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("step", "cure"), [(0, "a later"), (-1, "a later"), (99, "an earlier")])
+def test_no_such_step(made: tuple[str, str], capsys: Captured, step: int, cure: str) -> None:
+    url, where = made
+    assert replay.main([url, "--step", str(step), where]) == 64
+    assert f"has the steps 1 to 9: give {cure} one" in capsys.readouterr().err
 
 
 @pytest.mark.slow

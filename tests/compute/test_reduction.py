@@ -11,15 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
 from mingpt.compute.fast import FastReduction
-from mingpt.compute.reduction import (
-    ExactReduction,
-    Reduction,
-    middle,
-    parents,
-    tree_sum,
-    tree_sum_of,
-    whole_nodes,
-)
+from mingpt.compute.reduction import ExactReduction, Reduction
+from mingpt.compute.tree import middle, parents, tree_sum, tree_sum_of, whole_nodes
 from mingpt.config.schema import WorldConfig
 from mingpt.train.stats import StatsExchange
 from mingpt.world.joining import join

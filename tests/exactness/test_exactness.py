@@ -83,7 +83,7 @@ def test_sigkill_of_a_random_worker_at_random_steps_changes_nothing(
     started.on_step = kill
     assert started.wait() == 0, started.output
     assert not kills, "not all kills took place"
-    assert started.output.count("resumed from step") == 3
+    assert "attempt 4: steps" in started.output  # from step 1 if the kill came before a snapshot was durable
     assert run.digest() == undisturbed().digest()
     assert figures(run) == figures(undisturbed())
 

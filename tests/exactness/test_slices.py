@@ -48,10 +48,10 @@ def test_the_slices_of_a_bucket_tile_it_whatever_the_world(size: int) -> None:
     assert [i for owned in places for i in owned] == list(range(len(bucket.weights)))
 
 
-def run_world(size: int, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """What process 0 prints, and the files that all wrote. All print the same."""
+def run_world(size: int, folder: Path, each: int = 1) -> tuple[dict[str, Any], list[str]]:
+    """What process 0 prints, and the files that all wrote. All print the same. each: processes of a node."""
     (folder / "snapshots").mkdir(parents=True)
-    arguments = [str(size), str(folder / "rendezvous"), str(folder / "snapshots")]
+    arguments = [str(size), str(each), str(folder / "rendezvous"), str(folder / "snapshots")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
@@ -68,29 +68,31 @@ def run_world(size: int, folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # fifteen processes
+@pytest.mark.timeout(900)  # twenty-five processes
 def test_worlds_of_one_to_five_give_the_same_bits_and_files(tmp_path: Path) -> None:
     """AdamW and Muon, clipped, with a skipped step, fp16's scale, a frozen layer; in slices or not."""
-    worlds = {size: run_world(size, tmp_path / str(size)) for size in range(1, 6)}
-    alone, files = worlds[1]
+    worlds = {(size, 1): run_world(size, tmp_path / str(size)) for size in range(1, 6)}
+    for size, each in ((4, 2), (6, 3)):  # nodes of several processes: two hops
+        worlds[size, each] = run_world(size, tmp_path / f"{size} by {each}", each)
+    alone, files = worlds[1, 1]
     assert alone["adamw"] == alone["unsharded"] != alone["fp16"]
     assert alone["muon"] == alone["muon unsharded"] != alone["adamw"]
     assert len(files) == 5  # AdamW's weights with the state of two runs (fp16 has its scale), and Muon's
-    assert {size: found for size, found in worlds.items() if found != (alone, files)} == {}
+    assert {shape: found for shape, found in worlds.items() if found != (alone, files)} == {}
 
 
 KILL = """
 import os, signal
 from pathlib import Path
-from mingpt.compute import optimizer
-plain, calls = optimizer.gather_weights, []
-def gather_weights(buckets, world):
+from mingpt.compute.exchange import Gathering
+plain, calls = Gathering.finish, []
+def finish(self):
     calls.append(1)
-    if world.rank == 1 and len(calls) == 7 and not Path(os.environ["KILLED"]).exists():
+    if self.world.rank == 1 and len(calls) == 7 and not Path(os.environ["KILLED"]).exists():
         Path(os.environ["KILLED"]).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    plain(buckets, world)
-optimizer.gather_weights = gather_weights
+    plain(self)
+Gathering.finish = finish
 """
 
 

@@ -1,7 +1,7 @@
 """One process of a world that trains small models on slices of their state, and prints what bits came out.
 
-Arguments: rank, world size, a file for the rendezvous, a folder for snapshots. Prints one JSON object: by case the
-digest of a snapshot.
+Arguments: rank, world size, processes of a node, a file for the rendezvous, a folder for snapshots. Prints one JSON
+object: by case the digest of a snapshot.
 """
 
 import json
@@ -21,6 +21,7 @@ from mingpt.compute.reduction import ExactReduction
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.snapshot.format import TensorInfo, digest_of, encode_part
 from mingpt.snapshot.staging import Staging
+from mingpt.world.joining import by_nodes
 from mingpt.world.world import World
 
 MICROBATCHES, STEPS, WIDTH = 7, 4, 96
@@ -91,12 +92,12 @@ def train(config: Optimizer, fp16: bool, shard: bool, world: World, folder: Path
 
 
 def main() -> None:
-    rank, size = map(int, sys.argv[1:3])
+    rank, size, each = map(int, sys.argv[1:4])
     torch.set_num_threads(1)
-    store = dist.FileStore(sys.argv[3], size)
+    store = dist.FileStore(sys.argv[4], size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
-    world = World(rank, size, rank, torch.device("cpu"), "gloo")
-    found = {name: train(*case, world, Path(sys.argv[4])) for name, case in CASES.items()}
+    world = by_nodes(World(rank, size, rank, torch.device("cpu"), "gloo"), each, 120)
+    found = {name: train(*case, world, Path(sys.argv[5])) for name, case in CASES.items()}
     print(json.dumps(found), flush=True)
     dist.destroy_process_group()
 

@@ -2,9 +2,11 @@
 
 import argparse
 import errno
+import json
 import socket
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -358,6 +360,23 @@ def failures(tmp_path: Any, *ends: tuple[int, str], monkeypatch: pytest.MonkeyPa
             leave_reason(words)
         found[rank] = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file=str(file))
     return found
+
+
+def test_a_launcher_never_sees_half_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may be killed while it writes; torch's agent dies of a file that is no JSON."""
+    file, plain, seen = tmp_path / "error.json", Path.replace, list[str]()
+
+    def replace(temporary: Path, target: Path) -> Path:
+        assert not file.exists()
+        seen.append(json.loads(temporary.read_text())["message"]["message"])
+        return plain(temporary, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    leave_reason("the disk is full")
+    leave_reason("lost contact")
+    assert seen == ["the disk is full"]
+    assert json.loads(file.read_text())["message"]["message"] == "the disk is full"
 
 
 LOST = (70, "lost contact with another process (Connection reset by peer)")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mingpt.preflight import computing
-from mingpt.selftest import bits, syncs
+from mingpt.selftest import bits, command, syncs
 from mingpt.selftest.command import judge
 from mingpt.selftest.known import compare, row
 from mingpt.selftest.runs import Runs, Started
@@ -153,3 +153,13 @@ def test_runs_that_are_killed_have_the_bits_of_the_undisturbed_one(runs: Runs, m
     results = list(runs.checks())
     assert [r.ok for r in results[1:4]] == [False, False, False]
     assert results[1].found.startswith("no line with")
+
+
+def test_a_row_that_cannot_be_written_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "check_all", lambda *_: ([], {"device": "cpu"}))
+    assert command.main(["--out", str(tmp_path)]) == 64
+    assert f"--out={tmp_path}: Is a directory" in capsys.readouterr().err
+    assert command.main(["--out", f"{tmp_path}/row.json"]) == 0
+    assert json.loads((tmp_path / "row.json").read_text()) == {"device": "cpu"}

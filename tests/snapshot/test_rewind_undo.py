@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from mingpt.commands import snapshots
-from mingpt.errors import USER_ERROR
+from mingpt.errors import USER_ERROR, UserError
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import kept_until
+from mingpt.report.reading import read_run
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.lineage import overtaken
@@ -76,6 +77,20 @@ def test_what_was_computed_after_the_rewind_is_set_aside_in_turn(run: History) -
     assert run.digests() == before
     aside = [f.name for f in run.store.files(25) if f.was_rewound]
     assert len(aside) == 1  # nothing is deleted
+
+
+def test_a_rewind_to_where_the_run_is_already_keeps_no_other_from_being_undone(run: History) -> None:
+    run.attempt(0, 10, 20, 30)
+    first = run.digests()
+    for step in (20, 20, 20, 10):
+        run.rewind(step)
+    run.undo()
+    assert [*run.digests()] == [20, 10]
+    assert read_run(run.dir).last_step == 20
+    run.undo()
+    assert run.digests() == first
+    with pytest.raises(UserError, match="no rewind is there that could be undone"):
+        run.undo()
 
 
 def test_two_rewinds_are_undone_one_after_the_other(run: History) -> None:

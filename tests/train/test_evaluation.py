@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bpe_kit import small, write_tokenizer
 from mingpt.commands import evaluate as evaluator
-from mingpt.compute.reduction import tree_sum_of
+from mingpt.compute.tree import tree_sum_of
 from mingpt.config.trusted import reconfigure
 from mingpt.data.bpe import tokenizer_of
 from mingpt.data.kinds.text import TextData

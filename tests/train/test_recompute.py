@@ -25,8 +25,11 @@ class Kept:
         return tensor
 
 
-@pytest.mark.parametrize("model", ["gpt-nano", "modern-nano"])
-def test_the_bits_are_the_same_and_less_is_kept(model: str, text: Path, cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "compiled"),
+    [("gpt-nano", False), ("modern-nano", False), pytest.param("gpt-nano", True, marks=pytest.mark.slow)],
+)
+def test_the_bits_are_the_same_and_less_is_kept(model: str, compiled: bool, text: Path, cache: Path) -> None:
     found = {}
     shape = (f"model={model}", "model.n_layer=4", "model.block_size=32")
     dropout = ("model.dropout=0.1",) if model == "gpt-nano" else ()
@@ -34,7 +37,8 @@ def test_the_bits_are_the_same_and_less_is_kept(model: str, text: Path, cache: P
     with join(WorldConfig(device="cpu")) as world:
         for recompute in ("none", "block"):
             rest = [o for o in TINY if not o.startswith("model")]
-            config = configured(*rest, *shape, *dropout, *places, f"train.recompute={recompute}")
+            how = f"train.recompute={recompute}", f"train.compile={str(compiled).lower()}"
+            config = configured(*rest, *shape, *dropout, *places, *how)
             source = config.data.open(config.model.block_size, config.batch.micro_size)
             bench, kept = Bench(config, source, world, 1), Kept()
             with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):

@@ -187,8 +187,8 @@ def test_other_content_at_the_place_of_the_data(small: tuple[str, tuple[str, ...
 
 def test_what_cannot_be_had(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
     url, where = small
-    for step in (0, 11):
-        with pytest.raises(UserError, match=f"^step {step}: .* has the steps 1 to 10: give an earlier one"):
+    for step, cure in ((0, "a later"), (11, "an earlier")):
+        with pytest.raises(UserError, match=f"^step {step}: .* has the steps 1 to 10: give {cure} one"):
             again(url, step, step, *where)
     with pytest.raises(UserError, match=r"no run is there"):
         again(str(tmp_path / "none"), 1, 1)

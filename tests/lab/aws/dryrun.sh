@@ -33,12 +33,12 @@ print(boto3.client('ec2').register_image(Name='sky', RootDeviceName='/dev/sda1',
 ")
 sed -i "s/IMAGE/$image/" "$HOME/.sky/catalogs/v8/aws/images.csv"
 
-timeout 120 sky api start >"$out/api.txt" 2>&1 || { cat "$out/api.txt" >&2; exit 1; }
-timeout 120 sky check aws >"$out/check.txt" 2>&1 || { cat "$out/check.txt" >&2; exit 1; }
+timeout 300 sky api start >"$out/api.txt" 2>&1 || { cat "$out/api.txt" >&2; exit 1; }
+timeout 300 sky check aws >"$out/check.txt" 2>&1 || { cat "$out/check.txt" >&2; exit 1; }
 number=0
 while read -r arguments; do
   code=0
-  eval "timeout 120 sky $arguments" >"$out/$number.txt" 2>&1 </dev/null || code=$?
+  eval "timeout 300 sky $arguments" >"$out/$number.txt" 2>&1 </dev/null || code=$?
   echo "exit code $code" >>"$out/$number.txt"
   number=$((number + 1))
 done

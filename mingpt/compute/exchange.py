@@ -1,0 +1,111 @@
+"""Moves partial sums to the owners of slices, in one hop or two, and their weights to all.
+
+With several processes on each of several nodes, a network card would carry the partial sums of each of its processes.
+So a node's processes first add up what they hold among themselves, each one for the slices of all processes with its
+place on other nodes; then the nodes exchange these sums. The additions are those of the same tree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mingpt.compute.buckets import Bucket
+from mingpt.compute.tree import Node, tree_sum, whole_nodes
+from mingpt.world.world import World, all_gather, all_to_all, share
+
+
+@dataclass(frozen=True)
+class Hop:
+    """An exchange among the processes of `world`. held: the nodes of the tree that each one sends, by rank in `world`.
+
+    wanted: the nodes that each one adds them up to.
+    """
+
+    world: World
+    held: list[list[Node]]
+    wanted: list[Node]
+
+
+def hops(world: World, microbatches: int) -> list[Hop]:
+    """The way of partial sums. A slice's owner has the whole sum after the last hop."""
+    shares, root = [share(r, world.size, microbatches) for r in range(world.size)], (0, microbatches)
+    own = [whole_nodes(s.start, s.stop, *root) for s in shares]
+    if world.inside is None or world.across is None:
+        return [Hop(world, own, [root])]
+    each = world.inside.size
+    of_nodes = [
+        whole_nodes(shares[first].start, shares[first + each - 1].stop, *root) for first in range(0, world.size, each)
+    ]
+    here = world.across.rank
+    return [
+        Hop(world.inside, own[here * each : (here + 1) * each], of_nodes[here]),
+        Hop(world.across, of_nodes, [root]),
+    ]
+
+
+class Flight:
+    """One bucket's partial sums on their way."""
+
+    def __init__(self, hops: Sequence[Hop], parts: Tensor) -> None:
+        """parts: (processes of the first hop, rows, slices for each, length); rows: what this process holds."""
+        self.hop, *self.to_come = hops
+        self._send(parts)
+
+    def _send(self, parts: Tensor) -> None:
+        hop, (peers, rows, slices, length) = self.hop, parts.shape
+        self.sent = parts  # must live until it has arrived
+        counts = [len(nodes) for nodes in hop.held]
+        self.received = parts.new_empty(sum(counts), slices, length)
+        sizes = [count * slices * length for count in counts], [rows * slices * length] * peers
+        self.work = all_to_all(
+            self.received.view(-1), parts.view(-1), *sizes, group=hop.world.group, async_op=True
+        )  # fmt: skip
+
+    def _added(self) -> list[Tensor]:
+        """(slices, length) for each node that this hop's processes want."""
+        self.work.wait()
+        known = dict(zip((node for nodes in self.hop.held for node in nodes), self.received, strict=True))
+        return [tree_sum(*node, known) for node in self.hop.wanted]
+
+    def go_on(self) -> None:
+        """If there is another hop: wait for the one under way, and begin it."""
+        if self.to_come:
+            sums = torch.stack(self._added(), 1)  # (slices, rows, length): a slice for each process of the next hop
+            self.hop, *self.to_come = self.to_come
+            self._send(sums[:, :, None])
+
+    def land(self) -> Tensor:
+        """This process's slice of the whole sum."""
+        (total,) = self._added()
+        return total[0]
+
+
+class Gathering:
+    """Each process has updated its slice of a bucket's weights: every process gets all of them.
+
+    Over several nodes, too, first from the processes with this one's place on other nodes, then inside the node.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world, self.first = world, world.across or world
+        self.pending = list[tuple[Bucket, Tensor, Any]]()
+
+    def start(self, bucket: Bucket) -> None:
+        if bucket.shard:
+            mine = bucket.mine.to(self.world.comm_device, copy=True)
+            direct = self.first is self.world and bucket.weights.device == mine.device
+            found = bucket.weights if direct else mine.new_empty(self.first.size * len(mine))
+            self.pending.append((bucket, found, all_gather(found, mine, group=self.first.group, async_op=True)))
+
+    def finish(self) -> None:
+        for bucket, found, work in self.pending:
+            work.wait()
+            if inside := self.world.inside:
+                by_place = found.new_empty(inside.size, self.first.size, bucket.length)
+                all_gather(by_place.view(-1), found, group=inside.group)
+                found = by_place.transpose(0, 1).flatten()
+            if found is not bucket.weights:
+                bucket.weights.copy_(found)

@@ -1,0 +1,52 @@
+"""The order of additions: a binary tree over the M microbatches, which depends on M alone.
+
+Floating-point addition is not associative: a sum of "my microbatches, then all processes" has other bits for another
+world size; a sum along the tree has not.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+Node = tuple[int, int]  # (a, b): the subtree over the microbatches a to b - 1
+Value = TypeVar("Value", float, Tensor)
+
+
+def middle(a: int, b: int) -> int:
+    """Where the tree splits the node [a, b) into two children."""
+    return (a + b) // 2
+
+
+def whole_nodes(lo: int, hi: int, a: int, b: int) -> list[Node]:
+    """The largest nodes of the subtree [a, b) that are inside [lo, hi), from left to right."""
+    if lo <= a and b <= hi:
+        return [(a, b)]
+    if b <= lo or hi <= a:
+        return []
+    return whole_nodes(lo, hi, a, middle(a, b)) + whole_nodes(lo, hi, middle(a, b), b)
+
+
+def tree_sum(a: int, b: int, known: Mapping[Node, Value]) -> Value:
+    """The sum of the node [a, b) along the tree. known: the sums of nodes that together cover it."""
+    if (a, b) in known:
+        return known[a, b]
+    return tree_sum(a, middle(a, b), known) + tree_sum(middle(a, b), b, known)
+
+
+def tree_sum_of(values: Sequence[Value]) -> Value:
+    """The sum along the tree of M values, one per microbatch."""
+    return tree_sum(0, len(values), {(i, i + 1): v for i, v in enumerate(values)})
+
+
+def parents(count: int) -> dict[tuple[Node, Node], Node]:
+    """The parent of each pair of siblings in the tree over `count` microbatches."""
+    out: dict[tuple[Node, Node], Node] = {}
+    pending = [(0, count)]
+    while pending:
+        a, b = pending.pop()
+        if b - a > 1:
+            left, right = (a, middle(a, b)), (middle(a, b), b)
+            out[left, right] = (a, b)
+            pending += [left, right]
+    return out

@@ -1,0 +1,81 @@
+"""mingpt.compute.exchange: in two hops, the sums are those of the tree, and each card carries each of them once."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mingpt.compute.exchange import Hop, hops
+from mingpt.compute.tree import tree_sum, tree_sum_of, whole_nodes
+from mingpt.preflight.helper import bytes_a_step
+from mingpt.world.joining import _each, by_nodes
+from mingpt.world.world import World, share
+
+
+def world_of(nodes: int, each: int, rank: int) -> World:
+    """Without process groups: nothing is sent."""
+
+    def part(rank: int, size: int) -> World:
+        return World(rank, size, rank, torch.device("cpu"), "gloo")
+
+    whole, (node, place) = part(rank, nodes * each), divmod(rank, each)
+    return World(
+        *(whole.rank, whole.size, place, whole.device, "gloo"), inside=part(place, each), across=part(node, nodes)
+    )
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(2, 2), (2, 3), (3, 2), (4, 4), (5, 3)])
+@pytest.mark.parametrize("microbatches", [15, 16, 33, 64])
+def test_two_hops_add_up_along_the_tree(nodes: int, each: int, microbatches: int) -> None:
+    if microbatches < nodes * each:
+        return
+    values = torch.randn(microbatches, generator=torch.Generator().manual_seed(0)).exp2().unbind()
+    size, ways = nodes * each, [hops(world_of(nodes, each, r), microbatches) for r in range(nodes * each)]
+    of_nodes = []
+    for rank, (first, _) in enumerate(ways):
+        mine = share(rank, size, microbatches)
+        assert first.held[rank % each] == whole_nodes(mine.start, mine.stop, 0, microbatches)
+        if rank % each == 0:
+            leaf = {(m, m + 1): values[m] for m in range(mine.start, share(rank + each - 1, size, microbatches).stop)}
+            known = {node: tree_sum(*node, leaf) for nodes_of_one in first.held for node in nodes_of_one}
+            of_nodes.append({node: tree_sum(*node, known) for node in first.wanted})
+    for _, second in ways:
+        assert second.held == [list(sums) for sums in of_nodes]
+        assert second.wanted == [(0, microbatches)]
+    everything = {node: value for sums in of_nodes for node, value in sums.items()}
+    assert tree_sum(0, microbatches, everything) == tree_sum_of(values)
+
+
+def test_one_node_or_one_process_a_node_has_one_hop() -> None:
+    alone = World(0, 4, 0, torch.device("cpu"), "gloo")
+    assert by_nodes(alone, 4, 1.0) == by_nodes(alone, 1, 1.0) == alone
+    assert hops(alone, 4) == [Hop(alone, [[(0, 1)], [(1, 2)], [(2, 3)], [(3, 4)]], [(0, 4)])]
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(2, 2), (2, 8), (4, 4), (8, 8), (16, 8)])
+def test_a_card_sends_no_more_than_in_a_ring(nodes: int, each: int) -> None:
+    """Of powers of two."""
+    world = nodes * each
+    ring = 2 * (world - 1) / world * 4e6  # bytes of a million gradients
+    assert bytes_a_step(1_000_000, 4 * world, [each] * nodes) < 1.0 * ring
+    irregular = bytes_a_step(1_000_000, 4 * world, [each + 1, each - 1, *[each] * (nodes - 2)])
+    assert irregular > bytes_a_step(1_000_000, 4 * world, [each] * nodes)  # in one hop
+
+
+@pytest.mark.parametrize(
+    ("told", "each"),
+    [
+        ([[2, 0], [2, 1], [2, 0], [2, 1]], 2),
+        ([[4, 0], [4, 1], [4, 2], [4, 3]], 4),
+        ([[1, 0], [1, 0], [1, 0], [1, 0]], 1),
+        ([[3, 0], [3, 1], [3, 2], [1, 0]], 1),  # not as many on each
+        ([[2, 0], [2, 0], [2, 1], [2, 1]], 1),  # in another order
+        ([[3, 0], [3, 1], [3, 2], [3, 0]], 1),  # more than there are
+    ],
+)
+def test_nodes_are_what_the_launchers_say(told: list[list[int]], each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, (count, place) in enumerate(told):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(count))
+        world: Any = SimpleNamespace(size=4, rank=rank, local_rank=place, gather=lambda _: told)
+        assert _each(world) == each
