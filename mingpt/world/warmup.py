@@ -10,11 +10,12 @@ from mingpt.world.world import World, all_gather, all_reduce, all_to_all
 
 
 def warm_up(world: World, elements: int) -> None:
-    """The collectives of a step once, with as many elements as the largest of them has. Collective."""
-    each = -(-elements // world.size)
-    sent = torch.zeros(world.size * each, device=world.comm_device)
-    received = torch.empty_like(sent)
-    all_to_all(received, sent)
-    all_gather(received, sent[:each])
-    all_reduce(sent)
-    received.sum().item()  # waits: an error comes here
+    """The collectives of a step once, with as many elements as the largest has, in each group. Collective."""
+    for part in filter(None, (world, world.inside, world.across)):
+        each = -(-elements // part.size)
+        sent = torch.zeros(part.size * each, device=world.comm_device)
+        received = torch.empty_like(sent)
+        all_to_all(received, sent, group=part.group)
+        all_gather(received, sent[:each], group=part.group)
+        all_reduce(sent, group=part.group)
+        received.sum().item()  # waits: an error comes here

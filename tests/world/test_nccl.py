@@ -1,7 +1,8 @@
 """What is done for NCCL, by recorded calls: in which order a failed process leaves, and what is sent before step 1."""
 
 import os
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(joining, "_connect_store", lambda *_: (store, 0, 2))
     monkeypatch.setattr(joining, "_own_namespace", lambda *_: store)
     monkeypatch.setattr(joining, "_choose_interface", lambda *_: None)
+    monkeypatch.setattr(joining, "_each", lambda world: 1)
     monkeypatch.setattr(joining, "_exit_after", timer)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.append(f"device {device}"))
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: made.append("joined"))
@@ -58,15 +60,23 @@ def test_a_process_that_has_done_its_work_leaves(calls: list[str]) -> None:
 
 
 def test_the_exchange_is_tried_with_as_many_bytes_as_a_step_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = list[tuple[str, int, int]]()
+    sent = list[tuple[str, object, int, int]]()
 
     def recorded(name: str) -> Any:
-        def collective(first: Tensor, *second: Tensor) -> None:
-            sent.append((name, len(first), len(second[0]) if second else 0))
+        def collective(first: Tensor, *second: Tensor, group: object) -> None:
+            sent.append((name, group, len(first), len(second[0]) if second else 0))
 
         return collective
 
     for name in ("all_to_all", "all_gather", "all_reduce"):
         monkeypatch.setattr(warmup, name, recorded(name))
-    warmup.warm_up(World(1, 3, 1, torch.device("cpu"), "nccl"), 1000)
-    assert sent == [("all_to_all", 1002, 1002), ("all_gather", 1002, 334), ("all_reduce", 1002, 0)]
+    alone = World(1, 6, 1, torch.device("cpu"), "nccl")
+    node = replace(alone, size=3, group=cast(Any, "node"))
+    warmup.warm_up(replace(alone, inside=node, across=replace(node, size=2, group=cast(Any, "across"))), 1000)
+    assert [row for row in sent if row[0] == "all_gather"] == [
+        ("all_gather", None, 1002, 167),
+        ("all_gather", "node", 1002, 334),
+        ("all_gather", "across", 1000, 500),
+    ]
+    assert sent[3:6:2] == [("all_to_all", "node", 1002, 1002), ("all_reduce", "node", 1002, 0)]
+    assert len(sent) == 9
