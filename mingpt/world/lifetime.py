@@ -16,7 +16,6 @@ from enum import IntEnum
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from mingpt.atomic import write_whole
 from mingpt.console import complain
 from mingpt.errors import CRASHED, STOPPED
 from mingpt.world import slurm
@@ -155,7 +154,8 @@ def leave_reason(text: str) -> None:
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
         try:
             # At once: a launcher that reads a half-written file dies of it, and its exit code tells nothing.
-            content = json.dumps({"message": {"message": text, "extraInfo": extra}}).encode()
-            write_whole(Path(path), [content], sync=False)
+            temporary = Path(f"{path}.{os.getpid()}")
+            temporary.write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}))
+            temporary.replace(path)
         except OSError as error:  # a full disk must not keep this process from ending
             complain(f"why this process ends could not be written for its launcher: {error}")

@@ -366,7 +366,7 @@ def test_a_launcher_never_sees_half_a_reason(tmp_path: Path, monkeypatch: pytest
     """A process may be killed while it writes; torch's agent dies of a file that is no JSON."""
     file, plain, seen = tmp_path / "error.json", Path.replace, list[str]()
 
-    def replace(temporary: Path, target: Path) -> Path:
+    def replace(temporary: Path, target: str) -> Path:
         assert not file.exists()
         seen.append(json.loads(temporary.read_text())["message"]["message"])
         return plain(temporary, target)
