@@ -56,7 +56,7 @@ def end_of_text(vocabulary: TextVocabulary, chat: bool) -> int | None:
 
 def listen(host: str, port: int) -> socket.socket:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: {error.strerror}: choose another") from error
