@@ -270,6 +270,18 @@ def test_bad_options_exit_64(run: Path, arguments: list[str], message: str, caps
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("key", ["", "two words", "a\n", "schlüssel"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(
+    run: Path, key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINGPT_SERVE_KEY", key)
+    assert command.main([str(run), "--host", "192.0.2.1"]) == 64
+    assert capsys.readouterr().err == (
+        "error: MINGPT_SERVE_KEY in the environment: a key is ASCII letters, digits and marks, without spaces: set "
+        "one, or unset it\n"
+    )
+
+
 def test_a_missing_package_is_named_with_its_extra(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
