@@ -12,10 +12,14 @@ overrides=(${EXPERIMENT:+experiment="$EXPERIMENT"} ${RUN_DIR:+run.dir="$RUN_DIR"
 # nodes share a home; an absolute path may be a mount, and the nodes compare what they see there before training.)
 if [[ ${SKYPILOT_SETUP_NODE_IPS:-} == *$'\n'* ]] && [ -z "${SLURM_JOB_ID:-}" ] &&
   [ ! -e "${SKY_RUNTIME_DIR:-$HOME}/.sky/.sky_slurm_cluster" ]; then
-  case " ${overrides[*]:-} " in
-    *" run.dir="*://* | *" run.dir="/*) ;;
+  place=''
+  for word in "${overrides[@]}"; do
+    case $word in run.dir=*) place=${word#run.dir=} ;; esac # the last one counts
+  done
+  case $place in
+    *://* | /*) ;;
     *)
-      echo "RUN_DIR='${RUN_DIR:-}' is a folder on each node's own disk: give several nodes a bucket or a shared mount" \
+      echo "RUN_DIR='$place' is a folder on each node's own disk: give several nodes a bucket or a shared mount" \
         "(--env RUN_DIR=s3://bucket/run1), or take one node (sky down, then --num-nodes 1)" >&2
       exit 64
       ;;

@@ -136,6 +136,9 @@ def _variables(task: Mapping[str, Any], options: argparse.Namespace, values: dic
         yield f"{options.file}: files of variables are not read here: give --env NAME=VALUE and --secret NAME"
     for option, words in (("--env", options.env), ("--secret", options.secret)):
         for name, equals, text in (word.partition("=") for word in words):
+            if not name:
+                yield f"{option} {equals}{text}: a name is missing: give {option} NAME=VALUE"
+                continue
             if name not in known and (close := get_close_matches(name, known, n=1, cutoff=0.8)):
                 yield f"{option} {name}: {options.recipe} does not read it: write {close[0]}"
             if not equals and name not in os.environ:

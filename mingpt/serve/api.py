@@ -53,7 +53,7 @@ class Request(BaseModel):
     @field_validator("stop", mode="before")
     @classmethod
     def _several(cls, stop: object) -> object:
-        stops = [stop] if isinstance(stop, str) else stop or []
+        stops = [stop] if isinstance(stop, str) else stop
         if isinstance(stops, list) and (len(stops) > MOST_STOPS or any(not s for s in stops)):
             raise ValueError(f"give at most {MOST_STOPS} texts, none of them empty")
         if isinstance(stops, list) and any(isinstance(s, str) and len(s) > LONGEST_STOP for s in stops):
@@ -81,9 +81,10 @@ def request_of(kind: type[R], raw: bytes) -> R:
         raise Refused(400, "the body is not JSON") from error
     if not isinstance(body, dict):
         raise Refused(400, "the body is no JSON object")
+    body = {name: value for name, value in body.items() if value is not None}
     for name in NOT_HERE.keys() & body.keys():
         value, nothing = body.pop(name), NOT_HERE[name]
-        if value is not None and (value != nothing or isinstance(value, bool) != isinstance(nothing, bool)):
+        if value != nothing or isinstance(value, bool) != isinstance(nothing, bool):
             raise Refused(400, f"{name}: this server does not do that: leave it out", "unsupported_parameter", name)
     try:
         return kind.model_validate(body)
@@ -91,7 +92,9 @@ def request_of(kind: type[R], raw: bytes) -> R:
         found = errors.errors()[0]
         name = str(found["loc"][0])
         message = "this server has no such parameter: leave it out"
-        if found["type"] != "extra_forbidden":
+        if name == "prompt" and found["type"] != "missing":
+            message = "must be one text, or a list of token ids"
+        elif found["type"] != "extra_forbidden":
             message = found["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should", "must")
         raise Refused(400, f"{name}: {message}", param=name) from errors
 

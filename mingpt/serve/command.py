@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import math
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mingpt.serve.app import Served
 
 KEY = "MINGPT_SERVE_KEY"
+KEYS = "a key is ASCII letters, digits and marks, without spaces: set one, or unset it"
 AFTER_DRAIN = 5  # seconds for the last answers to be sent
 
 
@@ -35,7 +37,7 @@ def problems(options: argparse.Namespace) -> list[str]:
         *([] if 0 < options.seconds < math.inf else [f"--seconds {options.seconds}: a number above 0"]),
         *([] if 0 <= options.drain < math.inf else [f"--drain {options.drain}: a number, 0 or more"]),
         *([] if 0 <= options.port < 2**16 else [f"--port {options.port}: from 0 to 65535"]),
-        *([f"{KEY} in the environment is empty: set a key, or unset it"] if os.environ.get(KEY) == "" else []),
+        *([] if re.fullmatch("[!-~]+", os.environ.get(KEY, "none")) else [f"{KEY} in the environment: {KEYS}"]),
     ]
 
 
@@ -56,7 +58,7 @@ def end_of_text(vocabulary: TextVocabulary, chat: bool) -> int | None:
 
 def listen(host: str, port: int) -> socket.socket:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: {error.strerror}: choose another") from error

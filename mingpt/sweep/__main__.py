@@ -28,7 +28,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--prune", choices=("median",), help="local: stop trials that are worse than the median")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and start nothing")
     parser.add_argument("--nproc-per-node", metavar="N", help="local: processes of each trial, by mingpt launch")
-    parser.add_argument("--launcher-args", default="", metavar="TEXT", help="more options of sbatch or sky jobs launch")
+    parser.add_argument(
+        "--launcher-args", default="", metavar="TEXT", help='more of sbatch or sky jobs launch: ="--time=60"'
+    )
     add_options(parser)
     parser.add_argument("overrides", nargs="*", help="Hydra's: key=a,b, choice(…), range(…), glob(…), interval(…)")
     return parser

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
-from itertools import product
+from itertools import islice, product
 from math import prod
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -55,7 +55,7 @@ def expand(options: Sequence[str], texts: Sequence[str], folder: str, zipped: bo
     swept = dict[str, list[str]]()
     for key, override in several.items():
         try:
-            swept[key] = values_of(override, options)
+            swept[key] = values_of(override, options, zipped)
         except UserError as problem:
             problems += problem.problems
     lengths = {key: len(values) for key, values in swept.items()}
@@ -88,11 +88,15 @@ def divide(texts: Sequence[str]) -> tuple[list[str], dict[str, Override], list[s
             problems.append(f"{without_secrets(text)}: {override.key_or_group} is swept twice: write one of them")
         else:
             several[override.get_key_element()] = override
+    swept = {override.key_or_group for override in several.values()}
+    for text in fixed:
+        if (key := text.partition("=")[0].lstrip("+~")) in swept:
+            problems.append(f"{without_secrets(text)}: {key} is swept, too: write one of them")
     return fixed, several, problems
 
 
-def values_of(override: Override, options: Sequence[str]) -> list[str]:
-    """The values of a key, as texts of Hydra's grammar."""
+def values_of(override: Override, options: Sequence[str], repeated: bool = False) -> list[str]:
+    """The values of a key, as texts of Hydra's grammar. repeated: a value may come more than once."""
     shown = without_secrets(override.input_line)
     if override.is_interval_sweep():
         raise UserError(f"{shown}: an interval has no list of values: write choice(…), or add --optimize")
@@ -111,7 +115,10 @@ def values_of(override: Override, options: Sequence[str]) -> list[str]:
         return names
     if getattr(value, "shuffle", False):
         raise UserError(f"{shown}: trials that start in a random order can't be continued: leave shuffle out")
-    found = list(dict.fromkeys(str(text) for text in override.sweep_string_iterator()))
+    texts = [str(text) for text in islice(override.sweep_string_iterator(), MOST + 1)]
+    if len(texts) > MOST:
+        raise UserError(f"{shown}: more than {MOST} values: a sweep has at most {MOST} trials: give fewer")
+    found = texts if repeated else list(dict.fromkeys(texts))
     if not found:
         raise UserError(f"{shown}: there is no value in it: check its start and stop")
     return found

@@ -20,7 +20,8 @@ SECONDS = 300.0  # for one call of sbatch, squeue or sky
 
 def lines_of(trials: Sequence[Trial]) -> str:
     """One line a trial, in the shell's quotes: sweep.sbatch reads line SLURM_ARRAY_TASK_ID."""
-    return "".join(f"{shlex.join(trial.arguments)}\n" for trial in trials)
+    lines = (shlex.join(trial.arguments).replace("\n", "'$'\\n''") for trial in trials)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def sbatch(name: str, folder: Path, number: int, parallel: int | None, more: Sequence[str]) -> list[str]:

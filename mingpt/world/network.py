@@ -24,7 +24,8 @@ NCCL, GLOO, NO_INFINIBAND = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB
 
 def address_towards(host: str) -> str:
     """This machine's address on the route to `host`, which may be this machine. Raises OSError if there is no route."""
-    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    # Bytes: of a text that can't be a host's name, such as a..b, Python raises a UnicodeError in place of an OSError.
+    family, _, _, _, address = socket.getaddrinfo(host.encode(), 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as s:
         s.connect(address)  # sends nothing
         return str(s.getsockname()[0])
@@ -41,7 +42,7 @@ def bind(host: str, port: int, several: bool) -> socket.socket:
     Kubernetes' localhost), it does not say at which address they will, so the socket is bound to all addresses.
     port: 0 lets the system choose.
     """
-    address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    address = str(socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0][4][0])
     if not is_of_this_machine(address):
         address = address_towards(host)  # behind NAT: the router forwards to this address
     everywhere = several and is_loopback(address) and host != address

@@ -168,7 +168,9 @@ def resolved(name: str) -> list[str]:
     deadline = time.monotonic() + NAMES_SECONDS
     while True:
         try:
-            return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, PORT, type=socket.SOCK_STREAM)})
+            return sorted(
+                {str(found[4][0]) for found in socket.getaddrinfo(name.encode(), PORT, type=socket.SOCK_STREAM)}
+            )
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(

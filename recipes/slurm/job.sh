@@ -104,11 +104,14 @@ leave_sick_hosts() {
 # prepare ARGUMENT…: sets PYTHON, looks for sick hosts, then runs the preflight. MINGPT_PYTHON may name a program, or the
 # folder of a conda or virtual environment; otherwise recipes/setup.sh makes an environment on each node.
 prepare() {
-  local overrides=() word
+  local overrides=() word value=''
   refuse_one_run_for_all "$@"
   ONCE_A_NODE+=("${PYXIS[@]}")
   for word; do
-    case $word in -*) ;; *=* | '~'*) overrides+=("$word") ;; esac # set-up does not take the launcher's options
+    case $value$word in # set-up does not take the launcher's other options
+      --config-dir | --config-name) overrides+=("$word") value=value: ;;
+      value:* | --config-*=* | [!-]*=* | '~'*) overrides+=("$word") value='' ;;
+    esac
   done
   if [ -n "${MINGPT_CONTAINER:-}" ]; then
     PYTHON=("${WITHIN[@]}" "${MINGPT_PYTHON:-python3}")

@@ -55,6 +55,7 @@ REFUSED = {
     f"{SHARED} --gpus L4:two": "--gpus L4:two: give NAME:NUMBER, such as L4:1, or none",
     f"{SHARED} --num-nodes 0": "--num-nodes 0: give a number from 1",
     f"{SHARED} --env OVERRIDE=seed=2": "--env OVERRIDE: recipes/train.yaml does not read it: write OVERRIDES",
+    f"{SHARED} --env =x": "--env =x: a name is missing: give --env NAME=VALUE",
     f"{SHARED} --secret NOT_THERE": (
         "--secret NOT_THERE: it is not set in this shell: export it, or write --secret NOT_THERE=…"
     ),

@@ -224,6 +224,11 @@ def test_no_platform_gives_no_placement() -> None:
                 "--nnodes=1:2: a static rendezvous has one size: use --rdzv-backend=c10d",
             ],
         ),
+        (
+            ["--nnodes=2", "--node-rank=1", "--master-addr=127..0.0.1"],
+            {},
+            ["--master-addr=127..0.0.1: Name or service not known: give an address that this node can reach"],
+        ),
         (["--nnodes=two"], {}, ["--nnodes=two: give a number of nodes, or MIN:MAX"]),
         (["--nnodes=3:2"], {}, ["--nnodes=3:2: give a number of nodes, or MIN:MAX"]),
         (

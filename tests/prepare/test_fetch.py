@@ -188,6 +188,12 @@ def test_every_experiment_has_its_data_from_a_corpus(experiment: str) -> None:
     assert bool(fetch.corpora_for(config)) == reads or experiment == "cifar10" or own
 
 
+def test_options_may_stand_among_the_overrides_as_in_train(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\ndefaults: [synthetic]\n")
+    assert fetch.main(["--for", "experiment=mine", f"--config-dir={tmp_path}", "seed=2"]) == 0
+
+
 def test_a_mistake_in_the_overrides_fetches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert fetch.main(["--for", "optimizer.lrate=1", "seed=x"]) == 64
     message = capsys.readouterr().err

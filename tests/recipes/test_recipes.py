@@ -101,6 +101,9 @@ def test_skypilot_names_a_misspelt_key(tmp_path: Path) -> None:
     [
         ("a\nb", {}, True),
         ("a\nb", {"RUN_DIR": "runs/mine"}, True),
+        ("a\nb", {"RUN_DIR": "runs/mine", "OVERRIDES": "data.path=s3://b/tokens"}, True),
+        ("a\nb", {"RUN_DIR": "s3://b/run", "OVERRIDES": "run.dir=runs/mine"}, True),
+        ("a\nb", {"RUN_DIR": "/mnt/my shared/run"}, False),
         ("a\nb", {"RUN_DIR": "/mnt/shared/run"}, False),
         ("a\nb", {"RUN_DIR": "s3://b/run"}, False),
         ("a\nb", {"OVERRIDES": "seed=1 run.dir=s3://b/run"}, False),
@@ -157,10 +160,12 @@ def arguments(name: str, folder: Path, rank: int, gpus: int = 0, **changed: obje
 
 @pytest.mark.parametrize("name", TEACHING)
 @pytest.mark.parametrize(
-    ("gpus", "wish", "processes"), [(4, "", 4), (0, "", 1), (4, "3", 3), (0, "2", 2)], ids=["GPUs", "none", "3", "2"]
+    ("gpus", "wish", "processes"),
+    [(4, "", "4"), (0, "", "1"), (4, "3", "3"), (0, "2", "2"), (4, "two", "two")],  # two: torchrun refuses it
+    ids=["GPUs", "none", "3", "2", "text"],
 )
 def test_a_process_for_each_gpu_or_one_unless_told_otherwise(
-    name: str, gpus: int, wish: str, processes: int, tmp_path: Path
+    name: str, gpus: int, wish: str, processes: str, tmp_path: Path
 ) -> None:
     words, _ = arguments(name, tmp_path, 1, gpus, NPROC_PER_NODE=wish)
     assert f"--nproc_per_node={processes}" in words

@@ -75,6 +75,13 @@ def test_set_up_is_told_the_overrides_and_training_follows(project: Path) -> Non
     assert log[-1] == "python -m mingpt.launch experiment=mnist --nproc-per-node=2 train.max_steps=3"
 
 
+def test_set_up_looks_for_options_where_training_does(project: Path) -> None:
+    start = "launch_on_all experiment=mine --config-dir 'my conf' --nproc-per-node=2 --config-name=other -h seed=2 ~x"
+    code, said, log = job(project, start=start)
+    assert (code, said) == (0, "")
+    assert log[1] == "set-up experiment=mine --config-dir my conf --config-name=other seed=2 ~x"
+
+
 def test_outside_of_slurm_the_cure_is_told() -> None:
     command = ["bash", "recipes/slurm/train.sbatch"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | {"SLURM_SUBMIT_DIR": str(ROOT)}

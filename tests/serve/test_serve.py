@@ -101,11 +101,14 @@ def test_a_client_of_openai_gets_errors_that_name_the_parameter(client: OpenAI) 
         (b"[" * 30_000, 400, "the body is not JSON"),
         (b"[]", 400, "the body is no JSON object"),
         ({"prompt": ""}, 400, "prompt: empty: give at least one character, or token"),
-        ({"prompt": ["a"]}, 400, "prompt: "),
+        ({"prompt": ["a"]}, 400, "prompt: must be one text, or a list of token ids"),
+        ({"prompt": [True]}, 400, "prompt: must be one text, or a list of token ids"),
         ({}, 400, "prompt: Field required"),
         ({"prompt": "a", "tokens": 3}, 400, "tokens: this server has no such parameter: leave it out"),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens: must be greater than or equal to 1"),
         ({"prompt": "a", "top_p": 0}, 400, "top_p: must be greater than 0"),
+        ({"prompt": "a", "stop": False}, 400, "stop: must be a valid list"),
+        ({"prompt": "a", "model": None}, 400, "model: Field required"),
         ({"prompt": "a", "stop": ""}, 400, "stop: give at most 4 texts, none of them empty"),
         ({"prompt": "a" * 9000}, 413, "prompt: 9000 tokens: this server takes at most 8192"),
         ({"prompt": "a" * 200_000}, 413, "the request has more than 196608 bytes: shorten the prompt"),
@@ -115,6 +118,14 @@ def test_what_is_wrong_is_said_in_openais_form(run: Path, body: Any, status: int
     found, answer = asked(run, body)
     assert (found, answer["error"]["type"]) == (status, "invalid_request_error")
     assert answer["error"]["message"].startswith(message)
+
+
+def test_null_is_as_if_left_out(run: Path) -> None:
+    how = {"prompt": "ab", "max_tokens": 9, "seed": 3}
+    nothing = ("temperature", "top_p", "top_k", "stop", "stream", "stream_options", "n", "logprobs", "user")
+    (status, bare), (found, full) = asked(run, how), asked(run, how | dict.fromkeys(nothing))
+    assert (status, found) == (200, 200)
+    assert full["choices"] == bare["choices"]
 
 
 def test_other_pages_and_models_of_other_kinds_are_told_apart(run: Path) -> None:
@@ -250,12 +261,25 @@ def test_a_text_ends_with_the_token_that_means_it(tmp_path: Path) -> None:
         (["--queue", "-1", "--tokens", "0"], "2 problems:\n  1. --queue -1: at least 0\n  2. --tokens 0: at least 1"),
         (["--seconds", "nan"], "--seconds nan: a number above 0"),
         (["--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000: Cannot assign requested address"),
+        (["--host", "127..0.0.1"], "--host 127..0.0.1 --port 8000: Name or service not known: choose another"),
         (["--step", "7"], "/snapshots: no snapshot of step 7; there are 1"),
     ],
 )
 def test_bad_options_exit_64(run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(run), *arguments]) == 64
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["", "two words", "a\n", "schlüssel"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(
+    run: Path, key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINGPT_SERVE_KEY", key)
+    assert command.main([str(run), "--host", "192.0.2.1"]) == 64
+    assert capsys.readouterr().err == (
+        "error: MINGPT_SERVE_KEY in the environment: a key is ASCII letters, digits and marks, without spaces: set "
+        "one, or unset it\n"
+    )
 
 
 def test_a_missing_package_is_named_with_its_extra(

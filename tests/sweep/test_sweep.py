@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -42,6 +43,11 @@ def test_zip_makes_pairs_and_glob_takes_options() -> None:
         "seed-1_train.max_steps-5",
         "seed-2_train.max_steps-6",
     ]
+    assert names("seed=1,1,2", "train.max_steps=5,6,5", zipped=True) == [  # a value may be in several pairs
+        "seed-1_train.max_steps-5",
+        "seed-1_train.max_steps-6",
+        "seed-2_train.max_steps-5",
+    ]
     assert names("schedule=glob(c*)") == ["schedule-constant", "schedule-cosine"]
     assert names("seed=1") == ["only"]
 
@@ -53,8 +59,12 @@ def test_zip_makes_pairs_and_glob_takes_options() -> None:
         (["optimizer.lr=interval(1e-4,1e-2)"], False, "an interval has no list of values"),
         (["seed=shuffle(1,2)"], False, "random order"),
         (["seed=1,2", "seed=3,4"], False, "swept twice"),
+        (["seed=1,2", "seed=3"], False, "seed=3: seed is swept, too: write one of them"),
+        (["++seed=3", "seed=1,2"], False, "++seed=3: seed is swept, too: write one of them"),
         (["run.dir=a,b"], False, "use --name and --dir"),
-        (["seed=range(1,5000)"], False, "at most 1000"),
+        (["seed=range(1,500)", "train.max_steps=5,6,7"], False, "1497 trials: a sweep has at most 1000"),
+        (["seed=range(1,1000000000000)"], False, "more than 1000 values: a sweep has at most 1000 trials"),
+        (["seed=range(1,5000)", "batch.micro_size=range(1,5000)"], True, "at most 1000 trials"),
         (["seed=range(5,1)"], False, "no value in it"),
         (["schedule=glob(x*)"], False, "no option of schedule"),
         (["optimizer.lr=glob(*)"], False, "glob chooses among a group's options"),
@@ -62,7 +72,7 @@ def test_zip_makes_pairs_and_glob_takes_options() -> None:
     ],
 )
 def test_what_makes_no_trials_is_refused(overrides: list[str], zipped: bool, said: str) -> None:
-    with pytest.raises(UserError, match=said.replace("*", r"\*")):
+    with pytest.raises(UserError, match=re.escape(said)):
         names(*overrides, zipped=zipped)
 
 
@@ -82,6 +92,23 @@ def test_every_problem_of_every_trial_is_told_before_one_starts(
     assert "batch.micro_siz is not a key" in told
     assert told.count("batch.micro_siz is not a key") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--launcher-args=--comment 'a", "--on=slurm"], "--launcher-args: No closing quotation: close its quotes"),
+        (["--nproc-per-node=two"], "--nproc-per-node=two: give a number from 1, or leave it out"),
+        (["--nproc-per-node=0"], "--nproc-per-node=0: give a number from 1, or leave it out"),
+        (["--dir="], "--dir is empty: give a folder"),
+        (["--dir=", "--on=sky"], "--dir is empty: give a folder"),
+    ],
+)
+def test_options_that_no_trial_could_take_are_refused(
+    options: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep.main(["experiment=shakespeare_char", "seed=1,2", "--dry-run", *options]) == 64
+    assert capfd.readouterr() == ("", f"error: {said}\n")
 
 
 def test_threads_do_not_follow_from_the_number_of_trials() -> None:
@@ -124,11 +151,11 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, does: str
 
 
 def test_a_task_of_the_array_trains_the_trial_of_its_line(tmp_path: Path) -> None:
-    trials = expand([], ["seed=1,2", "data.path='a b*'"], "runs/s")
+    trials = expand([], ["seed=1,2", "data.path='a b*\n$(echo \\'c\\')'"], "runs/s")
     (tmp_path / "trials.txt").write_text(remote.lines_of(trials))
     (tmp_path / "recipes/slurm").mkdir(parents=True)
     (tmp_path / "recipes/slurm/job.sh").write_text(
-        'set -uf\ncomplain() { echo "$*" >&2; }\nlaunch_on_all() { printf "%s\\n" "$@"; }\n'
+        'set -uf\ncomplain() { echo "$*" >&2; }\nlaunch_on_all() { printf "%s\\0" "$@"; }\n'
     )
 
     def task(number: str) -> "subprocess.CompletedProcess[str]":
@@ -136,7 +163,7 @@ def test_a_task_of_the_array_trains_the_trial_of_its_line(tmp_path: Path) -> Non
         script = str(ROOT / remote.SCRIPT)
         return subprocess.run(["bash", script, "trials.txt"], env=variables, capture_output=True, text=True, timeout=60)
 
-    assert task("2").stdout.splitlines() == trials[1].arguments
+    assert task("2").stdout.split("\0") == [*trials[1].arguments, ""]
     assert task("3").returncode == 64
 
 
