@@ -107,9 +107,13 @@ class Watchdog:
             self._survive(self._look_out)
         faulthandler.cancel_dump_traceback_later()
 
-    def _look_out(self) -> None:
-        if sys.stderr is not None:  # prints the stacks if this thread comes no more: the interpreter lock is held
+    def arm(self) -> None:
+        """If the watching thread does not come in time, since the interpreter lock is held, print the stacks."""
+        if sys.stderr is not None:
             faulthandler.dump_traceback_later(self.seconds, file=2)
+
+    def _look_out(self) -> None:
+        self.arm()
         if self.hangs():
             self._survive(self._dump)
             until = self.awake + self.silence_seconds  # for the others to say the same, and to print their stacks
@@ -233,6 +237,7 @@ def watched(
         yield
         return
     watchdog = Watchdog(config, world, lifetime, failed)
+    watchdog.arm()  # not only after the first beat: fifty short steps fit into it
     for thread in watchdog.threads:
         thread.start()
     try:

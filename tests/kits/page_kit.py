@@ -24,6 +24,7 @@ MASKS = (
     (r"[0-9a-f]{16,}", "#"),
     (r"-?\b\d+\.\d+(e[+-]?\d+)?", "#"),
     (r"-?\b\d+e[+-]\d+\b", "#"),
+    (r"steps: \d+ are in both", "steps: # are in both"),  # a killed attempt may have done another one
     (r"the first on .* \(", "the first on # ("),
     (r"#( ±)? s\b|\b\d+ s\b", "# s"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\dZ?", "#"),
