@@ -40,7 +40,7 @@ test-all: $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## 
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) --durations=12 -m "slow and not (lab or example or matrix)"
 	@$(MAKE) --no-print-directory short-lab
 
-test-matrix: $(INSTALLED) ## the combinations of faults and launchers that test-all leaves out
+test-matrix: $(INSTALLED) ## the combinations of faults, bad input and launchers that test-all leaves out
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) -m matrix
 
 # The lab is taken down even if tests fail.

@@ -3,12 +3,12 @@ process left behind. Each case runs for real, alone (mingpt.train) and with two 
 
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from bad_input_cases import CASES
 from bad_input_kit import Case, Result, Scene, play, s3_server
@@ -37,20 +37,22 @@ def test_the_table_is_long_enough_and_each_case_has_a_name_of_its_own() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bad_input_has_its_message_and_its_exit_code(
-    case: Case, tmp_path: Path, text: Path, good_snapshots: Path, s3: Callable[[str], str]
-) -> None:
-    def played(form: str) -> Result:
-        (folder := tmp_path / form).mkdir()
-        scene = Scene(folder, form, good_snapshots, s3)
-        scene.text.write_bytes(text.read_bytes())
-        return play(case, scene)
+def played() -> Iterator[ParameterSet]:
+    """Each case in each of its forms; of those with two, one is `matrix`, by turns."""
+    for turn, case in enumerate(CASES):
+        for i, form in enumerate(case.forms):
+            others = len(case.forms) > 1 and (turn + i) % 2
+            yield pytest.param(case, form, marks=[pytest.mark.matrix] * others, id=f"{case.name}-{form}")
 
-    with ThreadPoolExecutor() as pool:  # both at once: most of the time goes into one process's imports
-        results = dict(zip(case.forms, pool.map(played, case.forms), strict=True))
-    for form, result in results.items():
-        check(case, form, result)
+
+@pytest.mark.parametrize(("case", "form"), list(played()))
+def test_bad_input_has_its_message_and_its_exit_code(
+    case: Case, form: str, tmp_path: Path, text: Path, good_snapshots: Path, s3: Callable[[str], str]
+) -> None:
+    (folder := tmp_path / form).mkdir()
+    scene = Scene(folder, form, good_snapshots, s3)
+    scene.text.write_bytes(text.read_bytes())
+    check(case, form, play(case, scene))
 
 
 def check(case: Case, form: str, result: Result) -> None:
