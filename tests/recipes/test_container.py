@@ -40,7 +40,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A DNS: names and their addresses, of which 127.0.0.… are this machine's."""
     known = {"train-0.localhost": "127.0.0.1", "train-1.localhost": "127.0.0.2"}
 
-    def look_up(name: str, *args: object, **kwargs: object) -> list[tuple[object, ...]]:
+    def look_up(host: bytes, *args: object, **kwargs: object) -> list[tuple[object, ...]]:
+        name = host.decode()
         if name not in known:
             raise platforms.socket.gaierror(-2, "Name or service not known")
         return [(2, 1, 6, "", (known[name], 29500))]
