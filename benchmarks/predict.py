@@ -3,7 +3,7 @@
 A model of few constants. All of them are options, since they follow from machines and networks; the defaults are those
 of four L4 a node **as the data sheets have them, not measured**. --check compares the model of a step with what
 `benchmarks/links.py --mbit 100000 1000 300 100` has measured: the fastest link gives the seconds without a network, and
-the others are predicted.
+the others are predicted (100 Mbit/s is the one that a constant was fitted to).
 """
 
 import argparse
@@ -15,23 +15,21 @@ from typing import Any
 
 from mingpt.preflight.helper import bytes_a_step
 
-# Of the last microbatch's seconds, the part in which gradients are already sent: its backward is two thirds of it, and
-# the first bucket is ready after a third of that (docs/log.md).
-OVERLAP = 2 / 3 * 2 / 3
+# Of a link's speed, what an exchange of two hops and back gets: fitted to 100 Mbit/s of links.py. Four phases come one
+# after the other, and the small model there has two buckets, so next to nothing is sent during backward. A large one
+# has many, and should do better: not measured.
+LINK_USE = 0.73
 
 
 def step_seconds(
     nodes: int, each: int, microbatches: int, microbatch_seconds: float, parameters: int, mbit: float
 ) -> float:
-    """Of one step: the microbatches of a process, and what of the exchange does not hide behind the last one."""
-    world, link = nodes * each, mbit * 1e6 / 8
+    """Of one step: the microbatches of a process, and the exchange."""
+    world, link = nodes * each, LINK_USE * mbit * 1e6 / 8
     computing = math.ceil(microbatches / world) * microbatch_seconds
     if nodes == 1:
         return computing
-    senders = nodes if each > 1 else world
-    gather = 4 * parameters * (senders - 1) / senders
-    reduce = bytes_a_step(parameters, microbatches, [each] * nodes) - gather
-    return computing + max(0.0, reduce / link - OVERLAP * microbatch_seconds) + gather / link
+    return computing + bytes_a_step(parameters, microbatches, [each] * nodes) / link
 
 
 def goodput(nodes: int, mtbf_hours: float, restart_seconds: float, stall_seconds: float) -> tuple[float, float]:
