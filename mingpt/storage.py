@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from mingpt import hub
+from mingpt.atomic import write_whole
 from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
 
@@ -116,6 +118,17 @@ def make_folder(fs: Any, path: str) -> None:
     """Make a folder and its parents, but not on an object store: its client would create a bucket."""
     if not isinstance(fs, _Limited):
         fs.makedirs(path, exist_ok=True)
+
+
+def create_file(fs: Any, path: str, raw: bytes) -> None:
+    """Write a small file. Raises FileExistsError if it is there already, as far as the store can tell."""
+    if is_local(fs):
+        write_whole(Path(path), [raw], create=True)
+        return
+    try:
+        fs.pipe_file(path, raw, mode="create")
+    except (TypeError, ValueError, NotImplementedError):  # a client without conditional puts
+        fs.pipe_file(path, raw)
 
 
 def is_local(fs: Any) -> bool:

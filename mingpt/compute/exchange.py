@@ -29,20 +29,21 @@ class Hop:
     wanted: list[Node]
 
 
+def held(size: int, microbatches: int) -> list[list[Node]]:
+    """The nodes of the tree that each of `size` processes, or nodes of machines, has the sums of, by rank."""
+    shares = (share(r, size, microbatches) for r in range(size))
+    return [whole_nodes(s.start, s.stop, 0, microbatches) for s in shares]
+
+
 def hops(world: World, microbatches: int) -> list[Hop]:
     """The way of partial sums. A slice's owner has the whole sum after the last hop."""
-    shares, root = [share(r, world.size, microbatches) for r in range(world.size)], (0, microbatches)
-    own = [whole_nodes(s.start, s.stop, *root) for s in shares]
+    own, root = held(world.size, microbatches), (0, microbatches)
     if world.inside is None or world.across is None:
         return [Hop(world, own, [root])]
-    each = world.inside.size
-    of_nodes = [
-        whole_nodes(shares[first].start, shares[first + each - 1].stop, *root) for first in range(0, world.size, each)
-    ]
-    here = world.across.rank
+    each, here, of_machines = world.inside.size, world.across.rank, held(world.across.size, microbatches)
     return [
-        Hop(world.inside, own[here * each : (here + 1) * each], of_nodes[here]),
-        Hop(world.across, of_nodes, [root]),
+        Hop(world.inside, own[here * each : (here + 1) * each], of_machines[here]),
+        Hop(world.across, of_machines, [root]),
     ]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mingpt.compute.buckets import Bucket, Slot, in_memory_order
 from mingpt.compute.exchange import Flight, hops
-from mingpt.compute.tree import Node, parents, whole_nodes
+from mingpt.compute.tree import Node, parents
 from mingpt.world.world import World, all_gather
 
 See = Callable[[int, Tensor, Tensor], None]  # microbatch, parameter, its gradient
@@ -104,8 +104,8 @@ class ExactReduction(Reduction):
         super().__init__(buckets, world)
         self.parents = parents(microbatches)
         self.hops = hops(world, microbatches)
-        mine = world.share(microbatches)
-        self.rows = len(whole_nodes(mine.start, mine.stop, 0, microbatches))  # partial sums that this process sends
+        first = self.hops[0]
+        self.rows = len(first.held[first.world.rank])  # partial sums that this process sends
         self.stack: list[tuple[Node, dict[Tensor, Tensor]]] = []
         self._parts = dict[Bucket, Tensor]()  # to send: (processes of the first hop, rows, slices for each, length)
         self._flights = dict[Bucket, Flight]()

@@ -80,15 +80,11 @@ class Helper:
 
 def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> int:
     """How many bytes the busiest node sends to other nodes for one exact sum. processes: of each node."""
-    from mingpt.compute.tree import whole_nodes
-    from mingpt.world.world import share
+    from mingpt.compute.exchange import held
 
     of_each = processes if len(set(processes)) > 1 else [1] * len(processes)  # otherwise nodes add up inside first
     world, first, most = sum(of_each), 0, 0.0
-    pieces = [
-        len(whole_nodes(s.start, s.stop, 0, microbatches))
-        for s in (share(r, world, microbatches) for r in range(world))
-    ]
+    pieces = [len(nodes) for nodes in held(world, microbatches)]
     for count in of_each:
         most = max(most, sum(pieces[first : first + count]) * (world - count) / world)  # slices for other nodes
         first += count

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mingpt.atomic import write_whole
 from mingpt.errors import Superseded, UserError
 from mingpt.plainfile import check_all_plain
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, make_folder, open_fs, place
+from mingpt.storage import create_file, is_local, make_folder, open_fs, place
 
 CLAIM = re.compile(r"([0-9]{5,})\.json")
 SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # metrics: one file per attempt
@@ -239,13 +238,7 @@ def _create(run_dir: str, record: Record) -> bool:
     raw = json.dumps({**fields, **{k: v for k, v in more.items() if v is not None}}).encode()
     with place("run.dir", run_dir):
         try:
-            if is_local(fs):
-                write_whole(Path(path), [raw], create=True)
-            else:
-                try:
-                    fs.pipe_file(path, raw, mode="create")
-                except (TypeError, ValueError, NotImplementedError):  # a client without conditional puts
-                    fs.pipe_file(path, raw)
+            create_file(fs, path, raw)
         except FileExistsError:
             return False
     return True

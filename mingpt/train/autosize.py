@@ -7,11 +7,10 @@ later one takes it from there, whatever machine it is on; or from the newest sna
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 
 import torch
 
-from mingpt.atomic import write_whole
 from mingpt.config.checks import impossible
 from mingpt.config.schema import AUTO, Config
 from mingpt.console import say
@@ -20,7 +19,7 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import create_file, open_fs, place
 
 NAME = "micro-size"
 ROOM = 0.15  # of the memory, which stays free
@@ -115,15 +114,6 @@ def _write(config: Config, number: int) -> int:
     make_run_dir(config.run.dir)
     fs, root = open_fs(config.run.dir, "run.dir")
     path, content = f"{root.rstrip('/')}/{NAME}", f"{number}\n".encode()
-    with place("run.dir", config.run.dir):
-        try:
-            if is_local(fs):
-                write_whole(Path(path), [content], create=True)
-            else:
-                try:
-                    fs.pipe_file(path, content, mode="create")
-                except (TypeError, ValueError, NotImplementedError):  # a client without conditional puts
-                    fs.pipe_file(path, content)
-        except FileExistsError:
-            pass
+    with place("run.dir", config.run.dir), suppress(FileExistsError):
+        create_file(fs, path, content)
     return _read(config) or number

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
+from mingpt.compute.exchange import held
 from mingpt.compute.groups import muon_names, roles
 from mingpt.compute.numerics import autocast_for
-from mingpt.compute.tree import Node, parents, whole_nodes
+from mingpt.compute.tree import Node, parents
 from mingpt.config.schema import Config
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import PART_BYTES
@@ -169,8 +170,7 @@ def stack_of(rank: int, size: int, microbatches: int, per_node: int = 1) -> Stac
 
 def _rows(size: int, microbatches: int) -> list[int]:
     """The partial sums of each of `size` shares."""
-    shares = (share(r, size, microbatches) for r in range(size))
-    return [len(whole_nodes(s.start, s.stop, 0, microbatches)) for s in shares]
+    return [len(nodes) for nodes in held(size, microbatches)]
 
 
 @dataclass(frozen=True)
