@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from mingpt.console import complain
 from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
+from mingpt.importing import importing
 
 INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
 UNFIT = 1
@@ -63,7 +64,8 @@ def program(module: str) -> str:
 def run(module: str) -> NoReturn:
     """Run the `main` of a module as a program. Imported here, so that Ctrl-C during torch's import ends quietly."""
     try:
-        main: Main = import_module(module).main
+        with importing():
+            main: Main = import_module(module).main
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(main(sys.argv[1:]))

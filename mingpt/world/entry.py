@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from mingpt.console import complain
 from mingpt.errors import USER_ERROR, UserError
+from mingpt.importing import importing
 from mingpt.world import slurm
 from mingpt.world.lifetime import Lifetime
 
@@ -30,7 +31,8 @@ def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoRetu
         sys.exit(USER_ERROR)
     lifetime.begin()
     try:
-        program = load()
+        with importing():
+            program = load()
     except ImportError as error:  # one of torch's libraries is missing, or the installation is incomplete
         complain(f"error: this Python environment is broken: {error}: install the project again, as its README says")
         sys.exit(USER_ERROR)
