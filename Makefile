@@ -6,7 +6,7 @@ ARGS ?=
 N ?= 200
 # How many tests run at a time. Many of them only wait, for a time limit or for processes that start.
 JOBS ?= 3
-SLOW_JOBS ?= 4
+SLOW_JOBS ?= 6
 SEED ?= 1
 
 VENV := .venv
@@ -35,7 +35,8 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes, 
 test: lint ## before a commit: lint, the fast tests, and one real kill, resize, bucket and recipe
 	$(BIN)/python -m pytest -n $(JOBS) -m "example or not (lab or slow)"
 
-test-all: $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite) ## make test, then all other tests (of the lab, the short ones)
+test-all: ## make test, then all other tests (of the lab, the short ones)
+	@$(MAKE) --no-print-directory -j3 $(INSTALLED) $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite)
 	@$(MAKE) --no-print-directory test
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) --durations=12 -m "slow and not (lab or example or matrix)"
 	@$(MAKE) --no-print-directory short-lab
