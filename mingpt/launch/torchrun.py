@@ -23,6 +23,14 @@ LOOPBACK = "127.0.0.1"
 # Options that mean something with several nodes only.
 OF_SEVERAL = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank")
 
+
+class Names(dict[str, str]):
+    """What an option is called in messages: the variable that has set it, else `--its-name`."""
+
+    def __missing__(self, name: str) -> str:
+        return f"--{name.replace('_', '-')}"
+
+
 DESCRIPTION = "Train on this node; start the same command on each other node."
 EPILOG = (
     "Exit codes: 0 finished; 64 an error to fix; 70 crashed: try again; 75 stopped on request: start again to go on"
@@ -98,7 +106,7 @@ class Torchrun:
     port: int  # of the store; 0 with one node: the system chooses a free one
     rank: int | None  # of this node; None: unknown (c10d does not need it)
     own: str  # this node's address
-    option: str  # the option that sets host and port, for messages
+    option: str  # what sets the port, for messages
     job: str | None  # the rendezvous id; None: run.name
     settings: str  # --rdzv-conf of the user, with a leading comma
     overrides: tuple[str, ...]
@@ -114,20 +122,23 @@ class Torchrun:
                 "out, or set how many may leave none: launch.max_attempts_without_progress"
             )
         of_several = [name for name in OF_SEVERAL if getattr(options, name) is not None]
-        from_environment: dict[str, str] = {}
+        called = Names()
         if place is None:
-            from_environment = options_of(environment, vars(options))
-            for name, value in from_environment.items():
+            for name, (variable, value) in options_of(environment, vars(options)).items():
                 if getattr(options, name) is None:
                     setattr(options, name, value)
-        least, most = _nodes(options.nnodes or str(len(place.addresses) if place else 1), problems)
-        rank = _number("--node-rank", options.node_rank, 0, problems, most - 1)
+                    called[name] = f"environment variable {variable}"
+        nodes = options.nnodes or str(len(place.addresses) if place else 1)
+        least, most = _nodes(called["nnodes"], nodes, problems)
+        if not least:  # all else depends on it
+            raise UserError(*problems)
+        rank = _number(called["node_rank"], options.node_rank, 0, problems, most - 1)
         rank = place.rank if rank is None and place else rank
         if options.rdzv_backend not in (None, "c10d", "static"):
-            problems.append(f"--rdzv-backend={options.rdzv_backend}: unknown: choose c10d or static")
+            problems.append(f"{called['rdzv_backend']}={options.rdzv_backend}: unknown: choose c10d or static")
         has_rank = options.node_rank is not None or rank is not None
         backend = options.rdzv_backend or ("static" if options.master_addr or (has_rank and least == most) else "c10d")
-        host, port, option = _head(options, place, backend, most, problems)
+        host, port, option = _head(options, called, place, backend, most, problems)
         if most == 1:
             backend, rank = "static", 0
             if not place:
@@ -135,18 +146,21 @@ class Torchrun:
                 problems += [f"--{name.replace('_', '-')} {several}" for name in of_several]
         elif backend == "static":
             if not has_rank:
-                problems.append(f"--nnodes={most} --rdzv-backend=static needs --node-rank, from 0 to {most - 1}")
+                static = f"{called['nnodes']}={most} with {called['rdzv_backend']}=static"
+                problems.append(f"{static} needs --node-rank, from 0 to {most - 1}")
             if least != most:
-                problems.append(f"--nnodes={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d")
+                problems.append(
+                    f"{called['nnodes']}={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d"
+                )
         own = options.local_addr or (LOOPBACK if most == 1 else place.own if place else "")
         if host and not own and not problems:
-            if {"master_addr", "rdzv_endpoint"} & from_environment.keys():
-                resolved(host)  # waits: a pod may start before the cluster's DNS knows its name
-            own = _own_address(host, option, problems)
+            if {"master_addr", "rdzv_endpoint"} & called.keys():
+                resolved(host, f"{called[option]}=")  # waits: a pod may start before the cluster's DNS knows its name
+            own = _own_address(host, called[option], problems)
         elif place and most > 1 and not options.local_addr:
             own = _address_for(place, host) or own
         number = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
-        processes = _number("--nproc-per-node", number, 1, problems)
+        processes = _number(called["nproc_per_node"], number, 1, problems)
         if problems:
             raise UserError(*problems)
         if processes is None:
@@ -155,7 +169,8 @@ class Torchrun:
         settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
         return cls(
             least=least, most=most, processes=processes, backend=backend, host=host, port=port, rank=rank, own=own,
-            option=option, job=job, settings=settings, overrides=tuple(given(options)),
+            option=called["master_port" if option == "master_addr" else option], job=job, settings=settings,
+            overrides=tuple(given(options)),
         )  # fmt: skip
 
     @property
@@ -173,11 +188,10 @@ class Torchrun:
             # Bind without listening: otherwise another node could connect and take this socket for the store.
             network.bind(self.own, self.port, several=True).close()
         except OSError as error:
-            option = "--master-port" if self.option == "--master-addr" else self.option
             what = "is in use on this node: stop what listens there, or choose another"
             if error.errno != errno.EADDRINUSE:  # below 1024, for example
                 what = f"can't be listened on: {error.strerror}: choose another"
-            raise UserError(f"{option}: port {self.port} {what}") from error
+            raise UserError(f"{self.option}: port {self.port} {what}") from error
 
     def command(self, config: Config) -> Command:
         wait = int(config.world.init_timeout_seconds)
@@ -208,35 +222,35 @@ class Torchrun:
 
 
 def _head(
-    options: argparse.Namespace, place: Placement | None, backend: str, most: int, problems: list[str]
+    options: argparse.Namespace, called: Names, place: Placement | None, backend: str, most: int, problems: list[str]
 ) -> tuple[str, int, str]:
-    """The host and port of the rendezvous' store, and the option that sets them. Adds to `problems`."""
+    """The host and port of the rendezvous' store, and the option that sets the host. Adds to `problems`."""
     if most == 1:
-        return LOOPBACK, 0, "--master-addr"
+        return LOOPBACK, 0, "master_addr"
     endpoint, port = options.rdzv_endpoint or (place.head if place else ""), place.port if place else PORT
     if backend == "static" and (options.master_addr or not options.rdzv_endpoint):
-        host, option = options.master_addr or endpoint, "--master-addr"
-        port = _number("--master-port", options.master_port, 1, problems, LAST_PORT) or port
+        host, option = options.master_addr or endpoint, "master_addr"
+        port = _number(called["master_port"], options.master_port, 1, problems, LAST_PORT) or port
     else:
-        option = "--rdzv-endpoint"
+        option = "rdzv_endpoint"
         host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(port))
-        port = _number(f"--rdzv-endpoint={host}", given, 1, problems, LAST_PORT, ":") or port
+        port = _number(f"{called[option]}={host}", given, 1, problems, LAST_PORT, ":") or port
     if not host:
         needs = "needs --rdzv-endpoint=HOST:PORT, the address of one node for all"
         if backend == "static":
-            needs = "--rdzv-backend=static needs --master-addr, the address of node 0"
+            needs = f"{called['rdzv_backend']}=static needs --master-addr, the address of node 0"
         why = f": SKYPILOT_NODE_IPS has fewer addresses than SKYPILOT_NUM_NODES={len(place.addresses)}" if place else ""
-        problems.append(f"--nnodes={most} {needs}{why}")
+        problems.append(f"{called['nnodes']}={most} {needs}{why}")
     return host, port, option
 
 
-def _nodes(text: str, problems: list[str]) -> tuple[int, int]:
-    """The least and the largest number of nodes. Adds to `problems`."""
+def _nodes(option: str, text: str, problems: list[str]) -> tuple[int, int]:
+    """The least and the largest number of nodes; 0 if that is wrong. Adds to `problems`."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
-        problems.append(f"--nnodes={text}: give a number of nodes, or MIN:MAX")
-        return 1, 1
+        problems.append(f"{option}={text}: give a number of nodes, or MIN:MAX")
+        return 0, 0
     return least, most
 
 

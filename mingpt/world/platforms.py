@@ -163,8 +163,11 @@ def container(environment: Mapping[str, str]) -> Placement | None:
     return Placement("the container platform", addresses, rank, None, job)
 
 
-def resolved(name: str) -> list[str]:
-    """The addresses of a host, sorted. Raises UserError if the DNS does not know it within NAMES_SECONDS."""
+def resolved(name: str, told: str = "") -> list[str]:
+    """The addresses of a host, sorted. Raises UserError if the DNS does not know it within NAMES_SECONDS.
+
+    told: where the name comes from, for the message.
+    """
     deadline = time.monotonic() + NAMES_SECONDS
     while True:
         try:
@@ -174,8 +177,8 @@ def resolved(name: str) -> list[str]:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{name}: {error.strerror}, for {NAMES_SECONDS} s: no name server of this machine knows it: look "
-                    f"at the variables that make up this name, and at the platform's DNS"
+                    f"{told}{name}: {error.strerror}, for {NAMES_SECONDS} s: no name server of this machine knows it: "
+                    f"look at the variables that make up this name, and at the platform's DNS"
                 ) from error
             time.sleep(1)
 
@@ -189,8 +192,8 @@ OF_A_NODE = ("nproc_per_node", "rdzv_conf", "local_addr")  # a node may have its
 JOB = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
 
 
-def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) -> dict[str, str]:
-    """torchrun's options from PET_… variables, or from the four variables of a PyTorchJob.
+def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
+    """torchrun's options from PET_… variables, or from the four variables of a PyTorchJob: each variable and its value.
 
     given: the options of the command line. Raises UserError if the variables announce other nodes but are incomplete,
     or say something else than the command line: the pod would train alone, or wait for nobody.
@@ -210,7 +213,7 @@ def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) 
         if name not in OF_A_NODE and given.get(name) not in (None, value)
     ]:
         raise UserError(*problems)
-    return found
+    return {name: (variables[name], value) for name, value in found.items()}
 
 
 def require_launcher(environment: Mapping[str, str]) -> None:

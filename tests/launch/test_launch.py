@@ -20,6 +20,7 @@ from mingpt.launch import agent
 from mingpt.launch.ending import Ending
 from mingpt.launch.launcher import launch
 from mingpt.launch.torchrun import Torchrun, parse
+from mingpt.world import platforms
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.platforms import find_placement
@@ -118,6 +119,7 @@ def test_nodes_of_an_elastic_job_come_one_by_one() -> None:
 
 TRAINJOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "localhost"}
 TRAINJOB |= {"PET_MASTER_PORT": "29400"}
+ELASTIC = {"PET_NNODES": "1:3", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:23456"}
 PYTORCHJOB = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
 
 
@@ -134,8 +136,7 @@ def test_kubeflows_pods_find_each_other(environment: dict[str, str]) -> None:
 
 
 def test_an_elastic_pytorchjob_is_elastic() -> None:
-    elastic = {"PET_NNODES": "1:3", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:23456"}
-    command = torchrun(environment={**elastic, "PET_RDZV_ID": "job", "PET_NPROC_PER_NODE": "3"})
+    command = torchrun(environment={**ELASTIC, "PET_RDZV_ID": "job", "PET_NPROC_PER_NODE": "3"})
     assert command.startswith(
         "--nnodes=1:3 --nproc-per-node=3 --rdzv-backend=mingpt-c10d --rdzv-endpoint=localhost:23456 --rdzv-id=job "
     )
@@ -145,8 +146,7 @@ def test_an_elastic_pytorchjob_is_elastic() -> None:
     ("environment", "expected"),
     [
         ({"PET_NODE_RANK": "1"}, "torchrun's variables: PET_NODE_RANK=1 is set in the environment, but not PET_NNODES"),
-        ({"PET_NNODES": "2"}, "--nnodes=2 needs --rdzv-endpoint=HOST:PORT"),
-        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "etcd"}, "--rdzv-backend=etcd: unknown: choose c10d or static"),
+        ({"PET_NNODES": "2"}, "environment variable PET_NNODES=2 needs --rdzv-endpoint=HOST:PORT"),
         ({"RANK": "1"}, "a PyTorchJob's variables: RANK=1 is set in the environment, but not WORLD_SIZE, MASTER_ADDR"),
         ({"WORLD_SIZE": "2"}, "a PyTorchJob's variables: WORLD_SIZE=2 is set in the environment, but not RANK, MAS"),
     ],
@@ -155,6 +155,44 @@ def test_a_pod_that_lacks_a_variable_does_not_train_alone(environment: dict[str,
     with pytest.raises(UserError) as caught:
         Torchrun.compose(options(), environment)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "changed", "expected"),
+    [
+        (TRAINJOB, {"PET_NNODES": "two"}, "PET_NNODES=two: give a number of nodes, or MIN:MAX"),
+        (TRAINJOB, {"PET_NNODES": "0"}, "PET_NNODES=0: give a number of nodes, or MIN:MAX"),
+        (TRAINJOB, {"PET_NODE_RANK": "2"}, "PET_NODE_RANK=2: give a number from 0 to 1"),
+        (TRAINJOB, {"PET_NPROC_PER_NODE": "cpu"}, "PET_NPROC_PER_NODE=cpu: give a number from 1"),
+        (TRAINJOB, {"PET_MASTER_PORT": "http"}, "PET_MASTER_PORT=http: give a number from 1 to 65535"),
+        (ELASTIC, {"PET_RDZV_BACKEND": "etcd"}, "PET_RDZV_BACKEND=etcd: unknown: choose c10d or static"),
+        (TRAINJOB, {"PET_MASTER_ADDR": "no.invalid"}, "PET_MASTER_ADDR=no.invalid: Name or service not known, for 0 s"),
+        (ELASTIC, {"PET_RDZV_ENDPOINT": "localhost:0"}, "PET_RDZV_ENDPOINT=localhost:0: give a number from 1 to 65535"),
+        (PYTORCHJOB, {"WORLD_SIZE": "two"}, "WORLD_SIZE=two: give a number of nodes, or MIN:MAX"),
+        (PYTORCHJOB, {"RANK": "-1"}, "RANK=-1: give a number from 0 to 1"),
+        (PYTORCHJOB, {"RANK": "two"}, "RANK=two: give a number from 0 to 1"),
+        (PYTORCHJOB, {"MASTER_PORT": "65536"}, "MASTER_PORT=65536: give a number from 1 to 65535"),
+    ],
+)
+def test_a_wrong_variable_is_told_by_its_name(
+    variables: dict[str, str], changed: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platforms, "NAMES_SECONDS", 0)
+    with pytest.raises(UserError) as caught:
+        Torchrun.compose(options(), {**variables, **changed})
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"environment variable {expected}")
+
+
+def test_a_port_of_a_variable_that_is_taken_is_told_by_its_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name, variables in (("PET_MASTER_PORT", TRAINJOB), ("MASTER_PORT", PYTORCHJOB)):
+            first = {"PET_NODE_RANK": "0", "RANK": "0", name: port}
+            given = {**variables, **{key: value for key, value in first.items() if key in variables}}
+            node = Torchrun.compose(options("--nproc-per-node=1", "--local-addr=127.0.0.1"), given)
+            with pytest.raises(UserError, match=f"^environment variable {name}: port {port} is in use on this node"):
+                node.check({})
 
 
 @pytest.mark.parametrize(
@@ -220,7 +258,7 @@ def test_no_platform_gives_no_placement() -> None:
             {},
             [
                 "--nnodes=2 --rdzv-backend=static needs --master-addr, the address of node 0",
-                "--nnodes=2 --rdzv-backend=static needs --node-rank, from 0 to 1",
+                "--nnodes=2 with --rdzv-backend=static needs --node-rank, from 0 to 1",
                 "--nnodes=1:2: a static rendezvous has one size: use --rdzv-backend=c10d",
             ],
         ),
