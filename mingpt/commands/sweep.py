@@ -37,18 +37,19 @@ def main(arguments: list[str]) -> int:
     if options.dry_run:
         _show(options, trials, configs, folder, jobs)
         return FINISHED
-    if options.on == "local":
+    code = FINISHED
+    if options.on == "sky":
+        names = {trial.name for trial in _unfinished(trials, configs, folder)}
+        if names:
+            remote.submit_jobs([job for job, trial in zip(jobs, trials, strict=True) if trial.name in names])
+    else:
         with local.locked(Path(folder)) as lock:
             waiting = _unfinished(trials, configs, folder)
-            code = _run(options, ((trial, configs[trial.name]) for trial in waiting), folder, lock)
-    else:
-        code, waiting = FINISHED, _unfinished(trials, configs, folder)
-        if waiting and options.on == "slurm":
-            submit = remote.sbatch(options.name, Path(folder), len(waiting), options.parallel, more)
-            remote.submit_array(submit, Path(folder), waiting)
-        elif waiting:
-            names = {trial.name for trial in waiting}
-            remote.submit_jobs([job for job, trial in zip(jobs, trials, strict=True) if trial.name in names])
+            if options.on == "local":
+                code = _run(options, ((trial, configs[trial.name]) for trial in waiting), folder, lock)
+            elif waiting:
+                submit = remote.sbatch(options.name, Path(folder), len(waiting), options.parallel, more)
+                remote.submit_array(submit, Path(folder), waiting, lock)
     _tell(folder, [trial.name for trial in trials])
     return code
 

@@ -57,6 +57,8 @@ def _lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        complain(f"{error.strerror}: this file system has no locks, so do not start this sweep twice at a time")
     return True
 
 

@@ -1,11 +1,12 @@
 """Submits trials to Slurm, as one job array, or to SkyPilot, each as a managed job."""
 
-import os
 import re
 import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from mingpt.atomic import write_whole
 from mingpt.console import say
@@ -29,18 +30,23 @@ def sbatch(name: str, folder: Path, number: int, parallel: int | None, more: Seq
     return ["sbatch", "--parsable", f"--job-name={name}", array, *more, SCRIPT, str(folder / TRIALS)]
 
 
-def submit_array(command: Sequence[str], folder: Path, trials: Sequence[Trial]) -> None:
-    """Raises UserError if the array that was submitted before is still in the queue: it reads the same file."""
+def submit_array(command: Sequence[str], folder: Path, trials: Sequence[Trial], lock: int) -> None:
+    """Raises UserError if the array that was submitted before is still in the queue: it reads the same file.
+
+    lock: the folder's. sbatch inherits it, and writes the job's number itself: if this process is killed meanwhile,
+    the next start waits for sbatch, up to 30 s, and then knows of the job.
+    """
     job = folder / JOB
-    if job.exists():
-        before = job.read_text().strip()
+    if before := job.read_text().strip() if job.exists() else "":  # empty: sbatch failed
+        before = before.partition(";")[0]
         known = _call(["squeue", "--noheader", f"--jobs={before}"], may_fail=True)
         if known.strip():
             raise UserError(f"{folder}: job {before} of this sweep is in Slurm's queue: wait, or scancel {before}")
     _there(SCRIPT)
     write_whole(folder / TRIALS, [lines_of(trials).encode()])
-    number = _call(command).strip().partition(";")[0]
-    write_whole(job, [f"{number}\n".encode()])
+    with job.open("wb") as file:
+        _call(command, stdout=file, pass_fds=[lock])
+    number = job.read_text().strip().partition(";")[0]
     say(f"job {number}: {len(trials)} trials; the same command again submits those that have not finished")
 
 
@@ -82,13 +88,22 @@ def _there(file: str) -> None:
         raise UserError(f"{file} is not there: run this in the project's folder")
 
 
-def _call(command: Sequence[str], may_fail: bool = False) -> str:
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=dict(os.environ))
-    except FileNotFoundError:
-        raise UserError(f"{command[0]} is not there: run this where it is installed, or use --on local") from None
-    except subprocess.TimeoutExpired:
-        raise TransientError(f"{command[0]} has not answered within {SECONDS:.0f} s: try again") from None
-    if ended.returncode and not may_fail:
-        raise UserError(f"{shlex.join(command[:3])} failed ({ended.returncode}): {ended.stderr.strip()}")
-    return ended.stdout
+def _call(
+    command: Sequence[str],
+    may_fail: bool = False,
+    stdout: IO[bytes] | int = subprocess.PIPE,
+    pass_fds: Sequence[int] = (),
+) -> str:
+    # Its errors go to a file: a pipe whose reader was killed would end sbatch after it has submitted.
+    with TemporaryFile("w+") as told:
+        try:
+            ended = subprocess.run(command, stdout=stdout, stderr=told, text=True, timeout=SECONDS, pass_fds=pass_fds)
+        except FileNotFoundError:
+            raise UserError(f"{command[0]} is not there: run this where it is installed, or use --on local") from None
+        except subprocess.TimeoutExpired:
+            late = f"{command[0]} has not answered within {SECONDS:.0f} s: look what is in the queue, then try again"
+            raise TransientError(late) from None
+        if ended.returncode and not may_fail:
+            told.seek(0)
+            raise UserError(f"{shlex.join(command[:3])} failed ({ended.returncode}): {told.read().strip()}")
+    return ended.stdout or ""
