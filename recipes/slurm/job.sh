@@ -16,8 +16,9 @@ export SLURM_EXPORT_ENV=ALL
 
 # srun, with one task on each node, which gets everything that the job has there, however many tasks the job was submitted
 # with. srun would take the variables as options, and divide CPUs and GPUs among tasks that don't exist.
+# --immediate: seconds until srun gives up waiting for nodes that "are busy". After a requeue Slurm may have lost one of them.
 ONCE_A_NODE=(env -u SLURM_NTASKS -u SLURM_NPROCS -u SLURM_NTASKS_PER_NODE -u SLURM_CPUS_PER_TASK -u SLURM_GPUS_PER_TASK
-  srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1)
+  srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --immediate=600)
 ALL=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES")
 # In a job with GPUs per task, a step with fewer tasks would get fewer GPUs.
 [ -z "${SLURM_GPUS_PER_TASK:-}" ] || ALL+=(--gpus=$((${SLURM_GPUS_PER_TASK##*:} * SLURM_NTASKS)))
@@ -68,7 +69,7 @@ refuse_one_run_for_all() {
 
 # look ARGUMENT…: prints the step of the run's newest snapshot, and the run's sick hosts.
 look() { # a mistake in the arguments is told later, by what trains; the time limit is near when this is asked at the end
-  timeout 30 "${ONCE_A_NODE[@]}" --nodes=1 --ntasks=1 "${PYTHON[@]}" -m mingpt.launch.sick "$@" 2>/dev/null
+  timeout -k 5 30 "${ONCE_A_NODE[@]}" --nodes=1 --ntasks=1 "${PYTHON[@]}" -m mingpt.launch.sick "$@" 2>/dev/null
 }
 
 # requeue [HOST…]: puts this job, or this task of an array, back into the queue, not to start on these hosts again.
@@ -132,7 +133,8 @@ prepare() {
   fi
   export PYTHONUNBUFFERED=${PYTHONUNBUFFERED:-1} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
   local sick
-  read -r before sick < <(look "$@")
+  # Its step must have ended before the next one begins: that would be told that the nodes are busy, and wait.
+  read -r before sick <<<"$(look "$@")"
   before=${before:-unknown}
   # shellcheck disable=SC2086 # names of hosts
   leave_sick_hosts $sick
@@ -187,7 +189,7 @@ finish() {
   local fruitless=.no-step-$SLURM_JOB_ID now=unknown _
   if [ "$code" = 75 ] && [ -n "$warned" ]; then
     # none: the warning came before this job had looked. unknown: the store did not answer.
-    [ "$before" = none ] || read -r now _ < <(look "$@")
+    [ "$before" = none ] || read -r now _ <<<"$(look "$@")"
     if [ "$before" != none ] && { [ "$before" = unknown ] || [ "${now:-unknown}" != "$before" ]; }; then
       rm -f "$fruitless"
     elif [ -e "$fruitless" ]; then

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -63,8 +64,15 @@ class Machines:
         assert done.returncode == 0, f"{name}: {command} ended with {done.returncode}:\n{done.stdout[-6000:]}"
         return done.stdout
 
+    def lose(self, name: str) -> None:
+        """Power off: it falls silent, and then every process is gone. No connection is closed, no disk is written."""
+        self.net.cut(name)
+        os.kill(self.pids[name], signal.SIGKILL)  # process 1: the kernel ends all others with it
+        wait_until(lambda: not any((group / "cgroup.procs").read_text() for group in _tree(name)), f"{name} is off")
+        _remove_groups(name)
+
     def boot(self, name: str, gpus: int) -> None:
-        """Also after its process 1 was killed: the disk is as it was."""
+        """Also after `lose`: the disk is as it was."""
         groups = list(_groups(name))
         for group in groups:
             group.mkdir(exist_ok=True)
@@ -89,6 +97,7 @@ class Machines:
             return False
 
         wait_until(up, f"{name} is up", 120)
+        self.net.mend(name)
 
 
 def _groups(name: str) -> Iterator[Path]:
@@ -97,6 +106,16 @@ def _groups(name: str) -> Iterator[Path]:
         _, there, kind, _ = line.split(maxsplit=3)
         if kind in ("cgroup", "cgroup2") and Path(there).is_relative_to(CGROUPS):
             yield Path(there) / f"mingpt-{os.getpid()}-{name}"
+
+
+def _tree(name: str) -> list[Path]:
+    """Its cgroups, those inside others first."""
+    return sorted(path for group in _groups(name) for path in (group, *group.rglob("*")) if path.is_dir())[::-1]
+
+
+def _remove_groups(name: str) -> None:
+    for group in _tree(name):
+        group.rmdir()
 
 
 def _systemd(pid: int) -> int:
@@ -220,9 +239,5 @@ def machines(folder: Path, gpus: Mapping[str, int]) -> Iterator[Machines]:
         for process in started:  # they are in the machines' cgroups
             process.wait(60)
         for name in gpus:
-            for group in _groups(name):
-                for path in sorted((p for p in group.rglob("*") if p.is_dir()), reverse=True):
-                    path.rmdir()
-                if group.exists():
-                    group.rmdir()
+            _remove_groups(name)
         shutil.rmtree(folder)

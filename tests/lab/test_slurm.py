@@ -240,10 +240,10 @@ def test_elastic_goes_on_with_two_nodes_and_takes_the_third_back(
 
 
 @pytest.mark.slow
-def test_a_lost_head_is_a_requeue(alone: str, project: Path, jobs: list[Job]) -> None:
-    run = shared("head")
+def test_a_lost_head_is_a_requeue(alone: str, project: Path, jobs: list[Job], tmp_path: Path) -> None:
+    run, overrides = shared("head"), (*ENDLESS, "snapshot.every_steps=10")
     options = "--nodes=2 --gpus-per-node=1 --exclude=n1,n2,n3"
-    job = submit(jobs, project, "elastic", options, f"run.dir={run}", *ENDLESS, "snapshot.every_steps=10")
+    job = submit(jobs, project, "elastic", options, f"run.dir={run}", *overrides)
     job.wait_for(r"^step +30/")
     head = int(job.field("BatchHost")[1:])
     cut(head)
@@ -256,6 +256,13 @@ def test_a_lost_head_is_a_requeue(alone: str, project: Path, jobs: list[Job]) ->
         assert job.field("BatchHost") != f"n{head}"
     finally:
         mend(head)
+    first = int(re.findall(r"^attempt \d+: steps (\d+) to .* 2 processes", job.log(), re.M)[-1])
+    step = (first // 10 + 2) * 10
+    job.wait_for(f"^step {step}: snapshot")
+    as_user(project, "scancel", job.number)
+    assert job.wait()[0] == "CANCELLED"
+    undisturbed(tmp_path, "shakespeare_10m", (*overrides, f"train.max_steps={step + 1}"))
+    assert digest_at(run, step) == digest_at(tmp_path / "alone", step)
 
 
 def test_the_batch_shell_is_told_to_use_srun(project: Path, jobs: list[Job]) -> None:

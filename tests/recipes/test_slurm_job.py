@@ -14,16 +14,18 @@ from paths_kit import ROOT
 SRUN = """#!/bin/bash
 trap : USR1
 echo "srun $*" >>log
+mkdir step 2>/dev/null || echo "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)" >&2
 while [[ $1 == -* ]]; do shift; done
 "$@"
 code=$?
+rmdir step
 [ $code = 0 ] || echo "srun: error: n1: task 0: Exited with exit code $code" >&2
 exit $code
 """
 SET_UP = """echo "set-up $*" >>log; exit "$SET_UP_ENDS_WITH" """
 PYTHON = """#!/bin/bash
 case "$*" in
-  *mingpt.launch.sick*) cat found 2>/dev/null || true ;;
+  *mingpt.launch.sick*) ! cat found 2>/dev/null || sleep 0.2 ;;
   *mingpt.preflight*) exit "$PREFLIGHT_ENDS_WITH" ;;
   *warned*) echo "python $*" >>log; kill -USR1 "$(cat job)"; sleep 1; exit 75 ;;
   *) echo "python $*" >>log ;;
@@ -73,6 +75,17 @@ def test_set_up_is_told_the_overrides_and_training_follows(project: Path) -> Non
     assert (code, said) == (0, "")
     assert log[1] == "set-up experiment=mnist train.max_steps=3"
     assert log[-1] == "python -m mingpt.launch experiment=mnist --nproc-per-node=2 train.max_steps=3"
+
+
+def test_a_step_begins_when_the_one_before_has_ended_and_waits_for_nodes_no_longer_than_ten_minutes(
+    project: Path,
+) -> None:
+    (project / "found").write_text("10\n")
+    code, said, log = job(project)
+    assert (code, said) == (0, "")
+    steps = [line for line in log if line.startswith("srun")]
+    assert len(steps) == 4  # set-up, a look, the preflight, the training
+    assert all(" --immediate=600 " in step for step in steps)
 
 
 def test_set_up_looks_for_options_where_training_does(project: Path) -> None:
