@@ -83,12 +83,12 @@ class Bucket:
         """This process's slice of the weights."""
         return self.weights[self.owned.start : self.owned.stop]
 
-    def pieces(self) -> Iterator[tuple[Slot, slice]]:
-        """Which part of the slice `owned` belongs to each parameter, with its padding; not where that is empty."""
+    def pieces(self, owned: range) -> Iterator[tuple[Slot, slice]]:
+        """Which part of a slice belongs to each parameter, with its padding; not where that is empty."""
         for slot in self.slots:
-            first, end = max(slot.start, self.owned.start), min(slot.end, self.owned.stop)
+            first, end = max(slot.start, owned.start), min(slot.end, owned.stop)
             if first < end:
-                yield slot, slice(first - self.owned.start, end - self.owned.start)
+                yield slot, slice(first - owned.start, end - owned.start)
 
     def ranges(self, slot: Slot) -> tuple[range, ...]:
         """By rank, which of the parameter's elements are in that process's slice."""

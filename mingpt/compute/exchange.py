@@ -5,7 +5,7 @@ So a node's processes first add up what they hold among themselves, each one for
 place on other nodes; then the nodes exchange these sums. The additions are those of the same tree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from mingpt.compute.buckets import Bucket
+from mingpt.compute.narrow import Packing
 from mingpt.compute.tree import Node, tree_sum, whole_nodes
 from mingpt.world.world import World, all_gather, all_to_all, share
+
+IN_FLIGHT = 2  # buckets whose weights are on their way: more would hide no more time, and each needs memory
 
 
 @dataclass(frozen=True)
@@ -90,23 +93,35 @@ class Gathering:
     Over several nodes, too, first from the processes with this one's place on other nodes, then inside the node.
     """
 
-    def __init__(self, world: World) -> None:
-        self.world, self.first = world, world.across or world
+    def __init__(self, world: World, packings: Mapping[Bucket, Packing]) -> None:
+        """packings: of the buckets with weights that travel in 16 bits."""
+        self.world, self.first, self.packings = world, world.across or world, packings
         self.pending = list[tuple[Bucket, Tensor, Any]]()
 
     def start(self, bucket: Bucket) -> None:
-        if bucket.shard:
-            mine = bucket.mine.to(self.world.comm_device, copy=True)
-            direct = self.first is self.world and bucket.weights.device == mine.device
-            found = bucket.weights if direct else mine.new_empty(self.first.size * len(mine))
-            self.pending.append((bucket, found, all_gather(found, mine, group=self.first.group, async_op=True)))
+        if not bucket.shard:
+            return
+        if len(self.pending) == IN_FLIGHT:
+            self._land(*self.pending.pop(0))
+        packing = self.packings.get(bucket)
+        mine = (packing.pack(bucket.mine) if packing else bucket.mine).to(self.world.comm_device)
+        if packing or self.first is not self.world or bucket.weights.device != mine.device:
+            found = mine.new_empty(self.first.size * len(mine))
+        else:
+            found, mine = bucket.weights, mine.clone()
+        self.pending.append((bucket, found, all_gather(found, mine, group=self.first.group, async_op=True)))
 
     def finish(self) -> None:
-        for bucket, found, work in self.pending:
-            work.wait()
-            if inside := self.world.inside:
-                by_place = found.new_empty(inside.size, self.first.size, bucket.length)
-                all_gather(by_place.view(-1), found, group=inside.group)
-                found = by_place.transpose(0, 1).flatten()
-            if found is not bucket.weights:
-                bucket.weights.copy_(found)
+        while self.pending:
+            self._land(*self.pending.pop(0))
+
+    def _land(self, bucket: Bucket, found: Tensor, work: Any) -> None:
+        work.wait()
+        if inside := self.world.inside:
+            by_place = found.new_empty(inside.size, self.first.size, len(found) // self.first.size)
+            all_gather(by_place.view(-1), found, group=inside.group)
+            found = by_place.transpose(0, 1).flatten()
+        if packing := self.packings.get(bucket):
+            packing.unpack(found.to(bucket.weights.device).view(bucket.size, -1))
+        elif found is not bucket.weights:
+            bucket.weights.copy_(found)

@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import (
-    adamw,  # not torch.optim.AdamW, whose first call imports torch's compiler: 1.2 s of CPU time
-)
+from torch.optim.adamw import adamw  # not AdamW, whose first call imports torch's compiler: 1.2 s of CPU time
 
 from mingpt.compute.buckets import CHUNK, Bucket, Sliced
 from mingpt.compute.exchange import Gathering
 from mingpt.compute.groups import Rule
 from mingpt.compute.guard import Guard
 from mingpt.compute.muon import Muon
+from mingpt.compute.narrow import Packing
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.world.world import World, all_gather
 
@@ -69,8 +68,9 @@ class Update:
         tokens_per_microbatch: int,
         fp16: bool,
         health: Health,
+        packings: Mapping[Bucket, Packing] | None = None,
     ) -> None:
-        """rules: by parameter name. A bucket's parameters all belong to Muon, or none does."""
+        """rules: by parameter name. A bucket's parameters all belong to Muon, or none does. packings: see Gathering."""
         self.buckets, self.rules, self.config, self.schedule, self.world = buckets, rules, config, schedule, world
         self.slots = {slot.name: (i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots}
         self.named = [(name, self.slots[name][1].parameter) for name in sorted(self.slots)]
@@ -82,6 +82,7 @@ class Update:
         self.guard = Guard(health, device)
         self.of_muon = [i for i, bucket in enumerate(buckets) if rules[bucket.slots[0].name].muon]
         self.muon = Muon([buckets[i] for i in self.of_muon], config.momentum, world)
+        self.gathering = Gathering(world, packings or {})
         # Of each bucket the slice that this process owns: AdamW's first moment, or Muon's momentum; its second moment.
         self.first = [torch.zeros_like(bucket.mine) for bucket in buckets]
         self.second = [torch.zeros_like(b.mine[: 0 if i in self.of_muon else None]) for i, b in enumerate(buckets)]
@@ -113,13 +114,12 @@ class Update:
             rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]
             means, gradients = [self.first[i] for i in self.of_muon], [sums[i] for i in self.of_muon]
             self.muon.step(means, gradients, refused > 0, rule.lr * factor, rule.weight_decay)
-        gathering = Gathering(self.world)
         for i, bucket in enumerate(self.buckets):
             if i not in self.of_muon:
                 self._adamw(i, sums[i], factor, refused)
-            gathering.start(bucket)  # while the next one is updated
+            self.gathering.start(bucket)  # while the next one is updated
         self.steps.add_(1 - refused)
-        gathering.finish()
+        self.gathering.finish()
         if self.finite_steps is not None:
             self._adapt_loss_scale(self.finite_steps, (~torch.isfinite(norm)).float())
         return norm
@@ -139,7 +139,7 @@ class Update:
     def _adamw(self, i: int, gradient: Tensor, factor: float, refused: Tensor) -> None:
         """Torch's fused kernel: where `refused` is 1, it changes neither weights nor moments, without a wait."""
         bucket, rows = self.buckets[i], dict[Rule, list[tuple[Tensor, ...]]]()
-        for slot, part in bucket.pieces():
+        for slot, part in bucket.pieces(bucket.owned):
             count = self.step_of[slot.name].clone()  # the kernel counts it up
             row = bucket.mine[part], gradient[part], self.first[i][part], self.second[i][part], count
             rows.setdefault(self.rules[slot.name], []).append(row)

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute.batches import BatchPlan
+from mingpt.compute.buckets import Bucket, Sliced
+from mingpt.compute.narrow import Packing
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import Reduction
 from mingpt.config.schema import Config
@@ -46,6 +48,7 @@ class Compute:
     plan: BatchPlan
     autocast: Any
     device: torch.device
+    packings: dict[Bucket, Packing] = field(default_factory=dict)
 
     def device_name(self) -> str:
         """The kind of machine, such as "NVIDIA L4" or "cpu"."""
@@ -53,7 +56,10 @@ class Compute:
 
     def state(self) -> SharedState:
         """All state of the run; the tensors themselves, not copies."""
-        return {"model": self.model.state_dict(), "optimizer": self.update.state()}
+        weights: dict[str, Tensor | Sliced] = self.model.state_dict()
+        for packing in self.packings.values():
+            weights |= packing.own()
+        return {"model": weights, "optimizer": self.update.state()}
 
 
 @dataclass

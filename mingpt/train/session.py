@@ -1,14 +1,11 @@
 """Builds what an attempt needs, in this order: compute, checkpointer, restore, record, run. Then runs the loop."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.batches import BatchPlan, RankSampler
@@ -16,7 +13,8 @@ from mingpt.compute.buckets import make_buckets
 from mingpt.compute.fast import FastReduction
 from mingpt.compute.groups import muon_names, roles, rules
 from mingpt.compute.mixture import MixedPlan
-from mingpt.compute.numerics import autocast_for, differences, fingerprint, pin, slow_precision
+from mingpt.compute.narrow import narrow_names, pack
+from mingpt.compute.numerics import autocast_for, pin, slow_precision
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, Reduction
 from mingpt.config.schema import Config
@@ -33,19 +31,18 @@ from mingpt.observe.notify import notify
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
-from mingpt.snapshot.format import Kind, Manifest
-from mingpt.snapshot.restore import Put, Restored
-from mingpt.train import loop, own_model, resume
+from mingpt.snapshot.restore import Restored
+from mingpt.train import loop, own_model
 from mingpt.train.audit import Audit
-from mingpt.train.bad_steps import BadSteps, leave_out
-from mingpt.train.factory import build, trainable
+from mingpt.train.bad_steps import BadSteps
+from mingpt.train.factory import trainable
 from mingpt.train.observers import open_observers
+from mingpt.train.origin import Origin, restore
 from mingpt.train.proportions import proportions
 from mingpt.train.reporter import Reporter
 from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange
 from mingpt.train.times import StepTimes
-from mingpt.weights.reading import start_from
 from mingpt.world import hang, peers
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.warmup import warm_up
@@ -98,18 +95,6 @@ def teller(config: Config, reporter: Reporter, record: RunRecord) -> Callable[[B
     return lambda error: notify(url, "hang", str(error), name, attempt, reporter.done)
 
 
-@dataclass
-class Origin:
-    """What an attempt resumes from. loaded: None for a new run. history: of attempts. numerics: its fingerprint."""
-
-    loaded: Restored | None
-    step: int
-    numerics: dict[str, Any]
-    history: list[dict[str, Any]]
-    changes: resume.Changes
-    best_val_loss: float
-
-
 def build_compute(config: Config, source: Source, model: nn.Module, world: World) -> Compute:
     """Model, optimizer and batch plan on this process's device. Raises UserError if a user's model can't be trained."""
     pin(config, world.device)
@@ -118,6 +103,10 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
     plan = MixedPlan(*sizes, mixture=source.mixture) if source.mixture else BatchPlan(*sizes)
     named, role_of = trainable(model), roles(model)
     buckets = make_buckets(named, muon_names(config.optimizer.name, role_of), world, config.shards)
+    autocast = autocast_for(config, world.device)
+    # Nobody knows what a user's model reads in float32, even if its class derives from one of ours.
+    narrow = set() if isinstance(config.model, Own) else narrow_names(model, autocast)
+    packings = pack(buckets, narrow, autocast)
     update = Update(
         buckets,
         rules(named, config.optimizer, role_of),
@@ -128,75 +117,13 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
         tokens_per_microbatch=plan.micro_size * config.model.block_size,
         fp16=config.precision == "fp16",
         health=config.health,
+        packings=packings,
     )
-    autocast = autocast_for(config, world.device)
     if isinstance(config.model, Own):
         first = source.train[list(range(min(plan.micro_size, len(source.train))))]
         with autocast:
             own_model.try_out(model, config.model, [x.to(world.device) for x in first])
-    return Compute(model, update, plan, autocast, world.device)
-
-
-def restore(config: Config, source: Source, compute: Compute, checkpointer: Checkpointer, world: World) -> Origin:
-    """Load the newest good snapshot; without one, the weights of model.init_from, if that is set.
-
-    Raises UserError if the snapshot belongs to another experiment.
-    """
-    numerics = fingerprint(config, world.device, source.sha256)
-    mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
-    if mixed and world.is_main:
-        say(
-            f"WARNING: the processes have different numerics ({', '.join(sorted(set(mixed)))}): the bits of the result "
-            f"depend on which process computes what"
-        )
-    begun = list[Manifest]()
-
-    def take(manifest: Manifest) -> Put:
-        begun.append(manifest)
-        return take_over(manifest, config, source, compute)
-
-    origin = Origin(checkpointer.restore(take), 0, numerics, [], resume.Changes(), math.inf)
-    if begun and not origin.loaded:  # parts of a damaged snapshot were taken over
-        compute.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
-        compute.update.reset()
-    if config.resume.changed and not origin.loaded and world.is_main:
-        where = checkpointer.store.url  # a fork's copy may have failed
-        say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")
-    if origin.loaded:
-        _resume(origin, origin.loaded, config, world)
-        since = origin.loaded.manifest.attempt
-        compute.plan = leave_out(compute.plan, compute.update.guard.dropped, config, since, world)
-        compute.update.guard.dropped = compute.plan.dropped
-    elif isinstance(compute.model, LanguageModel) and (url := getattr(config.model, "init_from", None)):
-        numerics["init_from"] = start_from(compute.model, url, source.vocabulary, world)
-        if world.is_main:
-            say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
-    return origin
-
-
-def take_over(manifest: Manifest, config: Config, source: Source, compute: Compute) -> Put:
-    """What puts a snapshot's parts into model and optimizer. Raises UserError if it is none of this run's."""
-    resume.check_fits(manifest, config, source.vocabulary.to_json(), compute.model)
-    compute.update.reset()
-
-    def put(kind: Kind, tensors: dict[str, Tensor]) -> None:
-        if kind == "model":
-            compute.model.load_state_dict(tensors, strict=False)  # those of one part
-        else:
-            compute.update.load(tensors)
-
-    return put
-
-
-def _resume(origin: Origin, loaded: Restored, config: Config, world: World) -> None:
-    manifest = loaded.manifest
-    origin.step, origin.history = manifest.step, manifest.history
-    if manifest.metrics.best_val_loss is not None:
-        origin.best_val_loss = manifest.metrics.best_val_loss
-    origin.numerics["init_from"] = manifest.fingerprint.get("init_from")  # model.init_from is not read again
-    origin.changes = resume.check(manifest, config, origin.numerics, world, say)
-    if world.is_main:
-        say(f"resumed from step {manifest.step} of {loaded.url} (digest {manifest.digest})")
+    return Compute(model, update, plan, autocast, world.device, packings)
 
 
 def claim_attempt(

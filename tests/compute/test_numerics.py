@@ -133,27 +133,25 @@ def printed(script: str, environment: dict[str, str]) -> str:
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
 
 
-def probed(environment: dict[str, str]) -> str:
-    return printed("from mingpt.compute.numerics import probe; print(probe(torch.device('cpu')))", environment)
-
-
-def products(environment: dict[str, str]) -> str:
-    """The bits of other products than the probe's: whether this machine has another path for these variables."""
+def probed(environment: dict[str, str]) -> list[str]:
+    """The probe, and the bits of other products: whether this machine has another path for these variables."""
     script = (
+        "from mingpt.compute.numerics import probe; print(probe(torch.device('cpu')))\n"
         "g = torch.Generator().manual_seed(5); a, b = (torch.randn(256, 256, generator=g) for _ in 'ab')\n"
         "print((a @ b).double().sum().item().hex(), (a.bfloat16() @ b.bfloat16()).double().sum().item().hex())"
     )
-    return printed(script, environment)
+    return printed(script, environment).splitlines()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variable", [("MKL_CBWR", "COMPATIBLE"), ("ONEDNN_MAX_CPU_ISA", "AVX2")], ids=str)
-def test_the_probe_sees_that_a_library_computes_in_another_way(variable: tuple[str, str]) -> None:
-    changed = dict([variable])
-    assert probed({}) == probed({})
-    if products({}) == products(changed):
-        pytest.skip(f"{variable[0]}={variable[1]} changes nothing on this machine")
-    assert probed({}) != probed(changed)
+def test_the_probe_sees_that_a_library_computes_in_another_way() -> None:
+    probe, products = probed({})
+    assert probed({}) == [probe, products]
+    other = {v: probed({v: to}) for v, to in (("MKL_CBWR", "COMPATIBLE"), ("ONEDNN_MAX_CPU_ISA", "AVX2"))}
+    changed = {variable: there[0] for variable, there in other.items() if there[1] != products}
+    if not changed:
+        pytest.skip("this machine has one way only")
+    assert probe not in changed.values()
 
 
 def test_the_probe_disturbs_nobodys_random_numbers() -> None:
@@ -258,13 +256,14 @@ print(len(found), gradient(net) in found)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # three compilers, on a busy machine
 def test_a_compiled_embedding_has_one_gradient_with_several_threads() -> None:
     """torch's compiler adds up by atomic operations of all threads. With reduce=fast it may: so the test can fail."""
     paths = {"PYTHONPATH": f"{KITS}:{ROOT}"}
 
     def said(*way: str) -> str:
         command = [sys.executable, "-c", COMPILED, *way]
-        ended = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=200, check=True)
+        ended = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, check=True)
         return ended.stdout.strip()
 
     assert [said("4", "exact"), said("1", "exact"), said("1", "fast")] == ["1 True"] * 3  # and as without the compiler

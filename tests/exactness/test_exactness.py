@@ -53,14 +53,18 @@ def test_accumulation_may_be_flat_or_deep(
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_gives_the_same_bits_too(new_run: NewRun, undisturbed: NewRun, precision: str) -> None:
-    options = (f"precision={precision}", "train.max_steps=6")
+    """Weights that travel in 16 bits are whole again in snapshots, and evaluations see the same model."""
+    options = (f"precision={precision}", "train.max_steps=12", "train.eval_every=4")
     run = new_run(*options)
-    run.finish(3)
+    run.finish(3, "train.max_steps=8")
+    run.finish(2)
     assert run.digest() == undisturbed(*options).digest() != undisturbed().digest()
+    assert figures(run) == figures(undisturbed(*options))
 
 
-def test_a_compiled_model_gives_the_same_bits_too(new_run: NewRun, undisturbed: NewRun) -> None:
-    options = ("train.compile=true", "train.max_steps=6")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_compiled_model_gives_the_same_bits_too(new_run: NewRun, undisturbed: NewRun, precision: str) -> None:
+    options = ("train.compile=true", "train.max_steps=6", f"precision={precision}")
     run = new_run(*options)
     run.finish(2)
     assert run.digest() == undisturbed(*options).digest()

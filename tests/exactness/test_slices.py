@@ -38,7 +38,7 @@ def test_the_slices_of_a_bucket_tile_it_whatever_the_world(size: int) -> None:
         assert bucket.chunks == 5
         assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
         assert (len(bucket.owned) % CHUNK, bucket.owned.start % CHUNK) == (0, 0)
-        for slot, part in bucket.pieces():
+        for slot, part in bucket.pieces(bucket.owned):
             assert (part.start % START, (part.stop - part.start) % START) == (0, 0), slot.name
         places.append(list(bucket.owned))
         ranges = [bucket.ranges(slot) for slot in bucket.slots]
@@ -70,14 +70,16 @@ def run_world(size: int, folder: Path, each: int = 1) -> tuple[dict[str, Any], l
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # twenty-five processes
 def test_worlds_of_one_to_five_give_the_same_bits_and_files(tmp_path: Path) -> None:
-    """AdamW and Muon, clipped, with a skipped step, fp16's scale, a frozen layer; in slices or not."""
+    """AdamW and Muon, clipped, with a skipped step, fp16's scale, a frozen layer, 16 bits; in slices or not."""
     worlds = {(size, 1): run_world(size, tmp_path / str(size)) for size in range(1, 6)}
     for size, each in ((4, 2), (6, 3)):  # nodes of several processes: two hops
         worlds[size, each] = run_world(size, tmp_path / f"{size} by {each}", each)
     alone, files = worlds[1, 1]
     assert alone["adamw"] == alone["unsharded"] != alone["fp16"]
     assert alone["muon"] == alone["muon unsharded"] != alone["adamw"]
-    assert len(files) == 5  # AdamW's weights with the state of two runs (fp16 has its scale), and Muon's
+    assert alone["bf16"] == alone["bf16 unsharded"] != alone["adamw"]
+    assert alone["muon bf16"] == alone["muon bf16 unsharded"] != alone["muon"]
+    assert len(files) == 10  # weights and optimizer state of five runs: what is not sharded has the same files
     assert {shape: found for shape, found in worlds.items() if found != (alone, files)} == {}
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from examples.classifier import Classifier, rows
 from mingpt.data.own import Rows, source_of
 from mingpt.data.source import Source
+from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.observe.events import AttemptEnded, AttemptFailed, Event
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.train import stats
@@ -240,6 +241,15 @@ def quits() -> nn.Module:
 
 def by_vocabulary(vocab_size: int, block_size: int) -> nn.Module:
     return Classifier(n_in=10, hidden=vocab_size + block_size)
+
+
+def derived(vocab_size: int, block_size: int) -> nn.Module:
+    """A class of somebody's own, over one of ours."""
+
+    class Mine(GPT):
+        pass
+
+    return Mine(GPTConfig(vocab_size=vocab_size, block_size=block_size, n_layer=1, n_head=1, n_embd=8))
 
 
 def no_rows(micro_size: int) -> Source:

@@ -6,6 +6,7 @@ object: by case the digest of a snapshot.
 
 import json
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from mingpt.compute.buckets import make_buckets
 from mingpt.compute.groups import muon_names, roles, rules
+from mingpt.compute.narrow import pack
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction
 from mingpt.config.schema import Health, Optimizer, Schedule
@@ -27,13 +29,19 @@ from mingpt.world.world import World
 MICROBATCHES, STEPS, WIDTH = 7, 4, 96
 BUCKET_BYTES = 40_000  # several buckets, of up to nine chunks each; and one for the wide matrix
 ADAM, MUON = Optimizer(clip_norm=0.5), Optimizer(name="muon", lr=0.02, clip_norm=0.5)
+FP32, BF16, FP16 = nullcontext(), torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.float16)
 CASES = {
-    "adamw": (ADAM, False, True),
-    "unsharded": (ADAM, False, False),
-    "fp16": (ADAM, True, True),
-    "muon": (MUON, False, True),
-    "muon unsharded": (MUON, False, False),
+    "adamw": (ADAM, FP32, True),
+    "unsharded": (ADAM, FP32, False),
+    "fp16": (ADAM, FP16, True),
+    "bf16": (ADAM, BF16, True),
+    "bf16 unsharded": (ADAM, BF16, False),
+    "muon": (MUON, FP32, True),
+    "muon unsharded": (MUON, FP32, False),
+    "muon bf16": (MUON, BF16, True),
+    "muon bf16 unsharded": (MUON, BF16, False),
 }
+NARROW = {"first.weight", "second.weight", "rare.weight"}  # under autocast these travel in 16 bits
 
 
 class Net(nn.Module):
@@ -52,11 +60,13 @@ class Net(nn.Module):
         return (self.rare(y) if rare else y).square().sum()
 
 
-def train(config: Optimizer, fp16: bool, shard: bool, world: World, folder: Path) -> str:
+def train(config: Optimizer, autocast: Any, shard: bool, world: World, folder: Path) -> str:
     model = Net()
     named, role_of = [(n, p) for n, p in model.named_parameters() if p.requires_grad], roles(model)
     buckets = make_buckets(named, muon_names(config.name, role_of), world, shard, BUCKET_BYTES)
     assert len(buckets) > 3
+    packings = {} if autocast is FP32 else pack(buckets, NARROW, autocast)
+    assert bool(packings) == (world.size > 1 and shard and autocast is not FP32)
     update = Update(
         buckets,
         rules(named, config, role_of),
@@ -65,8 +75,9 @@ def train(config: Optimizer, fp16: bool, shard: bool, world: World, folder: Path
         world,
         global_size=1,
         tokens_per_microbatch=8,
-        fp16=fp16,
+        fp16=autocast is FP16,
         health=Health(),
+        packings=packings,
     )
     reduction, mine = ExactReduction(buckets, MICROBATCHES, world), world.share(MICROBATCHES)
     for step in range(STEPS):
@@ -76,13 +87,16 @@ def train(config: Optimizer, fp16: bool, shard: bool, world: World, folder: Path
             scale = torch.inf if step == 2 and m == 5 else 10.0 ** (m % 5 - 2)  # step 2 is skipped
             if m == mine[-1]:
                 reduction.arm(m)
-            update.scaled(model(torch.randn(8, WIDTH, generator=draw) * scale, m % 3 == 1)).backward()
+            with autocast:
+                loss = model(torch.randn(8, WIDTH, generator=draw) * scale, m % 3 == 1)
+            update.scaled(loss).backward()
             if m != mine[-1]:
                 reduction.push(m)
         reduction.finish()
         update(step, torch.zeros(MICROBATCHES).double(), torch.tensor(8.0 * MICROBATCHES), reduction.sums)
     staging = Staging(world)
-    staged = staging.copy_share({"model": model.state_dict(), "optimizer": update.state()})
+    own = {name: part for packing in packings.values() for name, part in packing.own().items()}
+    staged = staging.copy_share({"model": {**model.state_dict(), **own}, "optimizer": update.state()})
     infos = list[dict[str, Any]]()
     for part in (encode_part(*one) for one in staging.parts(staged)):
         (folder / part.name).write_bytes(b"".join(part.pieces))
