@@ -1,18 +1,38 @@
 """`python benchmarks/bytes.py`: the bytes that the exact sum sends / those of a ring all-reduce; computed, not timed.
 
 mean: over the processes. most: of the process that sends most. card: of nodes with several processes, what the busiest
-network card sends; in one hop: if each process sent all that it holds to the others.
+network card sends; in one hop: if each process sent all that it holds to the others. weights: with precision=bf16, what
+the all-gather of a model's weights sends at 8 processes / what it sends with precision=fp32.
 """
 
 import json
 import statistics
 
+import torch
+
+from mingpt.compute.buckets import make_buckets
 from mingpt.compute.exchange import held
+from mingpt.compute.narrow import narrow_names, pack
+from mingpt.config.compose import configure
 from mingpt.preflight.helper import bytes_a_step
+from mingpt.train.factory import build, trainable
+from mingpt.train.footprint import without_memory
+from mingpt.world.world import World
+
+
+def of_weights(model: str) -> float:
+    config, autocast = configure([f"model={model}"]), torch.autocast("cpu", torch.bfloat16)
+    assert config
+    with without_memory():
+        built = build(config, 50257)
+        buckets = make_buckets(trainable(built), set(), World(0, 8, 0, torch.device("cpu"), ""), True)
+        packings = pack(buckets, narrow_names(built, autocast), autocast)
+    sent = [packings[b].length if b in packings else b.mine.nbytes for b in buckets]
+    return sum(sent) / sum(bucket.mine.nbytes for bucket in buckets)
 
 
 def main() -> None:
-    rows = list[dict[str, float]]()
+    rows = list[dict[str, float | str]]()
     for world, microbatches in [(2, 16), (4, 16), (16, 64), (3, 12), (3, 48), (6, 48), (5, 64), (7, 64)]:
         partial_sums = [len(nodes) for nodes in held(world, microbatches)]
         # The all-to-all sends each partial sum, the all-gather one sum; a ring all-reduce sends the gradients twice. A
@@ -28,6 +48,7 @@ def main() -> None:
         card = bytes_a_step(1_000_000, microbatches, [each] * nodes) / 1_000_000
         rows.append({"nodes": nodes, "processes of each": each, "M": microbatches, "card": round(card / ring, 2)})
         rows[-1]["card, in one hop"] = round(one_hop / ring, 2)
+    rows += [{"model": model, "weights": round(of_weights(model), 2)} for model in ("gpt2", "gpt2-xl", "modern-1b")]
     print(json.dumps(rows, indent=1))
 
 

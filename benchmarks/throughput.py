@@ -5,6 +5,7 @@ Compared: 6 layers x width 192 x block 128, microbatches of 12, one thread a pro
   fast              with 2 processes, reduce=fast
   bare              a bare eager PyTorch loop over this project's model, one process
   nanogpt           nanoGPT's own model and optimizer (DIR: a checkout of karpathy/nanoGPT), one process
+  sgemm             the product of two 1024 x 1024 matrices again and again, one process: its FLOP a second
 
 All of them run in each of `--rounds` rounds, so that a machine whose speed drifts slows all of them alike. A ratio is
 the median over the rounds of the ratios within a round. Speeds are tokens a second after the first 3 steps.
@@ -19,12 +20,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from mingpt.observe.speed import flops_per_token
 
 BLOCK, MICRO, STEPS, WARM = 128, 12, 13, 3
 SHAPE = {"n_layer": 6, "n_head": 6, "n_embd": 192, "block_size": BLOCK}
 MICROBATCHES = 4
+FLOPS = flops_per_token(2_706_624, SHAPE["n_layer"], SHAPE["n_embd"], BLOCK)  # of a token, forward and backward
 
 
 def trainer(processes: int, reduce: str, text: Path) -> float:
@@ -100,6 +105,19 @@ def nanogpt(text: Path, checkout: Path) -> float:
     return loop(step)
 
 
+def sgemm() -> float:
+    """FLOP a second of this machine's own matrix product."""
+    import torch
+
+    torch.set_num_threads(1)
+    a, b, seconds = torch.randn(1024, 1024), torch.randn(1024, 1024), list[float]()
+    for _ in range(50):
+        began = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - began)
+    return 2 * 1024**3 / statistics.median(seconds)
+
+
 def _tokens(text: Path) -> tuple[Any, int]:
     import torch
 
@@ -125,22 +143,23 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)  # measure one, in this process, so that no allocator is shared
     options = parser.parse_args()
     if options.one:
-        print(bare(options.text) if options.one == "bare" else nanogpt(options.text, options.nanogpt))
+        alone = {"bare": partial(bare, options.text), "nanogpt": partial(nanogpt, options.text, options.nanogpt)}
+        print((alone | {"sgemm": sgemm})[options.one]())
         return
-    alone = ["bare", *(["nanogpt"] if options.nanogpt else [])]
-    speeds: dict[str, list[float]] = {name: [] for name in ("one", "two", "fast", *alone)}
+    names = ["bare", "sgemm", *(["nanogpt"] if options.nanogpt else [])]
+    speeds: dict[str, list[float]] = {name: [] for name in ("one", "two", "fast", *names)}
     os.environ["OMP_NUM_THREADS"] = "1"
     for _ in range(options.rounds):
         speeds["one"].append(trainer(1, "exact", options.text))
-        for name in alone:
+        for name in names:
             again = [sys.executable, *sys.argv, "--one", name]
             output = subprocess.run(again, check=True, capture_output=True, text=True).stdout
             speeds[name].append(float(output.split()[-1]))  # nanoGPT prints lines of its own before
         speeds["two"].append(trainer(2, "exact", options.text))
         speeds["fast"].append(trainer(2, "fast", options.text))
 
-    def ratio(a: str, b: str) -> float:
-        return round(statistics.median(x / y for x, y in zip(speeds[a], speeds[b], strict=True)), 3)
+    def ratio(a: str, b: str, times: float = 1) -> float:
+        return round(times * statistics.median(x / y for x, y in zip(speeds[a], speeds[b], strict=True)), 3)
 
     print(
         json.dumps(
@@ -149,6 +168,7 @@ def main() -> None:
                 "exact / fast, 2 processes": ratio("two", "fast"),
                 "2 processes / 1 process": ratio("two", "one"),
                 "1 process / bare loop": ratio("one", "bare"),
+                "1 process / sgemm": ratio("one", "sgemm", FLOPS),
                 **({"1 process / nanoGPT": ratio("one", "nanogpt")} if options.nanogpt else {}),
                 "rounds": options.rounds,
                 "all": {name: [round(x) for x in s] for name, s in speeds.items()},
