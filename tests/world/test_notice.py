@@ -1,6 +1,8 @@
 """Notices of preemption, read from a server on loopback that speaks the metadata protocols of three clouds."""
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +24,7 @@ class Metadata(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
         self.asked: list[str] = []
+        self.told = threading.Event()  # that it is taken away
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -40,6 +43,8 @@ class Answers(BaseHTTPRequestHandler):
             if headers["X-aws-ec2-metadata-token"] != "a-token":
                 self.answer(401)
             else:
+                if taken:
+                    self.server.told.set()
                 self.answer(*((200, '{"action": "terminate", "time": "2026-11-22T21:00:00Z"}') if taken else (404, "")))
         elif self.path == "/computeMetadata/v1/instance/preempted" and headers["Metadata-Flavor"] == "Google":
             self.answer(200, "TRUE" if taken else "FALSE")
@@ -134,12 +139,17 @@ def test_an_address_without_an_answer_is_reported_once_and_asked_again(
 def test_a_run_of_two_processes_stops_at_a_notice_and_resumes_with_the_same_bits(
     metadata: Metadata, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
 ) -> None:
-    run = new_run(f"world.notice=aws:{metadata.url}")
+    """Process 0 asks every five seconds; process 1 is held at step 20 until it has the answer."""
+    run, held = new_run(f"world.notice=aws:{metadata.url}"), list[int]()
 
     def take_away() -> None:
+        held.extend(p for p in node.workers() if b"LOCAL_RANK=1\0" in Path(f"/proc/{p}/environ").read_bytes())
+        os.kill(held[0], signal.SIGSTOP)
         metadata.taken = True
 
     node = Node(launch(run), on_line=at_step(20, take_away))
+    assert metadata.told.wait(60)
+    os.kill(held[0], signal.SIGCONT)
     output = finish(node, 75)
     assert output.count("aws takes this machine away in 120 s or less: asked to stop") == 1
     assert "stopped on request" in output.splitlines()[-1]
