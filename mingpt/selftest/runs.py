@@ -163,10 +163,16 @@ class Runs:
         yield from self._hurt("hung", signal.SIGSTOP, f"world.timeout_seconds={HANG_SECONDS}")
 
     def _hurt(self, name: str, signal_number: int, *overrides: str) -> Iterator[Result]:
-        """Send the signal to a worker after step 5: the launcher starts the run again by itself."""
-        run = self.start(name, self.worlds()[-1], *SMALL, *overrides)
+        """Send the signal to a worker after step 5: the launcher starts the run again by itself.
+
+        Snapshots hold the training up, so that step 4's is there: one beside it may end after step 5 on a slow disk.
+        """
+        run = self.start(name, self.worlds()[-1], *SMALL, "snapshot.asynchronous=false", *overrides)
         run.until(r"^step +5/")
-        run.workers()[-1].send_signal(signal_number)
+        workers = run.workers()
+        if not workers:
+            raise Broken(f"the run ended before a process was {name}")
+        workers[-1].send_signal(signal_number)
         since = time.monotonic()
         run.until("resumed from step")
         seconds = time.monotonic() - since

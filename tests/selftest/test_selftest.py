@@ -17,6 +17,7 @@ from mingpt.selftest.command import judge
 from mingpt.selftest.known import compare, row
 from mingpt.selftest.runs import Runs, Started
 from mingpt.train import loop
+from paths_kit import CRASH_SITE
 
 CPU = torch.device("cpu")
 
@@ -139,11 +140,18 @@ def runs(tmp_path: Path) -> Runs:
 
 
 @pytest.mark.slow
-def test_runs_that_are_killed_have_the_bits_of_the_undisturbed_one(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_are_killed_have_the_bits_of_the_undisturbed_one(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [same] = runs.undisturbed()
     assert (same.ok, same.found) == (True, f"1: {runs.digest[:16]}, 2: {runs.digest[:16]}")
+    slow = tmp_path / "slow"  # the first snapshot's manifest is written seconds late
+    slow.write_text("before manifest durable slow")
+    monkeypatch.setenv("PYTHONPATH", str(CRASH_SITE))
+    monkeypatch.setenv("CRASH_AT", str(slow))
+    monkeypatch.setenv("CRASH_PART_BYTES", str(1 << 26))
     [killed] = runs.killed()
-    assert killed.ok is True
+    assert (killed.ok, slow.exists()) == (True, False)
     # Runs that differ, and one that ends before the kill, are seen.
     monkeypatch.setattr(Started, "digest", lambda started: "x" * 16 + str(started.process.pid))
     [other] = runs.undisturbed()
