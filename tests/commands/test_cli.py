@@ -62,7 +62,7 @@ def test_each_verb_has_options_that_are_known_without_torch_and_its_name_is_in_i
         "    print(import_module(verb.options or verb.module).parser().format_usage().split('[')[0].strip())\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=run.env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", code], env=run.env, capture_output=True, text=True, timeout=600)
     *usage, torch = done.stdout.splitlines()
     assert torch == "False", done.stderr
     assert [line.removeprefix("usage: ") for line in usage if line.startswith("usage: ")] == [
@@ -73,7 +73,7 @@ def test_each_verb_has_options_that_are_known_without_torch_and_its_name_is_in_i
 def test_help_and_completion_import_the_standard_library_alone() -> None:
     code = "import sys; before = {*sys.modules}; import mingpt.cli; print(*({*sys.modules} - before))"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
     found = {module.partition(".")[0] for module in done.stdout.split()}
     assert found - sys.stdlib_module_names == {"mingpt"}, done.stderr
 
@@ -106,7 +106,7 @@ def test_documents_show_verbs_that_there_are(page: Path) -> None:
 def test_exit_codes_and_words_are_those_of_the_verbs_module(verb: str, arguments: list[str], run: Mingpt) -> None:
     done = run(verb, *arguments)
     with run.start(sys.executable, "-m", f"mingpt.{verb}", *arguments) as module:
-        assert (done.stdout, done.stderr) == module.communicate(timeout=200)
+        assert (done.stdout, done.stderr) == module.communicate(timeout=600)
     assert done.returncode == module.returncode == 64
 
 
@@ -184,5 +184,5 @@ def test_ctrl_c_while_libraries_are_imported_leaves_no_trace(
         assert process.stdout
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (code, told)

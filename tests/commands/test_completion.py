@@ -64,7 +64,7 @@ def test_bash_gets_exactly_these_words(run: Mingpt) -> None:
         "mingpt nonsense ": "",
     }
     done = subprocess.run(
-        ["bash", "-c", BASH], input="\n".join(lines) + "\n", env=run.env, capture_output=True, text=True, timeout=280
+        ["bash", "-c", BASH], input="\n".join(lines) + "\n", env=run.env, capture_output=True, text=True, timeout=600
     )
     assert dict(zip(lines, done.stdout.splitlines(), strict=True)) == lines
 

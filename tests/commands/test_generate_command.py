@@ -217,7 +217,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(run: Path) -> None:
     process.stdout.read(20)
     process.stdout.close()
     assert process.stderr
-    assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+    assert (process.stderr.read(), process.wait(200)) == (b"", 0)
 
 
 def hostile(folder: Path, manifest: dict[str, Any], model: GPT | None = None) -> Path:

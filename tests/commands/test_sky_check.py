@@ -163,7 +163,7 @@ def test_skypilots_own_options_are_known() -> None:
         "    for o in (*p.opts, *p.secondary_opts):\n"
         "        print(o, getattr(p, 'is_flag', False) and o != '--docker')"
     )
-    done = subprocess.run([sky, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sky, "-c", code], capture_output=True, text=True, timeout=600, check=True)
     asked = {line.split()[0]: line.endswith("True") for line in done.stdout.splitlines() if line.startswith("-")}
     known = {name for action in parser()._actions for name in action.option_strings}
     assert asked.keys() <= known
@@ -173,5 +173,5 @@ def test_skypilots_own_options_are_known() -> None:
 
 def test_as_a_program_of_its_own() -> None:
     command = [sys.executable, "-m", "mingpt.commands.sky_check", "recipes/train.yaml", "--num-nodes", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stdout == "nothing found\nsky launch recipes/train.yaml --num-nodes 1\n", done.stderr

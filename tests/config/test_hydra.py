@@ -122,7 +122,7 @@ def test_each_program_knows_the_folder(own: Path, program: list[str]) -> None:
     command = [sys.executable, "-m", f"mingpt.{module}", *options, "--config-dir", "conf", "experiment=nope"]
     root = Path(mingpt.__file__).parent.parent
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=120
+        command, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=600
     )
     assert (done.returncode, done.stdout) == (64, "")
     assert "there is no experiment 'nope'; there are" in done.stderr

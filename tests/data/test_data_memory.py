@@ -42,7 +42,7 @@ print(json.dumps([read, mistake, peak() - before]))
 def measured(kind: str, path: Path) -> tuple[int, str, int]:
     """Characters read, the mistake that was told, MiB that it took."""
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, kind, str(path)], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", MEASURE, kind, str(path)], capture_output=True, text=True, timeout=600, check=True
     )
     read, mistake, mib = json.loads(done.stdout)
     return read, mistake, mib

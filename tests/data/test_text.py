@@ -222,7 +222,7 @@ def open_with_others(config: TextData, start: Barrier, builds: Path) -> tuple[st
         return tokenize(raw, config, given)
 
     text_module._tokenize = noted
-    start.wait(timeout=60)
+    start.wait(timeout=600)
     text = open_text(config, 1)
     content = np.asarray(file_of(text).mapped).tobytes()
     return sha256(content).hexdigest(), file_of(text).path.stat().st_ino, str(text.vocabulary.to_json()["characters"])

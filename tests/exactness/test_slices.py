@@ -68,7 +68,6 @@ def run_world(size: int, folder: Path, each: int = 1) -> tuple[dict[str, Any], l
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # twenty-five processes
 def test_worlds_of_one_to_five_give_the_same_bits_and_files(tmp_path: Path) -> None:
     """AdamW and Muon, clipped, with a skipped step, fp16's scale, a frozen layer, 16 bits; in slices or not."""
     worlds = {(size, 1): run_world(size, tmp_path / str(size)) for size in range(1, 6)}

@@ -113,7 +113,7 @@ def test_images(make_run: MakeRun, tmp_path: Path, files: str) -> None:
 
 def generate(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "mingpt.generate", *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "mingpt.generate", *arguments], capture_output=True, text=True, timeout=600
     )
 
 
@@ -150,7 +150,7 @@ def test_bad_files_end_with_one_message_and_64(make_run: MakeRun, tmp_path: Path
     assert started.wait() == 1, started.output  # torchrun's; the workers' is 64
     assert started.output.count("error: data.path=") == 1
     assert "test_batch.bin has 3072 bytes, not a multiple of 3073" in started.output
-    alone = subprocess.run(run.command(1), capture_output=True, text=True, timeout=120)
+    alone = subprocess.run(run.command(1), capture_output=True, text=True, timeout=600)
     assert alone.returncode == 64
 
 

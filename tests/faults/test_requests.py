@@ -47,7 +47,7 @@ def test_a_second_request_ends_a_node_with_a_process_that_will_never_end(new_run
             time.sleep(2.5)
 
     node.on_line = at_step(50, ask)
-    code = node.wait(60)
+    code = node.wait(200)
     assert code == 70, node.output[-3000:]
     node.assert_nothing_left()
 
@@ -64,7 +64,7 @@ def test_a_node_that_waits_for_others_can_be_stopped(backend: str, rank: int, ne
     wait_until(lambda: "launch: " in node.output, "the command")
     time.sleep(5)  # torch is there, and waits for up to 300 seconds
     os.kill(node.process.pid, signal.SIGTERM)
-    code = node.wait(20)
+    code = node.wait(200)
     assert code == 75, node.output[-3000:]
     assert "stopped on request before" in node.output.splitlines()[-1]
     node.assert_nothing_left()
@@ -122,5 +122,5 @@ def test_a_closed_terminal_stops_a_run_that_did_not_ask_for_nohup(new_run: Calla
     while not re.search(rb"step +([5-9][0-9]|[0-9]{3,})/", seen):  # the live display draws some of the steps
         seen = (seen + os.read(main, 4096))[-8192:]
     os.close(main)  # the kernel sends SIGHUP
-    assert process.wait(60) == 75
+    assert process.wait(200) == 75
     assert 50 <= run.store.steps()[0] < STEPS

@@ -92,18 +92,18 @@ OPTIONS = [
     # Exit 70: a head that is late is there at the next try.
     Case("head never answers, static", r"world\.init_timeout_seconds", "--rdzv-id right", SHORT, (with_port(
         busy=False)("--nnodes=2", "--rdzv-backend=static", "--node-rank=1", "--master-addr=127.0.0.1",
-                    "--master-port={port}"),), code=70, forms=LAUNCH, limit=30),
+                    "--master-port={port}"),), code=70, forms=LAUNCH),
     Case("head never answers, c10d", r"world\.init_timeout_seconds", "--rdzv-id right", SHORT, (
         env(SKYPILOT_NODE_IPS="127.0.0.2\n127.0.0.1", SKYPILOT_NODE_RANK="1"),
-        with_port(busy=False)("--rdzv-endpoint=127.0.0.1:{port}"),), code=70, forms=LAUNCH, limit=30),
+        with_port(busy=False)("--rdzv-endpoint=127.0.0.1:{port}"),), code=70, forms=LAUNCH),
     Case("something else listens at the endpoint", r"world\.init_timeout_seconds", "--rdzv-id right", SHORT, (
-        with_port(busy=True)("--nnodes=2", "--rdzv-endpoint=127.0.0.1:{port}"),), code=70, forms=LAUNCH, limit=40),
+        with_port(busy=True)("--nnodes=2", "--rdzv-endpoint=127.0.0.1:{port}"),), code=70, forms=LAUNCH),
     Case("something else listens, static", r"world\.init_timeout_seconds", "--rdzv-id right", SHORT, (with_port(
         busy=True)("--nnodes=2", "--rdzv-backend=static", "--node-rank=1", "--master-addr=127.0.0.1",
-                   "--master-port={port}"),), code=70, forms=LAUNCH, limit=40),
+                   "--master-port={port}"),), code=70, forms=LAUNCH),
     Case("the other node never comes", r"world\.init_timeout_seconds", "are all up", SHORT, (with_port(
         busy=False)("--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port={port}"),),
-        code=70, forms=LAUNCH, limit=40),
+        code=70, forms=LAUNCH),
 ]
 
 # torchrun's variables, set by hand. (mingpt.launch sets them itself.)
@@ -117,12 +117,11 @@ BY_HAND = [
     Case("port in use, by hand", r"MASTER_PORT=\d+ is in use", "choose another", SHORT,
          (with_port(HAND, busy=True)(),), forms=TRAIN),
     Case("head never answers, by hand", r"MASTER_ADDR=127.0.0.1, MASTER_PORT=\d+ within 2 s", "is that machine up",
-         SHORT, (with_port(SECOND, busy=False)(),), code=70, forms=TRAIN,
-         limit=30),
+         SHORT, (with_port(SECOND, busy=False)(),), code=70, forms=TRAIN),
     Case("something else answers, by hand", r"MASTER_PORT=\d+", "is that machine up", SHORT,
-         (with_port(SECOND, busy=True)(),), code=70, forms=TRAIN, limit=30),
+         (with_port(SECOND, busy=True)(),), code=70, forms=TRAIN),
     Case("the other never comes, by hand", r"world\.init_timeout_seconds", "look for the one", SHORT,
-         (with_port(HAND, busy=False)(),), code=70, forms=TRAIN, limit=30),
+         (with_port(HAND, busy=False)(),), code=70, forms=TRAIN),
 ]
 
 # One of each kind under the launcher too, or the file would take too long: what differs there is how it is told, once.

@@ -29,7 +29,7 @@ class Mingpt:
 
     def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         process = self.start("mingpt", *arguments)
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=600)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def start(self, *command: str, **variables: str) -> "subprocess.Popen[str]":

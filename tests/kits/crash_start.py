@@ -20,7 +20,7 @@ KILLED, USER_ERROR, CRASHED, STOPPED = -signal.SIGKILL, 64, 70, 75
 SLOW_WRITE = Boundary("durable", "optimizer-00001", "before", "slow")
 GROUP_SECONDS = "3"  # what SLOW_WRITE takes longer than
 MOST_STEPS_BETWEEN = 25  # two crashes
-LIMIT = 240  # seconds; a hang is a violation
+LIMIT = 600  # seconds; a hang is a violation
 
 
 @dataclass

@@ -197,7 +197,7 @@ class FaultProxy:
         self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 20))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(100)
 
     def set(self, *rules: Rule) -> None:
         """These rules, and no others, from now on."""
@@ -210,7 +210,7 @@ class FaultProxy:
     def close(self) -> None:
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(100)
         self._loop.close()
 
     async def _end(self) -> None:

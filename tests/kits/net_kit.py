@@ -33,7 +33,7 @@ from typing import Any
 
 import pytest
 
-LIMIT = 60  # seconds for `run`
+LIMIT = 300  # seconds for `run`
 KEEPER = "cat >/dev/null"  # ends when the test process closes its pipe, or dies
 NAMESPACES = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 # What becomes of a new host before anything runs on it: sysfs shows this network's interfaces only when mounted here.

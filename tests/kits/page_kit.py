@@ -19,7 +19,7 @@ from pathlib import Path
 import mingpt.cli
 from paths_kit import ROOT
 
-LIMIT = 200  # seconds for one command
+LIMIT = 600  # seconds for one command
 MASKS = (
     (r"[0-9a-f]{16,}", "#"),
     (r"-?\b\d+\.\d+(e[+-]?\d+)?", "#"),

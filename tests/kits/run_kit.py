@@ -14,7 +14,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from paths_kit import ROOT
 
-TIME_LIMIT = 240  # seconds for one run; a hang fails the test instead of the whole suite
+TIME_LIMIT = 600  # seconds for one run; a hang fails the test instead of the whole suite
 
 # Small enough for a step of milliseconds, with everything in it that could break bits: dropout, several layers, several
 # microbatches a process, an evaluation whose last piece is not full.
@@ -134,5 +134,5 @@ def train(folder: Path, *arguments: str, path: Path = ROOT, **variables: str) ->
         env={**os.environ, "PYTHONPATH": str(path), **variables},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )

@@ -24,7 +24,7 @@ HIDDEN = "nobody-may-see"  # a part of each secret
 ACCESS_KEY, SECRET_KEY = f"key-that-{HIDDEN}", f"secret-that-{HIDDEN}"
 ACCOUNT, ACCOUNT_KEY = "testaccount", base64.b64encode(SECRET_KEY.encode()).decode()  # Azure's keys are base64
 BUCKET = "runs"
-START_LIMIT = 60  # seconds
+START_LIMIT = 300  # seconds
 AZURITE = ROOT / ".azurite/node_modules/.bin/azurite-blob"
 
 

@@ -33,7 +33,7 @@ class Hanging(Store):
 
 def outcome(job: "SnapshotWriter") -> str:
     try:
-        return job.wait(60)
+        return job.wait(200)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

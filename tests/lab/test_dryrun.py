@@ -25,7 +25,7 @@ COMMANDS = {
     "generate": f"{LAUNCH}generate.yaml",
 }  # fmt: skip
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.world.slurm import hostnames
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900), needs_lab]
+pytestmark = [pytest.mark.lab, needs_lab]
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 READY = {"MINGPT_PYTHON": sys.prefix}

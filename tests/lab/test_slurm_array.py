@@ -9,7 +9,7 @@ import pytest
 from lab_kit import needs_lab, on, shared, wait_until
 from test_slurm import Job, jobs, project, submit
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900), needs_lab]
+pytestmark = [pytest.mark.lab, needs_lab]
 __all__ = ["jobs", "project"]  # fixtures
 
 # Needs no data, and goes on until it is stopped.

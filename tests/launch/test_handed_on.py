@@ -23,7 +23,7 @@ from run_kit import Run
 def run_python(script: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", script, *arguments]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_the_launchers_moment_is_that_of_all(monkeypatch: pytest.MonkeyPatch) ->
 def test_under_plain_torchrun_the_time_is_refused(new_run: Callable[..., Run]) -> None:
     world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     command = [sys.executable, "-m", "mingpt.train", *training(new_run(), "run.name=r-${now:%f}")]
-    done = subprocess.run(command, env={**os.environ, **world}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env={**os.environ, **world}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 64, done.stderr
     assert done.stderr.startswith("error: run.name: ${now:…} is another time in each process and at each restart")
 
@@ -71,7 +71,7 @@ def test_under_plain_torchrun_the_time_is_refused(new_run: Callable[..., Run]) -
 def test_a_pod_of_several_does_not_train_alone() -> None:
     command = [sys.executable, "-m", "mingpt.train", "data=random"]
     env = {**os.environ, "PET_NNODES": "2"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 64
     assert done.stderr.startswith("error: PET_NNODES=2 in the environment announces several nodes, and this process ")
 
@@ -147,5 +147,5 @@ def test_one_answer_is_sent_once_and_not_gathered_from_all(tmp_path: Path) -> No
     command = [sys.executable, "-c", SPEAKING]
     three = [subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
              for rank in range(3)]  # fmt: skip
-    ends = [(process.communicate(timeout=120)[1], process.returncode) for process in three]
+    ends = [(process.communicate(timeout=600)[1], process.returncode) for process in three]
     assert [code for _, code in ends] == [0, 0, 0], ends

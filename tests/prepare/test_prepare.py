@@ -200,7 +200,7 @@ def test_sigkill_in_the_middle_changes_no_byte(tmp_path: Path, processes: int) -
         rest = ["--shard-tokens", "5000", "--processes", str(processes)]
         return [sys.executable, "-m", "mingpt.data.prepare", *places, *rest]
 
-    subprocess.run(command("undisturbed"), check=True, capture_output=True, timeout=120)
+    subprocess.run(command("undisturbed"), check=True, capture_output=True, timeout=600)
     kills = 0
     while not (tmp_path / "out" / "manifest.json").exists():
         process = subprocess.Popen(command("out"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -210,7 +210,7 @@ def test_sigkill_in_the_middle_changes_no_byte(tmp_path: Path, processes: int) -
         if process.poll() is None and kills < 3:
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=600)
         assert process.returncode in (0, -signal.SIGKILL), said
     assert kills >= 1
     assert files(tmp_path / "out") == files(tmp_path / "undisturbed")

@@ -29,7 +29,7 @@ def test_make_train_prints_a_sample_and_writes_a_report_of_the_run_that_it_train
     python.chmod(0o755)
     command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.installed", "train", f"ARGS={given}"]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "log").read_text().splitlines()
     assert done.stderr.endswith("the run is finished; only its report is missing, for the reason above\n")

@@ -46,7 +46,6 @@ def flip() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # 90 s where nothing else runs
 @pytest.mark.parametrize("page", ["time-machine", "branches"])
 def test_a_page_shows_what_its_commands_print(
     page: str, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

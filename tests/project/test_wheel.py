@@ -34,7 +34,7 @@ def test_a_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     where, *lines = done.stdout.splitlines()

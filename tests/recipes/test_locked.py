@@ -68,7 +68,7 @@ def lock(index: Path) -> Path:
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bare") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=240)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=600)
     return folder
 
 
@@ -77,7 +77,7 @@ def python(bare: Path) -> str:
     """That of an environment which has pip and nothing of the lock's."""
     program = str(bare / "bin/python")
     names = ["packaging", "mg_top", "mg_sure", "mg_extra"]
-    subprocess.run([program, "-m", "pip", "uninstall", "-qqy", *names], check=True, timeout=120)
+    subprocess.run([program, "-m", "pip", "uninstall", "-qqy", *names], check=True, timeout=600)
     return program
 
 
@@ -85,7 +85,7 @@ def install(python: str, lock: Path, *roots: str) -> tuple[int, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(lock.parent / "index"), "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(
-        [python, LOCKED, str(lock), *roots], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240
+        [python, LOCKED, str(lock), *roots], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600
     )
     return done.returncode, done.stderr
 
@@ -94,7 +94,7 @@ def installed(python: str) -> dict[str, str]:
     code = (
         "from importlib import metadata as m; [print(d.name, d.version) for d in m.distributions() if 'mg' in d.name]"
     )
-    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=600).stdout
     return dict(line.split() for line in said.splitlines())
 
 

@@ -203,7 +203,7 @@ def test_a_model_of_ones_own_is_trained_by_the_same_recipe(launch: Callable[...,
     settings = ("train.max_steps=12", "snapshot.hot_every_steps=0")
     alone, two_nodes = (Run(str(tmp_path / name), tmp_path, tmp_path) for name in ("alone", "nodes"))
     command = [sys.executable, "-m", "mingpt.train", "experiment=classifier", f"run.dir={alone.dir}", *settings]
-    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=200)
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600)
     nodes = launch("train", two_nodes.dir, more=" ".join(settings), experiment="classifier")
     assert ends(nodes) == [0, 0], said(nodes)
     assert two_nodes.digest() == alone.digest()

@@ -30,7 +30,7 @@ def ask_sky(task: dict[str, Any], home: Path) -> "subprocess.CompletedProcess[st
     env = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     command = [str(SKY), "-c", ASK]
     return subprocess.run(
-        command, input=json.dumps(task), env=env, cwd=ROOT, capture_output=True, text=True, timeout=120
+        command, input=json.dumps(task), env=env, cwd=ROOT, capture_output=True, text=True, timeout=600
     )
 
 

@@ -66,7 +66,7 @@ class Machine:
         """What it calls, in order."""
         (self.folder / "log").unlink(missing_ok=True)
         process = self.start(*arguments, **(env or {}))
-        _, self.errors = process.communicate(timeout=60)
+        _, self.errors = process.communicate(timeout=600)
         assert process.returncode == code, self.errors
         return self.calls()
 
@@ -114,7 +114,7 @@ def test_an_environment_that_was_half_removed_is_made_anew(machine: Machine) -> 
 
 def test_of_two_nodes_that_share_a_folder_one_installs_and_the_other_waits(machine: Machine) -> None:
     processes = [machine.start() for _ in range(3)]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert [process.wait(200) for process in processes] == [0, 0, 0]
     assert machine.calls() == [MAKE, INSTALL, *LOOK, *LOOK, *LOOK]
 
 

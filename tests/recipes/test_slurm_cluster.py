@@ -12,7 +12,7 @@ CLUSTER = ROOT / "recipes/slurm/cluster"
 
 def configure(folder: Path, nodes: str) -> "subprocess.CompletedProcess[str]":
     command = ["bash", str(CLUSTER / "config.sh"), str(folder), "head", "10.0.0.1"]
-    return subprocess.run(command, input=nodes, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, input=nodes, capture_output=True, text=True, timeout=600)
 
 
 def test_the_list_of_machines_becomes_three_files_again_and_again_the_same(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def job(
     env |= {"SLURM_JOB_NODELIST": "n[1-2]", "SCONTROL_FAILS": "nothing", **(more or {})}
     command = ["bash", "-c", f". recipes/slurm/job.sh; {start}"]
     (project / "log").touch()
-    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stderr, (project / "log").read_text().splitlines()
 
 
@@ -98,7 +98,7 @@ def test_set_up_looks_for_options_where_training_does(project: Path) -> None:
 def test_outside_of_slurm_the_cure_is_told() -> None:
     command = ["bash", "recipes/slurm/train.sbatch"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | {"SLURM_SUBMIT_DIR": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (64, "error: this is no job of Slurm's: start it with sbatch\n")
 
 

@@ -41,7 +41,7 @@ def measured(page: str, width: int, folder: Path) -> Any:
         f"--user-data-dir={folder}/user",
     )
     command = [str(BROWSER), *options, f"--user-data-dir={folder}/user", "--dump-dom", f"file://{folder}/frame.html"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     found = re.search(r"<p id=\"o\">(.+?)</p>", done.stdout)
     assert found, done.stderr
     return json.loads(unescape(found[1]))

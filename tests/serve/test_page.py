@@ -70,7 +70,7 @@ def test_the_page_streams_a_text_and_fits(width: int, tmp_path: Path, capsys: py
     with serving(served, app) as address:
         flags = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--timeout=60000")
         command = [str(BROWSER), *flags, f"--user-data-dir={tmp_path}/user", "--dump-dom", f"{address}/frame"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     found = re.search(r"<p id=\"o\">(.+?)</p>", done.stdout, re.S)
     assert found, done.stderr
     seen = json.loads(unescape(found[1]))

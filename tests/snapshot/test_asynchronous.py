@@ -29,7 +29,7 @@ class Gate(Store):
         self.open, self.failing, self.tries = threading.Event(), failing, 0
 
     def write(self, step: int | None, name: str, pieces: Iterable[Buffer]) -> None:
-        assert self.open.wait(30)
+        assert self.open.wait(200)
         self.tries += 1
         if self.tries <= self.failing:
             raise OSError(5, "Input/output error")

@@ -304,7 +304,7 @@ def test_a_resume_in_a_strangers_folder_ends_with_64_and_touches_nothing_outside
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 64, done.stderr
     assert f"{path} {IS_LINK}" in done.stderr

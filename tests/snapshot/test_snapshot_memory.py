@@ -30,7 +30,7 @@ MIB = 2**20
 # A command that has imported torch takes some 240 MiB.
 CHILD = """
 import resource, subprocess, sys
-done = subprocess.run([sys.executable, "-m", *sys.argv[1:]], capture_output=True, text=True, timeout=120)
+done = subprocess.run([sys.executable, "-m", *sys.argv[1:]], capture_output=True, text=True, timeout=600)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 print(done.returncode)
 print(done.stdout, done.stderr)
@@ -39,7 +39,7 @@ print(done.stdout, done.stderr)
 
 def peak(*command: str) -> tuple[int, int, str]:
     """A command's largest size in MiB, exit code and output. Measured by a parent of its own, which is small."""
-    done = subprocess.run([sys.executable, "-c", CHILD, *command], capture_output=True, text=True, timeout=150)
+    done = subprocess.run([sys.executable, "-c", CHILD, *command], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     size, code, told = done.stdout.split("\n", 2)
     return int(size) // 1024, int(code), told
@@ -254,7 +254,7 @@ class Liar(BaseHTTPRequestHandler):
                 self.wfile.write(content[: len(content) // 2] if lie else content)
                 self.wfile.flush()
             if body and lie == "silent":
-                self.over.wait(60)
+                self.over.wait(200)
         except OSError:  # the client has had enough
             pass
 

@@ -159,7 +159,7 @@ def test_a_password_in_a_buckets_url_is_refused_and_not_shown(scheme: str) -> No
 
 def test_ctrl_c_ends_the_snapshots_command_without_a_stack_trace(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(60)
+        silent.settimeout(600)
         env = {
             **os.environ,
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
@@ -169,6 +169,6 @@ def test_ctrl_c_ends_the_snapshots_command_without_a_stack_trace(tmp_path: Path)
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             connection, _ = silent.accept()  # it waits for an answer now
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=600)
             connection.close()
     assert (process.returncode, output) == (130, "")

@@ -11,7 +11,7 @@ from paths_kit import ROOT
 from run_kit import TINY, Run
 from sweep_kit import WAIT, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def test_a_sweep_that_is_killed_twice(tmp_path: Path, text: Path, cache: Path) -> None:

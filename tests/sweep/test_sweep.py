@@ -161,7 +161,8 @@ def test_a_task_of_the_array_trains_the_trial_of_its_line(tmp_path: Path) -> Non
     def task(number: str) -> "subprocess.CompletedProcess[str]":
         variables = {**os.environ, "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": number}
         script = str(ROOT / remote.SCRIPT)
-        return subprocess.run(["bash", script, "trials.txt"], env=variables, capture_output=True, text=True, timeout=60)
+        command = ["bash", script, "trials.txt"]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
 
     assert task("2").stdout.split("\0") == [*trials[1].arguments, ""]
     assert task("3").returncode == 64
@@ -218,7 +219,6 @@ def test_a_table_is_aligned() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(700)  # it starts more than ten runs
 def test_a_trial_is_killed_and_the_sweep_stopped_and_started_again(tmp_path: Path, text: Path, cache: Path) -> None:
     """Two at a time, killed and stopped: the bits of a search with one at a time, which nothing disturbs."""
     data = (f"data.path={text}", f"data.cache_dir={cache}")

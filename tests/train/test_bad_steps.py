@@ -144,7 +144,6 @@ def finish(run: Run, world: int, *overrides: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(700)  # 120 s where nothing else runs
 def test_every_world_decides_alike_whatever_is_killed_between_skip_and_rollback(
     tmp_path: Path, text: Path, cache: Path
 ) -> None:

@@ -291,7 +291,7 @@ def test_processes_that_cannot_agree_say_so_and_the_run_ends(tmp_path: Path) -> 
         subprocess.Popen([sys.executable, script, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True)
         for rank in (0, 1)
     ]
-    outcomes = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+    outcomes = [json.loads(process.communicate(timeout=600)[0]) for process in processes]
     for told in outcomes:
         assert told["first"].startswith("SnapshotFailed: the processes could not agree on the snapshot of step 1")
         assert (told["failures"], told["broken"]) == (1, True)

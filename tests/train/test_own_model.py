@@ -229,7 +229,7 @@ def test_data_that_end_the_process_have_not_finished_the_run() -> None:
         env={**os.environ, "PYTHONPATH": "tests/kits:."},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 70
     assert done.stderr.endswith("error: SystemExit: 0\n")
@@ -266,7 +266,7 @@ def test_what_reads_a_snapshot_does_not_import_what_it_names(alone: OwnRun, tmp_
         "assert not [name for name in sys.modules if name.startswith('examples')]; print(codes)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, alone.dir, str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, alone.dir, str(tmp_path)], capture_output=True, text=True, timeout=600
     )
     assert done.stdout.splitlines()[-1:] == ["[0, 0, 0, 0, 0, 64, 64]"], done.stderr
     assert done.stderr.count("a snapshot of 'examples.classifier.Classifier', not of mingpt's GPT") == 2

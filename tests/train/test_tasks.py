@@ -139,9 +139,9 @@ class Threads(World):
     def gather(self, value: Any) -> list[Any]:
         assert self.meeting is not None
         self.said[self.rank] = value
-        self.meeting.wait(60)
+        self.meeting.wait(200)
         everything = [self.said[rank] for rank in range(self.size)]
-        self.meeting.wait(60)
+        self.meeting.wait(200)
         return everything
 
 

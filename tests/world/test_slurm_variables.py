@@ -264,7 +264,7 @@ def test_a_job_of_one_node_and_what_no_srun_has_started_may_lack_the_list() -> N
 def test_tasks_that_are_not_told_where_to_meet_end_with_64(program: str) -> None:
     environment = {k: v for k, v in TASK.items() if k not in LISTS}
     command = [sys.executable, "-m", program]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr == (
         "error: srun has started 4 tasks (SLURM_NTASKS), but neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is "
