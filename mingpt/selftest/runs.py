@@ -7,7 +7,6 @@ import re
 import resource
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from mingpt.errors import FINISHED, STOPPED, USER_ERROR
+from mingpt.selftest import lockstep
 from mingpt.selftest.result import Result
 
 STEPS = 40
@@ -40,15 +40,15 @@ class Broken(Exception):
 
 
 class Started:
-    """A module run with arguments, in a process group of its own, which ends with RUN_SECONDS at the latest."""
+    """A module run with arguments, in a process group of its own, which ends with RUN_SECONDS at the latest.
+
+    Its processes print in lockstep with `until`: at a step's line they are one or two steps further at most.
+    """
 
     def __init__(self, arguments: list[str], memory: int | None = None) -> None:
         limit = (lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory))) if memory else None
-        self.process = subprocess.Popen(
+        self.process = lockstep.start(
             [sys.executable, "-u", "-m", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
             start_new_session=True,
             preexec_fn=limit,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -147,7 +147,8 @@ class Runs:
         run = self.start("stopped", self.worlds()[-1])
         run.until(r"^step +5/")
         asked = time.monotonic()
-        run.process.send_signal(signal.SIGTERM)
+        for process in (run.process, *run.workers()):  # each one, as platforms do
+            process.send_signal(signal.SIGTERM)
         code = run.end()
         seconds = time.monotonic() - asked
         again = self.start("stopped", 1)
@@ -169,10 +170,7 @@ class Runs:
         """
         run = self.start(name, self.worlds()[-1], *SMALL, "snapshot.asynchronous=false", *overrides)
         run.until(r"^step +5/")
-        workers = run.workers()
-        if not workers:
-            raise Broken(f"the run ended before a process was {name}")
-        workers[-1].send_signal(signal_number)
+        run.workers()[-1].send_signal(signal_number)
         since = time.monotonic()
         run.until("resumed from step")
         seconds = time.monotonic() - since

@@ -220,7 +220,7 @@ def test_a_damaged_remote_shard_is_a_mistake_and_not_kept(tmp_path: Path, remote
     source = config(f"{remote}/set", tmp_path, stride=100).open(16, 2)
     work = RankSampler(BatchPlan(len(source.train), 1, 8, 8), range(1), 0, 3)
     with pytest.raises(UserError) as error:
-        list(load(source.train, work, workers, 60, torch.device("cpu")))
+        list(load(source.train, work, workers, 600, torch.device("cpu")))
     assert str(error.value).startswith(f"data.path={remote}/set")
     assert str(error.value).endswith(DAMAGES[kind])
     names = {p.stem for p in (tmp_path / "cache" / "shards").glob("*.bin")}

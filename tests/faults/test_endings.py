@@ -131,7 +131,7 @@ def test_a_process_that_hangs_costs_the_time_limit_and_a_restart(
     new_run: Callable[..., Run], undisturbed: Callable[..., Run]
 ) -> None:
     run = new_run()
-    node = Node(launch(run, "world.timeout_seconds=3"))
+    node = Node(launch(run, "world.timeout_seconds=20"))
     stopped: list[int] = []
 
     def stop_and_go_on(line: str) -> None:

@@ -7,6 +7,7 @@ which nobody disturbed, and at no time is a process left behind.
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from fault_kit import LAUNCHERS, LONG, STEPS, Cluster
+from node_kit import ask_to_stop
 from run_kit import Run
 
 pytestmark = pytest.mark.slow
@@ -40,23 +42,28 @@ def kill_head(c: Cluster) -> None:
 
 
 def signal_one(c: Cluster) -> None:
-    os.kill(c.nodes[OTHER].process.pid, signal.SIGTERM)
+    other = c.nodes[OTHER]
+    ask_to_stop(other.process.pid, workers=other.workers())
 
 
 def signal_all(c: Cluster) -> None:
-    for node in c.nodes:
-        os.kill(node.process.pid, signal.SIGUSR1)
+    workers = [pid for node in c.nodes for pid in node.workers()]
+    ask_to_stop(*(node.process.pid for node in c.nodes), workers=workers, by=(signal.SIGUSR1,))
 
 
 def signal_twice(c: Cluster) -> None:
     """A worker that hangs keeps the others from stopping after the step; only the second signal ends them."""
     hanging = c.nodes[OTHER].workers()[0]
     os.kill(hanging, signal.SIGSTOP)
-    for _ in range(2):
-        os.kill(c.nodes[HEAD].process.pid, signal.SIGTERM)
-        time.sleep(2.5)  # more than lifetime.AGAIN_SECONDS
-    with suppress(ProcessLookupError):  # its agent may have ended it already: the head's store is gone
-        os.kill(hanging, signal.SIGCONT)
+
+    def ask() -> None:
+        while c.nodes[HEAD].process.poll() is None:
+            os.kill(c.nodes[HEAD].process.pid, signal.SIGTERM)
+            time.sleep(2.5)  # more than lifetime.AGAIN_SECONDS
+        with suppress(ProcessLookupError):  # its agent may have ended it already: the head's store is gone
+            os.kill(hanging, signal.SIGCONT)
+
+    threading.Thread(target=ask).start()
 
 
 KILLED = -signal.SIGKILL

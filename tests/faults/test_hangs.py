@@ -19,7 +19,7 @@ from run_kit import Run
 
 pytestmark = pytest.mark.slow
 
-LIMIT = "health.hang_seconds=6"
+LIMIT = "health.hang_seconds=12"
 HERE = f"rank 1 on {os.uname().nodename}"
 
 
@@ -68,13 +68,13 @@ def test_a_hang_ends_the_run_and_says_where(how: str, workers: int, tmp_path: Pa
     assert len(re.findall("^error: the run hangs: ", output, re.M)) == 1
     assert re.search(f"^error: the run hangs: {summary}", output, re.M), output[-6000:]
     assert re.search(f"^launch: exit code 70: .*process [01]: the run hangs: {summary}", output, re.M)
-    assert re.search(r"^rank 0 on \S+: no progress for 6 s .*; last entered all_\w+ #\d+; in ", output, re.M)
+    assert re.search(r"^rank 0 on \S+: no progress for 12 s .*; last entered all_\w+ #\d+; in ", output, re.M)
     assert re.search(stack, output)
 
 
 def test_the_first_process_that_answers_posts_the_alarm(new_run: Callable[..., Run]) -> None:
     with hook() as there:
-        run = new_run("health.hang_seconds=3", f"health.notify='{there.url}'")
+        run = new_run("health.hang_seconds=10", f"health.notify='{there.url}'")
         once = ("launch.max_attempts_without_progress=1", "snapshot.every_steps=0")
         node = Node(launch(run, "launch.shutdown_timeout_seconds=1", *once))
         node.on_line = at_step(50, lambda: os.kill(node.workers()[0], signal.SIGSTOP))
@@ -86,7 +86,7 @@ def test_the_first_process_that_answers_posts_the_alarm(new_run: Callable[..., R
 
 @pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 70)])
 def test_observers_that_take_long_at_the_end_do_not_hang(fails: bool, code: int, tmp_path: Path) -> None:
-    run = own_run(tmp_path / "run", "Linear", "health.hang_seconds=1")
+    run = own_run(tmp_path / "run", "Linear", "health.hang_seconds=5")
     run.code = ("model._target_=own_kit.Linear", "data._target_=own_kit.ends_slowly", f"data.fails={fails}")
     started = run.start(1)
     assert started.wait() == code, started.output
@@ -97,7 +97,7 @@ def test_observers_that_take_long_at_the_end_do_not_hang(fails: bool, code: int,
 
 def test_what_is_slow_does_not_hang(tmp_path: Path) -> None:
     """A first step, an evaluation in one process only, and a job that was suspended, each for longer than the limit."""
-    run = own_run(tmp_path / "run", "Slow", LIMIT)
+    run = own_run(tmp_path / "run", "Slow", "health.hang_seconds=6")
     started, stopped = run.start(2), list[float]()
 
     def suspend(step: int) -> None:

@@ -32,7 +32,7 @@ ENDLESS = (
 
 @pytest.fixture
 def server(serve: Stores, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setenv("MINGPT_STORE_SECONDS", "5")  # other work may share the machine
+    monkeypatch.setenv("MINGPT_STORE_SECONDS", "30")  # other work may share the machine
     return serve("nanio")
 
 

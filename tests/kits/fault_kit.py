@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from node_kit import Node, free_port, listening, wait_until
+from node_kit import Node, free_port
 from run_kit import TINY, Run
 
 LAUNCHERS = ("torchrun static", "torchrun c10d", "mingpt.launch static", "mingpt.launch c10d")
@@ -13,7 +13,7 @@ STEPS = 150
 LONG = (f"train.max_steps={STEPS}", "train.eval_every=0", "snapshot.every_steps=20", "snapshot.keep=20")
 # Short, so that a test that waits for one of them ends soon; no test needs the difference to be long.
 LIMITS = (
-    "world.init_timeout_seconds=20",
+    "world.init_timeout_seconds=30",
     "world.timeout_seconds=60",  # gloo may miss that a peer has gone: docs/faults.md
     "launch.max_attempts_without_progress=2",
     "launch.shutdown_timeout_seconds=4",
@@ -50,17 +50,15 @@ class Cluster:
             *(" ".join(static).split() if self.launcher == "torchrun static" else c10d),
         ]
         if self.launcher == "torchrun c10d":
-            options += ["--rdzv-backend=c10d", f"--rdzv-conf={hosting},join_timeout=8,read_timeout=8"]
+            options += ["--rdzv-backend=c10d", f"--rdzv-conf={hosting},join_timeout=30,read_timeout=30"]
         return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "mingpt.train", *training]
 
     def start(self) -> None:
         port = free_port()
         self.nodes = []
         env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        for rank in (0, 1):
+        for rank in (0, 1):  # at once: what they wait for each other has limits, and torch's import takes long
             self.nodes.append(Node(self.command(rank, port), env, on_line=self._read))
-            if rank == 0:  # one that starts earlier would wait for it; this saves the second between two tries
-                wait_until(lambda: listening(port) or self.nodes[0].process.poll() is not None, "the store listens")
 
     def _read(self, line: str) -> None:
         if match := re.match(r"step +(\d+)/", line):

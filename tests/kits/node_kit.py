@@ -19,6 +19,8 @@ from uuid import uuid4
 
 import pytest
 
+from mingpt.selftest import lockstep
+
 TIME_LIMIT = 600  # seconds for one node's command; a hang fails the test instead of the whole suite
 
 
@@ -48,8 +50,30 @@ def wait_until(condition: Callable[[], object], what: str, limit: float = 300) -
         time.sleep(0.02)
 
 
+def ask_to_stop(*launchers: int, workers: Sequence[int], by: Sequence[int] = (signal.SIGTERM,)) -> None:
+    """Signals to launchers, whose workers stand still until these have passed one on: they stop in this step."""
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    for number in by:
+        for pid in launchers:
+            os.kill(pid, number)
+    wait_until(lambda: all(pending(pid) & set(by) for pid in workers), "all workers have been asked")
+    for pid in workers:
+        os.kill(pid, signal.SIGCONT)
+
+
+def pending(pid: int) -> set[int]:
+    """The signals that wait for a process that stands still."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = re.findall(r"^(?:SigPnd|ShdPnd):\s+([0-9a-f]+)", status, re.M)
+    return {n for n in range(1, 65) for mask in masks if int(mask, 16) >> (n - 1) & 1}
+
+
 class Node:
-    """One command, all that it starts, and its output, line by line (`on_line` is called by the reading thread)."""
+    """One command, all that it starts, and its output, line by line.
+
+    `on_line` is called by the reading thread. While it acts, nothing of the node prints more than one line.
+    """
 
     def __init__(
         self,
@@ -62,12 +86,8 @@ class Node:
         name, _, value = self.marker.partition("=")
         self.lines: list[str] = []
         self.on_line = on_line
-        self.process = subprocess.Popen(
+        self.process = lockstep.start(
             command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             cwd=cwd,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {}), name: value},
             start_new_session=True,
@@ -133,7 +153,7 @@ class Node:
         self._reader.join(10)
         return code
 
-    def assert_nothing_left(self, limit: float = 10) -> None:
+    def assert_nothing_left(self, limit: float = 60) -> None:
         """No process of this node is alive (any more, after `limit` seconds at the latest)."""
         deadline = time.monotonic() + limit
         while left := self.processes():

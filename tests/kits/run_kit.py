@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mingpt.selftest import lockstep
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from paths_kit import ROOT
@@ -41,6 +42,11 @@ TINY = (
 )
 
 
+def attempts(output: str) -> int:
+    """How many attempts have begun, as far as the output has been read."""
+    return len(re.findall(r"^attempt \d+: steps", output, re.M))
+
+
 @dataclass
 class Run:
     """A training run in a folder of its own, to be started (again) in one or several processes."""
@@ -64,11 +70,8 @@ class Run:
         return [sys.executable, *launcher, "-m", "mingpt.train", *tiny, *places, *given]
 
     def start(self, world: int, *overrides: str, restarts: int = 0) -> "Started":
-        process = subprocess.Popen(
+        process = lockstep.start(
             self.command(world, *overrides, restarts=restarts),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.env},
             start_new_session=True,
         )
@@ -91,7 +94,10 @@ class Run:
 
 
 class Started:
-    """A run that is going on. Its output is read by a thread, which calls `on_step` at each step's line."""
+    """A run that is going on. Its output is read by a thread, which calls `on_step` at each step's line.
+
+    While `on_step` acts, the run gets two steps further at most: it prints in lockstep with the reader.
+    """
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
@@ -110,6 +116,11 @@ class Started:
     @property
     def output(self) -> str:
         return "".join(self.lines)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt whose lines are read now: after a kill, some of the one before may still come."""
+        return attempts(self.output)
 
     def workers(self) -> list[int]:
         """The training processes: torchrun's children."""

@@ -37,7 +37,7 @@ def answer(tmp_path: Path) -> Callable[[str], str]:
         pytest.skip("needs root and iproute2: a network of its own")
     commands = "".join(f"{command}\n" for command in COMMANDS.values())
     script = [str(ROOT / "tests/lab/aws/dryrun.sh"), str(SKY), str(tmp_path)]
-    done = subprocess.run(script, input=commands, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    done = subprocess.run(script, input=commands, cwd=ROOT, capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stderr
     told = {name: (tmp_path / f"{number}.txt").read_text() for number, name in enumerate(COMMANDS)}
     return lambda name: re.sub(r"\x1b\[\d*m", "", told[name])

@@ -40,7 +40,7 @@ class Nodes:
         json: bool = True,
     ) -> dict[str, tuple[int, str]]:
         """The exit code and the output of preflight on each host."""
-        common = ["--nnodes=2", "--rdzv-endpoint=a:29500", "--seconds=6", f"run.dir={self.run_dir}"]
+        common = ["--nnodes=2", "--rdzv-endpoint=a:29500", "--seconds=20", f"run.dir={self.run_dir}"]
         command = [sys.executable, "-m", "mingpt.preflight", *common, *["--json"] * json, *options]
         started = {host: self.net.popen(host, command, (env or {}).get(host)) for host in on}
         done = {}
@@ -132,7 +132,7 @@ class TestNodes:
         assert (done["a"][0], shown(parsed(done["a"][1]))) == (
             70,
             [
-                "unreachable on node 1 (nodes): has not come within 6 s: see whether it is up, what its log says, and "
+                "unreachable on node 1 (nodes): has not come within 20 s: see whether it is up, what its log says, and "
                 "whether it reaches port 29500 of a"
             ],
         )
@@ -271,7 +271,7 @@ class TestNodes:
         code, output = nodes.check(on=["a"], json=False)["a"]
         assert code == 70
         assert output.splitlines()[-2:-1] == [
-            "unreachable on node 1 (nodes): has not come within 6 s: see whether it is up, what its log says, and "
+            "unreachable on node 1 (nodes): has not come within 20 s: see whether it is up, what its log says, and "
             "whether it reaches port 29500 of a"
         ]
 
@@ -290,7 +290,7 @@ class TestNodes:
         ]
 
     def test_nodes_that_expect_different_numbers(self, nodes: Nodes) -> None:
-        common = [sys.executable, "-m", "mingpt.preflight", "--rdzv-endpoint=a:29500", "--seconds=6", "--json"]
+        common = [sys.executable, "-m", "mingpt.preflight", "--rdzv-endpoint=a:29500", "--seconds=20", "--json"]
         place = f"run.dir={nodes.run_dir}"
         head = nodes.net.popen("a", [*common, "--nnodes=2", place])
         other = nodes.net.run("b", [*common, "--nnodes=3", place], limit=LIMIT)

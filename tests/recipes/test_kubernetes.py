@@ -1,8 +1,6 @@
 """recipes/kubernetes: the manifests against the published schemas; pods' variables in real processes on loopback."""
 
-import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from node_kit import Node, free_port
+from node_kit import Node, ask_to_stop, free_port
 from paths_kit import ROOT
 from run_kit import Run
 
@@ -188,7 +186,7 @@ def test_a_pod_is_killed_one_is_evicted_and_the_weights_are_those_of_one_process
             start(trainjob(1, 2, port))  # the Job makes a new pod for this index
         elif len(happened) == 1 and len(pods) == 3 and re.match(r"step +1\d/", line):
             happened.append("evicted")
-            os.kill(pods[2].process.pid, signal.SIGTERM)
+            ask_to_stop(pods[2].process.pid, workers=pods[2].workers())
 
     port = free_port()
     for rank in (0, 1):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node_kit import Node, free_port, listening, wait_until
+from node_kit import Node, ask_to_stop, free_port, listening, wait_until
 from paths_kit import ROOT
 from recipe_kit import DEFAULT, HEAD, OTHER, TEACHING, envs, recipe, sky_variables
 from run_kit import TINY, Run
@@ -96,7 +96,8 @@ def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resize
 
     def stop(line: str) -> None:
         if re.match(r"step +7/", line):
-            os.kill(nodes[1].process.pid, signal.SIGTERM)  # the script's own process: it has become torchrun
+            script = nodes[1].process.pid  # it has become torchrun
+            ask_to_stop(script, workers=nodes[1].workers())
 
     nodes += launch("train", run.dir, (2, 1), on_line={0: stop})
     assert 0 not in ends(nodes), said(nodes)
@@ -137,7 +138,7 @@ def network() -> Iterator[list[str]]:
     if subprocess.run(["unshare", "-n", "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
         pytest.skip("needs root: a network of its own")
     holder = subprocess.Popen(
-        ["unshare", "-n", "sh", "-c", "ip link set lo up && echo up && exec sleep 600"], stdout=-1
+        ["unshare", "-n", "sh", "-c", "ip link set lo up && echo up && exec sleep 3600"], stdout=-1
     )
     assert holder.stdout
     assert holder.stdout.readline() == b"up\n"
@@ -163,7 +164,7 @@ def test_a_spot_job_that_loses_a_machine_goes_on_elsewhere(
         if stored(line):
             nodes[1].kill()
 
-    more = "world.init_timeout_seconds=10"  # how long the node that is left waits for another
+    more = "world.init_timeout_seconds=30"  # how long the node that is left waits for another
     nodes += launch("train-spot", str(tmp_path / "bucket"), more=more, on_line={0: lose, 1: lose}, within=network)
     assert ends(nodes) == [70, -signal.SIGKILL], said(nodes)  # for SkyPilot: recover
     nodes = launch("train-spot", str(tmp_path / "bucket"), processes=(1, 1), within=network)

@@ -153,7 +153,8 @@ def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(tmp_path: Path, n
     run = new_run()
     snapshots = tmp_path / "snapshots"
     snapshots.mkdir()
-    command = training(run, f"snapshot.dir={snapshots}", "snapshot.max_failures=2", "snapshot.keep=9")
+    beside = "snapshot.asynchronous=false"  # so that none is left out
+    command = training(run, f"snapshot.dir={snapshots}", "snapshot.max_failures=2", "snapshot.keep=9", beside)
     script = f'mount -t tmpfs -o size=600k tmpfs {snapshots}; "$@"; code=$?; ls {snapshots}/*/manifest.json; exit $code'
     node = Node(["unshare", "-m", "bash", "-c", script, "bash", *command])
     assert node.wait() == 64, node.output

@@ -14,6 +14,7 @@ from mingpt.observe.jsonl import read_metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store
+from node_kit import ask_to_stop
 from run_kit import Run
 from snapshot_kit import save
 from store_kit import Stores
@@ -41,7 +42,7 @@ def test_a_run_in_a_bucket_is_killed_resized_and_ends_with_the_same_bits(
             kills.pop(0)
             os.kill(chooser.choice(started.workers()), signal.SIGKILL)
         if step == 20:
-            os.kill(started.process.pid, signal.SIGTERM)
+            ask_to_stop(started.process.pid, workers=started.workers())
 
     started.on_step = kill
     started.wait()

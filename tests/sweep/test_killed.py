@@ -1,5 +1,6 @@
 """The sweep itself is killed, between two trials and in one: started again, it leaves finished trials as they are."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT
+from paths_kit import CRASH_SITE, ROOT
 from run_kit import TINY, Run
 from sweep_kit import WAIT, wait_for
 
@@ -25,9 +26,10 @@ def test_a_sweep_that_is_killed_twice(tmp_path: Path, text: Path, cache: Path) -
     data = (f"data.path={text}", f"data.cache_dir={cache}")
     first, second = (Run(str(tmp_path / f"sweep/seed-{n}"), text, cache) for n in (1, 2))
 
-    def start() -> "subprocess.Popen[str]":
+    def start(**more: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "mingpt.sweep", *TINY, *few, *data, f"--dir={tmp_path}", "seed=1,2"]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **more}, **output)
 
     def written() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in Path(first.dir).rglob("*")}
@@ -42,7 +44,10 @@ def test_a_sweep_that_is_killed_twice(tmp_path: Path, text: Path, cache: Path) -
     before = written()
     assert first.store.steps()[0] == 100
 
-    during = start()
+    slow = tmp_path / "slow"  # the trial waits for seconds after its first snapshot
+    slow.write_text("after manifest durable slow")
+    site = os.pathsep.join((str(CRASH_SITE), str(ROOT)))
+    during = start(PYTHONPATH=site, CRASH_AT=str(slow), CRASH_PART_BYTES="40000")
     wait_for(lambda: any(Path(second.dir).glob("snapshots/*/manifest.json")))
     during.kill()
     told, _ = during.communicate(timeout=WAIT)

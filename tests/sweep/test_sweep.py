@@ -18,6 +18,7 @@ from mingpt.errors import UserError
 from mingpt.sweep import local, remote
 from mingpt.sweep.expand import expand, name_of, validate
 from mingpt.sweep.record import Entry, read_record, rows, table, write_record
+from node_kit import pending
 from paths_kit import ROOT
 from run_kit import TINY, Run
 from sweep_kit import WAIT, meanwhile, wait_for
@@ -222,9 +223,13 @@ def test_a_table_is_aligned() -> None:
 def test_a_trial_is_killed_and_the_sweep_stopped_and_started_again(tmp_path: Path, text: Path, cache: Path) -> None:
     """Two at a time, killed and stopped: the bits of a search with one at a time, which nothing disturbs."""
     data = (f"data.path={text}", f"data.cache_dir={cache}")
-    few = ("batch.global_size=2", "train.max_steps=160", "train.eval_every=80", "snapshot.every_steps=40")
+    few = ("batch.global_size=2", "train.max_steps=640", "train.eval_every=320", "snapshot.every_steps=40")
     how = [*TINY, *data, *few, f"--dir={tmp_path}"]
     grid, folder, found = [*how, "seed=1,2", "--parallel=2"], tmp_path / "sweep", dict[int, int]()
+
+    def go_on() -> None:
+        wait_for(lambda: signal.SIGTERM in pending(found[2]))
+        os.kill(found[2], signal.SIGCONT)
 
     def disturb() -> None:
         """Halt both at their first snapshots; kill one, and ask the sweep to stop."""
@@ -236,7 +241,7 @@ def test_a_trial_is_killed_and_the_sweep_stopped_and_started_again(tmp_path: Pat
                     os.kill(found[seed], signal.SIGSTOP)
             time.sleep(0.01)
         os.kill(found[1], signal.SIGKILL)
-        threading.Timer(1, os.kill, (found[2], signal.SIGCONT)).start()  # it has its request by then
+        threading.Thread(target=go_on, daemon=True).start()
 
     meanwhile(disturb)
     assert sweep.main(grid) == 75

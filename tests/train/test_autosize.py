@@ -90,14 +90,14 @@ def test_only_training_can_choose() -> None:
 def test_a_run_that_is_killed_before_its_first_snapshot_goes_on_with_the_same_bits(
     new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = new_run(AUTO, "snapshot.every_steps=20")
+    run = new_run(AUTO, "snapshot.every_steps=20", "snapshot.keep_best=false")
     started = run.start(1)
     started.on_step = lambda step: os.killpg(started.process.pid, signal.SIGKILL) if step == 5 else None
     assert started.wait() < 0
     assert "batch.micro_size=auto: 2, which needs" in started.output
     assert run.store.steps() == []
     assert "micro_size=auto" not in run.finish(2).partition("attempt 2")[2]
-    told = new_run("batch.micro_size=2", "snapshot.every_steps=20")
+    told = new_run("batch.micro_size=2", "snapshot.every_steps=20", "snapshot.keep_best=false")
     told.dir += "-told"
     told.finish(1)
     assert run.digest() == told.digest()

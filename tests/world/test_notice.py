@@ -12,7 +12,7 @@ import pytest
 
 from fault_kit import LONG, STEPS, at_step, finish, launch
 from mingpt.world import notice
-from node_kit import Node, free_port
+from node_kit import Node, free_port, wait_until
 from run_kit import Run
 
 
@@ -24,7 +24,6 @@ class Metadata(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
         self.asked: list[str] = []
-        self.told = threading.Event()  # that it is taken away
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -43,8 +42,6 @@ class Answers(BaseHTTPRequestHandler):
             if headers["X-aws-ec2-metadata-token"] != "a-token":
                 self.answer(401)
             else:
-                if taken:
-                    self.server.told.set()
                 self.answer(*((200, '{"action": "terminate", "time": "2026-11-22T21:00:00Z"}') if taken else (404, "")))
         elif self.path == "/computeMetadata/v1/instance/preempted" and headers["Metadata-Flavor"] == "Google":
             self.answer(200, "TRUE" if taken else "FALSE")
@@ -148,7 +145,7 @@ def test_a_run_of_two_processes_stops_at_a_notice_and_resumes_with_the_same_bits
         metadata.taken = True
 
     node = Node(launch(run), on_line=at_step(20, take_away))
-    assert metadata.told.wait(200)
+    wait_until(lambda: "aws takes this machine away" in node.output, "the notice")
     os.kill(held[0], signal.SIGCONT)
     output = finish(node, 75)
     assert output.count("aws takes this machine away in 120 s or less: asked to stop") == 1

@@ -39,7 +39,7 @@ def test_processes_that_wait_for_their_device_end_soon_after_another_one(gone: i
         began = time.monotonic()
         os.kill(nodes[gone].process.pid, signal.SIGKILL)
         codes = [node.wait() for node in nodes]
-        assert time.monotonic() - began < GRACE_SECONDS + 5
+        assert time.monotonic() - began < GRACE_SECONDS + 60  # NCCL would take 300
     finally:
         for node in nodes:
             node.kill()
