@@ -3,15 +3,16 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from mingpt.atomic import write_whole
 from mingpt.command import Unfit, command
 from mingpt.console import say
 from mingpt.errors import TransientError, UserError
@@ -98,8 +99,10 @@ def check_all(device: str, count: int, options: Namespace, show: Any) -> tuple[l
     add(iter([Result("C compiler, for train.compile", None, compiler or "none")]))
     add(judge(answers))
     if not options.quick:
-        with tempfile.TemporaryDirectory(prefix="mingpt-selftest-") as folder:
+        with ExitStack() as at_the_end:
+            folder = at_the_end.enter_context(tempfile.TemporaryDirectory(prefix="mingpt-selftest-"))
             runs = Runs(Path(folder), device, count if device == "cuda" else max(3, count))
+            at_the_end.callback(runs.close)
             add(runs.checks())
             runs.most = count
             add(runs.speed(about["peak"]))
@@ -109,20 +112,31 @@ def check_all(device: str, count: int, options: Namespace, show: Any) -> tuple[l
     return results, mine
 
 
+def end_as_asked() -> None:
+    """On SIGTERM, and on SIGHUP without nohup, leave nothing behind: no run that trains on, no folder."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
 @command("stopped")
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
+    end_as_asked()
     if not 0 <= options.seconds < 86400:
         raise UserError(f"--seconds {options.seconds:g}: give 0 to 86400")
     if options.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise UserError("--compile: there is no C compiler here; install gcc")
+    if options.out:
+        with place("--out", str(options.out)):  # before minutes of work
+            options.out.open("a").close()
     device, count = devices(options.device)
     results, mine = check_all(
         device, count, options, (lambda _: None) if options.json else lambda result: say(str(result))
     )
     if options.out:
         with place("--out", str(options.out)):
-            write_whole(options.out, [json.dumps(mine, indent=1).encode() + b"\n"])
+            options.out.write_text(json.dumps(mine, indent=1) + "\n")
     failed = [result.what for result in results if result.ok is False]
     if options.json:
         say(json.dumps({"ok": not failed, "results": [vars(result) for result in results], "row": mine}))

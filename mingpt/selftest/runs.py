@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -40,7 +41,7 @@ class Broken(Exception):
 
 
 class Started:
-    """A module run with arguments, in a process group of its own, which ends with RUN_SECONDS at the latest.
+    """A module run with arguments, in a session of its own, which ends with RUN_SECONDS at the latest.
 
     Its processes print in lockstep with `until`: at a step's line they are one or two steps further at most.
     """
@@ -76,11 +77,20 @@ class Started:
 
     def workers(self) -> list[psutil.Process]:
         family = psutil.Process(self.process.pid).children(recursive=True)
-        return [p for p in family if "mingpt.train" in p.cmdline()]
+        found = []
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                if "mingpt.train" in process.cmdline():
+                    found.append(process)
+        return found
 
     def kill(self) -> None:
+        """SIGKILL to the launcher and its workers, which have process groups of their own."""
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            launcher = psutil.Process(self.process.pid)
+            for process in (launcher, *launcher.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def digest(self) -> str:
         found = re.findall(r"digest ([0-9a-f]{64})", self.output)
@@ -93,6 +103,7 @@ class Runs:
     def __init__(self, folder: Path, device: str, most: int) -> None:
         self.folder, self.device, self.most = folder, device, most
         self.digest = ""  # of the undisturbed run
+        self.started: list[Started] = []
         rng = random.Random(1)
         text = " ".join("".join(rng.choices("abcdefgh", k=rng.randint(1, 7))) for _ in range(WORDS))
         (folder / "text.txt").write_text(text)
@@ -103,7 +114,13 @@ class Runs:
         own = [f"data.path={self.folder}/text.txt", f"run.dir={self.folder}/{name}", f"world.device={self.device}"]
         quiet = ["track=[]", "train.log_every=1", "train.threads=1"]
         processes = [f"--nproc-per-node={world}"] if module == "mingpt.launch" else []
-        return Started([module, *processes, *own, *quiet, *(overrides or SMALL)], memory)
+        self.started.append(Started([module, *processes, *own, *quiet, *(overrides or SMALL)], memory))
+        return self.started[-1]
+
+    def close(self) -> None:
+        """End what still runs: after a check that failed, or a request to stop."""
+        for run in self.started:
+            run.kill()
 
     def worlds(self) -> list[int]:
         """1, 2, 3 and all, as far as there are so many devices."""

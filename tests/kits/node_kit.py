@@ -53,13 +53,23 @@ def wait_until(condition: Callable[[], object], what: str, limit: float = 300) -
 def ask_to_stop(*launchers: int, workers: Sequence[int], by: Sequence[int] = (signal.SIGTERM,)) -> None:
     """Signals to launchers, whose workers stand still until these have passed one on: they stop in this step."""
     for pid in workers:
-        os.kill(pid, signal.SIGSTOP)
-    for number in by:
-        for pid in launchers:
-            os.kill(pid, number)
-    wait_until(lambda: all(pending(pid) & set(by) for pid in workers), "all workers have been asked")
-    for pid in workers:
-        os.kill(pid, signal.SIGCONT)
+        suspend(pid)
+
+    def ask() -> None:
+        for number in by:
+            for pid in launchers:
+                os.kill(pid, number)
+        wait_until(lambda: all(pending(pid) & set(by) for pid in workers), "all workers have been asked")
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+
+    threading.Thread(target=ask).start()  # the launchers print something first, so the reader must go on
+
+
+def suspend(pid: int) -> None:
+    """SIGSTOP, until it has stopped: a signal that comes at once would be dealt with before."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: re.search(r"^State:\s+T", Path(f"/proc/{pid}/status").read_text(), re.M), f"{pid} has stopped")
 
 
 def pending(pid: int) -> set[int]:

@@ -1,6 +1,8 @@
 """mingpt selftest: a machine that computes otherwise is seen, and a good one passes."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from itertools import cycle
@@ -17,6 +19,7 @@ from mingpt.selftest.command import judge
 from mingpt.selftest.known import compare, row
 from mingpt.selftest.runs import Runs, Started
 from mingpt.train import loop
+from node_kit import Node, wait_until
 from paths_kit import CRASH_SITE
 
 CPU = torch.device("cpu")
@@ -163,11 +166,24 @@ def test_runs_that_are_killed_have_the_bits_of_the_undisturbed_one(
     assert results[1].found.startswith("no line with")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_nothing_is_left_of_one_that_is_ended(number: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mingpt.selftest", "--seconds=0", "--device=cpu"]
+    node = Node(command, {"TMPDIR": str(tmp_path)})
+    wait_until(node.workers, "a run trains")
+    os.kill(node.process.pid, number)
+    assert node.wait() == 128 + number, node.output
+    node.assert_nothing_left()
+    assert list(tmp_path.glob("mingpt-selftest-*")) == []
+
+
 def test_a_row_that_cannot_be_written_is_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for place, why in ((tmp_path, "Is a directory"), (tmp_path / "no/row", "there is no such file or bucket")):
+        assert command.main(["--out", str(place)]) == 64  # at once: nothing was computed
+        assert capsys.readouterr().err.startswith(f"error: --out={place}: {why}")
     monkeypatch.setattr(command, "check_all", lambda *_: ([], {"device": "cpu"}))
-    assert command.main(["--out", str(tmp_path)]) == 64
-    assert f"--out={tmp_path}: Is a directory" in capsys.readouterr().err
     assert command.main(["--out", f"{tmp_path}/row.json"]) == 0
     assert json.loads((tmp_path / "row.json").read_text()) == {"device": "cpu"}

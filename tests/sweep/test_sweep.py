@@ -18,7 +18,7 @@ from mingpt.errors import UserError
 from mingpt.sweep import local, remote
 from mingpt.sweep.expand import expand, name_of, validate
 from mingpt.sweep.record import Entry, read_record, rows, table, write_record
-from node_kit import pending
+from node_kit import pending, suspend
 from paths_kit import ROOT
 from run_kit import TINY, Run
 from sweep_kit import WAIT, meanwhile, wait_for
@@ -238,7 +238,7 @@ def test_a_trial_is_killed_and_the_sweep_stopped_and_started_again(tmp_path: Pat
                 wait_for(lambda: any(folder.glob("seed-[12]/snapshots/*/manifest.json")))
                 if any(folder.glob(f"seed-{seed}/snapshots/*/manifest.json")):
                     (found[seed],) = (pid for pid in children() if f"{folder}/seed-{seed}".encode() in words(pid))
-                    os.kill(found[seed], signal.SIGSTOP)
+                    suspend(found[seed])
             time.sleep(0.01)
         os.kill(found[1], signal.SIGKILL)
         threading.Thread(target=go_on, daemon=True).start()
