@@ -43,6 +43,8 @@ def main(arguments: list[str]) -> int:
         if names:
             remote.submit_jobs([job for job, trial in zip(jobs, trials, strict=True) if trial.name in names])
     else:
+        if options.on == "slurm":
+            remote.check_there(remote.SCRIPT, "sbatch")  # before anything is written
         with local.locked(Path(folder)) as lock:
             waiting = _unfinished(trials, configs, folder)
             if options.on == "local":

@@ -1,9 +1,13 @@
 """`mingpt sweep KEY=A,B …`: train one run for each combination of values, here, on Slurm or on SkyPilot."""
 
 import argparse
+import signal
+import sys
 from typing import NoReturn
 
 from mingpt.command import program, run
+from mingpt.console import complain
+from mingpt.errors import STOPPED
 
 WHERE = ("local", "slurm", "sky")
 LOSSES = ("val_loss", "loss")
@@ -36,8 +40,22 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+class Stopped(BaseException):
+    """Ctrl-C, SIGTERM or SIGHUP while no trial runs here."""
+
+
 def main() -> NoReturn:
-    run("mingpt.commands.sweep")
+    def stop(number: int, frame: object) -> NoReturn:
+        raise Stopped
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, stop)  # while trials run, local.run has its own
+        run("mingpt.commands.sweep")
+    except Stopped:
+        complain("stopped on request: the same command again goes on")
+        sys.exit(STOPPED)
 
 
 if __name__ == "__main__":

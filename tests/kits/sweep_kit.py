@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,12 @@ def wait_for(what: Callable[[], object]) -> None:
     while not what():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def has_opened(pid: int, file: str) -> bool:
+    with suppress(OSError):
+        return any(os.readlink(path) == file for path in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def meanwhile(do: Callable[[], object], number: int = signal.SIGTERM) -> None:

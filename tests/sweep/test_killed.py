@@ -1,7 +1,11 @@
-"""The sweep itself is killed, between two trials and in one: started again, it leaves finished trials as they are."""
+"""The sweep itself is killed, between two trials and in one: started again, it leaves finished trials as they are.
+Or it is stopped before it has started one.
+"""
 
+import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +14,7 @@ import pytest
 
 from paths_kit import CRASH_SITE, ROOT
 from run_kit import TINY, Run
-from sweep_kit import WAIT, wait_for
+from sweep_kit import WAIT, has_opened, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +32,9 @@ def test_a_sweep_that_is_killed_twice(tmp_path: Path, text: Path, cache: Path) -
 
     def start(**more: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "mingpt.sweep", *TINY, *few, *data, f"--dir={tmp_path}", "seed=1,2"]
-        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **more}, **output)
+        env = {**os.environ, **more}
+        output, errors = subprocess.PIPE, subprocess.STDOUT
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=errors, text=True)
 
     def written() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in Path(first.dir).rglob("*")}
@@ -63,3 +68,29 @@ def test_a_sweep_that_is_killed_twice(tmp_path: Path, text: Path, cache: Path) -
     alone = Run(str(tmp_path / "alone"), text, cache)
     alone.finish(1, *few, "seed=2")
     assert second.digest() == alone.digest()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("while_it", ["imports", "waits for the lock"])
+def test_a_sweep_that_is_stopped_before_its_first_trial(tmp_path: Path, number: int, while_it: str) -> None:
+    lock, imports = tmp_path / "sweep/sweep.lock", tmp_path / "imports"
+    if while_it == "imports":
+        slow = f"open({str(imports)!r}, 'w'); import signal; signal.pause()"
+        (tmp_path / "hydra.py").write_text(slow)
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mingpt.sweep", "experiment=synthetic", f"--dir={tmp_path}", "seed=1,2"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for(lambda: imports.exists() or has_opened(process.pid, str(lock)))
+        process.send_signal(number)
+        told = process.communicate(timeout=WAIT)
+    assert told == ("", "stopped on request: the same command again goes on\n")
+    assert process.returncode == 75
+    assert os.listdir(lock.parent) == ["sweep.lock"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -159,14 +160,17 @@ def test_a_task_of_the_array_trains_the_trial_of_its_line(tmp_path: Path) -> Non
         'set -uf\ncomplain() { echo "$*" >&2; }\nlaunch_on_all() { printf "%s\\0" "$@"; }\n'
     )
 
-    def task(number: str) -> "subprocess.CompletedProcess[str]":
+    def task(number: str, arguments: Sequence[str] = ("trials.txt",)) -> "subprocess.CompletedProcess[str]":
         variables = {**os.environ, "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": number}
         script = str(ROOT / remote.SCRIPT)
-        command = ["bash", script, "trials.txt"]
+        command = ["bash", script, *arguments]
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
 
     assert task("2").stdout.split("\0") == [*trials[1].arguments, ""]
     assert task("3").returncode == 64
+    nothing = task("2", [])
+    assert (nothing.returncode, nothing.stdout) == (64, "")
+    assert nothing.stderr == "name the file of trials: sbatch --array=1-N recipes/slurm/sweep.sbatch FILE\n"
 
 
 def test_what_skypilot_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
