@@ -245,11 +245,15 @@ def _of_job(
 
 
 def require_launcher(environment: Mapping[str, str]) -> None:
-    """Raise UserError if PET_NNODES announces several nodes, but no launcher has given this process a rank."""
-    if "RANK" not in environment and re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
+    """Raise UserError if PET_NNODES or WORLD_SIZE announces others, but no launcher has given this process a rank."""
+    if "RANK" in environment:
+        return
+    alone = "and this process would train alone: start it with `mingpt launch` or torchrun, or unset"
+    if re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
+        raise UserError(f"PET_NNODES={nodes} in the environment announces several nodes, {alone} PET_NNODES")
+    if re.fullmatch(r"0*([2-9]|1\d)\d*", size := environment.get("WORLD_SIZE", "")):
         raise UserError(
-            f"PET_NNODES={nodes} in the environment announces several nodes, and this process would train alone: start "
-            f"it with `mingpt launch` or torchrun, or unset PET_NNODES"
+            f"WORLD_SIZE={size} in the environment announces several processes, but RANK is not set, {alone} WORLD_SIZE"
         )
 
 
