@@ -12,6 +12,8 @@ from mingpt.command import program
 from mingpt.config.commandline import Parser, add_options, given
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
+from mingpt.launch import values
+from mingpt.launch.values import Names
 from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.lifetime import STOP_SIGNALS
@@ -22,13 +24,6 @@ LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
 # Options that mean something with several nodes only.
 OF_SEVERAL = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank")
-
-
-class Names(dict[str, str]):
-    """What an option is called in messages: the variable that has set it, else `--its-name`."""
-
-    def __missing__(self, name: str) -> str:
-        return f"--{name.replace('_', '-')}"
 
 
 DESCRIPTION = "Train on this node; start the same command on each other node."
@@ -129,10 +124,8 @@ class Torchrun:
                     setattr(options, name, value)
                     called[name] = f"environment variable {variable}"
         nodes = options.nnodes or str(len(place.addresses) if place else 1)
-        least, most = _nodes(called["nnodes"], nodes, problems)
-        if not least:  # all else depends on it
-            raise UserError(*problems)
-        rank = _number(called["node_rank"], options.node_rank, 0, problems, most - 1)
+        least, most = values.nodes(called["nnodes"], nodes, problems)  # 0 if that is wrong
+        rank = values.number(called["node_rank"], options.node_rank, 0, problems, most - 1 if most else None)
         rank = place.rank if rank is None and place else rank
         if options.rdzv_backend not in (None, "c10d", "static"):
             problems.append(f"{called['rdzv_backend']}={options.rdzv_backend}: unknown: choose c10d or static")
@@ -144,29 +137,23 @@ class Torchrun:
             if not place:
                 several = "is for several nodes: say how many with --nnodes"
                 problems += [f"--{name.replace('_', '-')} {several}" for name in of_several]
-        elif backend == "static":
+        elif most and backend == "static":
             if not has_rank:
-                static = f"{called['nnodes']}={most} with {called['rdzv_backend']}=static"
-                problems.append(f"{static} needs --node-rank, from 0 to {most - 1}")
+                needs = f"a static rendezvous needs {called.missing('node_rank')}, from 0 to {most - 1}"
+                problems.append(f"{called['nnodes']}={nodes} with {needs}")
             if least != most:
                 problems.append(
-                    f"{called['nnodes']}={least}:{most}: a static rendezvous has one size: use --rdzv-backend=c10d"
+                    f"{called['nnodes']}={nodes}: a static rendezvous has one size: use --rdzv-backend=c10d"
                 )
-        own = options.local_addr or (LOOPBACK if most == 1 else place.own if place else "")
-        if host and not own and not problems:
-            if {"master_addr", "rdzv_endpoint"} & called.keys():
-                resolved(host, f"{called[option]}=")  # waits: a pod may start before the cluster's DNS knows its name
-            own = _own_address(host, called[option], problems)
-        elif place and most > 1 and not options.local_addr:
-            own = _address_for(place, host) or own
+        settings = values.settings(called["rdzv_conf"], options.rdzv_conf, most, problems)
         number = None if options.nproc_per_node in ("auto", "gpu") else options.nproc_per_node
-        processes = _number(called["nproc_per_node"], number, 1, problems)
+        processes = values.number(called["nproc_per_node"], number, 1, problems)
         if problems:
             raise UserError(*problems)
+        own = _own(options, called, place, most, host, option)
         if processes is None:
             processes = max(1, _gpus() if place is None or place.gpus is None else place.gpus)
         job = options.rdzv_id or (place.job if place else None)
-        settings = f",{options.rdzv_conf}" if options.rdzv_conf else ""
         return cls(
             least=least, most=most, processes=processes, backend=backend, host=host, port=port, rank=rank, own=own,
             option=called["master_port" if option == "master_addr" else option], job=job, settings=settings,
@@ -227,52 +214,44 @@ def _head(
     """The host and port of the rendezvous' store, and the option that sets the host. Adds to `problems`."""
     if most == 1:
         return LOOPBACK, 0, "master_addr"
-    endpoint, port = options.rdzv_endpoint or (place.head if place else ""), place.port if place else PORT
+    host, number = place.head if place else "", None
     if backend == "static" and (options.master_addr or not options.rdzv_endpoint):
-        host, option = options.master_addr or endpoint, "master_addr"
-        port = _number(called["master_port"], options.master_port, 1, problems, LAST_PORT) or port
+        option, form = "master_addr", ", the address of node 0"
+        if options.master_addr and not (host := values.host(options.master_addr)):
+            problems.append(f"{called[option]}={options.master_addr}: give the name or the address of a host")
+        number = values.number(called["master_port"], options.master_port, 1, problems, LAST_PORT)
     else:
-        option = "rdzv_endpoint"
-        host, _, given = endpoint.rpartition(":") if re.search(r":\d+$", endpoint) else (endpoint, "", str(port))
-        port = _number(f"{called[option]}={host}", given, 1, problems, LAST_PORT, ":") or port
-    if not host:
-        needs = "needs --rdzv-endpoint=HOST:PORT, the address of one node for all"
-        if backend == "static":
-            needs = f"{called['rdzv_backend']}=static needs --master-addr, the address of node 0"
+        option, form = "rdzv_endpoint", "=HOST:PORT, the address of one node for all"
+        if options.rdzv_endpoint:
+            host, text = values.endpoint(called[option], options.rdzv_endpoint, problems)
+            number = values.number(f"{called[option]}={host}", text, 1, problems, LAST_PORT, ":")
+    if most and not host and not getattr(options, option):
+        static = " with a static rendezvous" if backend == "static" else ""
+        needs = f"{called['nnodes']}={options.nnodes or most}{static} needs {called.missing(option)}{form}"
         why = f": SKYPILOT_NODE_IPS has fewer addresses than SKYPILOT_NUM_NODES={len(place.addresses)}" if place else ""
-        problems.append(f"{called['nnodes']}={most} {needs}{why}")
-    return host, port, option
+        problems.append(f"{needs}{why}")
+    return host, number or (place.port if place else PORT), option
 
 
-def _nodes(option: str, text: str, problems: list[str]) -> tuple[int, int]:
-    """The least and the largest number of nodes; 0 if that is wrong. Adds to `problems`."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= least <= most:
-        problems.append(f"{option}={text}: give a number of nodes, or MIN:MAX")
-        return 0, 0
-    return least, most
+def _own(options: argparse.Namespace, called: Names, place: Placement | None, most: int, host: str, option: str) -> str:
+    """This node's address. Raises UserError if no route leads to `host`, that of the rendezvous."""
+    if options.local_addr or most == 1:
+        return str(options.local_addr or LOOPBACK)
+    if place and place.own:
+        return _address_for(place, host) or place.own
+    if {"master_addr", "rdzv_endpoint"} & called.keys():
+        resolved(host, f"{called[option]}=")  # waits: a pod may start before the cluster's DNS knows its name
+    return _own_address(host, called[option])
 
 
-def _number(
-    option: str, text: str | None, least: int, problems: list[str], most: int | None = None, sign: str = "="
-) -> int | None:
-    """The value of an option, or None if it is missing or wrong. Adds to `problems`. sign: between option and value."""
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
-        problems.append(f"{option}{sign}{text}: give a number from {least}" + ("" if most is None else f" to {most}"))
-        return None
-    return int(text)
-
-
-def _own_address(host: str, option: str, problems: list[str]) -> str:
-    """This node's address on the route to `host`, which all nodes know. Adds to `problems`."""
+def _own_address(host: str, option: str) -> str:
+    """This node's address on the route to `host`, which all nodes know. Raises UserError if there is none."""
     try:
         own = network.address_towards(host)
     except OSError as error:
-        problems.append(f"{option}={host}: {error.strerror or error}: give an address that this node can reach")
-        return ""
+        raise UserError(
+            f"{option}={host}: {error.strerror or error}: give an address that this node can reach"
+        ) from error
     # Loopback: `host` is this machine, and its name resolves to 127.0.1.1 here (Debian). On the other nodes the name
     # resolves to an address that they can reach, so the name itself is used.
     return host if network.is_loopback(own) else own

@@ -39,6 +39,30 @@ def world_size() -> int:
     return _variable("WORLD_SIZE", 1, LARGEST, "1")
 
 
+def _numbers_of_rank() -> tuple[int, int, int]:
+    """RANK, WORLD_SIZE and MASTER_PORT. Raises UserError with all that is wrong, or missing beside RANK."""
+    needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in needed if not os.environ.get(name, "").strip()]
+    problems: list[str] = []
+    if missing:
+        problems.append(
+            f"RANK is set in the environment, but not {', '.join(missing)}: start with torchrun, or set all"
+        )
+
+    def number(name: str, least: int, most: int) -> int:
+        try:
+            return most if name in missing else _variable(name, least, most)
+        except UserError as error:
+            problems.extend(error.problems)
+            return most
+
+    size = number("WORLD_SIZE", 1, LARGEST)
+    found = number("RANK", 0, size - 1), size, number("MASTER_PORT", 1, 65535)
+    if problems:
+        raise UserError(*problems)
+    return found
+
+
 def is_local_main() -> bool:
     """Whether this process prints for all processes of its node, before they have joined a world."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
@@ -65,13 +89,8 @@ def _connect_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
     restarted their workers a different number of times would never meet.
     """
     environment = os.environ
-    if missing := [k for k in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if k not in environment]:
-        raise UserError(
-            f"RANK is set in the environment, but not {', '.join(missing)}: start with torchrun, or set all"
-        )
-    size = world_size()
-    rank = _variable("RANK", 0, size - 1)
-    host, port = environment["MASTER_ADDR"], _variable("MASTER_PORT", 1, 65535)
+    rank, size, port = _numbers_of_rank()
+    host = environment["MASTER_ADDR"]
     # Otherwise torchrun's agent hosts the store.
     hosts = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     stores, errors = list[dist.Store](), list[Exception]()

@@ -40,8 +40,9 @@ def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], 
     others: further variables that announce several nodes, for the message. A node without its variables would train
     alone, and several such nodes would write into one run.dir.
     """
-    if missing := [name for name in needed if not environment.get(name)]:
-        there = [f"{name}={environment[name]}" for name in (*needed, *others) if environment.get(name)]
+    if missing := [name for name in needed if not environment.get(name, "").strip()]:
+        named = dict.fromkeys((*needed, *others))
+        there = [f"{name}={environment[name]}" for name in named if environment.get(name, "").strip()]
         raise UserError(
             f"{where}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} set in the environment, but not "
             f"{', '.join(missing)}: set all of them, or unset {', '.join(word.split('=')[0] for word in there)} to be "
@@ -193,35 +194,66 @@ JOB = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR"
 
 
 def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
-    """torchrun's options from PET_… variables, or from the four variables of a PyTorchJob: each variable and its value.
+    """torchrun's options from PET_… variables, and what those do not say from the four variables of a PyTorchJob.
 
-    given: the options of the command line. Raises UserError if the variables announce other nodes but are incomplete,
-    or say something else than the command line: the pod would train alone, or wait for nobody.
+    Returns the variable and the value of each. given: the options of the command line. Raises UserError if the
+    variables announce other nodes but are incomplete, contradict each other, or say something else than the command
+    line: the pod would train alone, or wait for nobody.
     """
-    found = {name: value for name in OPTIONS if (value := environment.get(f"PET_{name.upper()}", "").strip())}
-    of_others = [f"PET_{name.upper()}" for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in found]
+    named = {name: f"PET_{name.upper()}" for name in OPTIONS}
+    found = {name: (pet, value) for name, pet in named.items() if (value := environment.get(pet, "").strip())}
+    of_others = [named[name] for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in found]
+    if _above_one(environment, "WORLD_SIZE") or environment.get("RANK", "0").strip() not in ("", "0"):
+        found |= _of_job(environment, found, given)
     if of_others and "nnodes" not in found and not given.get("nnodes"):
         _require("torchrun's variables", ["PET_NNODES"], environment, of_others)
-    variables = {name: f"PET_{name.upper()}" for name in OPTIONS}
-    if not found and (_above_one(environment, "WORLD_SIZE") or environment.get("RANK", "0").strip() not in ("", "0")):
-        _require("a PyTorchJob's variables", list(JOB.values()), environment)
-        found, variables = {option: environment[name].strip() for option, name in JOB.items()}, JOB
     if problems := [
-        f"--{name.replace('_', '-')}={given[name]} contradicts {variables[name]}={value} in the environment: leave the "
+        f"--{name.replace('_', '-')}={given[name]} contradicts {variable}={value} in the environment: leave the "
         f"option out, or unset the variable"
-        for name, value in found.items()
+        for name, (variable, value) in found.items()
         if name not in OF_A_NODE and given.get(name) not in (None, value)
     ]:
         raise UserError(*problems)
-    return {name: (variables[name], value) for name, value in found.items()}
+    return found
+
+
+def _of_job(
+    environment: Mapping[str, str], found: Mapping[str, tuple[str, str]], given: Mapping[str, str | None]
+) -> dict[str, tuple[str, str]]:
+    """What a PyTorchJob's variables add to what torchrun's say (`found`). Raises UserError as `options_of`."""
+    # Since v1.7 of the training operator, WORLD_SIZE counts processes; PET_NNODES is always there, and has the word.
+    nodes = found.get("nnodes", ("", ""))[1]
+    per_node = (found.get("nproc_per_node", ("", ""))[1], given.get("nproc_per_node") or "")
+    sizes = {nodes, *(str(int(nodes) * int(n)) for n in per_node if nodes.isdecimal() and n.isdecimal())}
+    told = {option: (name, environment.get(name, "").strip()) for option, name in JOB.items()}
+    if problems := [
+        f"{found[option][0]}={found[option][1]} and {name}={value} in the environment contradict each other: correct "
+        f"one, or unset it"
+        for option, (name, value) in told.items()
+        if option in found
+        and value not in ("", found[option][1])
+        and not (option == "nnodes" and (value in sizes or ":" in nodes))
+    ]:
+        raise UserError(*problems)
+    if "rdzv_endpoint" in found:  # an elastic job: its node 0 may be another pod than that of RANK 0
+        return {}
+    rest = {option: variable for option, variable in told.items() if option not in found}
+    if not (nodes and found.keys() >= {"node_rank", "master_addr"}):
+        others = [name for name in JOB.values() if environment.get(name)]
+        _require("a PyTorchJob's variables", [name for name, _ in rest.values()], environment, others)
+    return {option: (name, value) for option, (name, value) in rest.items() if value}
 
 
 def require_launcher(environment: Mapping[str, str]) -> None:
-    """Raise UserError if PET_NNODES announces several nodes, but no launcher has given this process a rank."""
-    if "RANK" not in environment and re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
+    """Raise UserError if PET_NNODES or WORLD_SIZE announces others, but no launcher has given this process a rank."""
+    if "RANK" in environment:
+        return
+    alone = "and this process would train alone: start it with `mingpt launch` or torchrun, or unset"
+    if re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
+        raise UserError(f"PET_NNODES={nodes} in the environment announces several nodes, {alone} PET_NNODES")
+    if re.fullmatch(r"0*([2-9]|1\d)\d*", size := environment.get("WORLD_SIZE", "")):
         raise UserError(
-            f"PET_NNODES={nodes} in the environment announces several nodes, and this process would train alone: start "
-            f"it with `mingpt launch` or torchrun, or unset PET_NNODES"
+            f"WORLD_SIZE={size} in the environment announces several processes, but RANK is not set, {alone} WORLD_SIZE"
         )
 
 

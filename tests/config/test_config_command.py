@@ -18,7 +18,8 @@ from run_kit import train
 
 
 def test_mistakes_exit_64_with_all_problems_on_stderr_and_nothing_else(tmp_path: Path) -> None:
-    done = train(tmp_path, "model.n_head=5", "batch.micro_siz=8", "reduce=exat", "(", "model=gpt3", WORLD_SIZE="8")
+    wrong = ("model.n_head=5", "batch.micro_siz=8", "reduce=exat", "(", "model=gpt3")
+    done = train(tmp_path, *wrong, RANK="0", WORLD_SIZE="8")
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr == (
         "error: 6 problems:\n"

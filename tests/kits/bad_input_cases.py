@@ -110,6 +110,10 @@ OPTIONS = [
 BY_HAND = [
     Case("rank without address", "RANK is set in the environment, but not MASTER_ADDR, MASTER_PORT", "set all", (),
          (env(RANK="0", WORLD_SIZE="2"),), forms=TRAIN),
+    Case("empty address", "RANK is set in the environment, but not MASTER_ADDR:", "set all", (),
+         (env(**HAND | {"MASTER_ADDR": ""}),), forms=TRAIN),
+    Case("world size without rank", "WORLD_SIZE=2 in the environment announces several", "with `mingpt launch`", (),
+         (env(WORLD_SIZE="2"),), forms=TRAIN),
     Case("world size no number", "WORLD_SIZE=two", "a number", (), (env(**HAND | {"WORLD_SIZE": "two"}),), forms=TRAIN),
     Case("rank beyond the world", "RANK=2", "0 to 1", (), (env(**HAND | {"RANK": "2"}),), forms=TRAIN),
     Case("port beyond all", "MASTER_PORT=99999", "1 to 65535", (), (env(**HAND | {"MASTER_PORT": "99999"}),),

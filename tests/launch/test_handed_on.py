@@ -16,6 +16,7 @@ from mingpt.config.moment import MOMENT
 from mingpt.errors import UserError
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
+from mingpt.world.platforms import require_launcher
 from node_kit import Node
 from run_kit import Run
 
@@ -74,6 +75,17 @@ def test_a_pod_of_several_does_not_train_alone() -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 64
     assert done.stderr.startswith("error: PET_NNODES=2 in the environment announces several nodes, and this process ")
+
+
+def test_a_process_of_several_without_a_rank_does_not_train_alone() -> None:
+    require_launcher({"WORLD_SIZE": "1"})
+    require_launcher({"WORLD_SIZE": "2", "RANK": "0"})
+    with pytest.raises(UserError) as caught:
+        require_launcher({"WORLD_SIZE": "2"})
+    assert str(caught.value) == (
+        "WORLD_SIZE=2 in the environment announces several processes, but RANK is not set, and this process would "
+        "train alone: start it with `mingpt launch` or torchrun, or unset WORLD_SIZE"
+    )
 
 
 def test_options_that_are_none_show_no_password(capsys: pytest.CaptureFixture[str]) -> None:

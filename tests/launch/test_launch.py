@@ -146,7 +146,7 @@ def test_an_elastic_pytorchjob_is_elastic() -> None:
     ("environment", "expected"),
     [
         ({"PET_NODE_RANK": "1"}, "torchrun's variables: PET_NODE_RANK=1 is set in the environment, but not PET_NNODES"),
-        ({"PET_NNODES": "2"}, "environment variable PET_NNODES=2 needs --rdzv-endpoint=HOST:PORT"),
+        ({"PET_NNODES": "2"}, "environment variable PET_NNODES=2 needs PET_RDZV_ENDPOINT=HOST:PORT"),
         ({"RANK": "1"}, "a PyTorchJob's variables: RANK=1 is set in the environment, but not WORLD_SIZE, MASTER_ADDR"),
         ({"WORLD_SIZE": "2"}, "a PyTorchJob's variables: WORLD_SIZE=2 is set in the environment, but not RANK, MAS"),
     ],
@@ -257,8 +257,8 @@ def test_no_platform_gives_no_placement() -> None:
             ["--nnodes=1:2", "--rdzv-backend=static"],
             {},
             [
-                "--nnodes=2 --rdzv-backend=static needs --master-addr, the address of node 0",
-                "--nnodes=2 with --rdzv-backend=static needs --node-rank, from 0 to 1",
+                "--nnodes=1:2 with a static rendezvous needs --master-addr, the address of node 0",
+                "--nnodes=1:2 with a static rendezvous needs --node-rank, from 0 to 1",
                 "--nnodes=1:2: a static rendezvous has one size: use --rdzv-backend=c10d",
             ],
         ),

@@ -131,7 +131,6 @@ def test_an_error_that_may_pass_ends_with_70_and_no_stack_trace() -> None:
         {"RANK": "2"},
         {"RANK": "-1"},
         {"MASTER_PORT": "99999"},
-        {"MASTER_PORT": ""},
         {"LOCAL_RANK": "x"},
     ],
 )
@@ -147,6 +146,23 @@ def test_numbers_that_a_person_set_wrong_are_told_by_name(
         join(WorldConfig(device="cpu")),
     ):
         pass
+
+
+@pytest.mark.parametrize("empty", ["MASTER_ADDR", "MASTER_PORT"])
+def test_all_that_a_person_set_wrong_is_told_at_once_and_empty_is_missing(
+    monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    wrong = {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "z", "LOCAL_RANK": "0"}
+    for name, value in (wrong | {empty: " "}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught, join(WorldConfig(device="cpu")):
+        pass
+    port = "MASTER_PORT=z in the environment: set a number from 1 to 65535, or start with torchrun"
+    assert list(caught.value.problems) == [
+        f"RANK is set in the environment, but not {empty}: start with torchrun, or set all",
+        "RANK=x in the environment: set a number from 0 to 1, or start with torchrun",
+        *([port] if empty == "MASTER_ADDR" else []),
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
