@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import gc
 import os
 import random
 import signal
@@ -11,6 +12,15 @@ from hypothesis import HealthCheck, settings
 
 from run_kit import Run
 from store_kit import Stores, forget_clients
+
+# While the tests are imported, nothing is garbage: 14 CPU seconds in place of 24, in each of the processes that test.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 # The machine may be shared, and a slow example is no bug.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

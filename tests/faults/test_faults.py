@@ -8,14 +8,13 @@ which nobody disturbed, and at no time is a process left behind.
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from fault_kit import LAUNCHERS, LONG, STEPS, Cluster
+from fault_kit import LAUNCHERS, LONG, STEPS, Cluster, ask_twice
 from node_kit import ask_to_stop
 from run_kit import Run
 
@@ -57,9 +56,7 @@ def signal_twice(c: Cluster) -> None:
     os.kill(hanging, signal.SIGSTOP)
 
     def ask() -> None:
-        while c.nodes[HEAD].process.poll() is None:
-            os.kill(c.nodes[HEAD].process.pid, signal.SIGTERM)
-            time.sleep(2.5)  # more than lifetime.AGAIN_SECONDS
+        ask_twice(c.nodes[HEAD], signal.SIGTERM)
         with suppress(ProcessLookupError):  # its agent may have ended it already: the head's store is gone
             os.kill(hanging, signal.SIGCONT)
 

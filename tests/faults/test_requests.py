@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_kit import LONG, STEPS, at_step, finish, launch, training
+from fault_kit import LONG, STEPS, ask_twice, at_step, finish, launch, training
 from node_kit import Node, ask_to_stop, free_port, wait_until
 from run_kit import Run
 
@@ -42,12 +42,7 @@ def test_a_second_request_ends_a_node_with_a_process_that_will_never_end(new_run
 
     def hang() -> None:
         os.kill(node.workers()[1], signal.SIGSTOP)
-        threading.Thread(target=ask).start()
-
-    def ask() -> None:  # a signal that follows another one within two seconds is the same request
-        while node.process.poll() is None:
-            os.kill(node.process.pid, signal.SIGINT)
-            time.sleep(2.5)
+        threading.Thread(target=ask_twice, args=(node, signal.SIGINT)).start()
 
     node.on_line = at_step(50, hang)
     code = node.wait(200)

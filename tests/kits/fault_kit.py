@@ -1,11 +1,15 @@
 """Two nodes that train together under one of the three launchers, or one node, for tests that break them."""
 
+import os
 import re
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from node_kit import Node, free_port
+from mingpt.world.lifetime import AGAIN_SECONDS
+from node_kit import Node, free_port, wait_until
 from run_kit import TINY, Run
 
 LAUNCHERS = ("torchrun static", "torchrun c10d", "mingpt.launch static", "mingpt.launch c10d")
@@ -101,6 +105,15 @@ def at_step(wanted: int, act: Callable[[], None]) -> Callable[[str], None]:
             act()
 
     return on_line
+
+
+def ask_twice(node: Node, number: int) -> None:
+    """A request to a node's launcher, and a second one: what follows within AGAIN_SECONDS of the first is the same."""
+    os.kill(node.process.pid, number)
+    wait_until(lambda: "death signal" in node.output, "the first request is seen")  # torch's words
+    time.sleep(AGAIN_SECONDS + 0.5)
+    with suppress(ProcessLookupError):  # torchrun itself may have ended by now
+        os.kill(node.process.pid, number)
 
 
 def finish(node: Node, expected: int) -> str:
