@@ -167,7 +167,7 @@ def test_runs_that_are_killed_have_the_bits_of_the_undisturbed_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_nothing_is_left_of_one_that_is_ended(number: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mingpt.selftest", "--seconds=0", "--device=cpu"]
     node = Node(command, {"TMPDIR": str(tmp_path)})

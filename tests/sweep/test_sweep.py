@@ -227,7 +227,7 @@ def test_a_table_is_aligned() -> None:
 def test_a_trial_is_killed_and_the_sweep_stopped_and_started_again(tmp_path: Path, text: Path, cache: Path) -> None:
     """Two at a time, killed and stopped: the bits of a search with one at a time, which nothing disturbs."""
     data = (f"data.path={text}", f"data.cache_dir={cache}")
-    few = ("batch.global_size=2", "train.max_steps=640", "train.eval_every=320", "snapshot.every_steps=40")
+    few = ("batch.global_size=2", "train.max_steps=320", "train.eval_every=160", "snapshot.every_steps=40")
     how = [*TINY, *data, *few, f"--dir={tmp_path}"]
     grid, folder, found = [*how, "seed=1,2", "--parallel=2"], tmp_path / "sweep", dict[int, int]()
 
