@@ -240,10 +240,11 @@ def test_elastic_goes_on_with_two_nodes_and_takes_the_third_back(
 
 
 @pytest.mark.slow
-def test_a_lost_head_is_a_requeue(alone: str, project: Path, jobs: list[Job], tmp_path: Path) -> None:
-    run, overrides = shared("head"), (*ENDLESS, "snapshot.every_steps=10")
+@pytest.mark.parametrize("recipe", ["elastic", "train", "gloo"])
+def test_a_lost_head_is_a_requeue(recipe: str, alone: str, project: Path, jobs: list[Job], tmp_path: Path) -> None:
+    run, overrides = shared(f"head-{recipe}"), (*ENDLESS, "snapshot.every_steps=10")
     options = "--nodes=2 --gpus-per-node=1 --exclude=n1,n2,n3"
-    job = submit(jobs, project, "elastic", options, f"run.dir={run}", *overrides)
+    job = submit(jobs, project, recipe, options, f"run.dir={run}", *overrides)
     job.wait_for(r"^step +30/")
     head = int(job.field("BatchHost")[1:])
     cut(head)
@@ -261,7 +262,8 @@ def test_a_lost_head_is_a_requeue(alone: str, project: Path, jobs: list[Job], tm
     job.wait_for(f"^step {step}: snapshot")
     as_user(project, "scancel", job.number)
     assert job.wait()[0] == "CANCELLED"
-    undisturbed(tmp_path, "shakespeare_10m", (*overrides, f"train.max_steps={step + 1}"))
+    experiment = "shakespeare_char" if recipe == "gloo" else "shakespeare_10m"
+    undisturbed(tmp_path, experiment, (*overrides, f"train.max_steps={step + 1}"))
     assert digest_at(run, step) == digest_at(tmp_path / "alone", step)
 
 
