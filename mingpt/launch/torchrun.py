@@ -25,7 +25,6 @@ LOOPBACK = "127.0.0.1"
 # Options that mean something with several nodes only.
 OF_SEVERAL = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank")
 
-
 DESCRIPTION = "Train on this node; start the same command on each other node."
 EPILOG = (
     "Exit codes: 0 finished; 64 an error to fix; 70 crashed: try again; 75 stopped on request: start again to go on"

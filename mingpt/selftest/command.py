@@ -9,7 +9,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,11 @@ def check_all(device: str, count: int, options: Namespace, show: Any) -> tuple[l
     add(iter([Result("C compiler, for train.compile", None, compiler or "none")]))
     add(judge(answers))
     if not options.quick:
-        with ExitStack() as at_the_end:
-            folder = at_the_end.enter_context(tempfile.TemporaryDirectory(prefix="mingpt-selftest-"))
-            runs = Runs(Path(folder), device, count if device == "cuda" else max(3, count))
-            at_the_end.callback(runs.close)
+        most = count if device == "cuda" else max(3, count)
+        with (
+            tempfile.TemporaryDirectory(prefix="mingpt-selftest-") as folder,
+            closing(Runs(Path(folder), device, most)) as runs,
+        ):
             add(runs.checks())
             runs.most = count
             add(runs.speed(about["peak"]))

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute.batches import BatchPlan
-from mingpt.compute.buckets import Bucket, Sliced
-from mingpt.compute.narrow import Packing
+from mingpt.compute.buckets import Sliced
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import Reduction
 from mingpt.config.schema import Config
@@ -48,7 +47,6 @@ class Compute:
     plan: BatchPlan
     autocast: Any
     device: torch.device
-    packings: dict[Bucket, Packing] = field(default_factory=dict)
 
     def device_name(self) -> str:
         """The kind of machine, such as "NVIDIA L4" or "cpu"."""
@@ -57,7 +55,7 @@ class Compute:
     def state(self) -> SharedState:
         """All state of the run; the tensors themselves, not copies."""
         weights: dict[str, Tensor | Sliced] = self.model.state_dict()
-        for packing in self.packings.values():
+        for packing in self.update.gathering.packings.values():
             weights |= packing.own()
         return {"model": weights, "optimizer": self.update.state()}
 

@@ -106,7 +106,6 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
     autocast = autocast_for(config, world.device)
     # Nobody knows what a user's model reads in float32, even if its class derives from one of ours.
     narrow = set() if isinstance(config.model, Own) else narrow_names(model, autocast)
-    packings = pack(buckets, narrow, autocast)
     update = Update(
         buckets,
         rules(named, config.optimizer, role_of),
@@ -117,13 +116,13 @@ def build_compute(config: Config, source: Source, model: nn.Module, world: World
         tokens_per_microbatch=plan.micro_size * config.model.block_size,
         fp16=config.precision == "fp16",
         health=config.health,
-        packings=packings,
+        packings=pack(buckets, narrow, autocast),
     )
     if isinstance(config.model, Own):
         first = source.train[list(range(min(plan.micro_size, len(source.train))))]
         with autocast:
             own_model.try_out(model, config.model, [x.to(world.device) for x in first])
-    return Compute(model, update, plan, autocast, world.device, packings)
+    return Compute(model, update, plan, autocast, world.device)
 
 
 def claim_attempt(

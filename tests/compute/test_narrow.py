@@ -88,7 +88,7 @@ def test_a_users_class_over_ours_is_not_rounded(model: str, packed: bool) -> Non
     config = configured(model, "model.block_size=4", "data=random", "precision=bf16", "batch.micro_size=1")
     source, world = config.data.open(4, 1), World(0, 2, 0, torch.device("cpu"), "")
     compute = build_compute(config, source, build(config, source.vocabulary.size), world)
-    assert bool(compute.packings) == packed
+    assert bool(compute.update.gathering.packings) == packed
 
 
 def test_rounding_what_layers_read_changes_no_bit_of_loss_and_gradients() -> None:
