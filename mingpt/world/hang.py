@@ -108,9 +108,13 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def arm(self) -> None:
-        """If the watching thread does not come in time, since the interpreter lock is held, print the stacks."""
+        """If the watching thread does not come in time, since the interpreter lock is held, print the stacks.
+
+        Later than other processes print theirs, and before one of these ends the run: faulthandler writes a line in
+        pieces, and another process's lines would come between.
+        """
         if sys.stderr is not None:
-            faulthandler.dump_traceback_later(self.seconds, file=2)
+            faulthandler.dump_traceback_later(self.seconds + self.silence_seconds / 2, file=2)
 
     def _look_out(self) -> None:
         self.arm()
@@ -170,7 +174,8 @@ class Watchdog:
             stacks = f"the stacks are printed directly, since there is no room for a file: {error}"
             faulthandler.dump_traceback(2, all_threads=True)
         what = f"no progress for {self.seconds:g} s (health.hang_seconds); last entered {own.last}; in {own.place}"
-        complain(f"rank {self.world.rank} on {self.host}: {what}\n{stacks}")
+        # The empty line ends another process's line: one that holds its interpreter lock prints pieces of them.
+        complain(f"\nrank {self.world.rank} on {self.host}: {what}\n{stacks}")
         if self.world.device.type == "cuda":
             record = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
             with suppress(RuntimeError, TypeError):  # without a recorder, or with other parameters
