@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from typing import Any
 
 from mingpt.commands.loading import find_manifest, open_model
@@ -18,12 +19,14 @@ from mingpt.train.attempt import agree_on_inputs, report_failure
 from mingpt.train.evaluation import Figures, byte_lengths, evaluate
 from mingpt.world.joining import join, world_size
 from mingpt.world.lifetime import Lifetime
+from mingpt.world.platforms import require_launcher
 
 
 def command(arguments: list[str], lifetime: Lifetime) -> int:
     """Print the figures; returns the exit code."""
     options = parser().parse_intermixed_args(arguments)
     try:
+        require_launcher(os.environ)
         if options.tasks is not None:
             return answer_tasks(options, lifetime)
         if lost := [f"--{name}" for name in OF_TASKS if getattr(options, name.replace("-", "_")) is not None]:

@@ -248,7 +248,7 @@ def require_launcher(environment: Mapping[str, str]) -> None:
     """Raise UserError if PET_NNODES or WORLD_SIZE announces others, but no launcher has given this process a rank."""
     if "RANK" in environment:
         return
-    alone = "and this process would train alone: start it with `mingpt launch` or torchrun, or unset"
+    alone = "and this process would run alone: start it with `mingpt launch` or torchrun, or unset"
     if re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
         raise UserError(f"PET_NNODES={nodes} in the environment announces several nodes, {alone} PET_NNODES")
     if re.fullmatch(r"0*([2-9]|1\d)\d*", size := environment.get("WORLD_SIZE", "")):

@@ -44,6 +44,14 @@ def refused(run: Run, capsys: Captured, *arguments: str) -> str:
     return line.removeprefix("error: ")
 
 
+@pytest.mark.parametrize("of", [[], ["--tasks", "arc_easy"]])
+def test_a_process_of_several_without_a_rank_does_not_evaluate_alone(
+    of: list[str], run: Run, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert refused(run, capsys, *of).startswith("WORLD_SIZE=2 in the environment announces several processes, but RANK")
+
+
 def test_the_figures_are_those_that_training_has_measured(run: Run, capsys: Captured) -> None:
     measured = {row["step"]: (row["val_loss"], row["val_bits_per_byte"]) for row in read_metrics(run.dir)[7::8]}
     assert sorted(measured) == [8, 16, 24]

@@ -84,7 +84,7 @@ def test_a_process_of_several_without_a_rank_does_not_train_alone() -> None:
         require_launcher({"WORLD_SIZE": "2"})
     assert str(caught.value) == (
         "WORLD_SIZE=2 in the environment announces several processes, but RANK is not set, and this process would "
-        "train alone: start it with `mingpt launch` or torchrun, or unset WORLD_SIZE"
+        "run alone: start it with `mingpt launch` or torchrun, or unset WORLD_SIZE"
     )
 
 
