@@ -38,13 +38,13 @@ def main(arguments: list[str]) -> int:
         _show(options, trials, configs, folder, jobs)
         return FINISHED
     code = FINISHED
+    if options.on != "local":  # before anything is written
+        remote.check_there(*((remote.RECIPE, "sky") if options.on == "sky" else (remote.SCRIPT, "sbatch")))
     if options.on == "sky":
         names = {trial.name for trial in _unfinished(trials, configs, folder)}
         if names:
             remote.submit_jobs([job for job, trial in zip(jobs, trials, strict=True) if trial.name in names])
     else:
-        if options.on == "slurm":
-            remote.check_there(remote.SCRIPT, "sbatch")  # before anything is written
         with local.locked(Path(folder)) as lock:
             waiting = _unfinished(trials, configs, folder)
             if options.on == "local":

@@ -31,9 +31,9 @@ def sbatch(name: str, folder: Path, number: int, parallel: int | None, more: Seq
     return ["sbatch", "--parsable", f"--job-name={name}", array, *more, SCRIPT, str(folder / TRIALS)]
 
 
-def check_there(file: str, *programs: str) -> None:
+def check_there(file: str, program: str) -> None:
     """Raises UserError if one of them is missing."""
-    problems = [_absent(program) for program in programs if not which(program)]
+    problems = [] if which(program) else [_absent(program)]
     if not Path(file).is_file():
         problems.append(f"{file} is not there: run this in the project's folder")
     if problems:
@@ -131,7 +131,6 @@ def sky(trial: Trial, sweep: str, bucket: str, more: Sequence[str]) -> list[str]
 
 def submit_jobs(commands: Sequence[Sequence[str]]) -> None:
     """Those whose names are among the jobs that have not finished stay as they are."""
-    check_there(RECIPE)
     # Without --all, the answer ends after 50 jobs. It may begin with text: that the API server has been started.
     going_on = _call(["sky", "jobs", "queue", "--skip-finished", "--all", "-o", "json"]) if commands else ""
     for command in commands:

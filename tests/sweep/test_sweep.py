@@ -191,7 +191,15 @@ def test_what_skypilot_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     ]
     assert sweep.main(["seed=1,2", "--on=sky", "--dir=s3://b/runs", "--dry-run"]) == 64
     assert "experiment=… is missing" in capfd.readouterr().err
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    with monkeypatch.context() as nothing:
+        nothing.setenv("PATH", str(tmp_path))
+        nothing.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # a bucket that is asked first would be told of
+        assert sweep.main([word for word in how if word != "--dry-run"]) == 64
+    assert capfd.readouterr().err.splitlines() == [
+        "error: 2 problems:",
+        "  1. sky is not there: run this where it is installed, or use --on local",
+        "  2. recipes/train-spot.yaml is not there: run this in the project's folder",
+    ]
     # SkyPilot 0.14.1's answer, but for the other fields. It may begin with text, and has 50 jobs only, without --all.
     answer = """case "$*" in
 "jobs queue "*) echo "✓ SkyPilot API server started."; echo '['
