@@ -96,6 +96,7 @@ class Node:
         name, _, value = self.marker.partition("=")
         self.lines: list[str] = []
         self.on_line = on_line
+        self.failure: Exception | None = None  # what on_line has raised
         self.process = lockstep.start(
             command,
             cwd=cwd,
@@ -109,7 +110,11 @@ class Node:
         assert self.process.stdout
         for line in self.process.stdout:
             self.lines.append(line)
-            self.on_line(line)
+            try:
+                self.on_line(line)
+            except Exception as error:
+                self.failure = error
+                self.kill()
 
     @property
     def output(self) -> str:
@@ -161,6 +166,8 @@ class Node:
             self._reader.join(10)
             raise AssertionError(f"still running after {limit} s:\n{self.output[-6000:]}") from None
         self._reader.join(10)
+        if self.failure:
+            raise AssertionError(f"at a line of the output: {self.failure!r}:\n{self.output[-6000:]}") from self.failure
         return code
 
     def assert_nothing_left(self, limit: float = 60) -> None:

@@ -103,6 +103,7 @@ class Started:
         self.process = process
         self.lines: list[str] = []
         self.on_step: Callable[[int], None] = lambda step: None
+        self.failure: Exception | None = None  # what on_step has raised
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -111,7 +112,11 @@ class Started:
         for line in self.process.stdout:
             self.lines.append(line)
             if match := re.match(r"step +(\d+)/", line):
-                self.on_step(int(match[1]))
+                try:
+                    self.on_step(int(match[1]))
+                except Exception as error:
+                    self.failure = error
+                    os.killpg(self.process.pid, signal.SIGKILL)
 
     @property
     def output(self) -> str:
@@ -134,6 +139,8 @@ class Started:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise AssertionError(f"still running after {TIME_LIMIT} s:\n{self.output}") from None
         self._reader.join(30)
+        if self.failure:
+            raise AssertionError(f"at a step's line: {self.failure!r}:\n{self.output}") from self.failure
         return code
 
 

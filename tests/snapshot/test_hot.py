@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,11 @@ def step_of(line: str, memory: Path) -> int:
     step = int(match[1]) if match else 0
 
     def is_alone() -> bool:
-        kept = list(memory.glob("mingpt-*/*/step-*/*"))
-        return {path.parent.name for path in kept} == {f"step-{step:09d}"} and "manifest.json" in {p.name for p in kept}
+        with suppress(FileNotFoundError):  # the one before is deleted while we look
+            kept = list(memory.glob("mingpt-*/*/step-*/*"))
+            names = {path.name for path in kept}
+            return {path.parent.name for path in kept} == {f"step-{step:09d}"} and "manifest.json" in names
+        return False
 
     if 0 < step < 120 and step % 10 == 0:
         wait_until(is_alone, f"the hot snapshot of step {step}")  # the run waits for us, so none is left out

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -280,7 +281,11 @@ def test_a_trial_is_killed_and_the_sweep_stopped_and_started_again(tmp_path: Pat
 
 
 def children() -> list[int]:
-    return [int(p) for task in Path("/proc/self/task").iterdir() for p in (task / "children").read_text().split()]
+    found = list[int]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has ended while we looked
+            found.extend(int(pid) for pid in (task / "children").read_text().split())
+    return found
 
 
 def words(pid: int) -> bytes:
