@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import time
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int, spare_
         own.mkdir(exist_ok=True)
         _remove_stale(base, own)
         # Committed snapshots make room for the next ones; those that were set aside stay.
-        taken = sum(_size(file) for file in own.rglob("*") if (file.parent / MANIFEST).exists())
+        taken = sum(_size(Path(at, name)) for at, _, names in os.walk(own) if MANIFEST in names for name in names)
         free, needed = shutil.disk_usage(hot_dir).free + taken, 2 * state_bytes + spare_bytes
     if free < needed:
         raise UserError(
@@ -136,6 +137,7 @@ def node_identity(hot_dir: str) -> str:
 
 def _remove_stale(base: Path, own: Path) -> None:
     for other in base.iterdir():
-        newest = max((p.stat().st_mtime for p in [other, *other.glob("*")] if p.exists()), default=0.0)
-        if other != own and time.time() - newest > STALE_SECONDS:
-            shutil.rmtree(other, ignore_errors=True)
+        with suppress(FileNotFoundError):  # its run deletes something, or all of it
+            newest = max(p.stat().st_mtime for p in [other, *other.glob("*")])
+            if other != own and time.time() - newest > STALE_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)

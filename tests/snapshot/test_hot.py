@@ -207,6 +207,33 @@ def test_what_killed_runs_left_is_removed_after_a_day(tmp_path: Path) -> None:
     assert sorted(p.name[:3] for p in Path(own.root).parent.iterdir()) == ["own", "you"]
 
 
+@pytest.mark.parametrize("look", range(1, 8))
+def test_another_run_that_is_removed_while_a_folder_is_opened_does_no_harm(
+    look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each of the looks that are taken at its folder."""
+    other, looks = hot.open_hot(str(tmp_path), str(tmp_path / "other"), "a" * 32, 10), list[str]()
+    save(other, 1)
+
+    def meanwhile(function: Callable[..., object]) -> Callable[..., object]:
+        def call(path: object, *args: object, **options: object) -> object:
+            if str(path).startswith(other.root) and not removing:
+                looks.append(str(path))
+                if len(looks) == look:
+                    removing.append(True)
+                    hot.remove(other)
+            return function(path, *args, **options)
+
+        return call
+
+    removing = list[bool]()
+    for name in ("stat", "scandir", "listdir"):
+        monkeypatch.setattr(os, name, meanwhile(getattr(os, name)))
+    own = hot.open_hot(str(tmp_path), str(tmp_path / "own"), "b" * 32, 10)
+    assert removing or look > 4, looks  # four looks: is it a folder, what is in it, and two dates
+    assert Path(own.root).is_dir()
+
+
 def test_a_folder_in_memory_belongs_to_one_run_directory(tmp_path: Path) -> None:
     """A copy of a run has the same random id; another place of the same name has not."""
     run, copy, link = (str(tmp_path / name) for name in ("a/run", "b/run", "link"))
