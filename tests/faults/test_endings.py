@@ -236,7 +236,7 @@ def test_a_world_shrinks_when_a_node_is_lost_and_grows_when_one_comes(new_run: C
     def start(rank: int) -> Node:
         # Shorter waits than torch's: for the signs of life of a lost node (a node that is only slow for longer would be
         # taken for lost, too, and two worlds would train), and for others that may still join.
-        waits = "keep_alive_interval=1,keep_alive_max_attempt=8,last_call_timeout=2"
+        waits = "keep_alive_interval=1,keep_alive_max_attempt=20,last_call_timeout=2"
         options = ("--nnodes=1:2", f"--rdzv-endpoint={HEAD}:{port}", f"--local-addr=127.0.0.{rank + 1}")
         # As SkyPilot's dynamic node set does it: the head starts while the other node is missing.
         there = "\n".join((HEAD, OTHER)[: rank + 1])
