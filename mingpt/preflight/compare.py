@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mingpt.preflight.finding import Finding, Level
+from mingpt.preflight.links import LOST_SHARE
 
 SLOW_SECONDS = 0.02  # of a round trip: within one place it takes well below a millisecond
-LOST_SHARE = 0.005
 CLOCK_SECONDS = 5.0
 
 INSTALL = "install the versions of constraints.txt on every node (bash recipes/setup.sh)"

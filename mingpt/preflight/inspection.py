@@ -20,8 +20,9 @@ from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.platforms import find_placement
 
-# The limits of the checks after all nodes have come; on good nodes each takes a fraction of it.
-LINKS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS = 20, 60, 20
+# The limits of the checks after all nodes have come; on good nodes each takes a fraction of it, but torch may have to
+# be imported from a busy file server.
+LINKS_SECONDS, IMPORT_SECONDS, PLACE_SECONDS = 20, 180, 60
 NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
 PEERS = 8  # nodes to which each node measures the link
 

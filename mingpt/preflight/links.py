@@ -12,6 +12,7 @@ LARGE_BYTES, LARGE_SECONDS = 2**18, 3.0
 PINGS = 7
 # As many UDP packets as a socket's buffer holds while the other node is busy.
 PACKETS, PACKET_BYTES, LOSS_SECONDS = 400, 64, 1.5
+LOST_SHARE = 0.005  # from which on it is bad
 
 
 class Echo:
@@ -72,7 +73,8 @@ def probe(rank: int, address: str, ports: tuple[int, int], name: str) -> Link:
     ports: of the other node's Echo, for TCP and UDP. name: of that Echo.
     """
     link = _try(rank, address, ports, name)
-    return _try(rank, address, ports, name) if link.error or not link.large else link
+    bad = link.error or not link.large or (link.loss or 0) >= LOST_SHARE
+    return _try(rank, address, ports, name) if bad else link
 
 
 def _try(rank: int, address: str, ports: tuple[int, int], name: str) -> Link:
@@ -135,8 +137,8 @@ def _loss(address: str, port: int) -> float | None:
                 if number % 20 == 19:
                     time.sleep(0.005)
             deadline = time.monotonic() + LOSS_SECONDS
-            while len(came) < PACKETS and (left := deadline - time.monotonic()) > 0:
-                s.settimeout(left)
+            while len(came) < PACKETS:
+                s.settimeout(max(0.0, deadline - time.monotonic()))  # at the end only what lies there already
                 came.add(s.recv(2048))
         return 1 - len(came) / PACKETS if came else None
 
@@ -147,7 +149,7 @@ def probe_all(wanted: list[tuple[int, str, tuple[int, int], str]]) -> list[dict[
     threads = [threading.Thread(target=lambda w=w: found.append(probe(*w)), daemon=True) for w in wanted]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 2 * (CONNECT_SECONDS + LARGE_SECONDS) + LOSS_SECONDS + 3
+    deadline = time.monotonic() + 2 * (CONNECT_SECONDS + LARGE_SECONDS + LOSS_SECONDS) + 3
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     seen = {(link.rank, link.address) for link in list(found)}

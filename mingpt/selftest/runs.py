@@ -23,6 +23,7 @@ from mingpt.selftest.result import Result
 STEPS = 40
 HANG_SECONDS = 10  # the limit of a wait in the run with a process that hangs
 MEMORY = 8 << 30  # address space of the run that has too little
+LEAVE_SECONDS = 3  # for processes after SIGKILL: longer for those that nobody reaps, in a container without init
 RUN_SECONDS = 600  # the longest that one run may take
 WORDS = 20_000  # of the text
 SMALL = (
@@ -88,9 +89,11 @@ class Started:
         """SIGKILL to the launcher and its workers, which have process groups of their own."""
         if self.process.poll() is None:
             launcher = psutil.Process(self.process.pid)
-            for process in (launcher, *launcher.children(recursive=True)):
+            workers = launcher.children(recursive=True)
+            for process in (launcher, *workers):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
+            psutil.wait_procs(workers, LEAVE_SECONDS)  # one may still make the file that it was about to make
 
     def digest(self) -> str:
         found = re.findall(r"digest ([0-9a-f]{64})", self.output)

@@ -63,14 +63,16 @@ def _submit(command: Sequence[str], file: Path, lock: int) -> tuple[int, str]:
     goes_on = f"notes its job's number in {file}: the same command again reads it"
     # Its errors go to a file: a pipe whose reader was killed would end sbatch after it has submitted.
     with file.open("wb") as number, TemporaryFile("w+", errors="replace") as said:
-        # In a session of its own it does not get the terminal's Ctrl-C.
-        process = subprocess.Popen(command, stdout=number, stderr=said, pass_fds=[lock], start_new_session=True)
         try:
+            # In a session of its own it does not get the terminal's Ctrl-C.
+            process = subprocess.Popen(command, stdout=number, stderr=said, pass_fds=[lock], start_new_session=True)
             code = process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             late = f"sbatch has not answered within {SECONDS:.0f} s, and goes on: it {goes_on}"
             raise TransientError(late) from None
-        except BaseException:  # a request to stop
+        except OSError:  # it can't be started
+            raise
+        except BaseException:  # a request to stop, which may come while Popen learns that it has started
             complain(f"sbatch goes on, and {goes_on}")
             raise
         said.seek(0)

@@ -195,7 +195,7 @@ class Watchdog:
     def _tell_overdue(self) -> None:
         reason = f"{NO_ANSWER} ({self.timeout:g} s; in {self.reports[self.world.rank].place})"
         leave_reason(reason)
-        complain(f"error: rank {self.world.rank} on {self.host}: {reason}")
+        complain(f"\nerror: rank {self.world.rank} on {self.host}: {reason}")
         teller = threading.Thread(target=self._survive, args=[lambda: self.lifetime.failed(Hang(reason))], daemon=True)
         teller.start()
         teller.join(NOTIFY_SECONDS)
@@ -209,7 +209,7 @@ class Watchdog:
         # When the first process ends, the others lose it, and a launcher ends them: first let each leave its reason.
         # The one that tells ends before the others. In rank 0, observers would be told of a lost contact, too.
         if self.world.rank == first:
-            complain(f"error: {reason}")
+            complain(f"\nerror: {reason}")  # see _dump
             teller = threading.Thread(target=self._survive, args=[lambda: self.failed(Hang(reason))], daemon=True)
             teller.start()
             self._stay(self.silence_seconds)

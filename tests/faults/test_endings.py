@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,10 +18,19 @@ from run_kit import Run
 pytestmark = pytest.mark.slow
 
 
+def has_sigterm(pid: int, mask: str) -> bool:
+    found = re.search(rf"^{mask}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return found is not None and bool(int(found[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def catches_sigterm(pid: int) -> bool:
     """Whether a worker has come so far that it watches its parent."""
-    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
-    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return has_sigterm(pid, "SigCgt")
+
+
+def takes_sigterm(pid: int) -> bool:
+    """Whether a launcher does not hold it back: it does so while it starts workers."""
+    return not has_sigterm(pid, "SigBlk")
 
 
 @pytest.mark.parametrize("launcher", ["mingpt.launch", "torchrun"])
@@ -42,7 +50,7 @@ def test_a_signal_before_the_first_step_ends_at_once_with_75(new_run: Callable[.
     run = new_run()
     node = Node(launch(run))
     wait_until(lambda: len(node.workers()) == 2, "two workers")
-    time.sleep(0.5)
+    wait_until(lambda: takes_sigterm(node.process.pid), "the launcher has started them")
     os.kill(node.process.pid, signal.SIGTERM)
     output = finish(node, 75)
     assert output.splitlines()[-1] == "launch: exit code 75: stopped on request: start the same command again to go on"

@@ -89,7 +89,8 @@ def crossings() -> Iterator[ParameterSet]:
 def test_fault(event: str, launcher: str, new_run: Callable[..., Run], undisturbed: Callable[..., Run]) -> None:
     strike, under_torchrun, under_launch, resume = EVENTS[event]
     run = new_run()
-    cluster = Cluster(launcher, run, processes=(1, 2) if event == "a worker is killed" else (1, 1))
+    processes = (1, 2) if event == "a worker is killed" else (1, 1)
+    cluster = Cluster(launcher, run, processes, meet_seconds=60 if KILLED in under_launch else 300)
     struck: list[int] = []
 
     def on_step(step: int) -> None:

@@ -49,7 +49,7 @@ def test_a_server_is_killed_in_mid_write_and_comes_back(
     half_sent = "PUT .*step-000000012/model"
     proxy.set(Stall(half_sent, times=1, after=1000))
     run = Run(f"{server.url}/run", text, cache)
-    started = run.start(1, "snapshot.retry_seconds=60")
+    started = run.start(1, "snapshot.retry_seconds=600")
     wait_until(lambda: proxy.count(half_sent) or started.process.poll() is not None, "a part is half sent")
     server.kill()
     wait_until(lambda: "next try in" in started.output or started.process.poll() is not None, "it is tried again")

@@ -38,14 +38,14 @@ def test_many_signals_at_once_are_one_request(new_run: Callable[..., Run]) -> No
 
 def test_a_second_request_ends_a_node_with_a_process_that_will_never_end(new_run: Callable[..., Run]) -> None:
     run = new_run()
-    node = Node(launch(run, "launch.shutdown_timeout_seconds=300"))
+    node = Node(launch(run, "launch.shutdown_timeout_seconds=3000"))
 
     def hang() -> None:
         os.kill(node.workers()[1], signal.SIGSTOP)
         threading.Thread(target=ask_twice, args=(node, signal.SIGINT)).start()
 
     node.on_line = at_step(50, hang)
-    code = node.wait(200)
+    code = node.wait()
     assert code == 70, node.output[-3000:]
     node.assert_nothing_left()
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from node_kit import Node, free_port
+from node_kit import Node, free_port, listening, wait_until
 from run_kit import TINY
 from snapshot_kit import signed
 
 BOTH = ("train", "launch")
-LIMIT = 200  # seconds for one command, however bad its input is: less than any limit of torch's own
+LIMIT = 280  # seconds for one command, however bad its input is: less than any limit of torch's own
 
 # Root reads files of mode 0 because of these capabilities; without them it is told no like anybody else.
 AS_ANYBODY = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
@@ -272,10 +272,8 @@ def s3_server(kind: str) -> Iterator[str]:
         env={**os.environ, **({"INITIAL_NO_AUTH_ACTION_COUNT": "0"} if kind == STRICT else {})},
     )
     try:
-        deadline = time.monotonic() + 30
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            assert time.monotonic() < deadline, "moto's server has not started"
-            time.sleep(0.1)
+        wait_until(lambda: listening(port) or server.poll() is not None, "moto's server listens")
+        assert server.poll() is None, "moto's server has ended"
         yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()

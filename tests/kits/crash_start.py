@@ -109,7 +109,8 @@ class Start:
     def _command(self, rank: int, port: int) -> list[str]:
         options = [f"--nproc-per-node={self.processes[rank]}"]
         if len(self.nodes) == 2 and self.special != DOUBLE:
-            hosting = f"--rdzv-conf=is_host={'true' if rank == 0 else 'false'}"
+            # The second launcher starts once the first one listens: there its import of torch counts, too.
+            hosting = f"--rdzv-conf=is_host={'true' if rank == 0 else 'false'},join_timeout=300"
             own = f"--local-addr=127.0.0.{rank + 1}"
             # c10d: nodes with numbers would wait for a dead one once for each attempt.
             meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=campaign"]

@@ -17,10 +17,9 @@ STEPS = 150
 LONG = (f"train.max_steps={STEPS}", "train.eval_every=0", "snapshot.every_steps=20", "snapshot.keep=20")
 # Short, so that a test that waits for one of them ends soon; no test needs the difference to be long.
 LIMITS = (
-    "world.init_timeout_seconds=30",
     "world.timeout_seconds=60",  # gloo may miss that a peer has gone: docs/faults.md
     "launch.max_attempts_without_progress=2",
-    "launch.shutdown_timeout_seconds=4",
+    "launch.shutdown_timeout_seconds=30",  # in them a starved process stores its snapshot
 )
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
@@ -32,13 +31,15 @@ class Cluster:
     launcher: str
     run: Run
     processes: tuple[int, int] = (1, 1)
+    meet_seconds: int = 300  # how long each process waits for the others: less where one never comes
     nodes: list[Node] = field(default_factory=list)
     on_step: Callable[[int], None] = lambda step: None
 
     def command(self, rank: int, port: int) -> list[str]:
         address, nproc = f"127.0.0.{rank + 1}", self.processes[rank]
         places = (f"run.dir={self.run.dir}", f"data.path={self.run.text}", f"data.cache_dir={self.run.cache}")
-        training = [*TINY, *LONG, *LIMITS, *places, *self.run.overrides]
+        meet = f"world.init_timeout_seconds={self.meet_seconds}"
+        training = [*TINY, *LONG, *LIMITS, meet, *places, *self.run.overrides]
         hosting = f"is_host={'true' if rank == 0 else 'false'}"
         c10d = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", f"--local-addr={address}"]
         if self.launcher.startswith("mingpt.launch"):
@@ -50,11 +51,14 @@ class Cluster:
             f"--nproc-per-node={nproc}",
             "--max-restarts=1",
             f"--signals-to-handle={SIGNALS}",
-            "--shutdown-timeout=4",
+            "--shutdown-timeout=30",
             *(" ".join(static).split() if self.launcher == "torchrun static" else c10d),
         ]
         if self.launcher == "torchrun c10d":
-            options += ["--rdzv-backend=c10d", f"--rdzv-conf={hosting},join_timeout=30,read_timeout=30"]
+            options += [
+                "--rdzv-backend=c10d",
+                f"--rdzv-conf={hosting},join_timeout={self.meet_seconds},read_timeout=60",
+            ]
         return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "mingpt.train", *training]
 
     def start(self) -> None:

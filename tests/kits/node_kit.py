@@ -79,6 +79,14 @@ def pending(pid: int) -> set[int]:
     return {n for n in range(1, 65) for mask in masks if int(mask, 16) >> (n - 1) & 1}
 
 
+def rank_of(pid: int) -> int:
+    """A training process's rank; -1 if it has ended."""
+    with suppress(OSError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return next((int(v[5:]) for v in variables if v.startswith(b"RANK=")), 0)
+    return -1
+
+
 class Node:
     """One command, all that it starts, and its output, line by line.
 
@@ -137,8 +145,12 @@ class Node:
         return found
 
     def workers(self) -> list[int]:
-        """The training processes. (An agent's command line names mingpt.train, too, but not as its own module.)"""
-        return sorted(p for p, c in self.processes().items() if re.search(r"-u -m mingpt\.train ", c))
+        """The training processes by rank. (An agent's command line names mingpt.train, too, but not as its own module.)
+
+        Not by number: the kernel's numbers begin anew at 32,768.
+        """
+        found = [p for p, c in self.processes().items() if re.search(r"-u -m mingpt\.train ", c)]
+        return sorted(found, key=rank_of)
 
     def loaders(self) -> list[int]:
         """The data loader's processes."""

@@ -16,7 +16,7 @@ from mingpt.commands import sweep
 from mingpt.snapshot.files import step_name
 from mingpt.sweep import local
 
-WAIT = 120.0  # seconds for what a process is to do
+WAIT = 600.0  # seconds for what a process is to do: a limit for hangs
 STEPS = 6
 # Its loss is |log10(lr) + 3| + seed. SAYS: `fail`, `crash`, `hold` (wait to be asked to stop), `ignore`.
 TRIAL = """
@@ -33,7 +33,7 @@ loss = abs(math.log10(float(overrides.get("optimizer.lr", "1e-3"))) + 3) + int(o
 with open(folder / f"metrics/attempt-{number:05d}.jsonl", "w", buffering=1) as file:
     for step in range(1, STEPS + 1):
         file.write(json.dumps({"step": step, "val_loss": loss}) + chr(10))
-        until = time.time() + 60
+        until = time.time() + 600
         while says in ("hold", "ignore") and step == STEPS - 1 and not asked and time.time() < until:
             time.sleep(0.01)
         if asked and says == "ignore":

@@ -43,9 +43,9 @@ store = dist.FileStore(str(folder / "rendezvous"), 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
 world = World(rank, 2, rank, torch.device("cpu"), "gloo")
 said: list[str] = []
-writer = SnapshotWriter(
-    Hanging(str(folder / "snapshots")), world.side_group(GROUP_SECONDS), Retention(9), PROVENANCE, said.append
-)
+side = world.side_group(60)
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=GROUP_SECONDS), side.group)  # to make it may take longer
+writer = SnapshotWriter(Hanging(str(folder / "snapshots")), side, Retention(9), PROVENANCE, said.append)
 writer.start(1, state_of(1))
 first = outcome(writer)
 (folder / "gone").touch()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from config_kit import problems
-from fault_kit import finish, launch
+from fault_kit import at_step, finish, launch
 from hook_kit import SECRET, hook
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.observe import notify as notify_module
@@ -131,13 +131,8 @@ def test_the_launcher_tells_that_it_gives_up(new_run: Callable[..., Run]) -> Non
         assert there.posts == []
         run = new_run("snapshot.every_steps=0", "launch.max_attempts_without_progress=1", "world.timeout_seconds=20")
         node = Node(launch(run, f"health.notify={there.url}"))
-        node.on_line = lambda line: None if not line.startswith("step ") else _kill(node)
+        node.on_line = at_step(1, lambda: os.kill(node.workers()[-1], signal.SIGKILL))
         output = finish(node, CRASHED)
     assert there.events() == ["gave up"]
     assert there.bodies()[0]["text"] in output
     assert "hOoK" not in output
-
-
-def _kill(node: Node) -> None:
-    for pid in node.workers()[-1:]:
-        os.kill(pid, signal.SIGKILL)

@@ -194,7 +194,7 @@ def test_a_full_queue_a_client_that_leaves_and_one_that_waits_too_long(run: Path
 
 
 def test_a_request_ends_after_its_seconds_and_when_the_server_is_drained(run: Path) -> None:
-    served = served_for(run, most_tokens=LONG, seconds=0.5)
+    served = served_for(run, most_tokens=LONG, seconds=3)
     with serving(served) as address:
         client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         stream = client.completions.create(model=NAME, prompt="ab", max_tokens=LONG, stream=True)

@@ -16,7 +16,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
-from node_kit import Node, needs_mount
+from node_kit import Node, needs_mount, wait_until
 from run_kit import Run
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
@@ -177,6 +177,8 @@ def test_a_stop_with_a_limit_leaves_the_step_in_memory_when_storage_is_too_slow(
 
     def stop(line: str) -> None:
         if re.match(r"step +50/", line):
+            hot = "mingpt-*/*/step-000000050/manifest.json"
+            wait_until(lambda: any(memory.glob(hot)), "the hot snapshot")  # the next one then has all its time
             os.kill(node.process.pid, signal.SIGTERM)
 
     node.on_line = stop

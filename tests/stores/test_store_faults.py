@@ -23,8 +23,9 @@ from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, equal, read_newest, save, state_of
 from store_kit import Server, Stores
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # what takes longer has no bound
+pytestmark = pytest.mark.slow
 LIMIT, SHORT = "MINGPT_STORE_SECONDS", "1"
+ENOUGH = "10"  # for the calls before the one that fails, on a busy machine
 
 
 @dataclass
@@ -130,7 +131,7 @@ def test_a_fault_that_lasts_ends_in_time_and_says_where(
 def test_a_download_that_is_cut_off_is_no_damage(place: Place, files: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place.save(2, 0)
     with monkeypatch.context() as patch:
-        patch.setenv(LIMIT, SHORT)
+        patch.setenv(LIMIT, ENOUGH)
         place.proxy.set(rule := Cut(f"GET .*step-000000002/{files}", after=50))
         with pytest.raises(TransientError, match=rf"^snapshot\.dir={place.url}: "):
             read_newest(place.store(), pytest.fail)
@@ -153,7 +154,7 @@ def test_a_text_is_read_whole_or_not_at_all(place: Place, tmp_path: Path, monkey
 
     for rule in (Cut("GET .*text", after=900), Busy("(GET|HEAD)"), BlackHole()):
         with monkeypatch.context() as patch:
-            patch.setenv(LIMIT, SHORT)
+            patch.setenv(LIMIT, ENOUGH)
             place.proxy.set(rule)
             with pytest.raises(TransientError, match=rf"^data\.path={url}: "):
                 look()

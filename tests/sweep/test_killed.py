@@ -56,6 +56,8 @@ def test_a_sweep_that_is_killed_twice(tmp_path: Path, text: Path, cache: Path) -
     wait_for(lambda: any(Path(second.dir).glob("snapshots/*/manifest.json")))
     during.kill()
     told, _ = during.communicate(timeout=WAIT)
+    with (tmp_path / "sweep/sweep.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # which the trial holds until it has stored its snapshot
     assert "1 of 2 trials have finished already" in told
     assert second.store.steps()[0] < 100
 

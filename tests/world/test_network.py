@@ -86,7 +86,7 @@ def test_an_interface_that_is_not_there() -> None:
 def launched(launcher: str, run: Run, rank: int) -> list[str]:
     """The command of a node, with nothing in it that names an interface or this node's address."""
     places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
-    training = [*TINY, *places, "world.init_timeout_seconds=60", *run.overrides]
+    training = [*TINY, *places, *run.overrides]
     static = ["--master-addr=a", "--master-port=29500", f"--node-rank={rank}"]
     c10d = ["--rdzv-backend=c10d", "--rdzv-endpoint=a:29500", "--rdzv-id=test"]
     options = ["--nnodes=2", "--nproc-per-node=2", *(static if "static" in launcher else c10d)]
@@ -117,7 +117,7 @@ def test_an_interface_that_one_node_lacks_is_a_mistake(net: Net, new_run: Callab
     run = new_run()
     environments = [ENVIRONMENT, {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "ens1f1"}]  # what a has
     nodes = [
-        Node([*net.enter(host), *launched("mingpt.launch c10d", run, rank), "world.init_timeout_seconds=15"], env)
+        Node([*net.enter(host), *launched("mingpt.launch c10d", run, rank)], env)
         for rank, (host, env) in enumerate(zip(ADDRESSES, environments, strict=True))
     ]
     try:

@@ -12,7 +12,7 @@ import pytest
 
 from fault_kit import LONG, STEPS, at_step, finish, launch
 from mingpt.world import notice
-from node_kit import Node, free_port, wait_until
+from node_kit import Node, free_port, pending, wait_until
 from run_kit import Run
 
 
@@ -140,12 +140,13 @@ def test_a_run_of_two_processes_stops_at_a_notice_and_resumes_with_the_same_bits
     run, held = new_run(f"world.notice=aws:{metadata.url}"), list[int]()
 
     def take_away() -> None:
-        held.extend(p for p in node.workers() if b"LOCAL_RANK=1\0" in Path(f"/proc/{p}/environ").read_bytes())
+        held.append(node.workers()[1])
         os.kill(held[0], signal.SIGSTOP)
         metadata.taken = True
 
     node = Node(launch(run), on_line=at_step(20, take_away))
     wait_until(lambda: "aws takes this machine away" in node.output, "the notice")
+    wait_until(lambda: signal.SIGTERM in pending(held[0]), "the request")
     os.kill(held[0], signal.SIGCONT)
     output = finish(node, 75)
     assert output.count("aws takes this machine away in 120 s or less: asked to stop") == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mingpt.world.peers import GRACE_SECONDS
-from node_kit import Node, free_port
+from node_kit import Node, free_port, wait_until
 from own_kit import OwnRun, own_run
 
 WORLD = 3
@@ -27,10 +27,9 @@ def started(run: OwnRun) -> list[Node]:
 def test_processes_that_wait_for_their_device_end_soon_after_another_one(gone: int, tmp_path: Path) -> None:
     nodes = started(own_run(tmp_path / "run", "Sleeping"))
     try:
-        deadline = time.monotonic() + 120
-        while not all("asleep" in node.output for node in nodes):
-            assert time.monotonic() < deadline, [node.output for node in nodes]
-            time.sleep(0.05)
+        asleep = lambda node: "asleep" in node.output or node.process.poll() is not None  # noqa: E731
+        wait_until(lambda: all(map(asleep, nodes)), "all are asleep")
+        assert [node.process.poll() for node in nodes] == [None] * WORLD, [node.output for node in nodes]
         if gone == 2:  # a process that does not answer is no reason: it may go on
             os.kill(nodes[1].process.pid, signal.SIGSTOP)
             time.sleep(GRACE_SECONDS + 2)

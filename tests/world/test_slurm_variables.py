@@ -15,7 +15,7 @@ from mingpt.launch.torchrun import Torchrun, parse
 from mingpt.world import slurm
 from mingpt.world.platforms import find_placement
 from node_kit import Node, free_port, wait_until
-from run_kit import Run
+from run_kit import TIME_LIMIT, Run
 
 # The batch script of `sbatch --nodes=2 --ntasks-per-node=2 --gpus-per-task=1`, on the first of its nodes.
 BATCH = {
@@ -302,7 +302,7 @@ def test_tasks_are_a_world(new_run: Callable[..., Run], undisturbed: Callable[..
         env = TASK | {"SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_PROCID": str(rank)}
         env |= {"SLURM_LOCALID": str(rank), "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         tasks.append(subprocess.Popen(run.command(1), env={**os.environ, **env}))
-    assert [task.wait(200) for task in tasks] == [0, 0]
+    assert [task.wait(TIME_LIMIT) for task in tasks] == [0, 0]
     assert run.digest() == undisturbed().digest()
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -68,8 +69,15 @@ def make_parts_small(module: Any) -> None:
 
 def limit_the_group(module: Any) -> None:
     if seconds := os.environ.get("CRASH_GROUP_SECONDS"):
-        plain = module.World.side_group
-        module.World.side_group = lambda self, limit_seconds: plain(self, float(seconds))
+        plain, set_limit = module.World.side_group, module.dist.distributed_c10d._set_pg_timeout
+
+        def side_group(self: Any, limit_seconds: float) -> Any:
+            world = plain(self, limit_seconds)
+            if world.group is not None:
+                set_limit(timedelta(seconds=float(seconds)), world.group)  # to make it may take longer
+            return world
+
+        module.World.side_group = side_group
 
 
 class AfterImport(MetaPathFinder):
