@@ -194,9 +194,8 @@ class TestNodes:
         nodes.net.slow("b", 0.1, 0.015)  # 12 of 400 that go and come: hardly ever less than the two that are told of
         code, findings = nodes.findings("--seconds=20")
         assert code == 0
-        delay = (
-            r"a round trip to (b \(10\.98\.0\.12\)|a \(10\.98\.0\.11\)) takes [2-9]\d\d ms: "  # the relay may be late
-        )
+        # The relay may be late.
+        delay = r"a round trip to (b \(10\.98\.0\.12\)|a \(10\.98\.0\.11\)) takes [2-9]\d\d ms: "
         loss = r"\d\.\d % of the packets to (b \(10\.98\.0\.12\)|a \(10\.98\.0\.11\)) and back are lost: "
         kinds = {
             "warning on a (delay)": delay + "take nodes of one place: each step has several round trips",
