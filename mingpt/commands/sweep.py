@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         return FINISHED
     code = FINISHED
     if options.on != "local":  # before anything is written
-        remote.check_there(*((remote.RECIPE, "sky") if options.on == "sky" else (remote.SCRIPT, "sbatch")))
+        remote.check_there(options.on)
     if options.on == "sky":
         names = {trial.name for trial in _unfinished(trials, configs, folder)}
         if names:

@@ -16,6 +16,7 @@ from mingpt.sweep.expand import Trial
 
 SCRIPT = "recipes/slurm/sweep.sbatch"
 RECIPE = "recipes/train-spot.yaml"
+NEEDED = {"slurm": (SCRIPT, "sbatch"), "sky": (RECIPE, "sky")}
 TRIALS, JOB = "trials.txt", "slurm-job"
 SECONDS = 300.0  # for one call of sbatch, squeue or sky
 
@@ -31,8 +32,9 @@ def sbatch(name: str, folder: Path, number: int, parallel: int | None, more: Seq
     return ["sbatch", "--parsable", f"--job-name={name}", array, *more, SCRIPT, str(folder / TRIALS)]
 
 
-def check_there(file: str, program: str) -> None:
-    """Raises UserError if one of them is missing."""
+def check_there(on: str) -> None:
+    """Raises UserError if the program or the file that a sweep on `slurm` or `sky` needs is missing."""
+    file, program = NEEDED[on]
     problems = [] if which(program) else [_absent(program)]
     if not Path(file).is_file():
         problems.append(f"{file} is not there: run this in the project's folder")

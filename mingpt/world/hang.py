@@ -37,6 +37,11 @@ SNAPSHOT_TIMEOUTS = 6
 DUMP_SIGNAL = signal.SIGUSR2  # has a loader process print its stacks: see data/loader.py
 
 
+def _complain_apart(text: str) -> None:
+    """On a line of its own: a process that holds its interpreter lock prints its stacks in pieces of lines."""
+    complain(f"\n{text}")
+
+
 class Watchdog:
     """Two threads: one watches this process and decides, the other talks to the store, which may block."""
 
@@ -174,8 +179,7 @@ class Watchdog:
             stacks = f"the stacks are printed directly, since there is no room for a file: {error}"
             faulthandler.dump_traceback(2, all_threads=True)
         what = f"no progress for {self.seconds:g} s (health.hang_seconds); last entered {own.last}; in {own.place}"
-        # The empty line ends another process's line: one that holds its interpreter lock prints pieces of them.
-        complain(f"\nrank {self.world.rank} on {self.host}: {what}\n{stacks}")
+        _complain_apart(f"rank {self.world.rank} on {self.host}: {what}\n{stacks}")
         if self.world.device.type == "cuda":
             record = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
             with suppress(RuntimeError, TypeError):  # without a recorder, or with other parameters
@@ -195,7 +199,7 @@ class Watchdog:
     def _tell_overdue(self) -> None:
         reason = f"{NO_ANSWER} ({self.timeout:g} s; in {self.reports[self.world.rank].place})"
         leave_reason(reason)
-        complain(f"\nerror: rank {self.world.rank} on {self.host}: {reason}")
+        _complain_apart(f"error: rank {self.world.rank} on {self.host}: {reason}")
         teller = threading.Thread(target=self._survive, args=[lambda: self.lifetime.failed(Hang(reason))], daemon=True)
         teller.start()
         teller.join(NOTIFY_SECONDS)
@@ -209,7 +213,7 @@ class Watchdog:
         # When the first process ends, the others lose it, and a launcher ends them: first let each leave its reason.
         # The one that tells ends before the others. In rank 0, observers would be told of a lost contact, too.
         if self.world.rank == first:
-            complain(f"\nerror: {reason}")  # see _dump
+            _complain_apart(f"error: {reason}")
             teller = threading.Thread(target=self._survive, args=[lambda: self.failed(Hang(reason))], daemon=True)
             teller.start()
             self._stay(self.silence_seconds)

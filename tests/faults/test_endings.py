@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fault_kit import LONG, STEPS, at_step, finish, launch, training
-from node_kit import Node, free_port, listening, needs_mount, wait_until
+from node_kit import Node, free_port, listening, needs_mount, signals, wait_until
 from paths_kit import ROOT
 from recipe_kit import HEAD, OTHER, sky_variables
 from run_kit import Run
@@ -18,19 +18,14 @@ from run_kit import Run
 pytestmark = pytest.mark.slow
 
 
-def has_sigterm(pid: int, mask: str) -> bool:
-    found = re.search(rf"^{mask}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
-    return found is not None and bool(int(found[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
 def catches_sigterm(pid: int) -> bool:
     """Whether a worker has come so far that it watches its parent."""
-    return has_sigterm(pid, "SigCgt")
+    return signal.SIGTERM in signals(pid, "SigCgt")
 
 
 def takes_sigterm(pid: int) -> bool:
     """Whether a launcher does not hold it back: it does so while it starts workers."""
-    return not has_sigterm(pid, "SigBlk")
+    return signal.SIGTERM not in signals(pid, "SigBlk")
 
 
 @pytest.mark.parametrize("launcher", ["mingpt.launch", "torchrun"])

@@ -39,11 +39,11 @@ def test_a_stopped_process_is_named_and_the_run_goes_on(
     assert run.digest() == undisturbed(*LONG).digest()
 
 
-# In stacks: faulthandler writes a line in pieces, which other processes' lines may part, and this is one of them.
+# In stacks that faulthandler writes itself: in pieces, between which other processes' lines may come; this is one piece.
 STACK = re.escape(str(KITS / "own_kit.py"))
 # what hangs rank 1 (own_kit.HANGS) -> the summary, and a part of the stacks
 HANGS = {
-    "sleeps": (f"{HERE} has not entered all_gather #\\d+; it is in kits/own_kit.py:\\d+", STACK),
+    "sleeps": (f"{HERE} has not entered all_gather #\\d+; it is in kits/own_kit.py:\\d+", f'{STACK}", line \\d+ in'),
     "leaves out": (f"{HERE} has entered all_to_all as #\\d+, where others have entered all_gather: one", "in finish"),
     "holds the lock": (f"{HERE} does not answer .*; its last known collective is", STACK),
 }
@@ -56,7 +56,7 @@ def test_a_hang_ends_the_run_and_says_where(how: str, workers: int, tmp_path: Pa
     if workers:
         if how != "sleeps":
             pytest.skip("a loader process enters no collective")
-        summary = f"{HERE} has not entered all_gather #\\d+; it is in data/loader.py:\\d+"
+        summary, stack = f"{HERE} has not entered all_gather #\\d+; it is in data/loader.py:\\d+", STACK
     run = OwnRun(str(tmp_path), Path(), Path(), (LIMIT, f"data.workers={workers}"))
     run.code = ("model._target_=own_kit.Linear", "data._target_=own_kit.hangs", f"data.how='{how}'")
     [_, *overrides] = run.command(1)[2:]

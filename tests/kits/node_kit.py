@@ -74,9 +74,14 @@ def suspend(pid: int) -> None:
 
 def pending(pid: int) -> set[int]:
     """The signals that wait for a process that stands still."""
+    return signals(pid, "SigPnd|ShdPnd")
+
+
+def signals(pid: int, masks: str) -> set[int]:
+    """What these masks of a process's main thread hold, as in proc(5): SigBlk, SigCgt, …; several with | between."""
     status = Path(f"/proc/{pid}/status").read_text()
-    masks = re.findall(r"^(?:SigPnd|ShdPnd):\s+([0-9a-f]+)", status, re.M)
-    return {n for n in range(1, 65) for mask in masks if int(mask, 16) >> (n - 1) & 1}
+    found = re.findall(rf"^(?:{masks}):\s+([0-9a-f]+)", status, re.M)
+    return {n for n in range(1, 65) for mask in found if int(mask, 16) >> (n - 1) & 1}
 
 
 def rank_of(pid: int) -> int:
