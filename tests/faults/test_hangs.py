@@ -39,7 +39,7 @@ def test_a_stopped_process_is_named_and_the_run_goes_on(
     assert run.digest() == undisturbed(*LONG).digest()
 
 
-# In stacks that faulthandler writes itself: in pieces, between which other processes' lines may come; this is one piece.
+# In stacks that faulthandler itself writes: in pieces, between which others' lines may come; this is one piece.
 STACK = re.escape(str(KITS / "own_kit.py"))
 # what hangs rank 1 (own_kit.HANGS) -> the summary, and a part of the stacks
 HANGS = {
