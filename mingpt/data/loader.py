@@ -5,6 +5,8 @@ import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from mingpt.errors import TransientError, UserError
 from mingpt.world.hang import DUMP_SIGNAL
 from mingpt.world.lifetime import children_ignore_signals, end_with_parent
 from mingpt.world.world import Progress
+
+DYING_SECONDS = 10.0  # between the end of a process's connections and its own, on a busy machine
 
 
 def _begin(_worker: int) -> None:
@@ -45,8 +49,26 @@ class _ErrorsAsItems(Samples):
             return error
 
 
-def _raised(loader: Iterator[Any]) -> Iterator[Sequence[Tensor]]:
-    for item in loader:
+def _require_alive(processes: Sequence[BaseProcess], seconds: float = 0.0) -> None:
+    """Raises RuntimeError with torch's words if one of these processes has ended, or ends within so many seconds."""
+    for ended in wait([process.sentinel for process in processes], seconds):
+        dead = next(process for process in processes if process.sentinel == ended)
+        dead.join(seconds)  # torch's error comes with its SIGCHLD: here, and not in what handles ours
+        raise RuntimeError(f"DataLoader worker (pid {dead.pid}) has ended")
+
+
+def _raised(loader: Iterator[Any], processes: Sequence[BaseProcess]) -> Iterator[Sequence[Tensor]]:
+    """The items of `loader`, which these processes read."""
+    while True:
+        # If one dies, torch raises an error wherever this thread is: what an observer or a snapshot raises is caught.
+        _require_alive(processes)
+        try:
+            item = next(loader)
+        except StopIteration:
+            return
+        except (OSError, EOFError):  # a connection, which a dying process closes before it counts as dead
+            _require_alive(processes, DYING_SECONDS)
+            raise
         if isinstance(item, Exception):
             raise item
         Progress.microbatches += 1
@@ -58,7 +80,8 @@ def load(
 ) -> Iterator[Sequence[Tensor]]:
     """The microbatches whose sample numbers `work` yields, in its order.
 
-    limit_seconds: the longest wait for a loader process. Raises UserError or TransientError where reading one does.
+    limit_seconds: the longest wait for a loader process. Raises UserError or TransientError where reading one does, and
+    RuntimeError if a loader process dies.
     """
     loader = DataLoader(
         _ErrorsAsItems(samples),
@@ -75,4 +98,6 @@ def load(
     # Ctrl-C and schedulers signal the whole process group. A loader process that died of it would turn the requested
     # stop into a crash (lightning#20542).
     with children_ignore_signals() if workers else nullcontext():
-        return _raised(iter(loader))
+        others = set(multiprocessing.active_children())
+        batches = iter(loader)
+    return _raised(batches, [child for child in multiprocessing.active_children() if child not in others])

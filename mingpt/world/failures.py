@@ -46,7 +46,7 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
         if phase < Phase.TRAINING:  # a retry would run out of memory again
             return Failure(f"out of memory in the first step: {cure} ({first_line})", USER_ERROR, False)
         return Failure(f"out of memory: if it happens again, {cure} ({first_line})", CRASHED, False)
-    if "DataLoader worker" in text:
+    if "DataLoader worker (pid" in text:  # not "Caught KeyError in DataLoader worker process 0": that is the data's own
         cure = "if it happens again, look for the system's out-of-memory killer and lower data.workers"
         return Failure(f"a data loader process died: {cure} ({first_line})", CRASHED, False)
     if isinstance(error, (TimeoutError, TransientError, SnapshotFailed, Damaged)):  # our own, with complete messages

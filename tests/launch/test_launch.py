@@ -476,6 +476,20 @@ MEMORY = "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate 
         (RuntimeError("[/x/y.cc:7] Timed out waiting 3000ms"), Phase.TRAINING, 70, "another process has not", False),
         (SnapshotFailed("the snapshot of step 3 …"), Phase.TRAINING, 70, "the snapshot of step 3 …", False),
         (RuntimeError("DataLoader worker (pid 5) is killed"), Phase.TRAINING, 70, "a data loader process died", False),
+        (
+            RuntimeError("DataLoader worker (pid(s) 5, 6) exited unexpectedly"),
+            Phase.TRAINING,
+            70,
+            "a data loader process died",
+            False,
+        ),
+        (
+            ValueError("Caught ValueError in DataLoader worker process 0.\nOriginal Traceback …"),
+            Phase.TRAINING,
+            70,
+            "ValueError: Caught ValueError in DataLoader worker process 0.",
+            True,
+        ),
         (KeyError("x"), Phase.TRAINING, 70, "KeyError: 'x'", True),
     ],
 )

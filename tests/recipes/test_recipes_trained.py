@@ -164,7 +164,7 @@ def test_a_spot_job_that_loses_a_machine_goes_on_elsewhere(
         if stored(line):
             nodes[1].kill()
 
-    more = "world.init_timeout_seconds=30"  # how long the node that is left waits for another
+    more = "world.init_timeout_seconds=60"  # how long the node that is left waits for another
     nodes += launch("train-spot", str(tmp_path / "bucket"), more=more, on_line={0: lose, 1: lose}, within=network)
     assert ends(nodes) == [70, -signal.SIGKILL], said(nodes)  # for SkyPilot: recover
     nodes = launch("train-spot", str(tmp_path / "bucket"), processes=(1, 1), within=network)
