@@ -49,6 +49,9 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
     if "DataLoader worker (pid" in text:  # not "Caught KeyError in DataLoader worker process 0": that is the data's own
         cure = "if it happens again, look for the system's out-of-memory killer and lower data.workers"
         return Failure(f"a data loader process died: {cure} ({first_line})", CRASHED, False)
+    if "DataLoader timed out" in text:
+        where = "within world.timeout_seconds: look at the disk or the network that the data comes from"
+        return Failure(f"no data loader process has read a microbatch {where} ({first_line})", CRASHED, False)
     if isinstance(error, (TimeoutError, TransientError, SnapshotFailed, Damaged)):  # our own, with complete messages
         return Failure(text, CRASHED, False)
     if isinstance(error, RuntimeError):  # torch.distributed raises it when another process fails

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import NamedTuple
 from uuid import uuid4
 
 import torch
@@ -34,14 +35,19 @@ def _variable(name: str, least: int, most: int, default: str = "") -> int:
     return int(text)
 
 
-def world_size() -> int:
-    """The number of processes, from the launcher's WORLD_SIZE; 1 without a launcher."""
-    return _variable("WORLD_SIZE", 1, LARGEST, "1")
+class Numbers(NamedTuple):
+    """RANK, WORLD_SIZE, LOCAL_RANK and MASTER_PORT; without a launcher 0, 1, 0 and 0."""
+
+    rank: int
+    size: int
+    local_rank: int
+    port: int
 
 
-def _numbers_of_rank() -> tuple[int, int, int]:
-    """RANK, WORLD_SIZE and MASTER_PORT. Raises UserError with all that is wrong, or missing beside RANK."""
-    needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+def _numbers() -> Numbers:
+    """Raises UserError with all that is wrong, or missing beside RANK."""
+    launched = "RANK" in os.environ
+    needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if launched else ()
     missing = [name for name in needed if not os.environ.get(name, "").strip()]
     problems: list[str] = []
     if missing:
@@ -49,18 +55,28 @@ def _numbers_of_rank() -> tuple[int, int, int]:
             f"RANK is set in the environment, but not {', '.join(missing)}: start with torchrun, or set all"
         )
 
-    def number(name: str, least: int, most: int) -> int:
+    def number(name: str, least: int, most: int, default: str = "") -> int:
         try:
-            return most if name in missing else _variable(name, least, most)
+            return most if name in missing else _variable(name, least, most, default)
         except UserError as error:
             problems.extend(error.problems)
             return most
 
-    size = number("WORLD_SIZE", 1, LARGEST)
-    found = number("RANK", 0, size - 1), size, number("MASTER_PORT", 1, 65535)
+    size = number("WORLD_SIZE", 1, LARGEST, "1")
+    rank = number("RANK", 0, size - 1) if launched else 0
+    port = number("MASTER_PORT", 1, 65535) if launched else 0
+    local_rank = number("LOCAL_RANK", 0, LARGEST, "0")
     if problems:
         raise UserError(*problems)
-    return found
+    return Numbers(rank, size, local_rank, port)
+
+
+def world_size() -> int:
+    """The number of processes, from the launcher's WORLD_SIZE; 1 without a launcher.
+
+    Raises UserError with all that is wrong with a launcher's variables.
+    """
+    return _numbers().size
 
 
 def is_local_main() -> bool:
@@ -82,14 +98,14 @@ def _device(config: WorldConfig, local_rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _connect_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
-    """The store at MASTER_ADDR and MASTER_PORT, this process's rank, and the number of processes.
+def _connect_store(numbers: Numbers, limit_seconds: float) -> dist.Store:
+    """The store at MASTER_ADDR and MASTER_PORT.
 
     Not by torch's env:// rendezvous: it prefixes every key with the agent's restart count, and agents that have
     restarted their workers a different number of times would never meet.
     """
     environment = os.environ
-    rank, size, port = _numbers_of_rank()
+    rank, size, _, port = numbers
     host = environment["MASTER_ADDR"]
     # Otherwise torchrun's agent hosts the store.
     hosts = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -107,7 +123,7 @@ def _connect_store(limit_seconds: float) -> tuple[dist.Store, int, int]:
     thread.start()
     thread.join(limit_seconds + 1)
     if stores:
-        return stores[0], rank, size
+        return stores[0]
     error = errors[0] if errors else None
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         raise UserError(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
@@ -225,8 +241,9 @@ def join(config: WorldConfig) -> Iterator[World]:
     Raises UserError if the configured device or backend is not available, or a variable is wrong; TimeoutError if the
     other processes do not come within world.init_timeout_seconds.
     """
-    environment = os.environ
-    local_rank = _variable("LOCAL_RANK", 0, LARGEST, "0")
+    launched = "RANK" in os.environ
+    numbers = _numbers()
+    rank, size, local_rank, port = numbers if launched else Numbers(0, 1, numbers.local_rank, 0)
     device = _device(config, local_rank)
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":
@@ -237,19 +254,19 @@ def join(config: WorldConfig) -> Iterator[World]:
         torch.cuda.set_device(device)
         # The main thread gets a CUDA error, too, and tells it; nccl's thread would end the process first (SIGABRT).
         os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
-    if "RANK" in environment:
-        shared, rank, size = _connect_store(config.init_timeout_seconds)
-        network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
+    if launched:
+        shared = _connect_store(numbers, config.init_timeout_seconds)
+        network.limit_silence(port, config.timeout_seconds)
         store = _own_namespace(shared, rank, size, config.init_timeout_seconds)
         _choose_interface(store, rank, size)
         own_connection = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     else:
-        store, rank, size, own_connection = dist.HashStore(), 0, 1, None
+        store, own_connection = dist.HashStore(), None
     dist.init_process_group(
         backends, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=config.timeout_seconds)
     )
-    if "RANK" in environment:  # again, for the connection that nccl's watchdog has opened
-        network.limit_silence(int(environment["MASTER_PORT"]), config.timeout_seconds)
+    if launched:  # again, for the connection that nccl's watchdog has opened
+        network.limit_silence(port, config.timeout_seconds)
     end: threading.Timer | None = None
     try:
         world = World(rank, size, local_rank, device, backend, store=own_connection)

@@ -484,6 +484,13 @@ MEMORY = "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate 
             False,
         ),
         (
+            RuntimeError("DataLoader timed out after 600 seconds"),
+            Phase.TRAINING,
+            70,
+            "no data loader process has",
+            False,
+        ),
+        (
             ValueError("Caught ValueError in DataLoader worker process 0.\nOriginal Traceback …"),
             Phase.TRAINING,
             70,

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from mingpt.config.schema import WorldConfig
+from mingpt.config.section import LARGEST
 from mingpt.data.kinds.text import TextData
 from mingpt.data.text import open_text
 from mingpt.errors import TransientError, UserError
@@ -26,7 +27,7 @@ from mingpt.snapshot.store import Store
 from mingpt.storage import place
 from mingpt.train.attempt import report_failure
 from mingpt.world.failures import classify
-from mingpt.world.joining import join
+from mingpt.world.joining import join, world_size
 from mingpt.world.lifetime import Lifetime, Phase
 
 
@@ -152,7 +153,7 @@ def test_numbers_that_a_person_set_wrong_are_told_by_name(
 def test_all_that_a_person_set_wrong_is_told_at_once_and_empty_is_missing(
     monkeypatch: pytest.MonkeyPatch, empty: str
 ) -> None:
-    wrong = {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "z", "LOCAL_RANK": "0"}
+    wrong = {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "z", "LOCAL_RANK": "y"}
     for name, value in (wrong | {empty: " "}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError) as caught, join(WorldConfig(device="cpu")):
@@ -162,7 +163,11 @@ def test_all_that_a_person_set_wrong_is_told_at_once_and_empty_is_missing(
         f"RANK is set in the environment, but not {empty}: start with torchrun, or set all",
         "RANK=x in the environment: set a number from 0 to 1, or start with torchrun",
         *([port] if empty == "MASTER_ADDR" else []),
+        f"LOCAL_RANK=y in the environment: set a number from 0 to {LARGEST}, or start with torchrun",
     ]
+    with pytest.raises(UserError) as before_the_config:
+        world_size()
+    assert before_the_config.value.problems == caught.value.problems
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
