@@ -25,6 +25,7 @@ from mingpt.world.platforms import OPTIONS
 from mingpt.world.secret import STATIC
 
 NOW_SECONDS = 3  # from a second request to stop until SIGKILL
+WAITING_SECONDS = 1.5  # torch answers how many nodes wait from what it has read within the last second
 
 
 class Agent(LocalElasticAgent):
@@ -47,6 +48,7 @@ class Agent(LocalElasticAgent):
         super().__init__(*arguments, **options)
         self.limit, self.newest, self.say, self.watchdog, self.lifetime = limit, newest, say, watchdog, lifetime
         self.stop_requests: list[float] = []  # the time of each
+        self.over = False  # the exit code is decided: a signal that comes now must not change it
         self.ending: Ending | None = None  # of the latest attempt
         self._ended_workers: object = None  # the process context that `ending` describes
         self._grace_seconds = int(options.get("shutdown_timeout") or 30)
@@ -74,8 +76,9 @@ class Agent(LocalElasticAgent):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.stop_requests and now - self.stop_requests[0] <= AGAIN_SECONDS:
-            return  # the same request: see AGAIN_SECONDS
+        again = bool(self.stop_requests) and now - self.stop_requests[0] <= AGAIN_SECONDS
+        if again or self.over:
+            return
         self.stop_requests.append(now)
         raise SignalException(f"asked to stop: {signal.Signals(number).name}", signal.Signals(number))
 
@@ -115,10 +118,14 @@ class Agent(LocalElasticAgent):
                 self.say(f"starting again{count} after {ending.reasons[0]}")
 
     def _nodes_waiting(self) -> bool:
+        handler = self._worker_group.spec.rdzv_handler
+        until = time.monotonic() + (WAITING_SECONDS if not self.stop_requests else 0)
         try:
-            return self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0
+            while not (waiting := handler.num_nodes_waiting() > 0) and time.monotonic() < until:
+                time.sleep(0.1)
         except RendezvousError:  # the store's host is gone
             return False
+        return waiting
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         # Called when the world changes its size. torch's own method waits 30 s, whatever --shutdown-timeout is.
@@ -176,6 +183,8 @@ def run(
     except (SignalException, Exception) as error:
         failed = error
     finally:
+        for made in agents:
+            made.over = True
         watchdog.cancel()
         vars(api)["LocalElasticAgent"] = LocalElasticAgent
     try:

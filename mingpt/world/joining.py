@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from mingpt.config.schema import WorldConfig
 from mingpt.config.section import LARGEST
-from mingpt.errors import CRASHED, UserError
+from mingpt.errors import CRASHED, TransientError, UserError
 from mingpt.world import network, slurm
 from mingpt.world.rendezvous import open_store
 from mingpt.world.world import Progress, World
@@ -126,6 +126,12 @@ def _connect_store(numbers: Numbers, limit_seconds: float) -> dist.Store:
         return stores[0]
     error = errors[0] if errors else None
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        # torch's agent finds a free port and closes it again, seconds before this process listens there.
+        if "TORCHELASTIC_RUN_ID" in environment:
+            raise TransientError(
+                f"MASTER_PORT={port}, which the launcher has found free, is in use on this machine by now: the next "
+                "attempt gets another one"
+            ) from error
         raise UserError(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
     if error and not isinstance(error, (dist.DistNetworkError, OSError)):
         raise error

@@ -15,7 +15,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from fault_kit import LAUNCHERS, LONG, STEPS, Cluster, ask_twice
-from node_kit import ask_to_stop
+from node_kit import ask_to_stop, wait_until
 from run_kit import Run
 
 pytestmark = pytest.mark.slow
@@ -57,6 +57,7 @@ def signal_twice(c: Cluster) -> None:
 
     def ask() -> None:
         ask_twice(c.nodes[HEAD], signal.SIGTERM)
+        wait_until(lambda: not c.nodes[HEAD].workers(), "the second signal has ended the head's worker")
         with suppress(ProcessLookupError):  # its agent may have ended it already: the head's store is gone
             os.kill(hanging, signal.SIGCONT)
 
@@ -90,7 +91,7 @@ def test_fault(event: str, launcher: str, new_run: Callable[..., Run], undisturb
     strike, under_torchrun, under_launch, resume = EVENTS[event]
     run = new_run()
     processes = (1, 2) if event == "a worker is killed" else (1, 1)
-    cluster = Cluster(launcher, run, processes, meet_seconds=60 if KILLED in under_launch else 300)
+    cluster = Cluster(launcher, run, processes, meet_seconds=60 if KILLED in under_launch else 120)
     struck: list[int] = []
 
     def on_step(step: int) -> None:

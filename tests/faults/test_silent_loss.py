@@ -111,9 +111,9 @@ def test_a_head_that_falls_silent_ends_the_other_node(backend: str, net: Net, ne
     try:
         code = nodes[1].wait()
         assert code == 70, nodes[1].output[-6000:]
-        # The heartbeat that gets no answer, then the worker that gives up, too; and what a busy machine takes. (Torch
-        # would wait for 300 s.)
-        assert STEP < time.monotonic() - cut[0] < HEARTBEAT + STEP + STOP + 100
+        # The heartbeat that gets no answer, then the worker that gives up, too; and what a busy machine takes (its line
+        # may be read late, so that the worker has begun to wait before the cut). Torch would wait for 300 s.
+        assert STEP - 5 < time.monotonic() - cut[0] < HEARTBEAT + STEP + STOP + 100
         said = nodes[1].lines[-1]
         assert said.startswith("launch: exit code 70: lost contact with the node that hosts the rendezvous: "), said
         nodes[1].assert_nothing_left()

@@ -149,6 +149,31 @@ def test_numbers_that_a_person_set_wrong_are_told_by_name(
         pass
 
 
+@pytest.mark.parametrize("chosen_by", ["a launcher", "a person"])
+def test_a_port_that_is_taken_is_tried_again_only_if_the_launcher_chose_it(
+    monkeypatch: pytest.MonkeyPatch, chosen_by: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        started = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for name, value in started.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+        if chosen_by == "a launcher":
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+        told, error = {
+            "a launcher": (
+                f"MASTER_PORT={port}, which the launcher has found free, is in use on this machine by now: the next "
+                "attempt gets another one",
+                TransientError,
+            ),
+            "a person": (f"MASTER_PORT={port} is in use on this machine: choose another port", UserError),
+        }[chosen_by]
+        with pytest.raises(error) as caught, join(WorldConfig(device="cpu", init_timeout_seconds=20)):
+            pass
+    assert str(caught.value) == told
+
+
 @pytest.mark.parametrize("empty", ["MASTER_ADDR", "MASTER_PORT"])
 def test_all_that_a_person_set_wrong_is_told_at_once_and_empty_is_missing(
     monkeypatch: pytest.MonkeyPatch, empty: str

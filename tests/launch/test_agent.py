@@ -1,0 +1,88 @@
+"""What the agent decides when its workers have ended: of what other nodes wait for, and of signals that come late."""
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousHandler
+
+from mingpt.errors import STOPPED
+from mingpt.launch import agent
+from mingpt.launch.ending import Ending
+from mingpt.launch.watchdog import RendezvousWatchdog
+from mingpt.world.lifetime import Lifetime
+
+
+class Answers(RendezvousHandler):
+    """Says how many nodes wait: these numbers, one for each question, the last of them for ever."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers, self.asked = list(numbers), 0
+
+    def num_nodes_waiting(self) -> int:
+        self.asked += 1
+        if not self.numbers:
+            raise RendezvousConnectionError("the store is gone")
+        return self.numbers.pop(0) if len(self.numbers) > 1 else self.numbers[0]
+
+    get_backend = next_rendezvous = is_closed = set_closed = get_run_id = shutdown = lambda self: None  # type: ignore[assignment, return-value]
+
+
+def an_agent(answers: Answers, make: Any = agent.Agent, **own: Any) -> Any:
+    return make(WorkerSpec("worker", 1, answers, entrypoint=print, max_restarts=2), DefaultLogsSpecs(), **own)
+
+
+def stopped(answers: Answers, *requests: float) -> int:
+    """The restarts that are left, of two, after workers that a request to stop has ended."""
+    watchdog = RendezvousWatchdog(0, 60, 60, print)
+    own = an_agent(answers, limit=3, newest=lambda: 0, say=print, watchdog=watchdog, lifetime=Lifetime())
+    own.stop_requests.extend(requests)
+    own._set_remaining_restarts(Ending([STOPPED], ["process 0: stopped on request after a snapshot"]))
+    left: int = own._remaining_restarts
+    return left
+
+
+def test_a_node_that_waits_is_seen_although_torch_answers_from_what_it_read_a_second_ago() -> None:
+    answers = Answers(0, 0, 1)
+    assert stopped(answers) == 3  # this restart is not counted
+    assert answers.asked == 3
+
+
+def test_nobody_waits_so_the_run_was_asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "WAITING_SECONDS", 0.3)
+    answers = Answers(0)
+    assert stopped(answers) == 0
+    assert answers.asked > 1
+    assert stopped(Answers()) == 0  # the store's host is gone
+
+
+def test_an_agent_that_was_asked_itself_ends_at_once() -> None:
+    answers = Answers(0)
+    assert stopped(answers, 1.0) == 0
+    assert answers.asked == 1
+
+
+@pytest.fixture
+def usr1() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_after_the_end_does_not_change_it(usr1: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs(_: argparse.Namespace) -> None:
+        own = an_agent(Answers(0), agent.api.LocalElasticAgent)
+        signal.signal(signal.SIGUSR1, own._on_signal)
+
+    def verdict(*_: object) -> tuple[int, str]:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return 0, "finished"
+
+    monkeypatch.setattr(agent.torchrun, "run", runs)
+    monkeypatch.setattr(agent, "verdict", verdict)
+    assert agent.run(["-m", "mingpt.train"], 1, 60, 60, 0, lambda: 0, print, Lifetime()) == (0, "finished")
