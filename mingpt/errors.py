@@ -7,7 +7,7 @@ STOPPED = 75  # stopped on request after a snapshot (EX_TEMPFAIL): start again t
 
 
 class TransientError(ConnectionError):
-    """A disk or bucket failed in a way that may pass. Printed without a stack trace; exit 70."""
+    """A disk, bucket or port failed in a way that may pass. Printed without a stack trace; exit 70."""
 
 
 class UserError(Exception):

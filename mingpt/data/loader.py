@@ -50,11 +50,11 @@ class _ErrorsAsItems(Samples):
 
 
 def _require_alive(processes: Sequence[BaseProcess], seconds: float = 0.0) -> None:
-    """Raises RuntimeError with torch's words if one of these processes has ended, or ends within so many seconds."""
+    """Raises RuntimeError with torch's words if one of these processes has ended, or begins to in so many seconds."""
     for ended in wait([process.sentinel for process in processes], seconds):
         dead = next(process for process in processes if process.sentinel == ended)
-        dead.join(seconds)  # torch's error comes with its SIGCHLD: here, and not in what handles ours
-        raise RuntimeError(f"DataLoader worker (pid {dead.pid}) has ended")
+        dead.join(DYING_SECONDS)  # torch's error comes with its SIGCHLD: here, and not in what handles ours
+        raise RuntimeError(f"DataLoader worker (pid {dead.pid}) has ended: exit code {dead.exitcode}")
 
 
 def _raised(loader: Iterator[Any], processes: Sequence[BaseProcess]) -> Iterator[Sequence[Tensor]]:
@@ -66,8 +66,9 @@ def _raised(loader: Iterator[Any], processes: Sequence[BaseProcess]) -> Iterator
             item = next(loader)
         except StopIteration:
             return
-        except (OSError, EOFError):  # a connection, which a dying process closes before it counts as dead
-            _require_alive(processes, DYING_SECONDS)
+        except (OSError, EOFError) as error:  # a connection, which a dying process closes before it counts as dead
+            if processes and "in DataLoader worker process" not in str(error):  # not what reading the data has raised
+                _require_alive(processes, DYING_SECONDS)
             raise
         if isinstance(item, Exception):
             raise item
@@ -100,4 +101,7 @@ def load(
     with children_ignore_signals() if workers else nullcontext():
         others = set(multiprocessing.active_children())
         batches = iter(loader)
-    return _raised(batches, [child for child in multiprocessing.active_children() if child not in others])
+    processes = [child for child in multiprocessing.active_children() if child not in others]
+    if len(processes) < workers:  # torch learns of deaths from here on only
+        raise RuntimeError("DataLoader worker (pid unknown) has ended before the last one had started")
+    return _raised(batches, processes)

@@ -119,6 +119,8 @@ class Agent(LocalElasticAgent):
 
     def _nodes_waiting(self) -> bool:
         handler = self._worker_group.spec.rdzv_handler
+        if handler.get_backend() == STATIC:
+            return False
         until = time.monotonic() + (WAITING_SECONDS if not self.stop_requests else 0)
         try:
             while not (waiting := handler.num_nodes_waiting() > 0) and time.monotonic() < until:
@@ -183,6 +185,7 @@ def run(
     except (SignalException, Exception) as error:
         failed = error
     finally:
+        lifetime.settle()
         for made in agents:
             made.over = True
         watchdog.cancel()

@@ -46,12 +46,15 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
         if phase < Phase.TRAINING:  # a retry would run out of memory again
             return Failure(f"out of memory in the first step: {cure} ({first_line})", USER_ERROR, False)
         return Failure(f"out of memory: if it happens again, {cure} ({first_line})", CRASHED, False)
-    if "DataLoader worker (pid" in text:  # not "Caught KeyError in DataLoader worker process 0": that is the data's own
+    if "DataLoader worker (pid" in text:
         cure = "if it happens again, look for the system's out-of-memory killer and lower data.workers"
         return Failure(f"a data loader process died: {cure} ({first_line})", CRASHED, False)
     if "DataLoader timed out" in text:
-        where = "within world.timeout_seconds: look at the disk or the network that the data comes from"
-        return Failure(f"no data loader process has read a microbatch {where} ({first_line})", CRASHED, False)
+        where = "within world.timeout_seconds: look for a stack trace above, else at the disk or network of the data"
+        return Failure(f"no data loader process has given a microbatch {where} ({first_line})", CRASHED, False)
+    if " in DataLoader worker process " in first_line or " in pin memory thread " in first_line:
+        # The data's own error, of any type. torch has put its stack into its text.
+        return Failure(f"{type(error).__name__}: {first_line}", CRASHED, True)
     if isinstance(error, (TimeoutError, TransientError, SnapshotFailed, Damaged)):  # our own, with complete messages
         return Failure(text, CRASHED, False)
     if isinstance(error, RuntimeError):  # torch.distributed raises it when another process fails

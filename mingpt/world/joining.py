@@ -36,7 +36,7 @@ def _variable(name: str, least: int, most: int, default: str = "") -> int:
 
 
 class Numbers(NamedTuple):
-    """RANK, WORLD_SIZE, LOCAL_RANK and MASTER_PORT; without a launcher 0, 1, 0 and 0."""
+    """RANK, WORLD_SIZE, LOCAL_RANK and MASTER_PORT. Without RANK: 0, WORLD_SIZE or 1, LOCAL_RANK or 0, and 0."""
 
     rank: int
     size: int
@@ -129,8 +129,8 @@ def _connect_store(numbers: Numbers, limit_seconds: float) -> dist.Store:
         # torch's agent finds a free port and closes it again, seconds before this process listens there.
         if "TORCHELASTIC_RUN_ID" in environment:
             raise TransientError(
-                f"MASTER_PORT={port}, which the launcher has found free, is in use on this machine by now: the next "
-                "attempt gets another one"
+                f"MASTER_PORT={port}: the launcher had found it free, and another program on this machine has taken it "
+                "since: the next attempt gets another one"
             ) from error
         raise UserError(f"MASTER_PORT={port} is in use on this machine: choose another port") from error
     if error and not isinstance(error, (dist.DistNetworkError, OSError)):
@@ -245,11 +245,12 @@ def join(config: WorldConfig) -> Iterator[World]:
     """Join the world that torchrun's variables describe, or a world of one; leave it on every way out.
 
     Raises UserError if the configured device or backend is not available, or a variable is wrong; TimeoutError if the
-    other processes do not come within world.init_timeout_seconds.
+    other processes do not come within world.init_timeout_seconds; TransientError if the launcher's port was taken.
     """
     launched = "RANK" in os.environ
     numbers = _numbers()
-    rank, size, local_rank, port = numbers if launched else Numbers(0, 1, numbers.local_rank, 0)
+    # Without RANK nobody else comes, whatever WORLD_SIZE says; who trains has refused that by now.
+    rank, size, local_rank, port = numbers if launched else numbers._replace(size=1)
     device = _device(config, local_rank)
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":

@@ -115,4 +115,5 @@ def test_what_is_slow_does_not_hang(tmp_path: Path) -> None:
     started.on_step = suspend
     assert started.wait() == 0, started.output
     assert stopped
+    # Stacks may be printed: a process that gets no CPU for 3 s is silent, until it is heard again.
     assert "the run hangs" not in started.output

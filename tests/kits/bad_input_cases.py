@@ -52,7 +52,7 @@ CONFIG = [
     Case("absurd number", r"model\.n_embd=1000000000000000000000", "must be at most 2147483647",
          ("model.n_embd=1000000000000000000000",)),
     Case("more processes than microbatches", r"2 processes, but only 1 microbatch", "start at most 1 process",
-         ("batch.global_size=2",), (env(**HAND),), forms=TRAIN),
+         ("batch.global_size=2",), (env(**HAND | {"MASTER_PORT": "29500"}),), forms=TRAIN),
     Case("more processes than microbatches, launched", r"2 processes, but only 1 microbatch",
          "start at most 1 process", ("batch.global_size=2",), forms=LAUNCH),
 ]

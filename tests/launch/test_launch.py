@@ -497,6 +497,20 @@ MEMORY = "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate 
             "ValueError: Caught ValueError in DataLoader worker process 0.",
             True,
         ),
+        (
+            TimeoutError("Caught TimeoutError in DataLoader worker process 0.\nOriginal Traceback …\nhttps://u:p@h"),
+            Phase.TRAINING,
+            70,
+            "TimeoutError: Caught TimeoutError in DataLoader worker process 0.",
+            True,
+        ),
+        (
+            RuntimeError("Caught JSONDecodeError in DataLoader worker process 0.\n  fetch(url, timeout=5)\nby peer"),
+            Phase.TRAINING,
+            70,
+            "RuntimeError: Caught JSONDecodeError in DataLoader worker process 0.",
+            True,
+        ),
         (KeyError("x"), Phase.TRAINING, 70, "KeyError: 'x'", True),
     ],
 )
@@ -504,3 +518,4 @@ def test_an_error_says_what_to_do(error: Exception, phase: Phase, code: int, rea
     failure = classify(error, phase)
     assert (failure.code, failure.trace) == (code, trace)
     assert failure.reason.startswith(reason)
+    assert "Traceback" not in failure.reason

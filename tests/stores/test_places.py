@@ -163,8 +163,8 @@ def test_a_port_that_is_taken_is_tried_again_only_if_the_launcher_chose_it(
             monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
         told, error = {
             "a launcher": (
-                f"MASTER_PORT={port}, which the launcher has found free, is in use on this machine by now: the next "
-                "attempt gets another one",
+                f"MASTER_PORT={port}: the launcher had found it free, and another program on this machine has taken it "
+                "since: the next attempt gets another one",
                 TransientError,
             ),
             "a person": (f"MASTER_PORT={port} is in use on this machine: choose another port", UserError),
