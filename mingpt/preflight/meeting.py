@@ -114,6 +114,11 @@ class Meeting:
                 self.connections.pop(rank).socket.close()
         return values
 
+    @property
+    def others(self) -> int:
+        """How many other nodes are here: those that have closed their connection are not."""
+        return sum(not connection.ended for connection in self.connections.values())
+
     def own_address(self) -> str | None:
         """This node's address as the other side of a connection sees it; None if there is no connection."""
         return next((plain(connection.socket.getsockname()[0]) for connection in self.connections.values()), None)
@@ -140,7 +145,8 @@ def host(address: str, port: int, size: int, seconds: float) -> Meeting:
     with network.listen(address, port, several=True) as listener:
         shorten_segments(listener)
         meeting, deadline = Meeting(0, size), time.monotonic() + seconds
-        while len(meeting.connections) < size - 1 and (left := deadline - time.monotonic()) > 0:
+        # A node that has given up, since this one was busy with a stranger, comes again.
+        while meeting.others < size - 1 and (left := deadline - time.monotonic()) > 0:
             listener.settimeout(left)
             try:
                 accepted, (peer, *_) = listener.accept()

@@ -16,7 +16,7 @@ from mingpt.data.images.imagefiles import CIFAR, IDX, IMAGES
 MIB = 1 << 20
 # In a process of its own: what the code takes beyond its imports.
 MEASURE = """
-import json, resource, sys
+import json, sys
 from mingpt.prepare.documents import Options, blocks, pieces_of
 from mingpt.prepare.sources import find_files
 from mingpt.data.images.imagefiles import find_images
@@ -24,7 +24,9 @@ from mingpt.errors import UserError
 import pyarrow.parquet
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    # Not ru_maxrss, which begins with that of the process that started this one (a vfork).
+    [line] = [line for line in open("/proc/self/status") if line.startswith("VmHWM:")]
+    return int(line.split()[1]) // 1024
 
 before, read, mistake = peak(), 0, ""
 try:

@@ -21,6 +21,7 @@ import pytest
 
 from mingpt.selftest import lockstep
 
+_given = set[int]()  # by free_port
 TIME_LIMIT = 600  # seconds for one node's command; a hang fails the test instead of the whole suite
 
 
@@ -31,11 +32,18 @@ needs_mount = pytest.mark.skipif(
 
 
 def free_port() -> int:
-    """Below the ephemeral ports, one of which another process's connection may take before it is listened on here."""
+    """Below the ephemeral ports, one of which another process's connection may take before it is listened on here.
+
+    Each of pytest's workers has some of its own: what is started with one listens seconds later.
+    """
+    lowest = 10_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8 * 2_800
     while True:
+        port = random.SystemRandom().randrange(lowest, lowest + 2_800)
         with socket.socket() as s, suppress(OSError):
-            s.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 32_768)))
-            return int(s.getsockname()[1])
+            if port not in _given:
+                s.bind(("127.0.0.1", port))
+                _given.add(port)
+                return port
 
 
 def listening(port: int) -> bool:

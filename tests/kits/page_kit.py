@@ -10,13 +10,13 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import mingpt.cli
+from mingpt.selftest import lockstep
 from paths_kit import ROOT
 
 LIMIT = 600  # seconds for one command
@@ -100,12 +100,9 @@ class Shell:
 
     def _train(self, verb: str, arguments: list[str], kill_at: int | None) -> list[str]:
         """In processes of their own."""
-        process = subprocess.Popen(
+        process = lockstep.start(
             [sys.executable, "-m", f"mingpt.{verb}", *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
             start_new_session=True,
         )
         printed = []

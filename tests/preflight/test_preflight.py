@@ -196,7 +196,7 @@ class TestNodes:
         assert code == 0
         # The relay may be late.
         delay = r"a round trip to (b \(10\.98\.0\.12\)|a \(10\.98\.0\.11\)) takes [2-9]\d\d ms: "
-        loss = r"\d\.\d % of the packets to (b \(10\.98\.0\.12\)|a \(10\.98\.0\.11\)) and back are lost: "
+        loss = r"\d+\.\d % of the packets to (b \(10\.98\.0\.12\)|a \(10\.98\.0\.11\)) and back are lost: "
         kinds = {
             "warning on a (delay)": delay + "take nodes of one place: each step has several round trips",
             "warning on b (loss)": loss + "look for a bad cable, port or tunnel: TCP is slow where packets are lost",

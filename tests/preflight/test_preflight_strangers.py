@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from contextlib import suppress
 
 import pytest
@@ -60,12 +59,32 @@ def test_a_number_that_is_taken_is_refused_until_its_node_has_gone() -> None:
     with pytest.raises(Refused, match="another node has the number 1"):
         join("127.0.0.1", port, 1, 3, 200)
     first.connections[0].socket.close()
-    time.sleep(0.1)  # until the head's side has heard of it
-    again = join("127.0.0.1", port, 1, 3, 200)
+    came = list[Meeting]()
+
+    def comes() -> bool:  # once the head's side has heard that the first has gone
+        with suppress(Refused):
+            came.append(join("127.0.0.1", port, 1, 3, 200))
+        return bool(came)
+
+    wait_until(comes, "the node comes again", limit=50)
+    [again] = came
     other = join("127.0.0.1", port, None, 3, 200)
     head.join(200)
     assert (head.error, again.rank, other.rank, sorted(head.meeting.connections)) == ("", 1, 2, [1, 2])
     for part in (again, other, head.meeting):
+        part.close()
+
+
+def test_a_node_that_has_given_up_while_a_stranger_held_the_head_comes_again() -> None:
+    head = Head()
+    stranger, given_up = (socket.create_connection(("127.0.0.1", head.port)) for _ in range(2))
+    with stranger, given_up:
+        given_up.sendall(b'{"rank": 1, "size": 2}\n')
+        given_up.close()
+    meeting = join("127.0.0.1", head.port, 1, 2, 20)
+    head.join(200)
+    assert (head.error, meeting.rank, head.meeting.others) == ("", 1, 1)
+    for part in (head.meeting, meeting):
         part.close()
 
 

@@ -115,7 +115,7 @@ def test_small_disk(net: Net, tmp_path: Path) -> None:
 
 def test_a_lost_host_takes_its_processes_along(net: Net, server: "subprocess.Popen[str]") -> None:
     net.lose("a")
-    assert server.wait(10) != 0
+    assert server.wait(300) != 0
     assert reach(net) == "nothing"
 
 
@@ -133,7 +133,7 @@ with hosts({{"a": "10.98.0.11"}}) as net:
         assert process.stdout
         keeper = int(process.stdout.readline())
         process.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while Path(f"/proc/{keeper}/root").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not Path(f"/proc/{keeper}/root").exists()  # a dead one that nobody has reaped yet has none
