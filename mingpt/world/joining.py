@@ -36,7 +36,7 @@ def _variable(name: str, least: int, most: int, default: str = "") -> int:
 
 
 class Numbers(NamedTuple):
-    """RANK, WORLD_SIZE, LOCAL_RANK and MASTER_PORT. Without RANK: 0, WORLD_SIZE or 1, LOCAL_RANK or 0, and 0."""
+    """RANK, WORLD_SIZE, LOCAL_RANK and MASTER_PORT. Without RANK nobody else comes: 0, 1, LOCAL_RANK or 0, and 0."""
 
     rank: int
     size: int
@@ -62,7 +62,7 @@ def _numbers() -> Numbers:
             problems.extend(error.problems)
             return most
 
-    size = number("WORLD_SIZE", 1, LARGEST, "1")
+    size = number("WORLD_SIZE", 1, LARGEST) if launched else 1
     rank = number("RANK", 0, size - 1) if launched else 0
     port = number("MASTER_PORT", 1, 65535) if launched else 0
     local_rank = number("LOCAL_RANK", 0, LARGEST, "0")
@@ -72,11 +72,8 @@ def _numbers() -> Numbers:
 
 
 def world_size() -> int:
-    """The number of processes, from the launcher's WORLD_SIZE; 1 without a launcher.
-
-    Raises UserError with all that is wrong with a launcher's variables.
-    """
-    return _numbers().size
+    """The number of processes, from the launcher's WORLD_SIZE; 1 without a launcher. Raises UserError if it's wrong."""
+    return _variable("WORLD_SIZE", 1, LARGEST, "1")
 
 
 def is_local_main() -> bool:
@@ -248,9 +245,7 @@ def join(config: WorldConfig) -> Iterator[World]:
     other processes do not come within world.init_timeout_seconds; TransientError if the launcher's port was taken.
     """
     launched = "RANK" in os.environ
-    numbers = _numbers()
-    # Without RANK nobody else comes, whatever WORLD_SIZE says; who trains has refused that by now.
-    rank, size, local_rank, port = numbers if launched else numbers._replace(size=1)
+    rank, size, local_rank, port = numbers = _numbers()
     device = _device(config, local_rank)
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":

@@ -25,12 +25,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(f"exits with {code}")
         return "a timer"
 
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("MASTER_PORT", "1")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "")
     os.environ.pop("TORCH_NCCL_RETHROW_CUDA_ERRORS")
     monkeypatch.setattr(joining, "_device", lambda *_: torch.device("cuda", 0))
-    monkeypatch.setattr(joining, "_connect_store", lambda *_: (store, 0, 2))
+    monkeypatch.setattr(joining, "_connect_store", lambda *_: store)
     monkeypatch.setattr(joining, "_own_namespace", lambda *_: store)
     monkeypatch.setattr(joining, "_choose_interface", lambda *_: None)
     monkeypatch.setattr(joining, "_each", lambda world: 1)
