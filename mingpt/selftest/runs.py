@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -93,7 +94,10 @@ class Started:
             for process in (launcher, *workers):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(workers, LEAVE_SECONDS)  # one may still make the file that it was about to make
+            # One of them may still make the file that it was about to make.
+            psutil.wait_procs(workers, LEAVE_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(LEAVE_SECONDS)
 
     def digest(self) -> str:
         found = re.findall(r"digest ([0-9a-f]{64})", self.output)

@@ -137,6 +137,12 @@ def test_preflight_names_a_node_that_computes_otherwise(monkeypatch: pytest.Monk
     assert [f.text for f in computing.findings()] == ["error: no GPU"]
 
 
+def test_a_run_that_was_killed_has_ended() -> None:
+    started = Started(["timeit", "-n1", "-r1", "-s", "import signal", "signal.pause()"])
+    started.kill()
+    assert started.process.returncode == -signal.SIGKILL
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path, "cpu", 2)
