@@ -29,7 +29,8 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes, 
 	$(BIN)/python -m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char $(ARGS)
 	@config=$$($(BIN)/python -m mingpt.train experiment=shakespeare_char $(ARGS) --cfg job --resolve); \
 	of() { printf '%s\n' "$$config" | sed -n "/^$$1:/,/^[^ ]/ s/^  dir: //p"; }; \
-	(set -x; $(BIN)/python -m mingpt.generate "$$(of snapshot)" --prompt "$(PROMPT)" --tokens 300 --seed 1) && \
+	snapshots=$$(of snapshot); \
+	(set -x; $(BIN)/python -m mingpt.generate "$$snapshots" --prompt "$(PROMPT)" --tokens 300 --seed 1) && \
 	{ $(BIN)/python -m mingpt.report "$$(of run)" || echo "the run is finished; only its report is missing, for the reason above" >&2; }
 
 test: lint ## before a commit: lint, the fast tests, and one real kill, resize, bucket and recipe
