@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module, metadata
 
-from mingpt import NUMERICS, __version__
+from mingpt import NUMERICS, __version__, gone
 from mingpt.command import INTERRUPTED
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, USER_ERROR
@@ -82,6 +82,9 @@ def main() -> int:
     if name == "--version":
         say(version_text())
         return FINISHED
+    if name in gone.VERBS:
+        complain(f"error: mingpt {name} is gone: {gone.VERBS[name]}")
+        return USER_ERROR
     if name not in VERBS:
         close = get_close_matches(name, VERBS, n=1)
         complain(f"error: unknown command {name!r}{f' (did you mean {close[0]}?)' if close else ''}; see mingpt --help")

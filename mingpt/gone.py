@@ -1,0 +1,12 @@
+"""What earlier versions had, and what to use now: one line each, for one version."""
+
+VERBS = {
+    "serve": "mingpt export RUN FOLDER, then transformers serve or vLLM (docs/serving.md)",
+    "receipt": "mingpt snapshots digest RUN and mingpt audit RUN",
+    "materialize": "mingpt replay RUN@STEP --out FOLDER",
+    "sky-check": "sky launch --dryrun for the YAML, mingpt plan OVERRIDES for config, memory and cost",
+}
+"""Verbs of `mingpt`."""
+
+KEYS: dict[str, str] = {}
+"""Keys, and `key=value` for a value of a key that stays."""
