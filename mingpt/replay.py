@@ -1,4 +1,4 @@
-"""`mingpt replay RUN --step N`: compute a past step of a run again, and look at it.
+"""`mingpt replay RUN@N`: compute a past step of a run again, and look at it, or store its state.
 
 Exit codes: 0 the bits are those that the run recorded (or it recorded none); 1 they are not; 64 an error that the user
 must fix.
@@ -12,15 +12,18 @@ from mingpt.command import program, run
 
 DESCRIPTION = (
     "Compute step N of a run again, from the nearest snapshot before it, and say whether the bits are those that the "
-    "run recorded. Then: loss by sample, gradient and update by layer. The run is only read. One process is enough, "
-    "whatever the run had."
+    "run recorded. Then: loss by sample, gradient and update by layer; or, with --out, the snapshot of that step. The "
+    "run is only read. One process is enough, whatever the run had."
 )
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = plain_parser("mingpt.replay", DESCRIPTION)
-    parser.add_argument("url", metavar="RUN", help="a run's directory: a path, or any fsspec URL")
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="the step to look at, counted from 1")
+    from mingpt.config.commandline import Parser
+
+    parser = Parser(prog=program("mingpt.replay"), description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("url", metavar="RUN@N", help="a run's directory (any fsspec URL), @ and the step, from 1")
+    parser.add_argument("--step", type=int, metavar="N", help="the step, if RUN stands alone")
+    parser.add_argument("--out", metavar="DIR", help="write the state after it to DIR, as that run's snapshot")
     add_places(parser)
     parser.add_argument("--drop", metavar="P,P", default="", help="and again without these positions of the batch")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="and again with this setting")
@@ -29,12 +32,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
     return parser
-
-
-def plain_parser(module: str, description: str) -> argparse.ArgumentParser:
-    from mingpt.config.commandline import Parser
-
-    return Parser(prog=program(module), description=description, allow_abbrev=False)
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mingpt.command import Unfit, command
+from mingpt.command import Unfit, command, program
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, UserError
 
@@ -24,9 +24,10 @@ SHOWN = 5  # tensors of an interval; --json has all
 
 
 def parser() -> argparse.ArgumentParser:
-    from mingpt.replay import add_places, plain_parser
+    from mingpt.config.commandline import Parser
+    from mingpt.replay import add_places
 
-    parser = plain_parser("mingpt.commands.audit", str(__doc__))
+    parser = Parser(prog=program("mingpt.commands.audit"), description=__doc__, allow_abbrev=False)
     parser.add_argument("url", metavar="RUN", help="a run's directory: a path, or any fsspec URL")
     add_places(parser)
     parser.add_argument("--sample", type=int, metavar="K", help="only K of the intervals, chosen by --seed")

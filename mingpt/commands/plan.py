@@ -1,7 +1,8 @@
-"""`mingpt plan [key=value …] --gpus NAME:N [--num-nodes N]`: how much memory a run needs, before a machine is rented.
+"""`mingpt plan [key=value …] --gpus NAME:N [--num-nodes N]`: what a run needs and costs, before a machine is rented.
 
 The keys are those of `mingpt train`; without data, random tokens of GPT-2's vocabulary. Nothing is computed, and no GPU
-is needed: the model and one microbatch are looked at on tensors without memory.
+is needed: the model and one microbatch are looked at on tensors without memory. Exit codes: 0; 64 a problem of the
+config (all are listed), or the run does not fit.
 """
 
 import argparse
@@ -12,18 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mingpt.command import command, program
 from mingpt.console import say
-from mingpt.errors import FINISHED, UserError
+from mingpt.errors import FINISHED, USER_ERROR, UserError
 
 if TYPE_CHECKING:
     from mingpt.config.schema import Config
     from mingpt.train.footprint import Footprint, Model
 
 GB = 10**9
-# Of one GPU, by SkyPilot's names.
-GPUS = {
-    "A10": 24, "A10G": 24, "A100": 40, "A100-80GB": 80, "H100": 80, "H200": 141, "L4": 24, "L40S": 48, "T4": 16,
-    "V100": 16, "V100-32GB": 32,
-}  # fmt: skip
+MFU = 0.4  # of the GPUs' peak, for the time that a run takes: what large models reach
 ROOM = 0.05  # of a GPU's memory, for what the allocator can't use
 ROWS = 1024  # of train.loss_rows, where it is proposed
 
@@ -52,15 +49,39 @@ def plan_command(arguments: list[str]) -> int:
     model = look_at(config)
     found = footprint(config, model, processes, per_node)
     size, advice = found.total(bool(gpu)), None
-    if gpu and size > GPUS[gpu] * GB * (1 - ROOM):
+    if gpu and size > _room(gpu):
         advice = _advice(config, model, gpu, options.num_nodes, per_node)
     if options.json:
         say(json.dumps(_plain(found, model, gpu, processes) | {"advice": advice}))
-        return FINISHED
+        return FINISHED if advice is None else USER_ERROR
     say("\n".join(_lines(config, found, model, gpu, options.num_nodes, per_node)))
     if gpu:
+        say(_cost(config, model, gpu, options))
         say(_verdict(size, gpu, advice))
-    return FINISHED
+    return FINISHED if advice is None else USER_ERROR
+
+
+def _room(gpu: str) -> float:
+    """Bytes of a GPU that a run can use."""
+    from mingpt.observe.speed import GPUS
+
+    return GPUS[gpu].memory * GB * (1 - ROOM)
+
+
+def _cost(config: "Config", model: "Model", gpu: str, options: argparse.Namespace) -> str:
+    """How long the run takes at MFU of the peak, and what that costs."""
+    from mingpt.model.kinds.language import Language
+    from mingpt.observe.speed import GPUS, flops_per_token
+
+    shape, steps = config.model, config.train.max_steps
+    assert isinstance(shape, Language)
+    tokens = steps * config.batch.global_size * shape.block_size
+    flops = flops_per_token(model.parameters, shape.n_layer, shape.n_embd, shape.block_size)
+    per_node = _machine(options)[1]
+    hours = tokens * flops / (GPUS[gpu].peak(config.precision) * MFU * per_node * options.num_nodes) / 3600
+    price = config.run.price_per_hour
+    cost = f", a cost of {price * hours:,.2f}" if price else "; run.price_per_hour=… tells the cost"
+    return f"{steps:,} steps, {tokens:,} tokens: {hours:,.2f} hours at {MFU:.0%} of the peak (an estimate){cost}"
 
 
 def _machine(options: argparse.Namespace) -> tuple[str, int]:
@@ -69,8 +90,11 @@ def _machine(options: argparse.Namespace) -> tuple[str, int]:
         raise UserError("--num-nodes and --processes: give numbers from 1")
     if not options.gpus:
         return "", options.processes or 1
-    name, _, number = options.gpus.upper().partition(":")
-    if name not in GPUS:
+    from mingpt.observe.speed import GPUS
+
+    asked, _, number = options.gpus.partition(":")
+    name = next((name for name in GPUS if name.upper() == asked.upper()), "")
+    if not name:
         raise UserError(f"--gpus {options.gpus}: the memory of this GPU is not known here; there are {', '.join(GPUS)}")
     if not (number or "1").isdecimal() or int(number or 1) < 1:
         raise UserError(f"--gpus {options.gpus}: give NAME:NUMBER, such as L4:1")
@@ -108,7 +132,7 @@ def _advice(config: "Config", model: "Model", gpu: str, nodes: int, per_node: in
         if size < best:
             best, config, model, nodes = size, candidate, looked, count
             chosen[key] = value
-        if best <= GPUS[gpu] * GB * (1 - ROOM):
+        if best <= _room(gpu):
             return chosen
     return {}
 
@@ -130,6 +154,7 @@ def _moves(config: "Config", nodes: int) -> Iterator[tuple[str, Any]]:
 
 def _plain(found: "Footprint", model: "Model", gpu: str, processes: int) -> dict[str, Any]:
     """Bytes of the process that needs most, for JSON."""
+    from mingpt.observe.speed import GPUS
     from mingpt.train.footprint import CONSTANT_CPU, CONSTANT_GPU
 
     size = found.total(bool(gpu))
@@ -149,8 +174,8 @@ def _plain(found: "Footprint", model: "Model", gpu: str, processes: int) -> dict
         "gaps": 0 if gpu else found.gaps,
         "constant": CONSTANT_GPU if gpu else CONSTANT_CPU,
         "total": size,
-        "of": GPUS[gpu] * GB if gpu else None,
-        "fits": size <= GPUS[gpu] * GB * (1 - ROOM) if gpu else None,
+        "of": GPUS[gpu].memory * GB if gpu else None,
+        "fits": size <= _room(gpu) if gpu else None,
     }
 
 
@@ -205,12 +230,14 @@ def _line(name: str, size: float, inner: bool = False) -> str:
 
 
 def _verdict(size: int, gpu: str, advice: dict[str, Any] | None) -> str:
-    most = GPUS[gpu] * GB
+    from mingpt.observe.speed import GPUS
+
+    memory = GPUS[gpu].memory
     if advice is None:
-        return f"fits into a {gpu} of {GPUS[gpu]} GB: {1 - size / most:.0%} are free"
+        return f"fits into a {gpu} of {memory} GB: {1 - size / (memory * GB):.0%} are free"
     words = " ".join(f"{key} {value}" if key[:2] == "--" else f"{key}={value}" for key, value in advice.items())
     cure = f"with {words.replace('True', 'true')} it does" if advice else "no setting that was tried makes it fit"
-    return f"does not fit into a {gpu} of {GPUS[gpu]} GB (with {ROOM:.0%} free): {cure}"
+    return f"does not fit into a {gpu} of {memory} GB (with {ROOM:.0%} free): {cure}"
 
 
 def main() -> NoReturn:

@@ -8,13 +8,15 @@ from typing import Any
 
 from mingpt.atomic import write_whole
 from mingpt.command import UNFIT, command
+from mingpt.commands.replay_out import store
 from mingpt.commands.samples import shown_sample
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import LanguageModel
-from mingpt.redact import printable
+from mingpt.redact import printable, without_secrets
 from mingpt.replay import parser
 from mingpt.report.replayed import page
+from mingpt.snapshot.find import at_step
 from mingpt.storage import place
 from mingpt.train.closeup import clip_factor, layers, look
 from mingpt.train.replaying import AS_IT_WAS, Again, Change, Replay, replay
@@ -26,6 +28,12 @@ LONGEST = 100  # characters of a sample in a line
 @command()
 def main(arguments: list[str]) -> int:
     options = parser().parse_intermixed_args(arguments)
+    options.url, step = (options.url, options.step) if options.step is not None else at_step(options.url)
+    if step is None:
+        raise UserError(f"{without_secrets(options.url)}: write RUN@N, such as runs/a@1200")
+    options.step = step
+    if options.out is not None:
+        return store(options)
     if options.then < 0 or options.samples < 0:
         raise UserError("--then and --samples take numbers of at least 0")
     change = Change(tuple(options.set), _positions(options.drop))

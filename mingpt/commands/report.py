@@ -1,7 +1,6 @@
 """What `mingpt report` does: read the runs, draw, write the page and the pictures."""
 
 import io
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +14,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.report.__main__ import parser
 from mingpt.report.reading import Run, read_run
 from mingpt.storage import install, is_local, open_fs, place
-from mingpt.sweep.record import Entry, read_record, rows
+from mingpt.sweep.record import read_record, rows, table
 
 MOST_RUNS = 10  # as many as there are colours
 
@@ -26,7 +25,9 @@ def main(arguments: list[str]) -> int:
     if find_spec("matplotlib") is None:
         raise UserError(f"mingpt report draws with matplotlib, which is not installed: {install('report')}")
     if len(options.urls) == 1 and (trials := read_record(options.urls[0])) is not None:
-        return _sweep(options.urls[0], trials, options.out, options.png)
+        say(table(rows(options.urls[0], trials)))
+        say("pictures of a search: optuna-dashboard (docs/sweeps.md); of trials: mingpt report with their folders")
+        return FINISHED
     if len(options.urls) > MOST_RUNS:
         raise UserError(f"{len(options.urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
     runs = [read_run(url) for url in options.urls]
@@ -44,23 +45,6 @@ def main(arguments: list[str]) -> int:
             for name, figure in drawn.items():
                 figures.png(figure, options.png / f"{name}.png")
         say(f"pictures: {len(drawn)} in {options.png}")
-    return FINISHED
-
-
-def _sweep(url: str, trials: Mapping[str, Entry], out: Path | None, png: Path | None) -> int:
-    """A page for a folder of runs."""
-    from mingpt.report import figures
-    from mingpt.sweep import page
-
-    found = rows(url, trials)
-    drawn, out = page.picture(found), out or Path("report.html" if "://" in url else f"{url}/report.html")
-    content = page.page(url.rstrip("/").rpartition("/")[2], found, drawn)
-    with place("--out", str(out)):
-        write_whole(out, [content.encode(errors="replace")])
-    say(f"report: {out}")
-    if png and drawn:
-        with place("--png", str(png)):
-            figures.png(drawn, png / f"{page.PICTURE}.png")
     return FINISHED
 
 

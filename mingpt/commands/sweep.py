@@ -101,7 +101,6 @@ def _run(
 def _tell(folder: str, names: Sequence[str]) -> None:
     known = read_record(folder) or {}
     say(table(rows(folder, {name: known[name] for name in names})))
-    say(f"a page with a picture: mingpt report {shlex.quote(folder)}")
 
 
 def _world_size(options: argparse.Namespace) -> int:

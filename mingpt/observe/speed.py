@@ -1,22 +1,38 @@
 """How fast a machine could be: what a token costs, and what a device can do at its best."""
 
 import time
+from typing import NamedTuple
 
 import torch
 
-# Dense TFLOP/s by the name that CUDA gives, from NVIDIA's data sheets: bf16 or fp16 tensor cores, and fp32.
-# With tf32 the same tensor cores do half as much.
-PEAKS = {
-    "B200": (2250, 80),
-    "H200": (989, 67),
-    "H100 PCIe": (756, 51),
-    "H100": (989, 67),
-    "A100": (312, 19.5),
-    "L40S": (362, 91.6),
-    "L4": (121, 30.3),
-    "A10G": (70, 35),
-    "V100": (125, 15.7),
-    "T4": (65, 8.1),
+
+class Gpu(NamedTuple):
+    """Memory in GB; dense TFLOP/s in bf16 or fp16 on tensor cores, and in fp32. tf32 is half of the first."""
+
+    memory: int
+    half: float
+    single: float
+
+    def peak(self, precision: str) -> float:
+        """Operations a second."""
+        return {"fp32": self.single, "tf32": self.half / 2}.get(precision, self.half) * 1e12
+
+
+# By SkyPilot's names, from NVIDIA's data sheets. CUDA's name of a GPU has the words of one of these, longer ones first.
+GPUS = {
+    "A10": Gpu(24, 125, 31.2),
+    "A10G": Gpu(24, 70, 35),
+    "A100-80GB": Gpu(80, 312, 19.5),
+    "A100": Gpu(40, 312, 19.5),
+    "B200": Gpu(180, 2250, 80),
+    "H100-PCIe": Gpu(80, 756, 51),
+    "H100": Gpu(80, 989, 67),
+    "H200": Gpu(141, 989, 67),
+    "L4": Gpu(24, 121, 30.3),
+    "L40S": Gpu(48, 362, 91.6),
+    "T4": Gpu(16, 65, 8.1),
+    "V100-32GB": Gpu(32, 125, 15.7),
+    "V100": Gpu(16, 125, 15.7),
 }
 SIZE, REPEATS = 512, 8  # of the matmul that is measured on a CPU: some 50 ms
 
@@ -30,17 +46,15 @@ def flops_per_token(parameters: int, layers: int, width: int, block_size: int) -
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Operations a second of one process's device at best; None for a GPU that PEAKS does not name.
+    """Operations a second of one process's device at best; None for a GPU that GPUS does not name.
 
     A CPU's is measured: the best of REPEATS float32 products with the threads that training uses.
     """
     if device.type == "cuda":
         words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
-        known = {} if "NVL" in words else PEAKS  # the NVL cards are others
-        found = next((peak for name, peak in known.items() if words.issuperset(name.split())), None)
-        if found is None:
-            return None
-        return {"fp32": found[1], "tf32": found[0] / 2}.get(precision, found[0]) * 1e12
+        known = {} if "NVL" in words else GPUS  # the NVL cards are others
+        found = next((gpu for name, gpu in known.items() if words.issuperset(name.split("-"))), None)
+        return found and found.peak(precision)
     a = torch.ones(SIZE, SIZE)  # not random: training's random numbers stay as they are
     return max(2 * SIZE**3 / _seconds(a) for _ in range(REPEATS))
 

@@ -14,26 +14,11 @@ import pytest
 
 from cli_kit import Mingpt
 from mingpt.cli import VERBS
-from mingpt.completion import overrides
-from mingpt.config import compose
-from mingpt.config.validation import keys
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Mingpt:
     return Mingpt(tmp_path)
-
-
-def test_overrides_complete_to_groups_sections_keys_and_words() -> None:
-    assert overrides("redu") == {"reduce=": keys()["reduce"]}
-    assert list(overrides("reduce=")) == ["reduce=exact", "reduce=fast"]
-    assert list(overrides("sched")) == ["schedule=", "schedule."]
-    assert overrides("schedule=") == {f"schedule={k}": text for k, text in compose.groups()["schedule"].items()}
-    batch = {f"{key}=": text for key, text in keys().items() if key.startswith("batch.")}
-    assert len(batch) > 2
-    assert overrides("batch.") == overrides("bat") == batch  # `batch.` alone would end the word
-    assert {"data.kind=text", "data.kind=shards"} <= overrides("data.kind=").keys()
-    assert overrides("nonsense.") == overrides("seed=") == {}
 
 
 BASH = """
@@ -51,16 +36,12 @@ def test_bash_gets_exactly_these_words(run: Mingpt) -> None:
     lines = {
         "mingpt ": "|".join(VERBS),
         "mingpt sn": "snapshots ",
-        "mingpt --v": "--version ",
         "mingpt snapshots re": "rewind ",
         "mingpt export --o": "--overwrite ",
         "mingpt fetch g": "gpt2-vocabulary ",
-        "mingpt train reduce=": "exact|fast",  # bash takes what follows the = for a word of its own
-        "mingpt train model=gpt2-m": "gpt2-medium ",
-        "mingpt launch --nproc-per-node 2 optimizer": "optimizer=|optimizer.",
+        "mingpt train model=gpt2-m": "gpt2-medium ",  # bash takes what follows the = for a word of its own
         "mingpt launch --nproc-per-node 2 seed=1 --rdzv-b": "--rdzv-backend ",
         "mingpt preflight --rdzv-backend ": "c10d|static",
-        "mingpt preflight world.dev": "world.device=",
         "mingpt nonsense ": "",
     }
     done = subprocess.run(
@@ -89,12 +70,12 @@ def test_a_shell_completes_a_line_as_it_is_typed(shell: str, run: Mingpt) -> Non
     try:
         until(terminal, f"{switch_on}\nprintf 'rea%s\\n' dy\n", "ready")
         # Ctrl-A goes to the line's beginning.
-        told = until(terminal, "mingpt trai\tprecis\tbf\tbatch.glo\t8\x01echo to\\ld \n", "told .*8")
+        told = until(terminal, "mingpt trai\tmodel=gpt2-m\tseed=8\x01echo to\\ld \n", "told .*8")
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(terminal)
-    assert told == "told mingpt train precision=bf16 batch.global_size=8"
+    assert told == "told mingpt train model=gpt2-medium seed=8"
 
 
 def until(terminal: int, keys: str, wanted: str) -> str:

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from mingpt.commands.plan import GPUS, plan_command
+from mingpt.commands.plan import plan_command
+from mingpt.observe.speed import GPUS
 
 XL = ("model=gpt2-xl", "batch.micro_size=4", "train.recompute=block", "train.loss_rows=256")
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert plan_command([*arguments, "--json"]) == 0
+    code = plan_command([*arguments, "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert code == (64 if found["fits"] is False else 0)
     return found
 
 
@@ -39,9 +41,19 @@ def test_what_does_not_fit_is_told_with_what_helps(capsys: pytest.CaptureFixture
 
 
 def test_what_fits_nowhere_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan_command([*XL, "model.n_embd=4800", "batch.micro_size=1", "batch.global_size=1", "--gpus", "T4"]) == 0
+    assert plan_command([*XL, "model.n_embd=4800", "batch.micro_size=1", "batch.global_size=1", "--gpus", "T4"]) == 64
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == "does not fit into a T4 of 16 GB (with 5% free): no setting that was tried makes it fit"
+
+
+def test_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    """6 operations a parameter and token, and attention's, at 0.4 of 121 TFLOP/s."""
+    run = ("model=gpt2", "batch.global_size=8", "batch.micro_size=4", "train.max_steps=1000", "precision=bf16")
+    assert plan_command([*run, "--gpus", "L4:2", "run.price_per_hour=1.5"]) == 0
+    operations = 1000 * 8 * 1024 * (6 * 124439808 + 12 * 12 * 768 * 1024)
+    hours = operations / (2 * 0.4 * 121e12) / 3600
+    cost = f"{hours:.2f} hours at 40% of the peak (an estimate), a cost of {1.5 * hours:.2f}"
+    assert f"1,000 steps, 8,192,000 tokens: {cost}" in capsys.readouterr().out
 
 
 def test_on_cpus_the_copies_for_snapshots_count(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`mingpt replay` and `mingpt materialize`: what they print, write and refuse."""
+"""`mingpt replay`: what it prints, writes and refuses."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from mingpt.commands import generate, materialize, replay
+from mingpt.commands import generate, replay
 from mingpt.observe.trace import RECORD
 from mingpt.report.reading import read_run
 from mingpt.snapshot.reader import verify
@@ -83,7 +83,7 @@ def test_another_bit_is_named(made: tuple[str, str], tmp_path: Path, capsys: Cap
     records.tofile(path)
     assert replay.main([str(url), "--step", "8", made[1]]) == 1
     assert capsys.readouterr().out.startswith("OTHER BITS: step 7 differs first from what attempt 2 recorded: loss ")
-    assert materialize.main([f"{url}@7", f"{tmp_path}/out", made[1]]) == 1
+    assert replay.main([f"{url}@7", "--out", f"{tmp_path}/out", made[1]]) == 1
     assert re.search(r"step 7 has other bits than attempt 2 recorded: .*: nothing was written", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
     shutil.rmtree(url / "trace")
@@ -120,14 +120,14 @@ def test_images_are_shown(tmp_path: Path, capsys: Captured) -> None:
     assert page.read_text().count('src="data:image/png;base64,') == 6
 
 
-def test_materialize_gives_the_digest_of_a_run_that_stored_it(made: tuple[str, str], tmp_path: Path) -> None:
+def test_out_gives_the_digest_of_a_run_that_stored_it(made: tuple[str, str], tmp_path: Path) -> None:
     """And what was written generates, and trains on to the run's own end."""
     url, where = made
     cache = f"data.cache_dir={tmp_path}/cache"
     train_here(f"{tmp_path}/all", where, cache, "train.max_steps=9", "snapshot.every_steps=1")
     before = files_of(Path(url))
     for step in (2, 7, 8):  # the last one was stored
-        assert materialize.main([f"{url}@{step}", f"{tmp_path}/out", where]) == 0
+        assert replay.main([f"{url}@{step}", "--out", f"{tmp_path}/out", where]) == 0
     assert files_of(Path(url)) == before
     ours, theirs = Store(f"{tmp_path}/out/snapshots"), Store(f"{tmp_path}/all/snapshots")
     assert ours.steps() == [8, 7, 2]
@@ -141,32 +141,30 @@ def test_materialize_gives_the_digest_of_a_run_that_stored_it(made: tuple[str, s
     assert verify(ours, 9).digest == verify(theirs, 9).digest
 
 
-def test_materialize_replaces_nothing(made: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
+def test_out_replaces_nothing(made: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
     url, where = made
     bucket = f"memory://{uuid4().hex}/out"
-    assert materialize.main([f"{url}@3", bucket, where]) == 0
+    assert replay.main([f"{url}@3", "--out", bucket, where]) == 0
     for point, out, problem in (
         (f"{url}@3", bucket, "step 3 is there already"),
         (f"{url}@3", url, "the run itself stays as it is"),
         (url, bucket, "write RUN@N"),
     ):
         capsys.readouterr()
-        assert materialize.main([point, out, where]) == 64
+        assert replay.main([point, "--out", out, where]) == 64
         assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("out", ["", "/", "{run}/snapshots", "{run}/snapshots/step-000000008"])
-def test_materialize_writes_neither_into_the_run_nor_at_the_root(
-    made: tuple[str, str], capsys: Captured, out: str
-) -> None:
+def test_out_writes_neither_into_the_run_nor_at_the_root(made: tuple[str, str], capsys: Captured, out: str) -> None:
     url, where = made
     before = files_of(Path(url))
-    assert materialize.main([f"{url}@3", out.format(run=url), where]) == 64
-    assert "OUT=" in capsys.readouterr().err
+    assert replay.main([f"{url}@3", "--out", out.format(run=url), where]) == 64
+    assert "--out=" in capsys.readouterr().err
     assert files_of(Path(url)) == before
 
 
-def test_materialize_computes_a_stored_step_whose_snapshot_is_damaged(
+def test_out_computes_a_stored_step_whose_snapshot_is_damaged(
     made: tuple[str, str], tmp_path: Path, capsys: Captured
 ) -> None:
     url, where = made
@@ -174,7 +172,7 @@ def test_materialize_computes_a_stored_step_whose_snapshot_is_damaged(
     digest = verify(Store(f"{url}/snapshots"), 8).digest
     part = next((run / "snapshots/step-000000008").glob("optimizer*"))
     part.write_bytes(part.read_bytes()[:-1])
-    assert materialize.main([f"{run}@8", f"{tmp_path}/out", where, f"data.cache_dir={tmp_path}/cache"]) == 0
+    assert replay.main([f"{run}@8", "--out", f"{tmp_path}/out", where, f"data.cache_dir={tmp_path}/cache"]) == 0
     assert "the snapshot of step 8 can't be used (" in capsys.readouterr().out
     assert verify(Store(f"{tmp_path}/out/snapshots"), 8).digest == digest
 
@@ -214,5 +212,5 @@ def test_attempts_of_other_worlds(tmp_path: Path, text: Path, cache: Path, capsy
     )
     alone = Run(f"{tmp_path}/alone", text, cache, ("snapshot.every_steps=1",))
     alone.finish(1, "train.max_steps=10")
-    assert materialize.main([f"{run.dir}@10", f"{tmp_path}/out", *here]) == 0
+    assert replay.main([f"{run.dir}@10", "--out", f"{tmp_path}/out", *here]) == 0
     assert verify(Store(f"{tmp_path}/out/snapshots"), 10).digest == alone.digest()

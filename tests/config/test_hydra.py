@@ -11,8 +11,7 @@ import pytest
 import mingpt
 from config_kit import configured, problems
 from mingpt.config import compose
-from mingpt.config.keys import keys
-from mingpt.config.names import ALIASES, INSTEAD
+from mingpt.gone import KEYS
 
 MINE = "# @package _global_\n# My run\nrun:\n  name: mine\nmodel:\n  n_layer: 2\n"
 
@@ -158,17 +157,12 @@ def test_settings_of_hydras_own_are_answered_with_the_other_mistakes() -> None:
     ]
 
 
-def test_names_that_people_type_are_answered_all_at_once() -> None:
-    assert set(ALIASES.values()) <= keys().keys()
-    for section in ("", "train.", "model."):
-        typed = {f"{section}{name}": key for name, key in ALIASES.items()}
-        expected = [f"{name} is not a key (did you mean {key}?)" for name, key in typed.items()]
-        assert problems(*(f"{name}=1" for name in typed), "seed=-1") == [*expected, SEED]
-
-
-def test_names_of_what_is_no_key_say_what_to_set() -> None:
-    expected = [f"train.{name} is not a key: {cure}" for name, cure in INSTEAD.items()]
-    assert problems(*(f"+train.{name}=1" for name in INSTEAD), "seed=-1") == [*expected, SEED]
+def test_what_is_gone_says_what_to_use_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key, an option of a group, a word of a key; with all other problems."""
+    for name in ("train.old", "model=old", "data.kind=old"):
+        monkeypatch.setitem(KEYS, name, f"use {name}_new")
+    told = [f"{name} is gone: use {name}_new" for name in ("model=old", "train.old", "data.kind=old")]
+    assert sorted(problems("model=old", "train.old=1", "data.kind=old", "seed=-1")) == sorted([*told, SEED])
 
 
 def test_a_key_without_its_section_is_found() -> None:

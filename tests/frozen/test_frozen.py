@@ -1,4 +1,4 @@
-"""Runs of earlier versions, as the program in made-by.txt made them: every verb opens them, and they go on with the same
+"""Runs of earlier versions, made by the program in made-by.txt: every verb opens them, and they go on with the same
 bits.
 
 digests.json has the digest of each stored snapshot, which no machine may read otherwise; and for known machines that of

@@ -30,7 +30,7 @@ ROOMS = (
     "serve",
 )
 # `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.
-ENTRIES = {"cli", "completion", "evaluate", "generate", "materialize", "replay", "snapshots", "plugins", "metrics",
+ENTRIES = {"cli", "completion", "evaluate", "generate", "replay", "snapshots", "plugins", "metrics",
            "data/fetch", "data/prepare"}  # fmt: skip
 READING_PATH = (
     "train/loop",

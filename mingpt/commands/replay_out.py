@@ -1,13 +1,14 @@
-"""What `mingpt materialize` does: replay up to the step, and store its state with one writer."""
+"""`mingpt replay RUN@N --out DIR`: compute up to the step, and store its state with one writer."""
 
-from mingpt.command import Unfit, command
+from argparse import Namespace
+
+from mingpt.command import Unfit
 from mingpt.console import say
 from mingpt.errors import FINISHED, Damaged, UserError
-from mingpt.materialize import parser
 from mingpt.redact import without_secrets
 from mingpt.snapshot.copying import check_same_run, copy_step
 from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import at_step, run_dir_of
+from mingpt.snapshot.find import run_dir_of
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.staging import Staging
 from mingpt.snapshot.store import Store
@@ -16,30 +17,28 @@ from mingpt.train.past import Past
 from mingpt.train.replaying import Again, Replay, replay
 
 
-@command()
-def main(arguments: list[str]) -> int:
-    options = parser().parse_intermixed_args(arguments)
-    url, step = at_step(options.point)
-    if step is None:
-        raise UserError(f"{without_secrets(options.point)}: write RUN@N, such as runs/a@1200")
-    past = Past(url, options.attempt, options.snapshots)
+def store(options: Namespace) -> int:
+    """Write the state after options.step to options.out, unless a step on the way has other bits than were recorded."""
+    if options.drop or options.set or options.then or options.html or options.json:
+        raise UserError("--out writes the step as it was: leave out --drop, --set, --then, --html and --json")
+    step, past = options.step, Past(options.url, options.attempt, options.snapshots)
     if not options.out.strip("/"):
         raise UserError(
-            f"OUT={options.out!r}: this is the root of the file system, or nothing: give a folder of its own"
+            f"--out={options.out!r}: this is the root of the file system, or nothing: give a folder of its own"
         )
-    target = Store(f"{run_dir_of(options.out)}/{SNAPSHOTS}", "OUT")
+    target = Store(f"{run_dir_of(options.out)}/{SNAPSHOTS}", "--out")
     if target.root in (past.store.root, Store(f"{past.folder}/{SNAPSHOTS}").root):
-        raise UserError(f"OUT={target.url}: the run itself stays as it is: give another place")
+        raise UserError(f"--out={target.url}: the run itself stays as it is: give another place")
     check_same_run(past.store, target)
     if step in target.steps():
-        raise UserError(f"OUT={target.url}: step {step} is there already: give another place, or delete it first")
+        raise UserError(f"--out={target.url}: step {step} is there already: give another place, or delete it first")
     if step in past.steps and past.is_on_line(step):
         try:
             copy_step(past.store, target, step, say)
             return FINISHED
         except Damaged as damage:
             say(f"the snapshot of step {step} can't be used ({damage}): the step is computed again")
-    with replay(url, step, options.overrides, options.attempt, options.snapshots) as run:
+    with replay(options.url, step, options.overrides, options.attempt, options.snapshots) as run:
         say(f"from {'step ' + str(run.base) if run.base else 'config and seed'} to step {step} of {past.url}")
         while run.step < step:
             again = run.advance()
