@@ -79,31 +79,35 @@ def _read(raw: bytes, shown: str) -> Iterator[list[Turn]]:
                 raise UserError(f"{shown}: line {number}: {printable(why)}: mend it, or take it out") from error
 
 
-def _ends(vocabulary: TextVocabulary) -> list[int]:
-    """What ends an answer."""
-    end = getattr(vocabulary, "end_of_text", None)
-    return vocabulary.encode("\n") if end is None else [end]
+def end_of_answer(vocabulary: TextVocabulary) -> int:
+    """The token that ends an answer."""
+    end: int | None = getattr(vocabulary, "end_of_text", None)
+    return vocabulary.encode("\n")[0] if end is None else end
 
 
-def prompt_of(messages: list[Any], vocabulary: TextVocabulary) -> list[int]:
-    """The tokens after which the assistant answers these messages. Raises ValueError, which says what is wrong."""
-    turns = turns_of({"messages": [*messages, {"role": "assistant", "content": "…"}]})[:-1]
-    ends = _ends(vocabulary)
-    return [token for text, counts in turns for token in vocabulary.encode(text) + (ends if counts else [])]
+def template_of(end: str, border: str) -> str:
+    """Jinja that spells messages as `turns_of` does, for Hugging Face's tokenizers.
 
-
-def answer_of(text: str) -> str:
-    """The answer without the blank that it begins with."""
-    return text.removeprefix(" ")
+    end: what spells the end of an answer. border: stands before each text that is encoded apart from the one before it.
+    """
+    user, answer, blank, stop, line = (json.dumps(t) for t in (border, border + LABELS["assistant"], border + " ", end, "\n"))
+    labels = json.dumps({role: text for role, text in LABELS.items() if role != "assistant"})
+    return (
+        "{% for message in messages %}{% set text = message['content'] %}"
+        "{% if message['role'] == 'assistant' %}{{ " f"{answer} + {blank} + text + {stop}" " }}"
+        f"{{% elif message['role'] in {labels} %}}{{{{ {user} + {labels}[message['role']] + text + {line} }}}}"
+        "{% else %}{{ raise_exception('a message needs a role (system, user, assistant)') }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ " f"{answer}" " }}{% endif %}"
+    )
 
 
 def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary) -> NDArray[Any]:
     """All conversations, one after the other, as an array of TOKEN."""
-    ends = _ends(vocabulary)
+    end = end_of_answer(vocabulary)
     parts = list[NDArray[Any]]()
     for number, turns in enumerate(conversations):
         for text, counts in turns:
-            tokens = [*vocabulary.encode(text), *ends] if counts else vocabulary.encode(text)
+            tokens = [*vocabulary.encode(text), end] if counts else vocabulary.encode(text)
             part = np.empty(len(tokens), TOKEN)
             part["token"], part["conversation"], part["answer"] = tokens, number, counts
             parts.append(part)
