@@ -85,20 +85,28 @@ def end_of_answer(vocabulary: TextVocabulary) -> int:
     return vocabulary.encode("\n")[0] if end is None else end
 
 
-def template_of(end: str, border: str) -> str:
-    """Jinja that spells messages as `turns_of` does, for Hugging Face's tokenizers.
+def templates_of(end: str, border: str) -> dict[str, Any]:
+    """How Hugging Face's tokenizers spell messages, as `turns_of` does, and read an answer.
 
     end: what spells the end of an answer. border: stands before each text that is encoded apart from the one before it.
     """
-    user, answer, blank, stop, line = (json.dumps(t) for t in (border, border + LABELS["assistant"], border + " ", end, "\n"))
-    labels = json.dumps({role: text for role, text in LABELS.items() if role != "assistant"})
-    return (
-        "{% for message in messages %}{% set text = message['content'] %}"
-        "{% if message['role'] == 'assistant' %}{{ " f"{answer} + {blank} + text + {stop}" " }}"
-        f"{{% elif message['role'] in {labels} %}}{{{{ {user} + {labels}[message['role']] + text + {line} }}}}"
-        "{% else %}{{ raise_exception('a message needs a role (system, user, assistant)') }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ " f"{answer}" " }}{% endif %}"
-    )
+    answer, said = json.dumps(border + LABELS["assistant"]), json.dumps(f"{border} ")
+    others = json.dumps({role: border + text for role, text in LABELS.items() if role != "assistant"})
+    return {
+        "chat_template": (
+            "{% for message in messages %}{% set role, text = message['role'], message['content'] %}"
+            f"{{% if role == 'assistant' %}}{{{{ {answer} + {said} + text + {json.dumps(end)} }}}}"
+            f"{{% elif role in {others} %}}{{{{ {others}[role] + text + '\\n' }}}}"
+            "{% else %}{{ raise_exception('a message needs a role (system, user, assistant)') }}{% endif %}{% endfor %}"
+            f"{{% if add_generation_prompt %}}{{{{ {answer} }}}}{{% endif %}}"
+        ),
+        # Else transformers reads answers of models of the type qwen3 as Qwen3 was trained to give them.
+        "response_template": {
+            "defaults": {"role": "assistant"},
+            "start_anchor": LABELS["assistant"],
+            "fields": {"content": {"content": "text", "close": end}},
+        },
+    }
 
 
 def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mingpt.console import say
 from mingpt.data.bpe import BYTE_OF_LETTER, END_OF_TEXT, GPT2Tokens
-from mingpt.data.chat import template_of
+from mingpt.data.chat import templates_of
 
 Fields = dict[str, Any]
 Files = dict[str, str]
@@ -110,11 +110,11 @@ def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat:
         both = [_split({"String": BORDER}, "Removed"), *([inner] if inner else [])]
         fields["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": both}
         if _reads_apart(fields):
-            how["chat_template"] = template_of(token, BORDER)
+            how |= templates_of(token, BORDER)
         else:
             say("this tokenizer reads a text otherwise where another one precedes it: there is no chat_template for it")
     elif chat:
-        how["chat_template"] = template_of("\n", "")
+        how |= templates_of("\n", "")
     # A text that spells a special token gets the tokens of its letters, as in training; a template's end is that token.
     how["split_special_tokens"] = not (chat and merged)
     return {"tokenizer.json": _as_text(fields), "tokenizer_config.json": _as_text(how)}
