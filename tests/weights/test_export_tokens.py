@@ -41,7 +41,16 @@ def vocabularies(folder: Path) -> dict[str, TextVocabulary]:
 
 def sentences() -> str:
     """A tokenizer in SentencePiece's manner, which begins each text with a blank of its own, and each row with <s>."""
-    pieces = ["<unk>", "<s>", "</s>", "▁", *sorted({*"".join(ODD), *"UserAistn:é漢?.\n"} - {" ", "▁"} | {"l", "o"}), "▁l", "▁lo", "lo"]
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "▁",
+        *sorted({*"".join(ODD), *"UserAistn:é漢?.\n"} - {" ", "▁"} | {"l", "o"}),
+        "▁l",
+        "▁lo",
+        "lo",
+    ]
     tokenizer: dict[str, Any] = json.loads(Tokenizer.from_str(bpe_kit_empty()).to_str())
     tokenizer["model"] |= {"vocab": {p: i for i, p in enumerate(pieces)}, "merges": [["▁", "l"], ["▁l", "o"], ["l", "o"]],
                            "unk_token": "<unk>"}  # fmt: skip
