@@ -26,7 +26,8 @@ from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_se
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 args = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
 validate_parsed_serve_args(args)
-print(json.dumps([args.model_tag, args.served_model_name, args.host, args.port, args.dtype, args.middleware, args.api_key]))
+names = ("model_tag", "served_model_name", "host", "port", "dtype", "middleware", "api_key")
+print(json.dumps([getattr(args, name) for name in names]))
 """
 SKY = ROOT / ".venv-sky/bin/python"
 ASK = """
