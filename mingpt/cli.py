@@ -42,7 +42,6 @@ GROUPS = {
     "Look and use": {
         "generate": Verb("continue texts or draw images with a run's model", "mingpt.generate"),
         "evaluate": Verb("say how good a run's model is", "mingpt.evaluate"),
-        "serve": Verb("answer requests with a run's model, in OpenAI's form", "mingpt.serve.__main__"),
         "report": Verb("show what runs have done, as one HTML page", "mingpt.report.__main__"),
         "replay": Verb("compute a past step again, and look at it", "mingpt.replay"),
         "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "mingpt.snapshots"),
@@ -51,7 +50,7 @@ GROUPS = {
         "diff": Verb("say where two runs parted, and by what", "mingpt.commands.diff"),
         "fork": Verb("begin a run from a step of another one", "mingpt.commands.fork"),
         "rewind": Verb("take a run back to an earlier step, or undo that", "mingpt.snapshots", several=True),
-        "export": Verb("write a run's model for Hugging Face's transformers", "mingpt.snapshots", several=True),
+        "export": Verb("write a run's model for transformers serve, vLLM and others", "mingpt.snapshots", several=True),
     },
     "Prepare": {
         "fetch": Verb("get a corpus or a vocabulary", "mingpt.data.fetch", "mingpt.prepare.fetch"),

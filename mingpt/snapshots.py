@@ -21,7 +21,7 @@ TEXTS = {
     "prune": "Delete what need not stay. Without --keep and --keep-every: as the newest snapshot's config says.",
     "rewind": "Go back: URL@9000 continues from step 9000, and newer snapshots are set aside. Nothing is deleted.",
     "copy": "Copy snapshots, and the metrics of their run, to TO, another run's directory.",
-    "export": "Write the newest snapshot's GPT (or --step's) as a folder that Hugging Face's transformers loads.",
+    "export": "Write a GPT as a folder that transformers and vLLM load: of RUN@STEP, of --step, or the newest.",
 }
 
 

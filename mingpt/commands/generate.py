@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
+from typing import TextIO
 
 import torch
 
@@ -46,22 +46,7 @@ class Text:
         return now[len(before) :]
 
 
-class Sampling(Protocol):
-    """How texts are drawn: what model/sampling.py takes. tokens: how many each text gets."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int | None: ...
-    @property
-    def top_p(self) -> float | None: ...
-    @property
-    def seed(self) -> int: ...
-
-
-def grow(model: LanguageModel, texts: Sequence[Text], options: Sampling) -> Iterator[None]:
+def grow(model: LanguageModel, texts: Sequence[Text], options: argparse.Namespace) -> Iterator[None]:
     """Generate one token for each text per iteration, until each has `tokens` tokens after its prompt."""
     block = model.config.block_size
     prompts = [text.prompt[-block:] for text in texts]  # the model sees no more

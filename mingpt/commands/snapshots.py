@@ -165,18 +165,22 @@ def copy_command(options: Options) -> int:
 
 
 def export_command(options: Options) -> int:
-    """Write the newest snapshot's GPT (or --step's) as a folder that Hugging Face's transformers loads."""
     # Imported here, since only this command needs torch's models, which are slow to import.
     from mingpt.commands.loading import load
     from mingpt.weights.writing import folder_of, write_folder
 
-    found = find(options.url, options.step)
+    url, at = at_step(options.url)
+    if None not in (at, options.step):
+        raise UserError(f"RUN@{at} and --step {options.step}: give one of them")
+    found = find(url, options.step if at is None else at)
     where = found.store.folder_url(found.steps[0])
     try:
         loaded = load(found.store, found.steps[0], where)
     except Damaged as damage:
         raise Unfit(f"{where}: {damage}: nothing was written; choose another with --step") from damage
-    files = folder_of(loaded.model, loaded.vocabulary)
+    data = loaded.manifest.config.get("data")
+    chat = isinstance(data, dict) and data.get("kind") == "chat"
+    files = folder_of(loaded.model, loaded.vocabulary, chat)
     write_folder(options.folder, files, options.overwrite)
     say(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
     say(f"written to {without_secrets(options.folder)}")

@@ -79,31 +79,43 @@ def _read(raw: bytes, shown: str) -> Iterator[list[Turn]]:
                 raise UserError(f"{shown}: line {number}: {printable(why)}: mend it, or take it out") from error
 
 
-def _ends(vocabulary: TextVocabulary) -> list[int]:
-    """What ends an answer."""
-    end = getattr(vocabulary, "end_of_text", None)
-    return vocabulary.encode("\n") if end is None else [end]
+def end_of_answer(vocabulary: TextVocabulary) -> int:
+    """The token that ends an answer."""
+    end: int | None = getattr(vocabulary, "end_of_text", None)
+    return vocabulary.encode("\n")[0] if end is None else end
 
 
-def prompt_of(messages: list[Any], vocabulary: TextVocabulary) -> list[int]:
-    """The tokens after which the assistant answers these messages. Raises ValueError, which says what is wrong."""
-    turns = turns_of({"messages": [*messages, {"role": "assistant", "content": "…"}]})[:-1]
-    ends = _ends(vocabulary)
-    return [token for text, counts in turns for token in vocabulary.encode(text) + (ends if counts else [])]
+def templates_of(end: str, border: str) -> dict[str, Any]:
+    """How Hugging Face's tokenizers spell messages, as `turns_of` does, and read an answer.
 
-
-def answer_of(text: str) -> str:
-    """The answer without the blank that it begins with."""
-    return text.removeprefix(" ")
+    end: what spells the end of an answer. border: stands before each text that is encoded apart from the one before it.
+    """
+    answer, said = json.dumps(border + LABELS["assistant"]), json.dumps(f"{border} ")
+    others = json.dumps({role: border + text for role, text in LABELS.items() if role != "assistant"})
+    return {
+        "chat_template": (
+            "{% for message in messages %}{% set role, text = message['role'], message['content'] %}"
+            f"{{% if role == 'assistant' %}}{{{{ {answer} + {said} + text + {json.dumps(end)} }}}}"
+            f"{{% elif role in {others} %}}{{{{ {others}[role] + text + '\\n' }}}}"
+            "{% else %}{{ raise_exception('a message needs a role (system, user, assistant)') }}{% endif %}{% endfor %}"
+            f"{{% if add_generation_prompt %}}{{{{ {answer} }}}}{{% endif %}}"
+        ),
+        # Else transformers reads answers of models of the type qwen3 as Qwen3 was trained to give them.
+        "response_template": {
+            "defaults": {"role": "assistant"},
+            "start_anchor": LABELS["assistant"],
+            "fields": {"content": {"content": "text", "close": end}},
+        },
+    }
 
 
 def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary) -> NDArray[Any]:
     """All conversations, one after the other, as an array of TOKEN."""
-    ends = _ends(vocabulary)
+    end = end_of_answer(vocabulary)
     parts = list[NDArray[Any]]()
     for number, turns in enumerate(conversations):
         for text, counts in turns:
-            tokens = [*vocabulary.encode(text), *ends] if counts else vocabulary.encode(text)
+            tokens = [*vocabulary.encode(text), end] if counts else vocabulary.encode(text)
             part = np.empty(len(tokens), TOKEN)
             part["token"], part["conversation"], part["answer"] = tokens, number, counts
             parts.append(part)

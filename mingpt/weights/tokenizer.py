@@ -4,13 +4,18 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mingpt.console import say
 from mingpt.data.bpe import BYTE_OF_LETTER, END_OF_TEXT, GPT2Tokens
+from mingpt.data.chat import templates_of
 
+Fields = dict[str, Any]
 Files = dict[str, str]
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+BORDER = "\ufdd0"  # no character: Unicode keeps it for a program's own use
 
 
-def _tokenizer_json(model: Mapping[str, Any], pre_tokenizer: Mapping[str, Any], decoder: Mapping[str, Any]) -> Files:
-    tokenizer: dict[str, Any] = {
+def _tokenizer_json(model: Fields, pre_tokenizer: Fields, decoder: Fields) -> Fields:
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -21,57 +26,98 @@ def _tokenizer_json(model: Mapping[str, Any], pre_tokenizer: Mapping[str, Any], 
         "decoder": decoder,
         "model": model,
     }
-    # Without this file transformers would use GPT-2's own tokenizer, because the model's type is gpt2.
-    how = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    return {"tokenizer.json": _as_text(tokenizer), "tokenizer_config.json": _as_text(how)}
 
 
 def _as_text(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
 
-def _characters(vocabulary: Mapping[str, Any]) -> Files:
+def _split(pattern: Fields, behavior: str) -> Fields:
+    return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False}
+
+
+def _characters(vocabulary: Mapping[str, Any]) -> Fields:
     """Word-level, with each character a word. The unknown token has no number, so an unknown character is an error."""
     ids = {c: i for i, c in enumerate(vocabulary["characters"])}
-    return _tokenizer_json(
-        {"type": "WordLevel", "vocab": ids, "unk_token": "<|unknown|>"},
-        {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False},
-        {"type": "Fuse"},
-    )
+    model = {"type": "WordLevel", "vocab": ids, "unk_token": "<|unknown|>"}
+    return _tokenizer_json(model, _split({"Regex": r"[\s\S]"}, "Isolated"), {"type": "Fuse"})
 
 
-def _bytes(vocabulary: Mapping[str, Any]) -> Files:
+def _bytes(vocabulary: Mapping[str, Any]) -> Fields:
     """Byte-level BPE that never merges; a token's number is its byte."""
     ids = dict(sorted(BYTE_OF_LETTER.items(), key=lambda item: item[1]))
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    level = BYTE_LEVEL | {"use_regex": False}
     return _tokenizer_json({"type": "BPE", "vocab": ids, "merges": []}, level, level)
 
 
-def _gpt2(vocabulary: Mapping[str, Any]) -> Files:
-    """GPT-2's own two files: the merges as they are, and each token's number, which follows from them."""
-    tokens = [*GPT2Tokens(vocabulary["merges"]).spelled(), END_OF_TEXT]
-    numbers = {token: number for number, token in enumerate(tokens)}
-    how = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "clean_up_tokenization_spaces": False}
-    return {
-        "merges.txt": vocabulary["merges"],
-        "vocab.json": json.dumps(numbers, ensure_ascii=False),
-        "tokenizer_config.json": _as_text(how),
-    }
+def _gpt2(vocabulary: Mapping[str, Any]) -> Fields:
+    tokens = GPT2Tokens(vocabulary["merges"])
+    lines = tokens.merges.split("\n")
+    merges = [line.split() for line in lines[lines[0].startswith("#version") :] if line]
+    numbers = {token: number for number, token in enumerate([*tokens.spelled(), END_OF_TEXT])}
+    level = BYTE_LEVEL | {"use_regex": True}
+    fields = _tokenizer_json({"type": "BPE", "vocab": numbers, "merges": merges}, level, level)
+    return fields | {"added_tokens": [_special(tokens.end_of_text, END_OF_TEXT)]}
+
+
+def _own(vocabulary: Mapping[str, Any]) -> Fields:
+    """As training uses it: without what its owner has it add, cut or fill up."""
+    fields: Fields = json.loads(vocabulary["text"])
+    return fields | {"truncation": None, "padding": None, "post_processor": None}
+
+
+def _special(number: int, token: str) -> Fields:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": token, **flags, "special": True}
 
 
 # By the `kind` in a vocabulary's JSON. Other kinds (images, sums) are not text and have no such files.
-FILES: dict[str, Callable[[Mapping[str, Any]], Files]] = {
+KINDS: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
     "char": _characters,
     "byte": _bytes,
     "gpt2": _gpt2,
-    "tokenizer.json": lambda vocabulary: {"tokenizer.json": vocabulary["text"]},
+    "tokenizer.json": _own,
 }
 
 
-def tokenizer_files(vocabulary: Mapping[str, Any]) -> Files:
-    """The tokenizer's files by name, from a vocabulary's JSON; none if its tokens are not text."""
-    make = FILES.get(vocabulary["kind"])
-    return make(vocabulary) if make else {}
+def _reads_apart(fields: Fields) -> bool:
+    """Whether texts with a border between them get the tokens that they get alone."""
+    from tokenizers import Tokenizer
+
+    read = Tokenizer.from_str(json.dumps(fields)).encode
+    texts = ("User: \n", "Assistant:", " \n")
+    return read("".join(BORDER + text for text in texts)).ids == [i for text in texts for i in read(text).ids]
+
+
+def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat: bool = False) -> Files:
+    """The tokenizer's files by name, from a vocabulary's JSON; none if its tokens are not text.
+
+    end: the token that ends a text. chat: with a template that spells messages as the run was trained on them.
+    """
+    make = KINDS.get(vocabulary["kind"])
+    if make is None:
+        return {}
+    fields = make(vocabulary)
+    # Without this class transformers would use GPT-2's own tokenizer, because the model's type is gpt2.
+    how: Fields = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    merged = make in (_gpt2, _own)
+    if end is not None:
+        numbers = numbers_in({"tokenizer.json": json.dumps(fields)}) or {}
+        token = next(token for token, number in numbers.items() if number == end)
+        how |= {"eos_token": token} | ({"bos_token": token} if merged else {})
+    if chat and merged:  # in one piece, white space of two texts would merge: other tokens than in training
+        inner = fields["pre_tokenizer"]
+        both = [_split({"String": BORDER}, "Removed"), *([inner] if inner else [])]
+        fields["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": both}
+        if _reads_apart(fields):
+            how |= templates_of(token, BORDER)
+        else:
+            say("this tokenizer reads a text otherwise where another one precedes it: there is no chat_template for it")
+    elif chat:
+        how |= templates_of("\n", "")
+    # A text that spells a special token gets the tokens of its letters, as in training; a template's end is that token.
+    how["split_special_tokens"] = not (chat and merged)
+    return {"tokenizer.json": _as_text(fields), "tokenizer_config.json": _as_text(how)}
 
 
 def numbers_in(files: Mapping[str, str]) -> dict[str, int] | None:

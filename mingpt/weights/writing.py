@@ -1,4 +1,4 @@
-"""`mingpt export`: write a GPT as a folder that transformers loads, with its tokenizer."""
+"""`mingpt export`: write a GPT as a folder that transformers and vLLM load, with its tokenizer."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from typing import Any
 from safetensors.torch import save as encode_safetensors
 
 from mingpt.atomic import write_whole
-from mingpt.data.vocabulary import Vocabulary
+from mingpt.data.chat import end_of_answer
+from mingpt.data.vocabulary import TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
 from mingpt.redact import without_secrets
@@ -21,19 +22,27 @@ from mingpt.weights.tokenizer import tokenizer_files
 KEY = "FOLDER"
 
 
-def folder_of(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, bytes]:
-    """The files by name, the weights last. Leaves out the embedding's padding rows, which no token uses."""
-    end_of_text: int | None = None
-    with suppress(UserError):  # its tokenizer.json has no such token
-        end_of_text = getattr(vocabulary, "end_of_text", None)
+def folder_of(model: LanguageModel, vocabulary: Vocabulary, chat: bool = False) -> dict[str, bytes]:
+    """The files by name, the weights last. Leaves out the embedding's padding rows, which no token uses.
+
+    chat: the run was trained on conversations.
+    """
+    end: int | None = None
+    if chat and isinstance(vocabulary, TextVocabulary):
+        end = end_of_answer(vocabulary)
+    else:
+        with suppress(UserError):  # its tokenizer.json has no such token
+            end = getattr(vocabulary, "end_of_text", None)
     form = form_of(model)
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     for name in {form.embedding, form.head} & tensors.keys():
         tensors[name] = tensors[name][: model.config.vocab_size].contiguous()
-    generation = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text}
-    files = {name: text.encode() for name, text in tokenizer_files(vocabulary.to_json()).items()}
+    special = {"bos_token_id": end, "eos_token_id": end}
+    # Without do_sample a server would take no temperature; without top_k transformers would take 50.
+    generation = {"do_sample": True, "top_k": 0, **special, "pad_token_id": end}
+    files = {name: text.encode() for name, text in tokenizer_files(vocabulary.to_json(), end, chat).items()}
     files["generation_config.json"] = _json({k: v for k, v in generation.items() if v is not None})
-    files[CONFIG] = _json(form.config_json() | {"bos_token_id": end_of_text, "eos_token_id": end_of_text})
+    files[CONFIG] = _json(form.config_json() | special)
     files[WEIGHTS] = encode_safetensors(tensors, metadata={"format": "pt"})
     return files
 

@@ -1,5 +1,6 @@
 """Generation on a GPU, without one: on torch's device `meta`, whose tensors hold no numbers and mix with no others."""
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,7 @@ def test_texts_grow_where_the_model_is(
             yield SimpleNamespace(tolist=lambda: [1] * len(tokens))
 
     monkeypatch.setattr("mingpt.commands.generate.generate_stream", spied)
-    options = SimpleNamespace(tokens=12, temperature=0.8, top_k=5, top_p=0.9, seed=1)
+    options = argparse.Namespace(tokens=12, temperature=0.8, top_k=5, top_p=0.9, seed=1)
     texts = [Text(prompt, number, [*prompt]) for number, prompt in enumerate(([1, 2], [3]))]
     with torch.device("meta"):
         model = make()

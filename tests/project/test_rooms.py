@@ -27,7 +27,6 @@ ROOMS = (
     "report",
     "sweep",
     "commands",
-    "serve",
 )
 # `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.
 ENTRIES = {"cli", "completion", "evaluate", "generate", "replay", "snapshots", "plugins", "metrics",

@@ -24,7 +24,6 @@ def test_a_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     assert {path.name for path in site.iterdir() if "dist-info" not in path.name} == {"mingpt"}
-    assert (site / "mingpt/serve/page.html").is_file()
     (about,) = site.glob("*.dist-info")
     (entry,) = re.findall(r"^mingpt = ([\w.]+):main$", (about / "entry_points.txt").read_text(), re.M)
     script = f"import sys, mingpt; print(mingpt.__file__); from {entry} import main; sys.exit(main())"

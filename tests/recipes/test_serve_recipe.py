@@ -1,22 +1,40 @@
-"""recipes/serve.yaml, as SkyPilot reads it; and a `workdir` from git, as docs/skypilot.md has it."""
+"""recipes/serve.yaml, as SkyPilot reads it; and a `workdir` from git, as docs/skypilot.md has it.
+
+Its server's command line is read by vLLM's own parser where vLLM is (some GB; it needs no GPU for that):
+`uv venv .venv-vllm && uv pip install --python .venv-vllm vllm==0.33.0`.
+"""
 
 import json
 import os
+import runpy
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
 from paths_kit import ROOT
 from recipe_kit import recipe
 
+VLLM = ROOT / ".venv-vllm/bin/python"
+# What `vllm serve` does first with its arguments.
+PARSE = """
+import json, sys
+from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+args = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+validate_parsed_serve_args(args)
+names = ("model_tag", "served_model_name", "host", "port", "dtype", "middleware", "api_key")
+print(json.dumps([getattr(args, name) for name in names]))
+"""
 SKY = ROOT / ".venv-sky/bin/python"
 ASK = """
 import json, sys, yaml
 import sky
 task = sky.Task.from_yaml_config(yaml.safe_load(sys.stdin), env_overrides=[("RUN_DIR", "s3://b/run 1")],
-                                 secrets_overrides=[("MINGPT_SERVE_KEY", "k")])
+                                 secrets_overrides=[("VLLM_API_KEY", "k")])
 (resources,) = task.resources
 service = task.service
 print(json.dumps({"ports": resources.ports, "workdir": task.workdir, "setup": task.setup, "service": service and {
@@ -43,15 +61,55 @@ def test_skypilot_reads_the_service_and_a_workdir_of_git(tmp_path: Path) -> None
     assert read["service"] == {"probe": "/health", "delay": 1200, "replicas": 1}
     assert read["ports"] == ["8000"]
     assert read["workdir"] == git
-    assert read["setup"] == "EXTRAS=serve bash recipes/setup.sh"
+    assert "bash recipes/setup.sh" in read["setup"]
+
+
+def started(tmp_path: Path, key: str) -> "subprocess.CompletedProcess[str]":
+    """The run section with programs that print their arguments."""
+    for name in (".venv/bin/python", ".venv-vllm/bin/vllm"):
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text('#!/bin/sh\nprintf "<%s>" "$@"\necho\n')
+        program.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "RUN_DIR": "s3://b/run 1@50", "OPTIONS": "--dtype float32", "VLLM_API_KEY": key}
+    command = ["bash", "-c", str(recipe("serve")["run"])]
+    return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
 
 
 def test_it_listens_where_replicas_are_reached_and_the_key_is_no_argument(tmp_path: Path) -> None:
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    python = tmp_path / ".venv/bin/python"
-    python.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
-    python.chmod(0o755)
-    env = {"PATH": os.environ["PATH"], "RUN_DIR": "s3://b/run 1", "OPTIONS": "--queue 4", "MINGPT_SERVE_KEY": "s3cret"}
-    command = ["bash", "-c", str(recipe("serve")["run"])]
-    said = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert said == "<-m><mingpt.serve><s3://b/run 1><--host><0.0.0.0><--port><8000><--queue><4>"
+    export, serve = started(tmp_path, "s3cret").stdout.splitlines()
+    assert export == "<-m><mingpt.snapshots><export><s3://b/run 1@50><exported><--overwrite>"
+    assert serve == (
+        "<serve><exported><--served-model-name><mingpt><--host><0.0.0.0><--port><8000>"
+        "<--middleware><only_v1.only_v1><--dtype><float32>"
+    )
+
+
+def test_without_a_key_nothing_is_served(tmp_path: Path) -> None:
+    done = started(tmp_path, "")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "VLLM_API_KEY: is empty" in done.stderr
+
+
+def test_only_what_the_key_protects_can_be_reached() -> None:
+    """As vLLM adds it, in front of a server that answers everything."""
+    app = FastAPI()
+    app.middleware("http")(runpy.run_path(str(ROOT / "recipes/only_v1.py"))["only_v1"])
+    app.add_api_route("/{path:path}", lambda path: path)
+    client = TestClient(app)
+    answers = {
+        path: client.get(path).status_code for path in ("/health", "/v1/models", "/invocations", "/v1", "//v1/x")
+    }
+    assert answers == {"/health": 200, "/v1/models": 200, "/invocations": 404, "/v1": 404, "//v1/x": 404}
+
+
+@pytest.mark.slow
+def test_vllm_reads_the_command_line(tmp_path: Path) -> None:
+    if not VLLM.exists():
+        pytest.skip("needs vLLM in .venv-vllm")
+    line = started(tmp_path, "s3cret").stdout.splitlines()[1].strip("<>").split("><")
+    env = {**os.environ, "VLLM_TARGET_DEVICE": "cpu"}  # else it looks for a GPU
+    done = subprocess.run([str(VLLM), "-c", PARSE, *line[1:]], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout.splitlines()[-1])
+    assert read == ["exported", ["mingpt"], "0.0.0.0", 8000, "float32", ["only_v1.only_v1"], None]
