@@ -1,12 +1,11 @@
 """Each node's cache of prepared data: an array to memory-map, and JSON about it, made by one process for all."""
 
+import io
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -22,29 +21,16 @@ from mingpt.storage import place
 Cached = tuple[NDArray[Any], dict[str, Any]]  # the array, and what else is known of the data: plain JSON
 
 
-def _save(path: Path, content: NDArray[Any]) -> None:
-    """Write an array whole or not at all (temporary file, fsync, rename), without a copy of it in memory."""
-    with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as f:
-        try:
-            np.save(f, content)
-            f.flush()
-            os.fsync(f.fileno())
-            os.replace(f.name, path)
-        except BaseException:
-            os.unlink(f.name)
-            raise
-
-
 @contextmanager
-def node_lock(config: CachedData, lock: Path) -> Iterator[None]:
-    """Let one process of this node in at a time. Raises UserError after data.cache_timeout_seconds of waiting."""
+def node_lock(lock: Path, seconds: float) -> Iterator[None]:
+    """Let one process of this node in at a time. Raises UserError after so many seconds of waiting."""
     try:
-        with FileLock(lock, timeout=config.cache_timeout_seconds):
+        with FileLock(lock, timeout=seconds):
             yield
     except Timeout:
         raise UserError(
-            f"another process of this node has been reading data.path for {config.cache_timeout_seconds:.0f} s "
-            f"(lock {lock}): if it is alive, raise data.cache_timeout_seconds"
+            f"another process of this node has been reading data.path for {seconds:.0f} s (lock {lock}): if it is "
+            "alive, raise data.cache_timeout_seconds"
         ) from None
 
 
@@ -60,11 +46,14 @@ def cached(config: CachedData, identity: list[Any], make: Callable[[], Cached]) 
     array, about = stem.with_suffix(".npy"), stem.with_suffix(".json")
     with place("data.cache_dir", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        with node_lock(config, stem.with_suffix(".lock")):
+        with node_lock(stem.with_suffix(".lock"), config.cache_timeout_seconds):
             known = _known(array, about)
             if known is None:
-                content, known = make()
-                _save(array, content)
+                made, known = make()
+                content = np.ascontiguousarray(made)
+                head = io.BytesIO()  # as np.save writes it, whole or not at all, without a copy of the array in memory
+                np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(content))
+                write_whole(array, [head.getvalue(), content.data.cast("B")])
                 # Written last: it commits the array.
                 write_whole(about, [json.dumps({"array": _hash_of(array), "known": known}).encode()])
         return array, known
@@ -83,8 +72,4 @@ def _known(array: Path, about: Path) -> dict[str, Any] | None:
 
 
 def _hash_of(path: Path) -> str:
-    digest = sha256()
-    with open(path, "rb") as f:
-        while chunk := f.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return sha256(np.memmap(path, mode="r").data).hexdigest()

@@ -6,8 +6,7 @@ recently used file may be deleted at any time, and a process that needs it again
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from mingpt.atomic import sync_folder
 from mingpt.console import say
+from mingpt.data.cache import node_lock
 from mingpt.data.dataset import AGAIN, Scan, Shard, scan
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
@@ -67,7 +67,7 @@ class ShardCache:
             )
         with place("data.cache_dir", str(self.folder)):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._lock(shard.sha256):
+            with node_lock(self.folder / f"{shard.sha256}.lock", self.timeout):
                 while True:  # another process may delete the file, to make room, before it is mapped here
                     with suppress(FileNotFoundError):
                         if self._is_whole(shard, dtype):
@@ -95,17 +95,6 @@ class ShardCache:
             raise UserError(f"data.path={without_secrets(self.url)}: {shard.name} {why}: {AGAIN}")
         self._scans[shard.sha256] = found
 
-    @contextmanager
-    def _lock(self, name: str) -> Iterator[None]:
-        try:
-            with FileLock(self.folder / f"{name}.lock", timeout=self.timeout):
-                yield
-        except Timeout:
-            raise UserError(
-                f"another process of this node has been fetching a shard of data.path for {self.timeout:.0f} s (lock "
-                f"{self.folder}/{name}.lock): if it is alive, raise data.cache_timeout_seconds"
-            ) from None
-
     def _fetch(self, shard: Shard, dtype: np.dtype[Any]) -> None:
         size, shown = shard.tokens * dtype.itemsize, f"data.path={without_secrets(self.url)}: {shard.name}"
         part = self.folder / f"{shard.sha256}.{size}.part"
@@ -127,7 +116,8 @@ class ShardCache:
             if why := found.damage(shard, dtype):
                 raise UserError(f"{shown} {why}: {AGAIN}")
             self._check_tokens(shard, found)
-            with self._lock("room"):  # _make_room must count the file under its old name or its new one
+            # _make_room must count the file under its old name or its new one
+            with node_lock(self.folder / "room.lock", self.timeout):
                 os.replace(part, self.path(shard))
             sync_folder(self.folder)
         finally:
@@ -138,7 +128,7 @@ class ShardCache:
 
         Returns False if downloads of other processes leave too little room.
         """
-        with self._lock("room"):
+        with node_lock(self.folder / "room.lock", self.timeout):
             shards, used = list[tuple[float, int, Path]](), 0
             for entry in self.folder.iterdir():
                 if entry.suffix == ".part" and entry != part and not self._abandoned(entry):

@@ -6,7 +6,7 @@ anywhere else, each is fetched when a sample first needs it, into a bounded cach
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import astuple
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.atomic import write_whole
-from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.cache import node_lock
+from mingpt.data.cache import Cached, cached
 from mingpt.data.dataset import (
     AGAIN,
     MANIFEST,
@@ -99,8 +97,9 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
             cure = "give the folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin"
             raise UserError(f"{shown}: no data set is there (no {MANIFEST}): {cure}{fetch_it(config.path)}")
     _check_vocabulary(config, own, vocabulary)
+    folder = Path(config.cache_dir).expanduser() / "shards"
     home = Path(path) if is_local(fs) else ShardCache(
-        config.path, _folder(config) / "shards", config.cache_bytes, config.cache_timeout_seconds, own.size
+        config.path, folder, config.cache_bytes, config.cache_timeout_seconds, own.size
     )  # fmt: skip
     train, validation = (ShardedTokens(dataset.of(split), dataset.dtype, home) for split in SPLITS)
     windows = WindowDataset(train, 0, len(train), block_size, config.stride)
@@ -160,27 +159,14 @@ def _nanogpt(config: ShardsData, fs: Any, path: str, wanted: Vocabulary | None) 
 
 def _scanned(config: ShardsData, fs: Any, path: str, names: Sequence[str], dtype: str) -> list[Scan]:
     """Scan each file. One process of the node does it, and again only when the files have changed."""
-    infos = [fs.info(f"{path}/{name}") for name in names]
-    identity = json.dumps([fs.unstrip_protocol(path), dtype, infos], sort_keys=True, default=str)
-    folder = _folder(config)
-    results = folder / f"shards-{sha256(identity.encode()).hexdigest()[:32]}.json"
-    with place("data.cache_dir", str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
-        with node_lock(config, results.with_suffix(".lock")):
-            with suppress(FileNotFoundError):
-                try:
-                    stored = json.loads(results.read_text())
-                    return [Scan(int(size), str(digest), int(largest)) for size, digest, largest in stored]
-                except (ValueError, TypeError):
-                    say(f"data.cache_dir={folder}: {results.name} is damaged: it is made again")
-            found = list[Scan]()
-            with place("data.path", config.path):
-                for name in names:
-                    with fs.open(f"{path}/{name}", "rb") as file:
-                        found.append(scan(file, dtype))
-            write_whole(results, [json.dumps([[each.size, each.sha256, each.largest] for each in found]).encode()])
-            return found
 
+    def scans() -> Cached:
+        found = list[Scan]()
+        with place("data.path", config.path):
+            for name in names:
+                with fs.open(f"{path}/{name}", "rb") as file:
+                    found.append(scan(file, dtype))
+        return np.empty(0), {"scans": [astuple(each) for each in found]}
 
-def _folder(config: ShardsData) -> Path:
-    return Path(config.cache_dir).expanduser()
+    identity = ["shards", fs.unstrip_protocol(path), dtype, *(fs.info(f"{path}/{name}") for name in names)]
+    return [Scan(*each) for each in cached(config, identity, scans)[1]["scans"]]

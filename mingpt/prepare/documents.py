@@ -1,27 +1,34 @@
-"""Documents out of text files, JSON lines and Parquet, read as streams: files may be larger than memory.
+"""Documents out of text files, JSON lines, CSV and Parquet, read as streams: files may be larger than memory.
 
 A file is cut into blocks, which the encoding processes take one by one. How it is cut depends on its content alone.
 """
 
-import codecs
+import bz2
+import csv
+import gzip
+import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from hashlib import blake2b, sha256
-from itertools import chain
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from mingpt.console import say
 from mingpt.data import bpe
 from mingpt.errors import UserError
-from mingpt.prepare.parquet import parquet_column
-from mingpt.prepare.sources import COMPRESSED, File
-from mingpt.storage import name_of, open_fs, place, unread
+from mingpt.prepare.sources import File
+from mingpt.redact import printable
+from mingpt.storage import install, open_fs, place, unread
 
-READ = 1 << 20  # bytes that are read at a time, and about the size of a block
+READ = 1 << 20  # characters that are read at a time, and about those of a block
 LONGEST_LINE = 64 << 20  # bytes of a line of JSON; parsed, it may take 20 times as many
+ROWS = 16  # of Parquet, that are unpacked at a time: each may be a long string
+BAD_SHOWN = 20  # bad lines that are printed; further ones are only counted
+STRINGS = ("string", "large_string", "string_view")  # of Arrow
+CURE = "correct it, or give another --form or --field"
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Options:
     """What a document is, and which documents validate.
 
     separator: between the documents of a text file; empty: the file is one document. field: the field of a JSON
-    object or the column of a Parquet file that holds the text. val_fraction: the share of documents that validate.
+    object or the column of a table that holds the text. val_fraction: the share of documents that validate.
     """
 
     separator: str = ""
@@ -38,31 +45,39 @@ class Options:
 
 
 class Piece(NamedTuple):  # there may be millions: a tuple is the fastest to send to another process
-    """A document, or a part of a long one.
-
-    ends: whether the document ends with this piece. validation: whether the document validates; None for a whole
-    document: the process that encodes it decides by its hash.
-    """
+    """A document, or a part of a long one. ends: whether the document ends with this piece."""
 
     text: str
     ends: bool
-    validation: bool | None
+    validation: bool
 
 
-@dataclass(frozen=True)
-class Block:
-    """A part of a file: pieces of text and Parquet, whole lines of JSON.
-
-    size: the bytes of the file that the block covers. number: of the first line, counted from 1. content: a hash of the
-    file's content up to the end of this block; that of the last block is the whole file's.
+class Block(NamedTuple):
+    """Some of a file's documents. number: the file's. last: whether it ends the file. read: the bytes of the file that
+    were read by then. bad: the lines that were left out by then, of all files.
     """
 
     file: File
-    size: int
-    pieces: tuple[Piece, ...] = ()
-    lines: bytes = b""
-    number: int = 0
-    content: str = ""
+    number: int
+    pieces: list[Piece]
+    last: bool
+    read: int
+    bad: int
+
+
+class Bad:
+    """Counts the lines that are left out, and prints the first ones. Raises UserError beyond `most`."""
+
+    def __init__(self, most: int, count: int = 0) -> None:
+        self.most, self.count = most, count
+
+    def __call__(self, line: str) -> None:
+        self.count += 1
+        if self.count > self.most:
+            others = f", and {self.most} before it were left out" if self.most else ""
+            raise UserError(f"{line}{others}; --skip-bad N leaves out up to N lines")
+        if self.count <= BAD_SHOWN:
+            say(f"prepare: left out: {line}")
 
 
 def is_validation(first_piece: str, fraction: float) -> bool:
@@ -72,65 +87,126 @@ def is_validation(first_piece: str, fraction: float) -> bool:
     """
     if not fraction:
         return False
-    digest = blake2b(first_piece.encode(errors="surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") < fraction * 2**64
+    return int.from_bytes(blake2b(first_piece.encode(), digest_size=8).digest(), "little") < fraction * 2**64
 
 
-def blocks(file: File, options: Options) -> Iterator[Block]:
-    """Yield the file's blocks in order, at least one. Raises UserError if the file is not of its form."""
-    digest = sha256()
-    with place("SOURCES", file.shown):
-        if file.form == "parquet":
-            found = _parquet_blocks(file, options, digest)
-        else:
-            found = (_json_blocks if file.form == "jsonl" else _text_blocks)(file, _chunks(file, digest), options)
-        empty = True
-        for block in found:
-            empty = False
-            yield replace(block, content=digest.hexdigest())
-        if empty:
-            yield Block(file, 0, content=digest.hexdigest())
+def blocks(files: Sequence[File], options: Options, bad: Bad, first: int = 0) -> Iterator[Block]:
+    """Yield the blocks of all files from number `first` on, at least one of each file.
 
-
-def _chunks(file: File, digest: Any) -> Iterator[bytes]:
-    """The file's bytes, decompressed."""
-    fs, path = open_fs(file.url, "SOURCES")
-    packed = COMPRESSED.get(name_of(path).lower().rpartition(".")[2])
-    try:
-        with fs.open(path, "rb", compression=packed) as stream:
-            while chunk := stream.read(READ):
-                digest.update(chunk)
-                yield chunk
-    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        if packed is None or unread(error):
-            raise
-        raise UserError(f"{file.shown}: cannot be unpacked ({error}): get the file again") from error
-
-
-def pieces_of(block: Block, options: Options, bad: list[str], most_bad: int) -> Iterator[Piece]:
-    """The pieces of a block. JSON is parsed here, in the process that encodes it.
-
-    bad: the problem of each line that is left out is appended here; the block ends when there are more than most_bad.
+    Raises UserError if a file is not of its form.
     """
-    if block.file.form == "jsonl":
-        for text in _json_texts(block, options, bad, most_bad):
-            yield from _with_split(_pieces(text, options), options)
+    for number, file in enumerate(files[first:], first):
+        with place("SOURCES", file.shown):
+            yield from _blocks(file, number, options, bad)
+
+
+def _blocks(file: File, number: int, options: Options, bad: Bad) -> Iterator[Block]:
+    pieces, characters = list[Piece](), 0
+    validation: bool | None = None  # whether the long document that is under way validates; None: none is under way
+    fs, path = open_fs(file.url, "SOURCES")
+    with fs.open(path, "rb") as raw:
+        try:
+            for text, ends in _texts(file, _unpacked(raw, file.packed), options, bad):
+                if not text and validation is None:  # an empty document is left out
+                    continue
+                if validation is None:
+                    validation = is_validation(text, options.val_fraction)
+                pieces.append(Piece(text, ends, validation))
+                characters += len(text)
+                validation = None if ends else validation
+                if characters >= READ:
+                    yield Block(file, number, pieces, False, raw.tell(), bad.count)
+                    pieces, characters = [], 0
+        except (EOFError, OSError, ValueError, csv.Error, zlib.error, lzma.LZMAError) as error:
+            if unread(error):
+                raise
+            why = printable((str(error).splitlines() or [type(error).__name__])[0])
+            raise UserError(f"{file.shown}: cannot be read as {file.form} ({why}): {CURE}, or get it again") from error
+    yield Block(file, number, pieces, True, file.size, bad.count)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(f"Parquet and .zst need the package pyarrow: {install('parquet')}") from error
+    return pyarrow
+
+
+def _unpacked(raw: Any, packed: str) -> Any:
+    if packed == "zst":
+        return _pyarrow().CompressedInputStream(raw, "zstd")
+    opened: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+    return opened[packed](raw) if packed else raw
+
+
+def _texts(file: File, stream: Any, options: Options, bad: Bad) -> Iterator[tuple[str, bool]]:
+    """Each document, and True; a long one in pieces, with True for the last one."""
+    if file.form == "text":
+        yield from _cut(io.TextIOWrapper(stream, "utf-8", newline=""), options.separator)
+    elif file.form == "jsonl":
+        yield from _whole(_json_lines(stream, options.field, file.shown, bad))
     else:
-        yield from _with_split(block.pieces, options)
+        yield from _whole((_csv_rows if file.form == "csv" else _parquet_rows)(stream, options.field))
 
 
-def _with_split(pieces: Iterable[Piece], options: Options) -> Iterator[Piece]:
-    for text, ends, validation in pieces:
-        yield Piece(text, ends, is_validation(text, options.val_fraction) if validation is None else validation)
+def _whole(documents: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    for document in documents:
+        *most, last = bpe.pieces(document)
+        for piece in most:
+            yield piece, False
+        yield last, True
 
 
-def _pieces(document: str, options: Options) -> Iterator[Piece]:
-    if not document:  # an empty document is left out
-        return
-    *most, last = bpe.pieces(_clean(document))
-    validation = is_validation(most[0], options.val_fraction) if most else None
-    yield from (Piece(piece, False, validation) for piece in most)
-    yield Piece(last, True, validation)
+def _cut(stream: io.TextIOBase, separator: str) -> Iterator[tuple[str, bool]]:
+    rest = ""
+    while text := stream.read(READ):
+        *documents, rest = (rest + text).split(separator) if separator else [rest + text]
+        yield from _whole(documents)
+        # Keep enough of the end for a separator that has begun in this chunk.
+        while len(rest) > bpe.PIECE + len(separator):
+            stop = bpe.cut(rest, 0)
+            yield rest[:stop], False
+            rest = rest[stop:]
+    yield from _whole([rest])
+
+
+def _json_lines(stream: Any, field: str, shown: str, bad: Bad) -> Iterator[str]:
+    lines, number = io.BufferedReader(stream, READ), 0
+    while line := lines.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"line {number} is longer than {LONGEST_LINE} bytes")
+        if not line.strip():
+            continue
+        try:
+            text = _clean(_string(json.loads(line.strip()), field))
+        except (ValueError, RecursionError) as error:
+            bad(f"{shown} line {number}: cannot be read ({error}): {CURE}")
+        else:
+            yield text
+
+
+def _csv_rows(stream: Any, field: str) -> Iterator[str]:
+    csv.field_size_limit(LONGEST_LINE)
+    for row in csv.DictReader(io.TextIOWrapper(stream, "utf-8-sig", newline="")):
+        yield _string(row, field)
+
+
+def _parquet_rows(stream: Any, field: str) -> Iterator[str]:
+    table = _pyarrow().parquet.ParquetFile(stream, buffer_size=READ)
+    kinds = zip(table.schema_arrow.names, map(str, table.schema_arrow.types), strict=True)
+    _string({name: kind in STRINGS and name for name, kind in kinds}, field)
+    for batch in table.iter_batches(ROWS, columns=[field], use_threads=False):
+        yield from (value.as_py() for value in batch.column(0) if value.is_valid)  # as_py: one string at a time
+
+
+def _string(record: Any, field: str) -> str:
+    found = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(found, str):
+        there_are = ", ".join(map(repr, list(record)[:10])) if isinstance(record, dict) else ""
+        raise ValueError(f"no strings in the field {field!r}; there are {there_are or 'none'}")
+    return found
 
 
 def _clean(text: str) -> str:
@@ -139,131 +215,3 @@ def _clean(text: str) -> str:
         text.encode()
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-# --- text ---
-
-
-def _text_blocks(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
-    pieces, characters, size = list[Piece](), 0, 0
-    validation: bool | None = None  # whether the long document that is under way validates; None: none is under way
-    for text, ends, read in _cut(_decoded(file, chunks), options.separator):
-        if text or (ends and validation is not None):  # an empty document is left out
-            if validation is None and not ends:
-                validation = is_validation(text, options.val_fraction)
-            pieces.append(Piece(text, ends, validation))
-            characters += len(text)
-            validation = None if ends else validation
-        size += read
-        if characters >= READ:
-            yield Block(file, size, tuple(pieces))
-            pieces, characters, size = [], 0, 0
-    yield Block(file, size, tuple(pieces))
-
-
-def _decoded(file: File, chunks: Iterable[bytes]) -> Iterator[tuple[str, int]]:
-    """Yield each chunk's characters and number of bytes. A character may begin in one chunk and end in the next."""
-    decoder, position = codecs.getincrementaldecoder("utf-8")(), 0
-    for chunk in chain(chunks, [b""]):
-        pending = len(decoder.getstate()[0])
-        try:
-            text = decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as error:
-            at = position - pending + error.start
-            raise UserError(f"{file.shown}: not UTF-8 at byte {at}: convert the file") from error
-        position += len(chunk)
-        yield text, len(chunk)
-
-
-def _cut(decoded: Iterable[tuple[str, int]], separator: str) -> Iterator[tuple[str, bool, int]]:
-    """Cut at the separator, and long documents into bpe.pieces: (text, whether the document ends, bytes read)."""
-    rest = ""
-    for text, read in decoded:
-        *documents, rest = (rest + text).split(separator) if separator else [rest + text]
-        for document in documents:
-            if len(document) <= bpe.PIECE:  # the usual case, made fast
-                yield document, True, 0
-                continue
-            *most, last = bpe.pieces(document)
-            yield from ((piece, False, 0) for piece in most)
-            yield last, True, 0
-        # Keep enough of the end for a separator that has begun in this chunk.
-        while len(rest) > bpe.PIECE + len(separator):
-            stop = bpe.cut(rest, 0)
-            yield rest[:stop], False, 0
-            rest = rest[stop:]
-        yield "", False, read
-    *most, last = bpe.pieces(rest)
-    yield from ((piece, False, 0) for piece in most)
-    yield last, True, 0
-
-
-# --- JSON lines ---
-
-
-def _json_blocks(file: File, chunks: Iterable[bytes], options: Options) -> Iterator[Block]:
-    number, rest = 1, list[bytes]()  # of the first line of the next block; the begun line
-    for chunk in chunks:
-        head, newline, tail = chunk.rpartition(b"\n")
-        if not newline:
-            rest.append(tail)
-            if sum(map(len, rest)) > LONGEST_LINE:
-                raise UserError(f"{file.shown} line {number}: longer than {LONGEST_LINE} bytes: are these JSON lines?")
-            continue
-        lines = b"".join([*rest, head])
-        yield Block(file, len(lines) + 1, lines=lines, number=number)
-        number += lines.count(b"\n") + 1
-        rest = [tail]
-    if lines := b"".join(rest):
-        yield Block(file, len(lines), lines=lines, number=number)
-
-
-def _json_texts(block: Block, options: Options, bad: list[str], most_bad: int) -> Iterator[str]:
-    for number, line in enumerate(block.lines.split(b"\n"), block.number):
-        if not line.strip():
-            continue
-        try:
-            text = _json_text(line, f"{block.file.shown} line {number}", options)
-        except UserError as error:
-            bad.append(str(error))
-            if len(bad) > most_bad:
-                return
-        else:
-            yield text
-
-
-def _json_text(line: bytes, where: str, options: Options) -> str:
-    try:
-        value = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 at byte {error.start} of the line: convert the file") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON ({error}): correct the line, or give another --form") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: {type(value).__name__} in place of an object: make each line an object {{…}}")
-    if options.field not in value:
-        there_are = ", ".join(map(repr, list(value)[:10])) or "none"
-        raise UserError(f"{where}: no field {options.field!r}; there are {there_are}: name one with --field")
-    if not isinstance(text := value[options.field], str):
-        raise UserError(f"{where}: field {options.field!r} is not a string: name another with --field")
-    return text
-
-
-# --- Parquet ---
-
-
-def _parquet_blocks(file: File, options: Options, digest: Any) -> Iterator[Block]:
-    fs, path = open_fs(file.url, "SOURCES")
-    with fs.open(path, "rb") as stream:
-        rows, texts = parquet_column(stream, options.field, file.shown)
-        share = file.size / max(1, rows)  # bytes of the file for each row, for the progress bar
-        pieces, characters, count = list[Piece](), 0, 0
-        for text in texts:
-            content = text.encode()
-            digest.update(len(content).to_bytes(8, "little") + content)
-            pieces += _pieces(text, options)
-            characters, count = characters + len(text), count + 1
-            if characters >= READ:
-                yield Block(file, int(share * count), tuple(pieces))
-                pieces, characters, count = [], 0, 0
-        yield Block(file, int(share * count), tuple(pieces))

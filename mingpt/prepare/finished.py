@@ -1,8 +1,8 @@
 """A finished data set: what it was made of, and whether a second `mingpt prepare` would write the same."""
 
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -11,27 +11,13 @@ from typing import Any
 import numpy as np
 
 from mingpt.console import say
-from mingpt.data.dataset import DataSet, Shard, from_bytes, read_manifest
+from mingpt.data.dataset import DataSet, from_bytes, read_manifest
 from mingpt.errors import UserError
-from mingpt.prepare.documents import Options, blocks
+from mingpt.prepare.documents import BAD_SHOWN, Bad, Options, blocks
 from mingpt.prepare.shardwriter import PROGRESS, SOURCES
 from mingpt.prepare.sources import File
 from mingpt.redact import without_secrets
-
-Stopped = tuple[int, int]  # where --tokens ended it: the number of the file, and how many of its blocks were read
-
-
-@dataclass(frozen=True)
-class Sources:
-    """sources.json, beside the manifest. versions: a hash of the sources' times and ETags. commits: see hub.pinned."""
-
-    made_from: str
-    versions: str
-    commits: dict[str, str] = field(default_factory=dict)
-    stopped: Stopped | None = None
-
-    def to_bytes(self) -> bytes:
-        return json.dumps({name: value for name, value in asdict(self).items() if value}).encode()
+from mingpt.storage import name_of
 
 
 def _read(raw: bytes | None) -> dict[str, Any]:
@@ -46,8 +32,7 @@ def _read(raw: bytes | None) -> dict[str, Any]:
 def commits_of(fs: Any, path: str, home: Path) -> dict[str, str]:
     """The commits that an earlier `mingpt prepare` has read, finished or not: the next one reads the same."""
     progress = home / PROGRESS
-    begun = _read(progress.read_bytes()) if progress.is_file() else _read(read_manifest(fs, path, SOURCES))
-    commits = begun.get("commits")
+    commits = _read(progress.read_bytes() if progress.is_file() else read_manifest(fs, path, SOURCES)).get("commits")
     return {str(k): str(v) for k, v in commits.items()} if isinstance(commits, dict) else {}
 
 
@@ -66,34 +51,22 @@ def finished(
     recorded = _read(read_manifest(fs, path, SOURCES))
     if not versions or (recorded.get("made_from"), recorded.get("versions")) != (dataset.made_from, versions):
         say(f"prepare: {shown}: a data set is there; reading the sources to see whether it was made of them")
-        if hash_of(plan, _content_of(files, options, recorded.get("stopped"))) != dataset.made_from:
+        content, taken = "", recorded.get("blocks")
+        every = blocks(files, options, Bad(sys.maxsize, BAD_SHOWN))
+        for block in islice(every, taken if isinstance(taken, int) and taken > 0 else None):
+            content = hash_of(content, block.pieces)
+        if hash_of(plan, content) != dataset.made_from:
             raise UserError(
                 f"{shown}: another data set is there, of other sources or options, or of these before they changed: "
                 "choose another folder"
             )
-    if not (lost := [shard.name for shard in dataset.shards if not _is_there(fs, path, shard, dataset.dtype)]):
+    sizes, width = {name_of(p): info["size"] for p, info in fs.find(path, detail=True).items()}, np.dtype(dataset.dtype)
+    if not (lost := [s.name for s in dataset.shards if sizes.get(s.name) != s.tokens * width.itemsize]):
         say(f"prepare: {shown}: already there, made of these sources")
         return dataset
     say(f"prepare: {shown}: missing or of another size: {', '.join(lost)}: the data set is made again")
     return None
 
 
-def _content_of(files: Sequence[File], options: Options, stopped: Any) -> str:
-    """The hash that prepare made of what it read. stopped: where it ended; anything else than a Stopped: nowhere."""
-    end, taken = stopped if isinstance(stopped, list) and [type(n) for n in stopped] == [int, int] else (len(files), 0)
-    content = ""
-    for number, file in enumerate(files[: end + 1]):
-        last = ""
-        for block in islice(blocks(file, options), taken if number == end else None):
-            last = block.content
-        content = hash_of(content, last)
-    return content
-
-
 def hash_of(*parts: Any) -> str:
     return sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _is_there(fs: Any, path: str, shard: Shard, dtype: str) -> bool:
-    file = f"{path.rstrip('/')}/{shard.name}"
-    return fs.isfile(file) and fs.info(file)["size"] == shard.tokens * np.dtype(dtype).itemsize

@@ -1,42 +1,45 @@
-"""`mingpt prepare SOURCES… --out URL --tokenizer …`: text, JSON lines or Parquet to token shards.
+"""`mingpt prepare SOURCES… --out URL --tokenizer …`: text, JSON lines, CSV or Parquet to token shards.
 
 SOURCES are files and globs at any fsspec URLs, hf://datasets/OWNER/NAME/*.parquet too, and @LIST: a file or URL with
-one of them a line. *.gz, *.bz2 and *.xz are unpacked. The result depends on the sources and the options alone, not on
-the number of processes or of interruptions. After a kill, the same command goes on after the last finished file. Train
-on the result with data=shards data.path=URL.
+one of them a line. *.gz, *.bz2, *.xz and *.zst are unpacked. The result depends on the sources and the options alone,
+not on the number of processes or of interruptions. After a kill, the same command goes on after the last finished file.
+Train on the result with data=shards data.path=URL.
 """
 
 import argparse
+import json
 import os
 import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from decimal import Decimal
+from itertools import accumulate
 from pathlib import Path
 from typing import get_args
 
 from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import Progress
 
 from mingpt.command import command, program
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, dtype_for, to_bytes, tokens_in
+from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, dtype_for, to_bytes, tokens_in
 from mingpt.errors import FINISHED, TransientError, UserError
-from mingpt.prepare.documents import Options, blocks
+from mingpt.prepare.documents import Bad, Options, blocks
 from mingpt.prepare.encoding import Tokenizer, encoded
-from mingpt.prepare.finished import Sources, Stopped, commits_of, finished, hash_of
-from mingpt.prepare.progress import Progress
-from mingpt.prepare.shardwriter import SOURCES, ShardWriter
+from mingpt.prepare.finished import commits_of, finished, hash_of
+from mingpt.prepare.shardwriter import SOURCES, Done, ShardWriter
 from mingpt.prepare.sources import File, Form, find_files, identity_of
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
-RECORD_BYTES, RECORD_SECONDS = 4 << 20, 0.25  # progress is recorded after a file, if so much was read or so long passed
-THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-BAD_SHOWN = 20  # bad lines that are printed; further ones are only counted
+RECORD_SECONDS = 0.25  # between two records of the progress, which is recorded after a file
+LOG_SECONDS = 10.0  # between two lines of a log
 
 
 def prepare(
@@ -58,7 +61,8 @@ def prepare(
     Raises UserError where the user must act, TransientError where a store fails.
     """
     fs, path = open_fs(out, "--out")
-    home = Path(path) if is_local(fs) else _home(out)
+    # Shards are appended to, which object stores cannot do: those of a remote data set grow on this machine's disk.
+    home = Path(path) if is_local(fs) else Path.home() / f".cache/mingpt/prepare-{hash_of(out)[:16]}"
     with place("--out", out):
         commits = commits_of(fs, path, home)
     files = find_files(sources, form, commits)
@@ -69,41 +73,47 @@ def prepare(
         shard_tokens,
         *([most] if most else []),
     )
-    seen = [[str(without_secrets(file.url)), file.version] for file in files]
-    versions = hash_of(plan, seen)
+    versions = hash_of(plan, [[str(without_secrets(file.url)), file.version] for file in files])
     with place("--out", out):
-        if there := finished(out, fs, path, files, options, plan, versions if all(v for _, v in seen) else ""):
+        if there := finished(out, fs, path, files, options, plan, versions if all(f.version for f in files) else ""):
             return there
         home.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(home / "prepare.lock", timeout=0)
-        with ExitStack() as held:
-            try:
-                held.enter_context(lock)
-            except Timeout:
-                raise UserError(
-                    f"--out={without_secrets(out)}: another `mingpt prepare` is writing there: wait until it ends"
-                ) from None
-            dtype = dtype_for(tokenizer.size)
-            writer = ShardWriter(out, home, dtype, tokenizer.end_of_text, shard_tokens, versions, commits)
-            content, stopped = _write(writer, files, tokenizer, options, processes, skip_bad, most)
-            shards = writer.close()
-            if not any(shard.split == "train" for shard in shards):
-                raise UserError("SOURCES hold no text to train on: name others, or lower --val-fraction")
-            made_from = hash_of(plan, content)
-            dataset = DataSet(dtype=dtype, tokenizer=tokenizer.to_json(), made_from=made_from, shards=shards)
-            writer.put(SOURCES, Sources(made_from, versions, commits, stopped).to_bytes())
-            writer.put(MANIFEST, to_bytes(dataset))
-            writer.clean()
+        try:
+            with FileLock(home / "prepare.lock", timeout=0):
+                dtype = dtype_for(tokenizer.size)
+                writer = ShardWriter(out, home, dtype, tokenizer.end_of_text, shard_tokens, versions, commits)
+                done = _write(writer, files, tokenizer, options, processes, skip_bad, most)
+                shards = writer.close()
+                if not any(shard.split == "train" for shard in shards):
+                    raise UserError("SOURCES hold no text to train on: name others, or lower --val-fraction")
+                made_from = hash_of(plan, done.content)
+                about = {"made_from": made_from, "versions": versions, "commits": commits, "blocks": done.blocks}
+                dataset = DataSet(dtype=dtype, tokenizer=tokenizer.to_json(), made_from=made_from, shards=shards)
+                writer.put(SOURCES, json.dumps(about).encode())
+                writer.put(MANIFEST, to_bytes(dataset))
+                writer.clean()
+        except Timeout:
+            raise UserError(
+                f"--out={without_secrets(out)}: another `mingpt prepare` is writing there: wait until it ends"
+            ) from None
         (home / "prepare.lock").unlink(missing_ok=True)
         if not is_local(fs):
             with suppress(OSError):
                 home.rmdir()
+    _tell(done, shards, most, len(files))
     return dataset
 
 
-def _home(out: str) -> Path:
-    """Shards are appended to, which object stores cannot do: those of a remote data set grow on this machine's disk."""
-    return Path.home() / f".cache/mingpt/prepare-{hash_of(out)[:16]}"
+def _tell(done: Done, shards: Sequence[Shard], most: int, files: int) -> None:
+    if done.bad:
+        say(f"prepare: {done.bad} bad lines left out")
+    if most:
+        here = f"{tokens_in(shards):,} tokens, {sum(shard.documents for shard in shards):,} documents"
+        say(
+            f"prepare: stopped at {here} (--tokens {most:,}), in file {done.files} of {files}"
+            if tokens_in(shards) >= most
+            else f"note: the sources hold only {here}, fewer than --tokens {most:,}"
+        )
 
 
 def _write(
@@ -114,67 +124,54 @@ def _write(
     processes: int,
     skip_bad: int,
     most: int,
-) -> tuple[str, Stopped | None]:
-    """Returns a hash of the content that was read, and where `most` tokens ended it."""
-    progress = Progress(files, most, writer.files, writer.tokens)
-    if writer.files:
-        say(f"prepare: going on after {writer.files} of {len(files)} files")
-    numbers = {file.url: i for i, file in enumerate(files)}
-    work = (block for file in files[writer.files :] for block in blocks(file, options))
-    content, bad, last, taken = writer.content, writer.bad, "", 0
-    current, recorded_at, since, stop = writer.files, time.monotonic(), 0, None
-    with closing(encoded(work, tokenizer, options, processes, skip_bad)) as results:
-        for block, result in results:
-            if (number := numbers[block.file.url]) != current:
-                content = hash_of(content, last)
-                if since >= RECORD_BYTES or time.monotonic() - recorded_at >= RECORD_SECONDS:
-                    writer.record(number, content, bad)
-                    recorded_at, since = time.monotonic(), 0
-                current, taken = number, 0
-            last, taken = block.content, taken + 1
-            bad = _left_out(result.bad, bad, skip_bad, progress)
-            stop = result.up_to(most - writer.tokens, writer.dtype.itemsize) if most else None
-            rows = (stop or result).rows
-            for split, raw in rows.items():
-                writer.add(split, raw)
-            since += block.size
-            progress.add(block.size, sum(map(len, rows.values())) // writer.dtype.itemsize)
-            if stop:
-                break
-    progress.clear()
-    if taken:
-        content = hash_of(content, last)
-    if not stop:
-        writer.record(len(files), content, bad)
-    if bad:
-        say(f"prepare: {bad} bad lines left out")
-    if most:
-        here = f"{writer.tokens:,} tokens, {writer.documents:,} documents"
-        say(
-            f"prepare: stopped at {here} (--tokens {most:,}), in file {current + 1} of {len(files)}"
-            if stop
-            else f"note: the sources hold only {here}, fewer than --tokens {most:,}"
-        )
-    return content, (current, taken) if stop else None
+) -> Done:
+    """Add the documents of all files, or those up to the one with which there are `most` tokens."""
+    done = writer.done
+    if done.files:
+        say(f"prepare: going on after {done.files} of {len(files)} files")
+    before = [0, *accumulate(file.size for file in files)]  # bytes of the files before each
+    recorded = time.monotonic()
+    work = blocks(files, options, Bad(skip_bad, done.bad), done.files)
+    with closing(encoded(work, tokenizer, processes)) as results, progress() as show:
+        for block, rows in results:
+            content = hash_of(done.content, block.pieces)
+            done = Done(block.number + 1, done.blocks + 1, content, block.bad)
+            for piece, raw in zip(block.pieces, rows, strict=True):
+                writer.add("validation" if piece.validation else "train", raw)
+                if piece.ends and 0 < most <= writer.tokens:
+                    return done
+            share = (before[block.number] + block.read) / max(1, before[-1])
+            show(max(share, writer.tokens / most if most else 0), writer.tokens)
+            if block.last and time.monotonic() - recorded >= RECORD_SECONDS:
+                writer.record(done)
+                recorded = time.monotonic()
+    writer.record(done)
+    return done
 
 
-def _left_out(lines: Sequence[str], bad: int, skip_bad: int, progress: Progress) -> int:
-    """Print a block's bad lines; returns how many there are in all. Raises UserError at the first beyond skip_bad."""
-    for line in lines:
-        bad += 1
-        if bad > skip_bad:
-            others = f", and {skip_bad} before it were left out" if skip_bad else ""
-            raise UserError(f"{line}{others}; --skip-bad N leaves out up to N lines")
-        if bad <= BAD_SHOWN:
-            progress.clear()
-            say(f"prepare: left out: {line}")
-    return bad
+@contextmanager
+def progress() -> Iterator[Callable[[float, int], None]]:
+    """Gives what shows the share that is done, and the tokens: a bar on a terminal, a line now and then in a log."""
+    console, told = Console(stderr=True), time.monotonic()
+    # What else is printed appears above the bar; but not where it goes elsewhere, as to a pipe.
+    both, quiet = sys.stdout.isatty(), not console.is_terminal
+    with Progress(console=console, transient=True, redirect_stdout=both, disable=quiet) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def show(share: float, tokens: int) -> None:
+            nonlocal told
+            bar.update(task, completed=share, description=f"{tokens:,} tokens")
+            if bar.disable and time.monotonic() - told >= LOG_SECONDS:
+                told = time.monotonic()
+                say(f"prepare: {share:4.0%}  {tokens:,} tokens")
+
+        yield show
 
 
 def token_count(text: str) -> int:
     """10B, 500M, 1.5k or 1_000_000. Raises ValueError."""
     found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)([kmbt]?)", text.strip(), re.I)
-    if not found or not (count := int(Decimal(found[1]) * THOUSANDS[found[2].lower()])):
+    if not found or not (count := int(Decimal(found[1]) * 1000 ** " kmbt".index(found[2].lower() or " "))):
         raise ValueError
     return count
 
@@ -187,7 +184,7 @@ def parser() -> argparse.ArgumentParser:
         prog=program("mingpt.data.prepare"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "sources", nargs="+", metavar="SOURCES", help="files, globs or @LIST: text, JSON lines, Parquet"
+        "sources", nargs="+", metavar="SOURCES", help="files, globs or @LIST: text, JSON lines, CSV, Parquet"
     )
     parser.add_argument("--out", required=True, metavar="URL", help="the data set's folder")
     parser.add_argument("--tokenizer", required=True, metavar="URL", help="GPT-2's vocab.bpe, or a tokenizer.json")
@@ -213,12 +210,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     fraction, tokens, processes = given.val_fraction, given.shard_tokens, given.processes
-    problems = [
-        *([f"--val-fraction {fraction}: from 0 to less than 1"] if not 0 <= fraction < 1 else []),
-        *([f"--shard-tokens {tokens}: at least 1"] if tokens < 1 else []),
-        *([f"--skip-bad {given.skip_bad}: at least 0"] if given.skip_bad < 0 else []),
-        *([f"--processes {processes}: at least 1"] if processes < 1 else []),
-    ]
+    bounds = {
+        f"--val-fraction {fraction}: from 0 to less than 1": 0 <= fraction < 1,
+        f"--shard-tokens {tokens}: at least 1": tokens >= 1,
+        f"--skip-bad {given.skip_bad}: at least 0": given.skip_bad >= 0,
+        f"--processes {processes}: at least 1": processes >= 1,
+    }
+    problems = [problem for problem, kept in bounds.items() if not kept]
     try:
         most = token_count(given.tokens) if given.tokens else 0
     except ValueError:
@@ -245,11 +243,9 @@ def main(arguments: list[str]) -> int:
         documents = sum(shard.documents for shard in shards)
         say(f"{split}: {tokens_in(shards):,} tokens of {documents:,} documents in {len(shards)} shards")
     if fraction and not dataset.of("validation"):
-        one = sum(shard.documents for shard in dataset.shards) == 1
         say(
-            f"note: there is nothing to evaluate on: no document's hash falls into --val-fraction {fraction:g}: "
-            + ("" if one else "raise it, or ")
-            + r"cut the text into documents with --separator, as in '\n\n'"
+            f"note: there is nothing to evaluate on: no document's hash falls into --val-fraction {fraction:g}: raise "
+            r"it, or cut the text into documents with --separator, as in '\n\n'"
         )
     say(f"train on it: data=shards data.path={without_secrets(given.out)}")
     return FINISHED

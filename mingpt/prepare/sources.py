@@ -1,26 +1,26 @@
 """The files that SOURCES name: their URLs, what they hold, and what tells one version of a file from another."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
+from urllib.parse import urljoin
 
 from mingpt import hub
 from mingpt.errors import UserError
-from mingpt.prepare.lists import expanded
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import name_of, open_fs, place, without_query
+from mingpt.storage import EXTRAS, is_local, name_of, open_fs, place, without_query
 
-Form = Literal["text", "jsonl", "parquet"]
+Form = Literal["text", "jsonl", "csv", "parquet"]
 FORMS: dict[str, Form] = {
-    **dict.fromkeys(("txt", "text", "md"), "text"),
-    **dict.fromkeys(("jsonl", "ndjson", "json"), "jsonl"),
-    **dict.fromkeys(("parquet", "pq"), "parquet"),
-}
+    "txt": "text", "text": "text", "md": "text", "jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "csv": "csv",
+    "parquet": "parquet", "pq": "parquet",
+}  # fmt: skip
+PACKED = {"gz", "bz2", "xz", "zst"}
 AT_ONCE = 16  # files whose stores are asked at a time
-COMPRESSED = {"gz": "gzip", "bz2": "bz2", "xz": "xz"}
+LONGEST = 64 << 20  # bytes of a list: a million lines
 # The entries of fsspec's `info` that change with a file's content, under the names that the stores' clients give them.
 VERSION_KEYS = (
     "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "ETag", "etag", "Content-MD5",
@@ -30,12 +30,15 @@ VERSION_KEYS = (
 
 @dataclass(frozen=True)
 class File:
-    """version: the store's times and ETags, which change with the content; empty if the store gives none."""
+    """version: the store's times and ETags, which change with the content; empty if the store gives none. packed: the
+    end of its name, if it is compressed.
+    """
 
     url: str
     form: Form
     size: int
     version: str = ""
+    packed: str = ""
 
     @property
     def shown(self) -> str:
@@ -48,50 +51,41 @@ def find_files(sources: Sequence[str], form: Form | None, commits: dict[str, str
     form: of all files; None: as their names end. commits: see hub.pinned. Raises UserError if a source names no file,
     or one of unknown form.
     """
-    found: dict[str, File] = {}
+    named = [found for source in expanded(sources) for found in _named(source, commits)]
     with ThreadPoolExecutor(AT_ONCE) as pool:  # a web server is asked for the size of each file
-        for file in pool.map(lambda named: named(), _named(list(expanded(sources)), form, commits)):
-            found.setdefault(file.url, file)
-    return list(found.values())
+        return list({file.url: file for file in pool.map(lambda found: _file(form, *found), named)}.values())
 
 
-def _named(sources: Sequence[str], form: Form | None, commits: dict[str, str]) -> Iterator[Callable[[], File]]:
-    """For each file that the sources name, a call that asks its store for the rest."""
-    for source in sources:
-        fs, path = open_fs(source, "SOURCES")
-        shown = f"SOURCES={without_secrets(source)}"
-        with place("SOURCES", source):
-            url = source
-            if source.startswith(hub.SCHEME):
-                try:
-                    url = hub.pinned(fs, path, commits)
-                except (ValueError, NotImplementedError) as error:
-                    raise UserError(f"{shown}: not hf://datasets/OWNER/NAME[@REVISION]/FILES: {error}") from error
-                path = url.removeprefix(hub.SCHEME)
-            if any(c in without_query(path) for c in "*?[") and not fs.exists(path):
-                urls = {p: fs.unstrip_protocol(p) for p in sorted(fs.glob(path)) if not fs.isdir(p)}
-            else:
-                urls = {path: url}
-            if not urls:
-                raise UserError(f"{shown}: no file is there: check the spelling")
-        yield from (partial(_file, fs, p, url, form, source) for p, url in urls.items())
+def _named(source: str, commits: dict[str, str]) -> list[tuple[str, Any, str, str]]:
+    """Of each file that a source names: the source, its file system, path and URL."""
+    fs, path = open_fs(source, "SOURCES")
+    shown, url = f"SOURCES={without_secrets(source)}", source
+    with place("SOURCES", source):
+        if source.startswith(hub.SCHEME):
+            try:
+                url = hub.pinned(fs, path, commits)
+            except (ValueError, NotImplementedError) as error:
+                raise UserError(f"{shown}: not hf://datasets/OWNER/NAME[@REVISION]/FILES: {error}") from error
+            path = url.removeprefix(hub.SCHEME)
+        if not any(c in without_query(path) for c in "*?[") or fs.exists(path):
+            return [(source, fs, path, url)]
+        paths = [p for p in sorted(fs.glob(path)) if not fs.isdir(p)]
+    if not paths:
+        raise UserError(f"{shown}: no file is there: check the spelling")
+    return [(source, fs, p, fs.unstrip_protocol(p)) for p in paths]
 
 
-def _file(fs: Any, path: str, url: str, form: Form | None, source: str) -> File:
+def _file(form: Form | None, source: str, fs: Any, path: str, url: str) -> File:
     shown = f"SOURCES={without_secrets(source)}"
     with place("SOURCES", source):
         info = fs.info(path)
     if info["type"] == "directory":
         raise UserError(f"{shown}: a folder: name the files in it, as in {url.rstrip('/')}/*.txt")
-    return File(url, form or _form_of(path, shown), info["size"] or 0, _version_of(info))
-
-
-def _form_of(path: str, shown: str) -> Form:
-    parts = name_of(path).lower().split(".")
-    suffix = parts[-2] if parts[-1] in COMPRESSED and len(parts) > 2 else parts[-1]
-    if suffix not in FORMS:
-        raise UserError(f"{shown}: unknown form .{printable(suffix)}: give --form text, jsonl or parquet")
-    return FORMS[suffix]
+    *_, suffix, last = f".{name_of(path).lower()}".split(".")
+    suffix, packed = (suffix, last) if last in PACKED else (last, "")
+    if not form and suffix not in FORMS:
+        raise UserError(f"{shown}: unknown form .{printable(suffix)}: give --form text, jsonl, csv or parquet")
+    return File(url, form or FORMS[suffix], info["size"] or 0, _version_of(info), packed)
 
 
 def _version_of(info: Mapping[str, Any]) -> str:
@@ -106,5 +100,42 @@ def identity_of(url: str) -> str:
     as `download?id=7` has no such name: its query belongs to the identity.
     """
     path, name = without_query(url), name_of(url)
-    suffixes = set(name.lower().split(".")[1:])
-    return name if suffixes & (FORMS.keys() | COMPRESSED.keys()) else name + url[len(path) :]
+    return name if set(name.lower().split(".")[1:]) & (FORMS.keys() | PACKED) else name + url[len(path) :]
+
+
+def expanded(sources: Sequence[str]) -> Iterator[str]:
+    """The sources; in place of each `@LIST`, a file or URL with one source a line, those of its lines."""
+    for source in sources:
+        if source.startswith("@"):
+            yield from _listed(source[1:])
+        else:
+            yield source
+
+
+def _listed(url: str) -> Iterator[str]:
+    shown = f"SOURCES=@{without_secrets(url)}"
+    fs, path = open_fs(url, "SOURCES")
+    with place("SOURCES", f"@{url}"), fs.open(path, "rb") as stream:
+        content = stream.read(LONGEST)
+    lines = [line.strip() for line in content.decode("utf-8-sig", "replace").split("\n")]
+    if len(content) == LONGEST or "\ufffd" in "".join(lines) or not any(line and line[0] != "#" for line in lines):
+        raise UserError(f"{shown}: names no source, is not UTF-8, or has {LONGEST} bytes: write one source a line")
+    for number, line in enumerate(lines, 1):
+        if line and line[0] != "#":
+            yield _resolved(line, is_local(fs), path if is_local(fs) else url, f"{shown} line {number}")
+
+
+def _resolved(line: str, local: bool, url: str, where: str) -> str:
+    """The source that a line names. Where it is relative, its place is that of the list."""
+    if "://" in line or line.startswith("~"):
+        source = line
+    elif url.startswith(("http://", "https://")):
+        source = urljoin(url, line)
+    else:
+        source = os.path.join(os.path.dirname(url), line)
+    # Somebody else may have written this list: it can't lead to files of this machine.
+    if not local and (source.partition("://")[0] not in EXTRAS or "::" in source):
+        raise UserError(
+            f"{where}: {printable(str(without_secrets(line)))}: a list from elsewhere names files elsewhere"
+        )
+    return source

@@ -236,7 +236,7 @@ def test_a_damaged_note_of_a_local_data_set_is_made_again(
     whole = note.read_bytes()
     note.write_bytes(content)
     assert samples(config(tmp_path / "set", tmp_path).open(16, 2)) == expected
-    assert f"{note.name} is damaged: it is made again" in capsys.readouterr().out
+    assert f"{note.name} is damaged: both are made again" in capsys.readouterr().out
     assert note.read_bytes() == whole
 
 

@@ -107,7 +107,7 @@ def test_sigkill_in_the_middle_goes_on_with_the_commit_that_it_began_with(tmp_pa
     hub.read.clear()
     new = repository.commit({f"{i}.jsonl": encoded(some_texts(300, seed=99)) for i in range(6)})
     again = subprocess.run(command("out"), check=True, capture_output=True, text=True, timeout=600)
-    assert "prepare: going on after 1 of 6 files" in again.stdout, again.stdout
+    assert "prepare: going on after 2 of 6 files" in again.stdout, again.stdout
     assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
     assert new != old
     assert {name.partition("/")[0] for name in hub.read} == {old}

@@ -11,9 +11,11 @@ import web_kit
 from mingpt.data.dataset import DataSet
 from mingpt.errors import UserError
 from mingpt.prepare.documents import Options
-from mingpt.prepare.lists import expanded
 from mingpt.prepare.prepare import prepare
+from mingpt.prepare.sources import expanded
 from prepare_kit import some_texts, write_jsonl
+
+NO_LIST = "names no source, is not UTF-8, or has 99 bytes: write one source a line"
 
 
 @pytest.fixture
@@ -84,16 +86,16 @@ def test_an_absolute_path_in_a_list_of_a_bucket_is_one_of_the_bucket() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"# nothing\n\n", "names no source: write one a line"),
-        (b"a\n\xff", "not UTF-8 at byte 2: is this a list, one source a line?"),
-        (b"a" * 100, "longer than 99 bytes: is this a list, one source a line?"),
+        (b"# nothing\n\n", NO_LIST),
+        (b"a\n\xff", NO_LIST),
+        (b"a" * 100, NO_LIST),
         (None, "there is no such file or bucket: check the spelling"),
     ],
 )
 def test_no_list_is_a_clear_mistake(
     site: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, content: bytes | None, problem: str
 ) -> None:
-    monkeypatch.setattr("mingpt.prepare.lists.LONGEST", 99)
+    monkeypatch.setattr("mingpt.prepare.sources.LONGEST", 99)
     folder, url = site
     if content is not None:
         (folder / "urls.txt").write_bytes(content)

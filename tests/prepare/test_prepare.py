@@ -1,6 +1,7 @@
 """mingpt.data.prepare: the same bytes whatever the processes and the kills, every document once, and clear mistakes."""
 
 import bz2
+import csv
 import gzip
 import io
 import json
@@ -25,8 +26,7 @@ from mingpt.data.dataset import DataSet, Split, from_bytes, tokens_in
 from mingpt.errors import UserError
 from mingpt.prepare import documents, sources
 from mingpt.prepare.documents import Options, is_validation
-from mingpt.prepare.prepare import main, prepare
-from mingpt.prepare.progress import Progress
+from mingpt.prepare.prepare import main, prepare, progress
 from mingpt.prepare.shardwriter import ShardWriter
 from mingpt.prepare.sources import File
 from prepare_kit import Killed, files, some_texts, write_jsonl
@@ -83,7 +83,10 @@ def test_every_form_gives_the_same_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     (tmp_path / "b.txt.bz2").write_bytes(bz2.compress((tmp_path / "a.txt").read_bytes()))
     shards = []
-    for name in ("a.jsonl", "a.txt", "a.parquet", "a.jsonl.gz", "b.txt.bz2"):
+    with (tmp_path / "a.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([["id", "content"], *enumerate(texts)])
+    (tmp_path / "c.csv.zst").write_bytes(pyarrow.compress((tmp_path / "a.csv").read_bytes(), "zstd", asbytes=True))
+    for name in ("a.jsonl", "a.txt", "a.parquet", "a.jsonl.gz", "b.txt.bz2", "a.csv", "c.csv.zst"):
         out = tmp_path / f"out-{name}"
         shards.append(prepared([tmp_path / name], out, separator="\n\n", field="content", val_fraction=0.1).shards)
     assert all(s == shards[0] for s in shards)
@@ -158,9 +161,10 @@ def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.M
     undisturbed = prepared(sources, tmp_path / "undisturbed", val_fraction=0.1, shard_tokens=100)
     read, real, add = list[str](), documents.blocks, ShardWriter.add
 
-    def watched(file: File, options: Options) -> Iterator[documents.Block]:
-        read.append(file.url.rpartition("/")[2])
-        return real(file, options)
+    def watched(files: Sequence[File], options: Options, bad: documents.Bad, first: int) -> Iterator[documents.Block]:
+        for block in real(files, options, bad, first):
+            read.append(block.file.url.rpartition("/")[2])
+            yield block
 
     def dying_after(adds: int) -> Callable[[ShardWriter, Split, bytes], None]:
         def dying(self: ShardWriter, split: Split, raw: bytes) -> None:
@@ -174,12 +178,12 @@ def test_finished_files_are_not_done_again(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("mingpt.prepare.prepare.blocks", watched)
     finished = []
-    for adds in (5, 1, 4):  # each file is added to both splits
+    for adds in (70, 10, 70):  # a file has 30 documents
         monkeypatch.setattr(ShardWriter, "add", dying_after(adds))
         with pytest.raises(Killed):
             prepared(sources, tmp_path / "out", val_fraction=0.1, shard_tokens=100)
         assert not (tmp_path / "out" / "manifest.json").exists()
-        finished.append(json.loads((tmp_path / "out" / "progress.json").read_text())["files"])
+        finished.append(json.loads((tmp_path / "out" / "progress.json").read_text())["done"]["files"])
     assert finished == [2, 2, 4]
     monkeypatch.setattr(ShardWriter, "add", add)
     read.clear()
@@ -284,7 +288,7 @@ def test_a_store_that_tells_no_versions_has_its_sources_read_again(
             prepared([f"{url}/a.jsonl"], tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["train-00000.part", "train-00000.bin", "sources.json"])
+@pytest.mark.parametrize("name", ["train-00000.bin", "sources.json"])
 def test_a_link_in_the_folder_leads_to_no_file_outside(tmp_path: Path, name: str) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
     victim = tmp_path / "victim"
@@ -296,10 +300,7 @@ def test_a_link_in_the_folder_leads_to_no_file_outside(tmp_path: Path, name: str
     assert not (tmp_path / "out" / name).is_symlink()
 
 
-@pytest.mark.parametrize("name", ["train-00000.part", "train-00000.bin"])
-def test_a_begun_shard_that_is_a_link_is_not_cut_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_begun_shard_that_is_a_link_is_not_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
 
     def killed(self: ShardWriter) -> None:
@@ -311,9 +312,9 @@ def test_a_begun_shard_that_is_a_link_is_not_cut_back(
             prepared([source], tmp_path / "out", val_fraction=0.0)
     victim = tmp_path / "victim"
     victim.write_text("precious" * 10_000)
-    (tmp_path / "out" / "train-00000.part").unlink()
-    (tmp_path / "out" / name).symlink_to(victim)
-    with pytest.raises(UserError, match=rf"left is damaged \({name} is no regular file\): delete the folder"):
+    (shard := tmp_path / "out" / "train-00000.bin").unlink()
+    shard.symlink_to(victim)
+    with pytest.raises(UserError, match=r"left is damaged \(train-00000\.bin is a link\): delete the folder"):
         prepared([source], tmp_path / "out", val_fraction=0.0)
     assert victim.read_text() == "precious" * 10_000
 
@@ -380,17 +381,14 @@ def test_a_server_that_cannot_be_reached_is_no_mistake(tmp_path: Path, capsys: p
     assert re.match(rf"error: SOURCES={url}/a\.txt: Cannot connect to host .*: try again;", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(("text", "cure"), [("the king", "cut the text"), ("the\n\nking", "raise it, or cut the text")])
-def test_documents_that_all_go_to_training_are_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, cure: str
-) -> None:
-    (tmp_path / "a.txt").write_text(text)
+def test_documents_that_all_go_to_training_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("the king")
     tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2"))
     arguments = [str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--tokenizer", tokenizer, "--processes", "1"]
     assert main([*arguments, "--separator", r"\n\n"]) == 0
     assert (
         "note: there is nothing to evaluate on: no document's hash falls into --val-fraction 0.01: "
-        rf"{cure} into documents with --separator, as in '\n\n'" in capsys.readouterr().out
+        r"raise it, or cut the text into documents with --separator, as in '\n\n'" in capsys.readouterr().out
     )
 
 
@@ -407,7 +405,7 @@ def test_another_data_set_does_not_go_on_with_a_begun_one(tmp_path: Path, monkey
     with pytest.raises(UserError, match=r"begun with other sources or options: give those again, or delete"):
         prepared([source], tmp_path / "out", val_fraction=0.5)
     (next((tmp_path / "out").glob("train*"))).write_bytes(b"")
-    with pytest.raises(UserError, match=r"left is damaged \(train-00000\.part is too short\): delete the folder"):
+    with pytest.raises(UserError, match=r"left is damaged \(train-00000\.bin is too short\): delete the folder"):
         prepared([source], tmp_path / "out")
 
 
@@ -417,19 +415,43 @@ def test_another_data_set_does_not_go_on_with_a_begun_one(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"\n', r"a\.jsonl line 3: not JSON \("),
-        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', r"a\.jsonl line 2: no field 'text'; there are 'body': name one"),
-        ("a.jsonl", b'{"text": "a"}\n[1]', r"a\.jsonl line 2: list in place of an object"),
-        ("a.jsonl", b'{"text": 5}', r"a\.jsonl line 1: field 'text' is not a string"),
-        ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl line 1: not UTF-8 at byte 10 of the line"),
-        ("a.jsonl", b"[" * 100_000, r"a\.jsonl line 1: not JSON \("),
-        ("a.txt", "größer".encode() + b"\xff", r"a\.txt: not UTF-8 at byte 8: convert the file"),
-        ("a.txt", "größer".encode()[:3], r"a\.txt: not UTF-8 at byte 2: convert the file"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n\n{"text": "b"\n',
+            r"line 3: cannot be read \(Expecting ',' delimiter: .* column 13 ",
+        ),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"body": "b"}\n',
+            r"line 2: .* \(no strings in the field 'text'; there are 'body'\): ",
+        ),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n[1]',
+            r"line 2: .*; there are none\): correct it, or give another --form ",
+        ),
+        ("a.jsonl", b'{"text": 5}', r"a\.jsonl line 1: .* \(no strings in the field 'text'; there are 'text'\)"),
+        ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl line 1: .*'utf-8' codec can't decode byte 0xff in position 10"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl line 1: cannot be read \(maximum recursion"),
+        (
+            "a.txt",
+            "größer".encode() + b"\xff",
+            r"a\.txt: cannot be read as text \('utf-8' .* in position 8",
+        ),
+        (
+            "a.txt",
+            "größer".encode()[:3],
+            r"a\.txt: cannot be read as text \(.* unexpected end of data\): ",
+        ),
         ("a.txt", b"", r"SOURCES hold no text to train on"),
-        ("a.txt.gz", b"no gzip", r"a\.txt\.gz: cannot be unpacked \("),
-        ("a.txt.gz", gzip.compress(b"the king" * 99, mtime=0)[:-9], r"a\.txt\.gz: cannot be unpacked \("),
-        ("a.parquet", b"no parquet", r"a\.parquet: not Parquet \("),
-        ("a.doc", b"the king", r"a\.doc: unknown form \.doc: give --form text, jsonl or parquet"),
+        ("a.txt.gz", b"no gzip", r"a\.txt\.gz: cannot be read as text \(Not a gzipped file"),
+        (
+            "a.txt.gz",
+            gzip.compress(b"the king" * 99, mtime=0)[:-9],
+            r"\.gz: cannot .* \(Compressed .*, or get it again",
+        ),
+        ("a.parquet", b"no parquet", r"a\.parquet: cannot be read as parquet \("),
+        ("a.doc", b"the king", r"a\.doc: unknown form \.doc: give --form text, jsonl, csv or parquet"),
     ],
 )
 def test_bad_input_is_one_clear_error_and_exit_64(
@@ -466,10 +488,10 @@ def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: pytest.
     for line, number in zip(told, BAD_LINES, strict=False):
         assert line.startswith(f"prepare: left out: {source} line {number}: ")
     assert told[-1] == "prepare: 5 bad lines left out"
-    with pytest.raises(UserError, match=r"a\.jsonl line 12: not JSON .*, and 4 before it were left out; --skip-bad N"):
+    with pytest.raises(UserError, match=r"a\.jsonl line 12: .*, and 4 before it were left out; --skip-bad N"):
         prepared([source], tmp_path / "four", skip_bad=4)
     with pytest.raises(
-        UserError, match=r"a\.jsonl line 2: not JSON \(.*\): .*; --skip-bad N leaves out up to N lines$"
+        UserError, match=r"a\.jsonl line 2: cannot be read \(.*\): .*; --skip-bad N leaves out up to N lines$"
     ):
         prepared([source], tmp_path / "none")
 
@@ -482,7 +504,7 @@ def test_bad_lines_of_finished_files_count_after_a_kill(tmp_path: Path, monkeypa
     undisturbed = prepared(sources, tmp_path / "undisturbed", skip_bad=15)
     with pytest.raises(UserError, match=r"2\.jsonl line 9: .*, and 13 before it were left out"):
         prepared(sources, tmp_path / "out", skip_bad=13)
-    assert json.loads((tmp_path / "out" / "progress.json").read_text())["files"] == 2
+    assert json.loads((tmp_path / "out" / "progress.json").read_text())["done"]["files"] == 2
     with pytest.raises(UserError, match=r"2\.jsonl line 12: .*, and 14 before it were left out"):
         prepared(sources, tmp_path / "out", skip_bad=14)
     assert prepared(sources, tmp_path / "out", skip_bad=15) == undisturbed
@@ -515,7 +537,7 @@ def test_a_mistake_of_a_process_of_the_pool_is_told_as_well(tmp_path: Path, caps
         main([str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "o"), "--tokenizer", tokenizer, "--processes", "2"])
         == 64
     )
-    assert "a.jsonl line 2: not JSON" in capsys.readouterr().err
+    assert "a.jsonl line 2: cannot be read" in capsys.readouterr().err
 
 
 def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -526,7 +548,7 @@ def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: pytest.
     told = capsys.readouterr()
     assert "\x1b" not in told.out + told.err
     assert told.err.count("\n") == 1
-    assert f"{tmp_path}/a\\x1b[2J\\nerror: no.jsonl line 1: no field 'text'; there are '\\x1b]0;x\\x07\\n'" in told.err
+    assert f"{tmp_path}/a\\x1b[2J\\nerror: no.jsonl line 1: cannot be read (no strings in the" in told.err
 
 
 @pytest.mark.parametrize(
@@ -552,11 +574,9 @@ def test_parquet_columns_are_named_in_the_mistake(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"body": ["a"], "id": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(
-        UserError, match=r"a\.parquet: no column 'text'; there are 'body', 'id': name one with --field$"
-    ):
+    with pytest.raises(UserError, match=r"a\.parquet: .*no strings in the field 'text'; there are 'body', 'id'"):
         prepared([tmp_path / "a.parquet"], tmp_path / "out")
-    with pytest.raises(UserError, match=r"column 'id' is of int64, not of strings"):
+    with pytest.raises(UserError, match=r"no strings in the field 'id'"):
         prepared([tmp_path / "a.parquet"], tmp_path / "out", field="id")
 
 
@@ -574,10 +594,7 @@ def test_damaged_parquet_is_a_mistake(tmp_path: Path, damage: str) -> None:
     else:
         texts = pyarrow.array([b"\xff\xfe king"]).view(pyarrow.string())
         parquet.write_table(pyarrow.table({"text": texts}), path)
-    message = (
-        "is not UTF-8: convert the file" if damage == "no UTF-8" else r"damaged Parquet \(.*\): get the file again"
-    )
-    with pytest.raises(UserError, match=rf"a\.parquet: .*{message}$"):
+    with pytest.raises(UserError, match=r"a\.parquet: cannot be read as parquet \(.*, or get it again$"):
         prepared([path], tmp_path / "out")
 
 
@@ -592,18 +609,20 @@ def test_a_log_gets_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert lines[-2] == "validation: 0 tokens of 0 documents in 0 shards"
 
 
-def test_a_terminal_gets_one_line_that_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_one_line_that_is_drawn_again_and_a_log_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
+    monkeypatch.setattr("mingpt.prepare.prepare.LOG_SECONDS", 0)
+    with progress() as show:
+        show(0.25, 1234)
+    assert capsys.readouterr().out == "prepare:  25%  1,234 tokens\n"
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr("mingpt.prepare.progress.DRAW_SECONDS", 0)
-    progress = Progress([File("x.txt", "text", 100)])
-    progress.add(50, 1234)
-    drawn = terminal.getvalue()
-    assert drawn.startswith(f"\r\033[K[{'#' * 15}{' ' * 15}]  50%  ")
-    assert "1,234 tokens" in drawn
-    progress.clear()
-    assert terminal.getvalue() == f"{drawn}\r\033[K"
-    assert "\n" not in drawn
+    with progress() as show:
+        show(0.5, 1234)
+    assert re.search(r"1,234 tokens .* 50% ", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()))
+    assert capsys.readouterr().out == ""
