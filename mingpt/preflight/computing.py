@@ -1,4 +1,4 @@
-"""Does this node compute right? The quick form of `mingpt selftest`, before the nodes meet."""
+"""Does this node compute right? `mingpt selftest`, before the nodes meet."""
 
 import json
 import socket
@@ -14,7 +14,7 @@ ADVICE = "leave this node out (mingpt selftest shows more)"
 
 def findings() -> list[Finding]:
     """A problem for each check that failed; none on a good node."""
-    command = [sys.executable, "-m", "mingpt.selftest", "--quick", "--seconds", str(SECONDS), "--json"]
+    command = [sys.executable, "-m", "mingpt.selftest", "--seconds", str(SECONDS), "--json"]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
         results = json.loads(ended.stdout)["results"]
