@@ -79,14 +79,18 @@ def devices(wanted: str | None) -> list[str]:
     return ["cpu"] * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-@command("stopped")
-def check(arguments: list[str]) -> int:
+def parser() -> Parser:
     parser = Parser(prog=program("mingpt.selftest"), description=__doc__, epilog=EPILOG)
     parser.add_argument("--seconds", type=float, default=20, help="how long steps are repeated (default: 20)")
     parser.add_argument("--compile", action="store_true", help="compiled steps, too (a C compiler; a minute on a CPU)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPUs, where there are some")
     parser.add_argument("--json", action="store_true", help="print all as JSON, with a row for the table of known ones")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+@command("stopped")
+def check(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
     if not 0 <= options.seconds < 86400:
         raise UserError(f"--seconds {options.seconds:g}: give 0 to 86400")
     if options.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):

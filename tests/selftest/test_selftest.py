@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mingpt.gone import KEYS
-from mingpt.preflight import computing
+from mingpt.preflight.machine import computing
 from mingpt.selftest import bits
 from mingpt.selftest.__main__ import TABLE, check, compare, judge
 from node_kit import Node, wait_until
@@ -122,10 +122,10 @@ def test_preflight_names_a_node_that_computes_otherwise(monkeypatch: pytest.Monk
         return subprocess.CompletedProcess(command, 1, stdout=json.dumps({"results": results}), stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    [found] = computing.findings()
+    [found] = computing()
     assert (found.level, found.text) == ("problem", "gpt2: 2 different results")
     monkeypatch.setattr(subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 64, "", "error: no GPU\n"))
-    assert [f.text for f in computing.findings()] == ["error: no GPU"]
+    assert [f.text for f in computing()] == ["error: no GPU"]
 
 
 def test_nothing_is_left_of_one_that_is_ended() -> None:
