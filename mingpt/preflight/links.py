@@ -82,7 +82,7 @@ def why_unreachable(host: str, port: int) -> tuple[bool, str, str]:
 
     def outcome(port: int) -> OSError | None:
         try:
-            socket.create_connection((host, port), LIMIT).close()
+            socket.create_connection((host, port), 2 * LIMIT).close()  # ARP gives a host up after 3 s
         except OSError as error:
             return error
         return None
