@@ -11,10 +11,9 @@ import statistics
 import torch
 
 from mingpt.compute.buckets import make_buckets
-from mingpt.compute.exchange import held
+from mingpt.compute.exchange import bytes_a_step, held
 from mingpt.compute.narrow import narrow_names, pack
 from mingpt.config.compose import configure
-from mingpt.preflight.helper import bytes_a_step
 from mingpt.train.factory import build, trainable
 from mingpt.train.footprint import without_memory
 from mingpt.world.world import World

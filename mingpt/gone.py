@@ -8,5 +8,8 @@ VERBS = {
 }
 """Verbs of `mingpt`."""
 
-KEYS: dict[str, str] = {}
-"""Keys, and `key=value` for a value of a key that stays."""
+KEYS: dict[str, str] = {
+    "selftest --quick": "leave it out, there is nothing else",
+    "selftest --out": "mingpt selftest --json, whose `row` it is",
+}
+"""Keys, `key=value` for a value of a key that stays, and `verb --option`."""

@@ -95,18 +95,11 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
 
     data_sha256: of the data's content.
     """
-    cuda = device.type == "cuda"
     code, imports = config.model.code()
     return {
-        "mingpt": NUMERICS,
-        "device": torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}",
-        "cpu": None if cuda else cpu_vendor(),
-        "probe": probe(device),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if cuda else None,
-        "gpu": gpu(device) if cuda else None,
+        **machine(device),
         "triton": _version("triton") if config.train.compile else None,
-        "threads": None if cuda else config.train.threads,
+        "threads": None if device.type == "cuda" else config.train.threads,
         "precision": config.precision,
         "compile": config.train.compile,
         "reduce": config.reduce,
@@ -119,6 +112,20 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "init_from": None,  # sha256 of the files with the initial weights; session.py sets it
         "code": code,
         "imports": imports,
+    }
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The kind of machine that bits belong to, with this package's and torch's versions."""
+    cuda = device.type == "cuda"
+    return {
+        "mingpt": NUMERICS,
+        "device": torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}",
+        "cpu": None if cuda else cpu_vendor(),
+        "probe": probe(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "gpu": gpu(device) if cuda else None,
     }
 
 

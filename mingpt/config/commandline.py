@@ -11,6 +11,7 @@ from typing import NoReturn
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
+from mingpt import gone
 from mingpt.config.groups import config_dir, folders
 from mingpt.console import complain
 from mingpt.errors import USER_ERROR
@@ -41,9 +42,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
+            verb = self.prog.replace(".", " ").split()[-1]
             for argument in message.split()[2:]:
+                name = argument.partition("=")[0]
+                if cure := gone.KEYS.get(f"{verb} {name}"):
+                    message = f"{name} is gone: {cure}"
                 for names, cure in NOT_THERE.items():
-                    if argument.partition("=")[0] in names.split():
+                    if name in names.split():
                         message = f"unrecognized arguments: {argument}: {cure}"
         complain(f"error: {without_secrets(message)}; see --help")
         sys.exit(USER_ERROR)

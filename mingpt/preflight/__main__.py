@@ -1,6 +1,5 @@
 """`mingpt preflight`, which is in command.py."""
 
-import os
 import sys
 import traceback
 from typing import NoReturn
@@ -18,9 +17,7 @@ def main() -> NoReturn:
     except Exception:
         traceback.print_exc()
         code = CRASHED
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # without waiting for threads whose nodes do not answer
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from mingpt.config.commandline import Parser
 from mingpt.console import complain, say
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.launch.torchrun import Torchrun, options_parser, parse
-from mingpt.preflight import computing
-from mingpt.preflight.inspection import inspect
+from mingpt.preflight.inspection import Inspection
+from mingpt.preflight.machine import computing
 
 EPILOG = "Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a node can't be reached"
 
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         complain(f"error: {error}")
         return USER_ERROR
     assert config is not None  # None is for --help, which the parser has answered
-    found = computing.findings() if options.selftest else []
-    report = inspect(node, config, node.processes if chosen else None, options.seconds, found)
+    found = computing() if options.selftest else []
+    report = Inspection(node, config, node.processes if chosen else None, options.seconds, found).run()
     say(report.as_json() if options.json else report.as_text())
     return report.code

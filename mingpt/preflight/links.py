@@ -1,22 +1,17 @@
-"""Measures the links between nodes: is each open, do large packets pass, the round trip, the share of lost packets."""
+"""Tests the links between nodes: is each open at a free port, and do large packets pass?"""
 
 import socket
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any
 
-CONNECT_SECONDS = 3.0
-LARGE_BYTES, LARGE_SECONDS = 2**18, 3.0
-PINGS = 7
-# As many UDP packets as a socket's buffer holds while the other node is busy.
-PACKETS, PACKET_BYTES, LOSS_SECONDS = 400, 64, 1.5
-LOST_SHARE = 0.005  # from which on it is bad
+LIMIT = 3.0  # seconds for connecting, and for each answer
+LARGE_BYTES = 2**18
 
 
 class Echo:
-    """Listens at a free port, as training's processes do, and sends back what comes; the same on a UDP port.
+    """Listens at a free port, as training's processes do, and sends back what comes.
 
     name: sent first on each connection, so that the other side knows that it has reached this node.
     """
@@ -26,132 +21,81 @@ class Echo:
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         self.listener = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=128)
-        self.packets = socket.socket(family, socket.SOCK_DGRAM)
-        if both:
-            self.packets.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        self.packets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
-        self.packets.bind(("", 0))
-        self.ports = self.listener.getsockname()[1], self.packets.getsockname()[1]
-        for work in (self._accept, self._return):
-            threading.Thread(target=work, daemon=True).start()
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self.listener.accept()
-            threading.Thread(target=self._echo, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._echo, args=self.listener.accept()[:1], daemon=True).start()
 
     def _echo(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(60)
             connection.sendall(f"{self.name}\n".encode())
             while data := connection.recv(65536):
                 connection.sendall(data)
 
-    def _return(self) -> None:
-        while True:
-            data, sender = self.packets.recvfrom(2048)
-            with suppress(OSError):
-                self.packets.sendto(data, sender)
 
+def probe(rank: int, address: str, port: int, name: str) -> dict[str, Any]:
+    """error: why the link to a node's Echo can't be used, "" if it can. large: whether large packets pass.
 
-@dataclass
-class Link:
-    """The link to one address of one node."""
-
-    rank: int
-    address: str
-    error: str = ""  # why it can't be used; empty: it can
-    rtt: float = 0.0  # seconds
-    large: bool = True  # whether large packets pass
-    loss: float | None = None  # share of UDP packets; None: UDP is not answered at all
-
-
-def probe(rank: int, address: str, ports: tuple[int, int], name: str) -> Link:
-    """Measure a link; a bad one a second time, since a node that is busy starting may answer late.
-
-    ports: of the other node's Echo, for TCP and UDP. name: of that Echo.
+    A bad one is tested a second time, since a node that is busy starting may answer late.
     """
-    link = _try(rank, address, ports, name)
-    bad = link.error or not link.large or (link.loss or 0) >= LOST_SHARE
-    return _try(rank, address, ports, name) if bad else link
+    for _ in range(2):
+        error, large = _try(address, port, name)
+        if large:
+            break
+    return {"rank": rank, "address": address, "error": error, "large": large}
 
 
-def _try(rank: int, address: str, ports: tuple[int, int], name: str) -> Link:
-    link = Link(rank, address)
+def _try(address: str, port: int, name: str) -> tuple[str, bool]:
     try:
-        with socket.create_connection((address, ports[0]), CONNECT_SECONDS) as s:
-            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if _receive(s, len(name) + 1) != f"{name}\n".encode():
-                link.error = "another program answers there"
-                return link
-            link.rtt = min(_ping(s) for _ in range(PINGS))  # what the network takes: a busy node adds to others
-            link.large = _passes(s)
-        if link.large:
-            link.loss = _loss(address, ports[1])
+        with socket.create_connection((address, port), LIMIT) as s:
+            if s.makefile("rb").readline(len(name) + 1) != f"{name}\n".encode():
+                return "another program answers there", False
+            threading.Thread(target=_send, args=(s,), daemon=True).start()
+            with suppress(TimeoutError):
+                return "", bool(s.recv(65536))  # all of it may take too long on a slow link
+            return "", False
     except OSError as error:
-        link.error = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-    return link
+        return "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error), False
 
 
-def _receive(s: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count and (piece := s.recv(count - len(data))):
-        data += piece
-    return data
-
-
-def _ping(s: socket.socket) -> float:
-    begun = time.monotonic()
-    s.sendall(b"?")
-    s.recv(1)
-    return time.monotonic() - begun
-
-
-def _passes(s: socket.socket) -> bool:
-    """Whether a first part of a large message comes back. All of it may take too long on a slow link."""
-    threading.Thread(target=_send, args=(s, LARGE_BYTES), daemon=True).start()
-    s.settimeout(LARGE_SECONDS)
-    try:
-        return bool(s.recv(65536))
-    except TimeoutError:
-        return False
-
-
-def _send(s: socket.socket, count: int) -> None:
+def _send(s: socket.socket) -> None:
     with suppress(OSError):  # closed meanwhile
-        s.sendall(bytes(count))
+        s.sendall(bytes(LARGE_BYTES))
 
 
-def _loss(address: str, port: int) -> float | None:
-    """The share of packets that don't come back; None if none do: UDP may be closed, and training does not use it."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
-        s.connect((address, port))
-        came: set[bytes] = set()
-        deadline = 0.0
-        with suppress(OSError):
-            for number in range(PACKETS):
-                s.send(number.to_bytes(PACKET_BYTES, "big"))
-                if number % 20 == 19:
-                    time.sleep(0.005)
-            deadline = time.monotonic() + LOSS_SECONDS
-            while len(came) < PACKETS:
-                s.settimeout(max(0.0, deadline - time.monotonic()))  # at the end only what lies there already
-                came.add(s.recv(2048))
-        return 1 - len(came) / PACKETS if came else None
+def probe_all(wanted: list[tuple[int, str, int, str]]) -> list[dict[str, Any]]:
+    """Test all links at the same time. wanted: the arguments of `probe`."""
+    with ThreadPoolExecutor(max(1, len(wanted))) as pool:
+        return list(pool.map(lambda arguments: probe(*arguments), wanted))
 
 
-def probe_all(wanted: list[tuple[int, str, tuple[int, int], str]]) -> list[dict[str, Any]]:
-    """Measure all links at the same time. wanted: the arguments of `probe`. Returns each Link as a dict."""
-    found: list[Link] = []
-    threads = [threading.Thread(target=lambda w=w: found.append(probe(*w)), daemon=True) for w in wanted]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + 2 * (CONNECT_SECONDS + LARGE_SECONDS + LOSS_SECONDS) + 3
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    seen = {(link.rank, link.address) for link in list(found)}
-    silent = [Link(rank, address, "no answer") for rank, address, _, _ in wanted if (rank, address) not in seen]
-    return [asdict(link) for link in [*found, *silent]]
+def why_unreachable(host: str, port: int) -> tuple[bool, str, str]:
+    """Why the head does not answer: (whether the user must fix something, what is wrong, what to do)."""
+    try:
+        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        return True, f"{host}: {error.strerror or error}", "correct the name, or give the head's address"
+    where = host if host == address else f"{host} ({address})"
+
+    def outcome(port: int) -> OSError | None:
+        try:
+            socket.create_connection((host, port), 2 * LIMIT).close()  # ARP gives a host up after 3 s
+        except OSError as error:
+            return error
+        return None
+
+    seen = outcome(port)
+    if seen is None:
+        text = f"a program answers at port {port} of {where}, but it is not a preflight that waits for this node"
+        return False, text, "stop it, or choose another port"
+    if isinstance(seen, ConnectionRefusedError):
+        advice = "see whether that node is the head, and what its log says; start preflight there, too"
+        return False, f"nothing listens at port {port} of {where}", advice
+    if isinstance(outcome(9), ConnectionRefusedError):  # the discard port, which is closed: a host that is up refuses
+        advice = "open all TCP ports between the nodes (security group, ufw, iptables)"
+        return True, f"{where} is up, but does not answer at port {port}: a firewall drops what comes for it", advice
+    advice = "see whether that node is up, whether the address is right, and whether a firewall drops all that comes"
+    return False, f"no answer at all from {where} ({seen.strerror or seen})", advice

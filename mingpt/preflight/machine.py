@@ -1,10 +1,11 @@
 """Facts about this node (hardware, versions, free space), and findings that concern this node alone."""
 
+import json
 import os
 import platform
-import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -12,12 +13,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import mingpt
 from mingpt.config.schema import Config
 from mingpt.preflight.finding import Finding
 from mingpt.world import network
 
 SMI_SECONDS = 5
+TRY_SECONDS = 10
+TRY_LIMIT = 300  # with torch's import and the first steps on a busy machine
+COMPUTING = "leave this node out (mingpt selftest shows more)"
+
 MIB = 2**20
 
 
@@ -33,7 +40,7 @@ def facts(config: Config, own: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "address": own,
         "interface": interface,
-        "mtu": _mtu(interface),
+        "mtu": psutil.net_if_stats()[interface].mtu if interface else None,
         "infiniband": network.infiniband_devices(),
         "gpus": gpus,
         "driver": driver,
@@ -116,17 +123,39 @@ def _gpus() -> tuple[list[str], str | None]:
     return [name for name, _ in rows], rows[0][1] if rows else None
 
 
-def _mtu(interface: str | None) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(Path(f"/sys/class/net/{interface}/mtu").read_text())
-    return None
-
-
 def _free(place: str) -> int | None:
     """Free bytes where a local folder is or will be; None for a bucket."""
     if "://" in place:
         return None
     path = Path(place).expanduser().absolute()
     with suppress(OSError):
-        return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+        return int(psutil.disk_usage(str(next(p for p in (path, *path.parents) if p.exists()))).free)
     return None
+
+
+def computing() -> list[Finding]:
+    """Does this node compute right? A problem for each check of `mingpt selftest` that failed."""
+    command = [sys.executable, "-m", "mingpt.selftest", "--seconds", str(TRY_SECONDS), "--json"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=TRY_LIMIT)
+        results = json.loads(ended.stdout)["results"]
+        failed = [f"{result['what']}: {result['found']}" for result in results if result["ok"] is False]
+    except subprocess.TimeoutExpired:
+        failed = [f"known steps did not end within {TRY_LIMIT} s"]
+    except ValueError:  # no JSON: it ended with an error
+        failed = [(ended.stderr.strip().splitlines() or [f"selftest ended with exit code {ended.returncode}"])[-1]]
+    return [Finding("problem", socket.gethostname(), "computing", text, COMPUTING) for text in failed]
+
+
+def by_environment(own: str) -> list[list[str]]:
+    """The addresses that NCCL and gloo would take because of variables, each with its variable and value."""
+    out: list[list[str]] = []
+    for variable in (network.GLOO, network.NCCL):
+        value = os.environ.get(variable)
+        names = network.chosen(variable, value) if value else []
+        of_interface = [a.address for a in psutil.net_if_addrs()[names[0]]] if names else []
+        kind = ":" in own
+        taken = [a for a in of_interface if (":" in a) == kind and a.count(":") != 5]  # 5 colons: a hardware address
+        if value and own not in taken:
+            out.append([taken[0] if taken else "no address", f"{variable}={value}"])
+    return out

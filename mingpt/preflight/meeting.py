@@ -1,257 +1,143 @@
-"""The nodes meet at the head's port, which training will use later, and exchange short messages.
+"""The nodes meet over torch's TCPStore at the head's port, which training will use later. Runs in a helper.
 
-Each node has one connection, to the head. `gather` is an all-gather over it. Every wait has a limit. The value of a
-node that does not come, or stops answering, is None from then on.
+Each value carries an HMAC with the job's secret, if it has one: what a stranger writes into the store is not read.
 """
 
 import json
-import socket
+import os
+import re
 import time
-from contextlib import suppress
-from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
 from typing import Any
 
-from mingpt.console import complain
-from mingpt.world import network
+from mingpt.preflight.helper import Refused, Unreached
+from mingpt.world.secret import SECRET, signed, verified
 
-LONGEST = 2**20  # bytes of a message; any program may connect to the port
-NO_MESSAGE = "it sent something that is not a message of preflight"
 SEGMENT = 400  # bytes of a TCP segment: preflight's own messages pass where an MTU black hole swallows large packets
-HELLO_SECONDS = 3.0  # for connecting, and for each message of the greeting
 SLACK_SECONDS = 5.0  # that a node waits longer for the head than the head waits for the nodes
-SHORT_SECONDS = 10  # for a value that every node has ready
+LARGE, SMALL = 2**23, 2**15  # bytes of an all-reduce
+SLOW_SECONDS, MEASURE_SECONDS = 0.1, 1.0  # of a small all-reduce, after which no large one is tried; of each kind
 
 
-class Unreached(Exception):
-    """The head can't be reached, or has gone."""
-
-
-class Refused(Exception):
-    """The head has refused this node; the message says why."""
-
-
-def shorten_segments(s: socket.socket) -> None:
-    if hasattr(socket, "TCP_MAXSEG"):
-        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT)
-
-
-@dataclass
-class Connection:
-    """A TCP connection that carries JSON values, one a line."""
-
-    socket: socket.socket
-    rest: bytes = b""
-
-    def send(self, value: Any, seconds: float) -> None:
-        self.socket.settimeout(max(0.01, seconds))
-        self.socket.sendall(json.dumps(value).encode() + b"\n")
-
-    def receive(self, seconds: float) -> Any:
-        """Raises OSError or ValueError."""
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self.rest:
-            self.socket.settimeout(max(0.01, deadline - time.monotonic()))
-            piece = self.socket.recv(65536)
-            if not piece or len(self.rest) > LONGEST:
-                raise ConnectionError("the connection has ended")
-            self.rest += piece
-        raw, _, self.rest = self.rest.partition(b"\n")
-        try:
-            return json.loads(raw)
-        except RecursionError as error:  # nested thousands of times: not from a node
-            raise ValueError(NO_MESSAGE) from error
-
-    @property
-    def ended(self) -> bool:
-        """Whether the other side has closed it."""
-        self.socket.settimeout(0)
-        try:
-            return self.socket.recv(1, socket.MSG_PEEK) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
-
-@dataclass
 class Meeting:
-    """The nodes that have met, as this one knows them.
+    """The nodes that have met, as this one knows them. here: on the head, the others."""
 
-    connections: by rank; the head has one to each other node, any other node one to the head. clock: seconds that the
-    head's clock is ahead of this node's.
-    """
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.store, self.rank, self.size = store, rank, size
+        self.secret, self.turns, self.here = os.environ.get(SECRET, ""), count(), set(range(1, size))
 
-    rank: int
-    size: int
-    connections: dict[int, Connection] = field(default_factory=dict)
-    clock: float = 0.0
+    def put(self, key: str, value: Any) -> None:
+        self.store.set(key, signed(self.secret, f"preflight {key}", json.dumps(value).encode()))
+
+    def get(self, key: str, seconds: float) -> Any:
+        """Raises RuntimeError if it does not come, ValueError if it was not written with the secret."""
+        self.store.wait([key], timedelta(seconds=max(0.01, seconds)))
+        return json.loads(verified(self.secret, f"preflight {key}", self.store.get(key)))
 
     def gather(self, value: Any, seconds: float) -> list[Any]:
-        """All-gather: the values by rank; None for a node that has not come or not answered within `seconds`.
-
-        Raises Unreached, on a node that is not the head, if the head does not answer.
-        """
-        deadline = time.monotonic() + seconds
+        """All-gather: the values by rank; None, from then on, for a node that has not answered within `seconds`."""
+        turn = next(self.turns)
         if self.rank:
+            self.put(f"{turn}/{self.rank}", value)
+            return list(self.get(f"{turn}/all", seconds + SLACK_SECONDS))
+        values, deadline = [value, *[None] * (self.size - 1)], time.monotonic() + seconds
+        for rank in sorted(self.here):
             try:
-                self.connections[0].send(value, seconds)
-                return list(self.connections[0].receive(seconds + SLACK_SECONDS))
-            except (OSError, ValueError, TypeError) as error:
-                raise Unreached(f"the head's preflight has ended or stopped answering ({error})") from error
-        values = [value, *[None] * (self.size - 1)]
-        for rank, connection in list(self.connections.items()):
-            try:
-                values[rank] = connection.receive(max(0.01, deadline - time.monotonic()))
-                if isinstance(value, (dict, list)) and not isinstance(values[rank], type(value)):
-                    values[rank] = None
-                    raise ValueError(NO_MESSAGE)
-            except (OSError, ValueError):
-                self.connections.pop(rank).socket.close()
-        for rank, connection in list(self.connections.items()):
-            try:
-                connection.send(values, SLACK_SECONDS)
-            except OSError:
-                self.connections.pop(rank).socket.close()
+                values[rank] = self.get(f"{turn}/{rank}", deadline - time.monotonic())
+            except (RuntimeError, ValueError):
+                self.here.remove(rank)
+        self.put(f"{turn}/all", values)
         return values
 
-    @property
-    def others(self) -> int:
-        """How many other nodes are here: those that have closed their connection are not."""
-        return sum(not connection.ended for connection in self.connections.values())
-
-    def own_address(self) -> str | None:
-        """This node's address as the other side of a connection sees it; None if there is no connection."""
-        return next((plain(connection.socket.getsockname()[0]) for connection in self.connections.values()), None)
-
-    def close(self) -> None:
-        """Close the connections; the head waits up to 1 s for the other side to close first.
-
-        The side that closes first keeps its port in TIME_WAIT, and training needs the head's port at once.
-        """
-        for connection in self.connections.values():
-            if self.rank == 0:
-                connection.socket.settimeout(1)
-                with suppress(OSError):
-                    connection.socket.recv(1)
-            connection.socket.close()
+    def number(self, name: str) -> int:
+        """One that is free, for a node that has none."""
+        for rank in range(1, self.size):
+            if self.store.compare_set(f"number/{rank}", "", name).decode() == name:
+                return rank
+        raise Unreached(f"{self.size} nodes have come already: start preflight again on all of them")
 
 
-def host(address: str, port: int, size: int, seconds: float) -> Meeting:
-    """On the head: accept the other nodes until all have come or `seconds` have passed.
+_met: Meeting
 
-    address: this node's, as the others know it. A connection that is not from a node is closed and logged in one line.
-    Raises OSError if the port can't be opened.
+
+def about() -> dict[str, Any]:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "visible": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+    }
+
+
+def meet(host: str, port: int, own: str | None, rank: int | None, size: int, name: str, seconds: float) -> int:
+    """Host the store (own: this node's address), or connect to it; returns this node's rank.
+
+    rank: None: the next that is free. Raises OSError if the port can't be opened, Refused if the head expects another
+    number of nodes, or has another secret.
     """
-    with network.listen(address, port, several=True) as listener:
-        shorten_segments(listener)
-        meeting, deadline = Meeting(0, size), time.monotonic() + seconds
-        # A node that has given up, since this one was busy with a stranger, comes again.
-        while meeting.others < size - 1 and (left := deadline - time.monotonic()) > 0:
-            listener.settimeout(left)
-            try:
-                accepted, (peer, *_) = listener.accept()
-            except OSError:  # no connection came
-                continue
-            connection = Connection(accepted)
-            try:
-                _let_in(meeting, connection)
-            except (OSError, ValueError) as error:
-                complain(f"preflight: a connection from {plain(str(peer))} is refused: {error}")
-                connection.socket.close()
-    return meeting
+    from mingpt.world.rendezvous import open_store
 
-
-def _let_in(meeting: Meeting, connection: Connection) -> None:
-    """Add a node to the meeting. Raises OSError or ValueError if it is refused; a node is sent the reason first."""
-    hello = connection.receive(HELLO_SECONDS)
-    asked, size = (hello.get("rank"), hello.get("size")) if isinstance(hello, dict) else (None, None)
-    if type(size) is not int or type(asked) not in (int, type(None)):
-        raise ValueError(NO_MESSAGE)
-    taken = [r for r, other in meeting.connections.items() if not other.ended]
-    free = [r for r in range(1, meeting.size) if r not in taken]
-    rank = asked if asked is not None else free[0]
-    refused = ""
-    if size != meeting.size or not 1 <= rank < size:
-        refused = f"the head expects {meeting.size} nodes, and this node {size}"
-    elif rank in taken:
-        refused = f"another node has the number {rank}"
-    if refused:
-        connection.send({"refused": refused}, HELLO_SECONDS)
-        raise ValueError(refused)
-    connection.send({"rank": rank, "time": time.time()}, HELLO_SECONDS)
-    meeting.connections[rank] = connection
-
-
-def join(host: str, port: int, rank: int | None, size: int, seconds: float) -> Meeting:
-    """On another node: connect to the head, with retries for `seconds`. rank: None: the head chooses one.
-
-    Raises Refused if the head does not accept this node, Unreached if it does not answer.
-    """
-    deadline, tries = time.monotonic() + seconds, 0
-    while True:
-        connection = None
-        try:
-            connection = Connection(_connect(host, port, max(0.5, min(HELLO_SECONDS, deadline - time.monotonic()))))
-            asked = time.time()
-            connection.send({"rank": rank, "size": size}, HELLO_SECONDS)
-            answer = connection.receive(HELLO_SECONDS)
-            if "refused" in answer:
-                raise Refused(answer["refused"])
-            clock = float(answer["time"]) - (asked + time.time()) / 2
-            return Meeting(int(answer["rank"]), size, {0: connection}, clock)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if connection:
-                connection.socket.close()
-            tries += 1
-            if time.monotonic() > deadline:
-                raise Unreached(str(error)) from error
-            time.sleep(min(0.2, 0.02 * tries))
-
-
-def plain(address: str) -> str:
-    """An address without the prefix that a dual-stack socket puts before an IPv4 address."""
-    return address.removeprefix("::ffff:")
-
-
-def _connect(host: str, port: int, seconds: float) -> socket.socket:
-    last: OSError = OSError("no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        s = socket.socket(family, kind, protocol)
-        try:
-            shorten_segments(s)
-            s.settimeout(seconds)
-            s.connect(address)
-            return s
-        except OSError as error:
-            s.close()
-            last = error
-    raise last
-
-
-def why_unreachable(host: str, port: int) -> tuple[bool, str, str]:
-    """Why the head does not answer: (whether the user must fix something, what is wrong, what to do)."""
+    global _met
+    store = open_store(host, port, own, True, timedelta(seconds=max(1.0, seconds)), segment=SEGMENT)
+    _met = Meeting(store, 0, size)
+    if own is not None:
+        _met.put("size", size)
+        return 0
     try:
-        address = plain(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])  # type: ignore[arg-type]
-    except OSError as error:
-        return True, f"{host}: {error.strerror or error}", "correct the name, or give the head's address"
-    where = host if host == address else f"{host} ({address})"
+        expected = _met.get("size", SLACK_SECONDS)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    if size != expected or not 0 < (rank or 1) < size:
+        text = f"the head expects {expected} nodes, and this node {size}: give the same --nnodes to all nodes"
+        raise Refused(text)
+    _met.rank = rank or _met.number(name)
+    return _met.rank
 
-    def outcome(port: int) -> OSError | None:
-        try:
-            _connect(host, port, HELLO_SECONDS).close()
-        except OSError as error:
-            return error
-        return None
 
-    seen = outcome(port)
-    if seen is None:
-        text = f"a program answers at port {port} of {where}, but it is not a preflight that waits for this node"
-        return False, text, "stop it, or choose another port"
-    if isinstance(seen, ConnectionRefusedError):
-        advice = "see whether that node is the head, and what its log says; start preflight there, too"
-        return False, f"nothing listens at port {port} of {where}", advice
-    if isinstance(outcome(9), ConnectionRefusedError):  # the discard port, which is closed: a host that is up refuses
-        advice = "open all TCP ports between the nodes (security group, ufw, iptables)"
-        return True, f"{where} is up, but does not answer at port {port}: a firewall drops what comes for it", advice
-    advice = "see whether that node is up, whether the address is right, and whether a firewall drops all that comes"
-    return False, f"no answer at all from {where} ({seen.strerror or seen})", advice
+def gather(value: Any, seconds: float) -> list[Any]:
+    return _met.gather(value, seconds)
+
+
+def leave() -> None:
+    """The head waits until the others have read all: its end is the store's."""
+    left, deadline = _met.store.add("left", int(_met.rank > 0)), time.monotonic() + SLACK_SECONDS
+    while _met.rank == 0 and left < len(_met.here) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = _met.store.add("left", 0)
+
+
+def reduce(environment: dict[str, str], seconds: float, step: tuple[int, int, list[int]]) -> dict[str, Any]:
+    """All-reduces over gloo, one process a node: the bytes a second that each node sends, and what training will send.
+
+    step: arguments of bytes_a_step.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from mingpt.compute.exchange import bytes_a_step
+
+    os.environ.update(environment)
+    size = _met.size
+    try:
+        store = dist.PrefixStore("reduce", _met.store)
+        limit = timedelta(seconds=seconds)
+        dist.init_process_group("gloo", store=store, rank=_met.rank, world_size=size, timeout=limit)
+        for number in (SMALL, LARGE):
+            buffer, again, best = torch.zeros(number // 4), torch.ones(1), float("inf")
+            deadline = time.monotonic() + MEASURE_SECONDS
+            while again.item() > 0:
+                begun = time.monotonic()
+                dist.all_reduce(buffer)
+                best = min(best, time.monotonic() - begun)
+                again.fill_(float(time.monotonic() < deadline))
+                dist.all_reduce(again, dist.ReduceOp.MIN)  # so that all stop after the same round
+            slowest = torch.tensor(best)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            if slowest > SLOW_SECONDS:  # with late or lost packets, TCP may take minutes for a large one
+                break
+        return {"bandwidth": 2 * (size - 1) / size * number / best, "sent": bytes_a_step(*step)}
+    except Exception as error:  # gloo's errors have no class of their own
+        return {"error": re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0])}  # without the line of gloo's source

@@ -1,32 +1,120 @@
 """`mingpt selftest`: does this machine compute right, and equal to itself under load?
 
-Repeats known steps with all cores or GPUs busy and compares their bits, then trains a small model with 1, 2, 3 and all
-processes, stops it, kills one, hangs one, and compares digests. It needs no data and leaves nothing behind.
+Repeats known steps with all cores or GPUs busy, and compares their bits with each other and with known machines'. It
+needs no data and writes nothing.
 """
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
-from mingpt.command import program, run
+from mingpt.command import Unfit, command, program
 from mingpt.config.commandline import Parser
+from mingpt.console import say
+from mingpt.errors import TransientError, UserError
 
 EPILOG = "Exit codes: 0 all checks passed; 1 one failed: don't train here; 64 an option is wrong"
+START_SECONDS = 600  # for imports and, with --compile, the compiler; beside --seconds
+TABLE = Path(__file__).with_name("known.json")
+MARKS = {True: "ok  ", False: "FAIL", None: "    "}
+Result = tuple[str, bool | None, str]  # what; whether it is right, None if it can't be wrong; what was found
+
+
+def busy(names: list[str], *options: str, limit: float) -> list[dict[str, Any]]:
+    """The answers of processes that compute at the same time, one on each device."""
+    arguments = [sys.executable, "-m", "mingpt.selftest.bits", *options, str(os.getpid())]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen([*arguments, name], stdout=pipe, stderr=pipe, text=True) for name in names]
+    answers = []
+    try:
+        for name, process in zip(names, processes, strict=True):
+            output, errors = process.communicate(timeout=limit)
+            if process.returncode:
+                raise TransientError(f"a step on {name} ended with exit code {process.returncode}: {errors[-500:]}")
+            answers.append(json.loads(output.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        raise TransientError(f"{name} does not answer after {limit:.0f} s") from None
+    finally:
+        for process in processes:
+            process.kill()
+    return answers
+
+
+def judge(answers: list[dict[str, Any]]) -> list[Result]:
+    """For each case: one digest in all processes and repetitions, or several."""
+    results: list[Result] = []
+    for name in answers[0]["digests"]:
+        counts = [answer["digests"][name] for answer in answers]
+        digests = {digest for count in counts for digest in count}
+        found = f"{min(digests)}, {sum(sum(count.values()) for count in counts)} times"
+        if len(digests) > 1:
+            each = [", ".join(f"{digest} {n} times" for digest, n in count.items()) for count in counts]
+            found = "different results: " + "; ".join(f"process {i}: {text}" for i, text in enumerate(each))
+        results.append((name, len(digests) == 1, found))
+    return results + [(name, None, f"not here: {why}") for name, why in answers[0]["absent"].items()]
+
+
+def compare(mine: dict[str, Any], table: Path = TABLE) -> Result:
+    """With the row of the same kind, as far as both have the same cases."""
+    for known in json.loads(table.read_text()):
+        if {**known, "digests": mine["digests"]} == mine:
+            other = [case for case, found in mine["digests"].items() if known["digests"].get(case, found) != found]
+            return "known machines", not other, f"others than here: {', '.join(other)}" if other else "the same as here"
+    return "known machines", None, "none is of this kind"
+
+
+def devices(wanted: str | None) -> list[str]:
+    """Those that compute at a time."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if wanted == "cuda" and not gpus:
+        raise UserError("--device cuda: torch finds no GPU here; nvidia-smi shows whether the driver does")
+    if wanted != "cpu" and gpus:
+        return [f"cuda:{i}" for i in range(gpus)]
+    return ["cpu"] * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def parser() -> Parser:
     parser = Parser(prog=program("mingpt.selftest"), description=__doc__, epilog=EPILOG)
-    parser.add_argument("--seconds", type=float, default=20, help="to repeat known steps, all cores busy (default: 20)")
-    parser.add_argument("--quick", action="store_true", help="only that: no runs are started")
+    parser.add_argument("--seconds", type=float, default=20, help="how long steps are repeated (default: 20)")
     parser.add_argument("--compile", action="store_true", help="compiled steps, too (a C compiler; a minute on a CPU)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPUs, where there are some")
-    parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
-    parser.add_argument("--out", type=Path, help="write this machine's row for the table of known ones to a file")
+    parser.add_argument("--json", action="store_true", help="print all as JSON, with a row for the table of known ones")
     return parser
 
 
-def main() -> NoReturn:
-    run("mingpt.selftest.command")
+@command("stopped")
+def check(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    if not 0 <= options.seconds < 86400:
+        raise UserError(f"--seconds {options.seconds:g}: give 0 to 86400")
+    if options.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        raise UserError("--compile: there is no C compiler here; install gcc")
+    limit = options.seconds + START_SECONDS
+    answers = busy(devices(options.device), f"{options.seconds}", f"{options.compile}", limit=limit)
+    machine = answers[0]["machine"]
+    mine = {**machine, "digests": {case: min(found) for case, found in answers[0]["digests"].items()}}
+    about = ", ".join(f"{key} {value}" for key, value in machine.items() if value)
+    results = [("this machine", None, about), *judge(answers), compare(mine)]
+    failed = [what for what, ok, _ in results if ok is False]
+    if options.json:
+        found = [{"what": what, "ok": ok, "found": text} for what, ok, text in results]
+        say(json.dumps({"ok": not failed, "results": found, "row": mine}))
+    else:
+        say("\n".join([f"{MARKS[ok]}  {what}: {text}" for what, ok, text in results]))
+    if failed:
+        raise Unfit(f"this machine does not compute as it should: {'; '.join(failed)}")
+    return 0
+
+
+def main() -> int:
+    return check(sys.argv[1:])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

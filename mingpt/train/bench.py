@@ -14,9 +14,9 @@ from mingpt.data.source import Microbatch, Source
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.snapshot.format import Kind
-from mingpt.train.factory import build
+from mingpt.train.factory import build, prepare
 from mingpt.train.run import Compute
-from mingpt.train.session import build_compute, make_reduction, prepare
+from mingpt.train.session import build_compute, make_reduction
 from mingpt.train.stats import DelayedRead, Figures, StatsExchange
 from mingpt.train.step import train_step
 from mingpt.train.times import StepTimes

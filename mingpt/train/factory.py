@@ -1,12 +1,14 @@
-"""Builds the model of a config, and the GPT of a snapshot."""
+"""Builds the model of a config and prepares it for training; builds the GPT of a snapshot."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.batches import derive
 from mingpt.config import kinds
@@ -16,6 +18,7 @@ from mingpt.errors import UserError
 from mingpt.model.kinds.gpt import GPTModel
 from mingpt.model.kinds.language import Language
 from mingpt.model.language import LanguageModel
+from mingpt.model.pieces import loss_in_pieces
 from mingpt.train import own_model
 
 SHOWN = 40  # parameter names in one message
@@ -58,6 +61,27 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 def some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def prepare(config: Config, model: nn.Module) -> None:
+    """What changes how a model computes, and neither its weights nor their names.
+
+    Each block is compiled by itself: of a model that is compiled whole, the gradients come at the end of backward all
+    at once, and sending them can't overlap it. One compilation serves all blocks.
+    """
+    if not isinstance(model, LanguageModel):
+        if config.train.compile:
+            model.compile()
+        return
+    for block in model.blocks():
+        if config.train.compile:
+            block.forward = torch.compile(block.forward)
+        if config.train.recompute == "block":
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if config.train.compile:
+        model.loss_of = torch.compile(model.loss_of)  # type: ignore[method-assign]
+    if config.train.loss_rows:
+        model.forward = partial(loss_in_pieces, model, config.train.loss_rows)  # type: ignore[method-assign]
 
 
 def language_kind(name: object) -> type[Language]:

@@ -25,8 +25,7 @@ from mingpt.config.schema import Config
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import PART_BYTES
 from mingpt.snapshot.reader import PARALLEL_PARTS
-from mingpt.train.factory import build, trainable
-from mingpt.train.session import prepare
+from mingpt.train.factory import build, prepare, trainable
 from mingpt.world.world import World, share
 
 CONSTANT_CPU = 310_000_000  # a process of a tiny model (benchmarks/memory.py)

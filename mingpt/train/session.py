@@ -2,11 +2,8 @@
 
 from collections.abc import Callable
 from datetime import datetime, timezone
-from functools import partial
 
-import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.compute.buckets import make_buckets
@@ -23,8 +20,6 @@ from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
-from mingpt.model.language import LanguageModel
-from mingpt.model.pieces import loss_in_pieces
 from mingpt.observe.configfile import write_config
 from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
 from mingpt.observe.notify import notify
@@ -35,7 +30,7 @@ from mingpt.snapshot.restore import Restored
 from mingpt.train import loop, own_model
 from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps
-from mingpt.train.factory import trainable
+from mingpt.train.factory import prepare, trainable
 from mingpt.train.observers import open_observers
 from mingpt.train.origin import Origin, restore
 from mingpt.train.proportions import proportions
@@ -161,27 +156,6 @@ def claim_attempt(
         "history": [*origin.history, this_attempt],
     }
     return RunRecord(attempt, claims[0] if claims else None, provenance)
-
-
-def prepare(config: Config, model: nn.Module) -> None:
-    """What changes how a model computes, and neither its weights nor their names.
-
-    Each block is compiled by itself: of a model that is compiled whole, the gradients come at the end of backward all
-    at once, and sending them can't overlap it. One compilation serves all blocks.
-    """
-    if not isinstance(model, LanguageModel):
-        if config.train.compile:
-            model.compile()
-        return
-    for block in model.blocks():
-        if config.train.compile:
-            block.forward = torch.compile(block.forward)
-        if config.train.recompute == "block":
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    if config.train.compile:
-        model.loss_of = torch.compile(model.loss_of)  # type: ignore[method-assign]
-    if config.train.loss_rows:
-        model.forward = partial(loss_in_pieces, model, config.train.loss_rows)  # type: ignore[method-assign]
 
 
 def make_reduction(config: Config, compute: Compute, world: World) -> Reduction:

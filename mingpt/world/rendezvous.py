@@ -8,8 +8,6 @@ torchrun finds these backends as --rdzv-backend=mingpt-static and mingpt-c10d (p
 """
 
 import errno
-import hashlib
-import hmac
 import os
 import socket
 from contextlib import suppress
@@ -33,27 +31,29 @@ from mingpt import plugins
 from mingpt.errors import UserError
 from mingpt.world import network
 from mingpt.world.platforms import PORT
-from mingpt.world.secret import C10D, STATIC, take_secret
-
-MAC_BYTES = hashlib.sha256().digest_size
-REFUSED = (
-    "the rendezvous' state was not written with this job's secret, and is not read: set the same MINGPT_RDZV_SECRET on "
-    "all nodes; if they have the same, somebody else reaches the rendezvous' port: close it to all but the nodes"
-)
+from mingpt.world.secret import C10D, STATIC, signed, take_secret, verified
 
 
 def open_store(
-    host: str, port: int, own: str | None, several: bool, limit: timedelta, nodes: int | None = None
+    host: str,
+    port: int,
+    own: str | None,
+    several: bool,
+    limit: timedelta,
+    nodes: int | None = None,
+    segment: int | None = None,
 ) -> TCPStore:
     """Connect to the TCPStore at host:port, and host it if `own` is given.
 
     own: the address at which this node hosts the store; None: another process hosts it. several: see network.bind.
-    nodes: wait until so many have connected.
+    nodes: wait until so many have connected. segment: the most bytes of a TCP segment, in both directions.
     """
     waits = nodes is not None
     if own is None:
         return TCPStore(host, port, nodes, False, limit, wait_for_workers=waits)
     listener = network.listen(own, port, several)
+    if segment:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
     address, port = listener.getsockname()[:2]
     if address in ("", "::", "0.0.0.0"):
         address = "localhost"
@@ -86,30 +86,26 @@ class SignedBackend(RendezvousBackend):
     """
 
     def __init__(self, backend: RendezvousBackend, secret: str, run_id: str) -> None:
-        self._backend, self._key, self._context = backend, secret.encode(), f"{C10D} {run_id}\0".encode()
+        self._backend, self._secret, self._context = backend, secret, f"{C10D} {run_id}"
 
     @property
     def name(self) -> str:
         return C10D
 
-    def _mac(self, state: bytes) -> bytes:
-        return hmac.digest(self._key, self._context + state, "sha256")
-
     def _verified(self, stored: tuple[bytes, Token] | None) -> tuple[bytes, Token] | None:
         """The state without its HMAC. Raises RendezvousStateError if that is wrong."""
         if stored is None:
             return None
-        signed, token = stored
-        mac, state = signed[:MAC_BYTES], signed[MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(state)):
-            raise RendezvousStateError(REFUSED)
-        return state, token
+        try:
+            return verified(self._secret, self._context, stored[0]), stored[1]
+        except ValueError as error:
+            raise RendezvousStateError(str(error)) from error
 
     def get_state(self) -> tuple[bytes, Token] | None:
         return self._verified(self._backend.get_state())
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        answer = self._backend.set_state(self._mac(state) + state, token)
+        answer = self._backend.set_state(signed(self._secret, self._context, state), token)
         if answer is None:
             return None
         verified = self._verified(answer[:2])

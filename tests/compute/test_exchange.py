@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from mingpt.compute.exchange import Hop, hops
+from mingpt.compute.exchange import Hop, bytes_a_step, hops
 from mingpt.compute.tree import tree_sum, tree_sum_of, whole_nodes
-from mingpt.preflight.helper import bytes_a_step
 from mingpt.world.joining import _each, by_nodes
 from mingpt.world.world import World, share
 

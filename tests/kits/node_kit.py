@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import pytest
 
-from mingpt.selftest import lockstep
+import lockstep
 
 _given = set[int]()  # by free_port
 TIME_LIMIT = 600  # seconds for one node's command; a hang fails the test instead of the whole suite

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import lockstep
 import mingpt.cli
-from mingpt.selftest import lockstep
 from paths_kit import ROOT
 
 LIMIT = 600  # seconds for one command

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mingpt.selftest import lockstep
+import lockstep
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from paths_kit import ROOT

@@ -17,8 +17,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from fault_kit import training
 from mingpt.world import network
-from mingpt.world.rendezvous import REFUSED, SignedBackend
-from mingpt.world.secret import SECRET, take_secret
+from mingpt.world.rendezvous import SignedBackend
+from mingpt.world.secret import REFUSED, SECRET, take_secret
 from node_kit import Node, free_port, wait_until
 from paths_kit import ROOT
 from run_kit import Run

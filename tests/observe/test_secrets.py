@@ -9,7 +9,7 @@ from mingpt.commands import generate, snapshots
 from mingpt.config import compose
 from mingpt.console import complain, say
 from mingpt.errors import USER_ERROR
-from mingpt.preflight.helper import _write
+from mingpt.preflight.places import write
 from mingpt.prepare import prepare
 from mingpt.redact import is_secret, printable, without_secrets
 from mingpt.train.attempt import attempt
@@ -176,7 +176,7 @@ def test_no_command_tells_a_secret(
 
 def test_preflight_tells_no_secret() -> None:
     for url in URLS:
-        nowhere(str(_write([["run.dir", url]], "me", url)))
+        nowhere(str(write([("run.dir", url)], "me", url)))
 
 
 def test_names_of_keys() -> None:

@@ -1,106 +1,107 @@
-"""Strangers at preflight's port: each is told in one line, and the nodes meet all the same."""
+"""Strangers at preflight's port: what they write is not read, and the nodes meet all the same."""
 
-import json
 import socket
-import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.pool import AsyncResult
+from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
-from mingpt.preflight.meeting import LONGEST, Connection, Meeting, Refused, host, join
-from node_kit import free_port, listening, wait_until
+from mingpt.preflight import meeting
+from mingpt.preflight.helper import Helper, Refused, Unreached, answer
+from mingpt.world.secret import REFUSED, SECRET, signed
+from node_kit import free_port
 
+LIMIT = 100.0
 NONSENSE = {
-    "nested": b"[" * 100_000 + b"]" * 100_000 + b"\n",
-    "infinite rank": b'{"rank": Infinity, "size": 2}\n',
-    "no number": b'{"rank": NaN, "size": 2}\n',
-    "a rank that is none": b'{"rank": true, "size": 2}\n',
-    "many digits": b'{"rank": ' + b"9" * 10_000 + b', "size": 2}\n',
-    "a list": b"[]\n",
-    "no JSON": b"\x80\x04GET / HTTP/1.1\r\n\r\n",
-    "no end": b"x" * (LONGEST + 100_000),
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "many bytes": b"x" * 1_000_000,
     "nothing": b"",
 }
 
 
-class Head(threading.Thread):
-    def __init__(self, size: int = 2) -> None:
-        super().__init__(daemon=True)
-        self.port, self.size, self.meeting, self.error = free_port(), size, Meeting(0, size), ""
-        self.start()
-        wait_until(lambda: listening(self.port), "the head listens")
+helpers = list[Helper]()
 
-    def run(self) -> None:
-        try:
-            self.meeting = host("127.0.0.1", self.port, self.size, 60)
-        except Exception as error:
-            self.error = repr(error)
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    while helpers:
+        helpers.pop().end()
+
+
+class Node:
+    """The side of preflight that meets the others. Rank None: the head chooses one."""
+
+    def __init__(self, port: int, rank: int | None, size: int = 2) -> None:
+        self.helper = Helper()
+        helpers.append(self.helper)
+        own = "127.0.0.1" if rank == 0 else None
+        self.meets = self.helper.ask(meeting.meet, "127.0.0.1", port, own, rank, size, f"node {id(self)}", 30.0)
+
+    def gathers(self, value: object, seconds: float = LIMIT) -> AsyncResult[list[object]]:
+        return self.helper.ask(meeting.gather, value, seconds)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def head(port: int) -> Node:
+    node = Node(port, 0)
+    assert answer(node.meets, LIMIT) == 0
+    return node
 
 
 @pytest.mark.parametrize("raw", NONSENSE.values(), ids=NONSENSE)
-def test_nonsense_is_refused_and_the_nodes_meet(raw: bytes, capfd: pytest.CaptureFixture[str]) -> None:
-    head = Head()
-    with socket.create_connection(("127.0.0.1", head.port)) as s:
-        with suppress(OSError):  # the head need not hear it to its end
-            s.sendall(raw)
-            s.shutdown(socket.SHUT_WR)
-        meeting = join("127.0.0.1", head.port, 1, 2, 200)
-    head.join(200)
-    assert (head.error, list(head.meeting.connections), meeting.rank) == ("", [1], 1)
-    assert "preflight: a connection from 127.0.0.1 is refused: " in capfd.readouterr().err
-    for part in (head.meeting, meeting):
-        part.close()
+def test_nonsense_and_silence_hold_nobody(raw: bytes, head: Node, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as loud, socket.create_connection(("127.0.0.1", port)):
+        with suppress(OSError):  # the store need not hear it to its end
+            loud.sendall(raw)
+        node = Node(port, 1)
+        gathered = [head.gathers("a"), node.gathers("b")]
+        assert [answer(asked, LIMIT) for asked in gathered] == [["a", "b"]] * 2
 
 
-def test_a_number_that_is_taken_is_refused_until_its_node_has_gone() -> None:
-    head = Head(3)
-    port = head.port
-    first = join("127.0.0.1", port, 1, 3, 200)
-    with pytest.raises(Refused, match="another node has the number 1"):
-        join("127.0.0.1", port, 1, 3, 200)
-    first.connections[0].socket.close()
-    came = list[Meeting]()
-
-    def comes() -> bool:  # once the head's side has heard that the first has gone
-        with suppress(Refused):
-            came.append(join("127.0.0.1", port, 1, 3, 200))
-        return bool(came)
-
-    wait_until(comes, "the node comes again", limit=50)
-    [again] = came
-    other = join("127.0.0.1", port, None, 3, 200)
-    head.join(200)
-    assert (head.error, again.rank, other.rank, sorted(head.meeting.connections)) == ("", 1, 2, [1, 2])
-    for part in (again, other, head.meeting):
-        part.close()
+def test_what_a_stranger_writes_in_a_nodes_place_is_refused(head: Node, port: int) -> None:
+    stranger: Any = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
+    forged = signed("another secret than the job's", "preflight 0/1", b'["forged"]')
+    stranger.set("0/1", forged)
+    assert answer(head.gathers("a", 1.0), LIMIT) == ["a", None]
+    stranger.set("size", forged)
+    with pytest.raises(Refused) as refused:
+        answer(Node(port, 1).meets, LIMIT)
+    assert str(refused.value) == REFUSED
 
 
-def test_a_node_that_has_given_up_while_a_stranger_held_the_head_comes_again() -> None:
-    head = Head()
-    stranger, given_up = (socket.create_connection(("127.0.0.1", head.port)) for _ in range(2))
-    with stranger, given_up:
-        given_up.sendall(b'{"rank": 1, "size": 2}\n')
-        given_up.close()
-    meeting = join("127.0.0.1", head.port, 1, 2, 20)
-    head.join(200)
-    assert (head.error, meeting.rank, head.meeting.others) == ("", 1, 1)
-    for part in (head.meeting, meeting):
-        part.close()
+def test_a_value_is_not_taken_for_another_one(head: Node, port: int) -> None:
+    stranger: Any = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
+    stranger.set("0/1", stranger.get("size"))  # signed with the secret, but as something else
+    assert answer(head.gathers("a", 1.0), LIMIT) == ["a", None]
 
 
-@pytest.mark.parametrize("told", ["[]", "7", "[" * 100_000 + "]" * 100_000, '"x"'])
-def test_a_node_that_turns_out_to_be_none_is_as_one_that_has_gone(told: str) -> None:
-    near, far = socket.socketpair()
-    meeting = Meeting(0, 2, {1: Connection(near)})
-    far.sendall(told.encode() + b"\n")
-    assert meeting.gather({"rank": 0}, 5) == [{"rank": 0}, None]
-    assert meeting.connections == {}
-    far.close()
+def test_another_secret_is_told(head: Node, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "another secret than the head's")
+    with pytest.raises(Refused, match="set the same MINGPT_RDZV_SECRET on all nodes"):
+        answer(Node(port, 1).meets, LIMIT)
 
 
-def test_what_a_node_tells_arrives() -> None:
-    near, far = socket.socketpair()
-    far.sendall(json.dumps({"rank": 1}).encode() + b"\n")
-    assert Meeting(0, 2, {1: Connection(near)}).gather({"rank": 0}, 5) == [{"rank": 0}, {"rank": 1}]
-    near.close()
-    far.close()
+def test_another_number_of_nodes_is_refused(head: Node, port: int) -> None:
+    with pytest.raises(Refused, match="the head expects 2 nodes, and this node 3"):
+        answer(Node(port, 1, 3).meets, LIMIT)
+
+
+def test_nodes_without_numbers_get_them_until_there_are_none(head: Node, port: int) -> None:
+    assert answer(Node(port, None).meets, LIMIT) == 1
+    with pytest.raises(Unreached, match="2 nodes have come already: start preflight again on all of them"):
+        answer(Node(port, None).meets, LIMIT)
+
+
+def test_a_program_that_never_answers_is_given_up(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(Unreached, match="no answer within 3 s"):
+        answer(Node(port, 1).meets, 3.0)

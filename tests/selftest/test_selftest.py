@@ -7,20 +7,16 @@ import subprocess
 import sys
 from itertools import cycle
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from mingpt.preflight import computing
-from mingpt.selftest import bits, command, syncs
-from mingpt.selftest.command import judge
-from mingpt.selftest.known import compare, row
-from mingpt.selftest.runs import Runs, Started
-from mingpt.train import loop
+from mingpt.gone import KEYS
+from mingpt.preflight.machine import computing
+from mingpt.selftest import bits
+from mingpt.selftest.__main__ import TABLE, check, compare, judge
 from node_kit import Node, wait_until
-from paths_kit import CRASH_SITE
 
 CPU = torch.device("cpu")
 
@@ -42,27 +38,26 @@ def test_a_kernel_that_is_not_here_is_named_and_the_others_are_tried() -> None:
 
 def test_a_process_that_differs_from_the_others_is_named() -> None:
     good: dict[str, Any] = {"digests": {"gpt2": {"a": 4}}, "absent": {"x": "why"}}
-    assert [str(r) for r in judge([good, good])] == ["ok    gpt2: a, 8 times", "      x: not here: why"]
+    assert judge([good, good]) == [("gpt2", True, "a, 8 times"), ("x", None, "not here: why")]
     sick = {"digests": {"gpt2": {"a": 3, "b": 1}}, "absent": {}}
-    line = "FAIL  gpt2: 2 different results: process 0: a 4 times; process 1: a 3 times, b 1 times"
-    assert str(next(judge([good, sick]))) == line
+    found = "different results: process 0: a 4 times; process 1: a 3 times, b 1 times"
+    assert judge([good, sick])[0] == ("gpt2", False, found)
 
 
 def test_a_known_kind_of_machine_has_known_digests(tmp_path: Path) -> None:
-    kind = {"device": "H200", "torch": "2.13.0", "probe": "not compared", "peak": {}}
+    kind = {"device": "H200", "torch": "2.13.0"}
     table = tmp_path / "known.json"
-    table.write_text(json.dumps([row(kind, {"a": "1", "b": "2"}, "run")]))
-    assert compare(row(kind, {"a": "1", "new": "3"}, "run"), table).ok is True
-    other = compare(row(kind, {"a": "1", "b": "9"}, "other"), table)
-    assert (other.ok, other.found) == (False, "others than a known machine of this kind: b, the undisturbed run")
-    assert compare(row({**kind, "torch": "2.14.0"}, {"a": "9"}, "x"), table).ok is None
+    table.write_text(json.dumps([{"device": "B200", "digests": {}}, {**kind, "digests": {"a": "1", "b": "2"}}]))
+    assert compare({**kind, "digests": {"a": "1", "new": "3"}}, table)[1:] == (True, "the same as here")
+    assert compare({**kind, "digests": {"a": "1", "b": "9"}}, table)[1:] == (False, "others than here: b")
+    assert compare({**kind, "torch": "2.14.0", "digests": {"a": "9"}}, table)[1] is None
 
 
 @pytest.mark.parametrize("precision", bits.PRECISIONS)
 def test_a_step_has_the_same_bits_every_time_and_each_number_counts(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = bits.step_case("modern", precision, bits.KERNELS["cpu"][0], False, CPU)
+    case = bits.step_case("modern", precision, bits.KERNELS["cpu"][0], CPU)
     first = case()
     assert case() == first
     digest = bits.digest
@@ -83,15 +78,31 @@ def test_all_cases_of_this_machine_differ_from_each_other() -> None:
     assert len({next(iter(counts)) for counts in found.values()}) == 13
 
 
-def test_the_quick_form_answers_with_json_and_a_row(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mingpt.selftest", "--quick", "--seconds", "0", "--json", "--device", "cpu"]
-    ended = subprocess.run([*command, "--out", tmp_path / "row.json"], capture_output=True, text=True, timeout=600)
+def test_it_answers_with_json_and_a_row() -> None:
+    command = [sys.executable, "-m", "mingpt.selftest", "--seconds", "0", "--json", "--device", "cpu"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     found = json.loads(ended.stdout)
     # This machine may differ from a known one of its kind; all else is a fault of ours.
     assert [r["what"] for r in found["results"] if r["ok"] is False] in ([], ["known machines"])
     assert ended.returncode == (0 if found["ok"] else 1)
-    assert json.loads((tmp_path / "row.json").read_text()) == found["row"]
+    assert found["row"].keys() == json.loads(TABLE.read_text())[0].keys()
     assert found["row"]["digests"].keys() == bits.cases(CPU, compiled=False).keys()
+
+
+def test_compiled_steps_are_those_of_training_in_fp32_and_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = list[str]()
+
+    def spy(function: Any) -> Any:
+        compiled.append(function.__qualname__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", spy)
+    made = bits.cases(CPU, compiled=True)
+    assert made.keys() - bits.cases(CPU, compiled=False).keys() == {
+        f"{model} {precision} compiled" for model in ("gpt2", "modern") for precision in ("fp32", "bf16")
+    }
+    made["gpt2 bf16 compiled"]()
+    assert compiled == ["Block.forward", "Block.forward", "LanguageModel.loss_of"]
 
 
 def test_a_gpu_that_is_not_there_is_a_users_error() -> None:
@@ -103,93 +114,31 @@ def test_a_gpu_that_is_not_there_is_a_users_error() -> None:
     assert ended.stderr == "error: --device cuda: torch finds no GPU here; nvidia-smi shows whether the driver does\n"
 
 
-def test_steps_are_watched_for_what_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-
-    def step(run: object, number: int) -> str:
-        calls.append(number)
-        if number == 6:
-            raise RuntimeError("called a synchronizing CUDA operation")
-        return "stats"
-
-    monkeypatch.setattr(loop, "train_step", step)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", calls.append)
-    syncs.watch()
-    run: Any = SimpleNamespace(last_step=9)
-    loop.train_step(run, 4)
-    loop.train_step(run, 5)
-    with pytest.raises(RuntimeError, match="synchronizing"):
-        loop.train_step(run, 6)
-    assert calls == [4, "error", 5, "default", "error", 6, "default"]
-
-
 def test_preflight_names_a_node_that_computes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     results = [{"what": "gpt2", "ok": False, "found": "2 different results"}, {"what": "x", "ok": None, "found": ""}]
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command[1:] == ["-m", "mingpt.selftest", "--quick", "--seconds", "10", "--json"]
+        assert command[1:] == ["-m", "mingpt.selftest", "--seconds", "10", "--json"]
         return subprocess.CompletedProcess(command, 1, stdout=json.dumps({"results": results}), stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    [found] = computing.findings()
+    [found] = computing()
     assert (found.level, found.text) == ("problem", "gpt2: 2 different results")
     monkeypatch.setattr(subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 64, "", "error: no GPU\n"))
-    assert [f.text for f in computing.findings()] == ["error: no GPU"]
+    assert [f.text for f in computing()] == ["error: no GPU"]
 
 
-def test_a_run_that_was_killed_has_ended() -> None:
-    started = Started(["timeit", "-n1", "-r1", "-s", "import signal", "signal.pause()"])
-    started.kill()
-    assert started.process.returncode == -signal.SIGKILL
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Runs:
-    return Runs(tmp_path, "cpu", 2)
-
-
-@pytest.mark.slow
-def test_runs_that_are_killed_have_the_bits_of_the_undisturbed_one(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [same] = runs.undisturbed()
-    assert (same.ok, same.found) == (True, f"1: {runs.digest[:16]}, 2: {runs.digest[:16]}")
-    slow = tmp_path / "slow"  # the first snapshot's manifest is written seconds late
-    slow.write_text("before manifest durable slow")
-    monkeypatch.setenv("PYTHONPATH", str(CRASH_SITE))
-    monkeypatch.setenv("CRASH_AT", str(slow))
-    monkeypatch.setenv("CRASH_PART_BYTES", str(1 << 26))
-    [killed] = runs.killed()
-    assert (killed.ok, slow.exists()) == (True, False)
-    # Runs that differ, and one that ends before the kill, are seen.
-    monkeypatch.setattr(Started, "digest", lambda started: "x" * 16 + str(started.process.pid))
-    [other] = runs.undisturbed()
-    assert other.ok is False
-    monkeypatch.setattr(Runs, "undisturbed", lambda _: iter(()))
-    monkeypatch.setattr(Runs, "start", lambda *_, **__: Started(["mingpt.launch", "run.dir="]))
-    results = list(runs.checks())
-    assert [r.ok for r in results[1:4]] == [False, False, False]
-    assert results[1].found.startswith("no line with")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_nothing_is_left_of_one_that_is_ended(number: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mingpt.selftest", "--seconds=0", "--device=cpu"]
-    node = Node(command, {"TMPDIR": str(tmp_path)})
-    wait_until(node.workers, "a run trains")
-    os.kill(node.process.pid, number)
-    assert node.wait() == 128 + number, node.output
+def test_nothing_is_left_of_one_that_is_ended() -> None:
+    node = Node([sys.executable, "-m", "mingpt.selftest", "--seconds=600", "--device=cpu"])
+    wait_until(lambda: any("selftest.bits" in command for command in node.processes().values()), "steps are computed")
+    os.kill(node.process.pid, signal.SIGTERM)
+    assert node.wait() == -signal.SIGTERM
     node.assert_nothing_left()
-    assert list(tmp_path.glob("mingpt-selftest-*")) == []
 
 
-def test_a_row_that_cannot_be_written_is_a_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for place, why in ((tmp_path, "Is a directory"), (tmp_path / "no/row", "there is no such file or bucket")):
-        assert command.main(["--out", str(place)]) == 64  # at once: nothing was computed
-        assert capsys.readouterr().err.startswith(f"error: --out={place}: {why}")
-    monkeypatch.setattr(command, "check_all", lambda *_: ([], {"device": "cpu"}))
-    assert command.main(["--out", f"{tmp_path}/row.json"]) == 0
-    assert json.loads((tmp_path / "row.json").read_text()) == {"device": "cpu"}
+@pytest.mark.parametrize("option", ["--quick", "--out=row.json"])
+def test_an_option_of_earlier_versions_leaves_a_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="64"):
+        check([option])
+    name = option.partition("=")[0]
+    assert capsys.readouterr().err == f"error: {name} is gone: {KEYS[f'selftest {name}']}; see --help\n"

@@ -5,7 +5,7 @@ import pytest
 
 from mingpt.commands import snapshots
 from mingpt.errors import USER_ERROR, UserError
-from mingpt.preflight.helper import _write
+from mingpt.preflight.places import write
 from mingpt.snapshot import hot
 from mingpt.snapshot.store import Store
 from run_kit import train
@@ -28,7 +28,7 @@ def test_no_write_creates_a_bucket(kind: str, serve: Stores) -> None:
         hot.run_id(url)
     with pytest.raises(UserError, match=r"there is no such file or bucket"):
         _ = Store(url).conditional_puts
-    (problem,) = _write([["run.dir", url]], "me", f"{url}/snapshots")["problems"]  # preflight's
+    (problem,) = write([("run.dir", url)], "me", f"{url}/snapshots")["problems"]  # preflight's
     assert problem.startswith(f"run.dir={url}: there is no such file or bucket")
     assert not fsspec.filesystem(server.scheme).exists(NOWHERE)
 

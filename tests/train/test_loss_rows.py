@@ -18,7 +18,7 @@ from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.model.modern import Modern, ModernConfig
 from mingpt.model.pieces import loss_in_pieces
 from mingpt.train.bench import Bench
-from mingpt.train.session import prepare
+from mingpt.train.factory import prepare
 from mingpt.world.joining import join
 from run_kit import TINY, Run
 
