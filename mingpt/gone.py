@@ -9,6 +9,9 @@ VERBS = {
 """Verbs of `mingpt`."""
 
 KEYS: dict[str, str] = {
+    "report --png": "the page has its pictures in it",
+    "report --sample": "mingpt generate RUN",
+    "replay --html": "mingpt replay RUN@STEP --json",
     "selftest --quick": "leave it out, there is nothing else",
     "selftest --out": "mingpt selftest --json, whose `row` it is",
 }

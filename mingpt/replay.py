@@ -5,7 +5,6 @@ must fix.
 """
 
 import argparse
-from pathlib import Path
 from typing import NoReturn
 
 from mingpt.command import program, run
@@ -30,7 +29,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--then", type=int, default=0, metavar="K", help="and the K steps that would have followed")
     parser.add_argument("--samples", type=int, default=3, metavar="K", help="show the K worst and best (default: 3)")
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
     return parser
 
 

@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 @command()
 def log_command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
-    from mingpt.report.forks import forked_from
+    from mingpt.report.reading import forked_from
 
     runs = _runs(options.url)
     nodes = {run.folder: _of_run(run) for run in runs}

@@ -1,4 +1,4 @@
-"""What `mingpt replay` does: compute the steps, look at the last one, and show it as text, JSON or a page."""
+"""What `mingpt replay` does: compute the steps, look at the last one, and show it as text or JSON."""
 
 import json
 import math
@@ -6,7 +6,6 @@ from argparse import Namespace
 from dataclasses import asdict
 from typing import Any
 
-from mingpt.atomic import write_whole
 from mingpt.command import UNFIT, command
 from mingpt.commands.replay_out import store
 from mingpt.commands.samples import shown_sample
@@ -15,9 +14,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import LanguageModel
 from mingpt.redact import printable, without_secrets
 from mingpt.replay import parser
-from mingpt.report.replayed import page
 from mingpt.snapshot.find import at_step
-from mingpt.storage import place
 from mingpt.train.closeup import clip_factor, layers, look
 from mingpt.train.replaying import AS_IT_WAS, Again, Change, Replay, replay
 
@@ -42,10 +39,6 @@ def main(arguments: list[str]) -> int:
     for note in shown["notes"]:
         complain(note)
     say(json.dumps(_finite(shown), indent=1) if options.json else as_text(shown))
-    if options.html:
-        with place("--html", str(options.html)):
-            write_whole(options.html, [page(shown).encode(errors="replace")])
-        complain(f"page: {options.html}")
     return UNFIT if shown["first_different"] else FINISHED
 
 

@@ -19,8 +19,8 @@ from mingpt.train.replaying import Again, Replay, replay
 
 def store(options: Namespace) -> int:
     """Write the state after options.step to options.out, unless a step on the way has other bits than were recorded."""
-    if options.drop or options.set or options.then or options.html or options.json:
-        raise UserError("--out writes the step as it was: leave out --drop, --set, --then, --html and --json")
+    if options.drop or options.set or options.then or options.json:
+        raise UserError("--out writes the step as it was: leave out --drop, --set, --then and --json")
     step, past = options.step, Past(options.url, options.attempt, options.snapshots)
     if not options.out.strip("/"):
         raise UserError(

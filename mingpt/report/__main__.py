@@ -1,4 +1,4 @@
-"""`mingpt report RUN …`: one HTML page, and pictures, of what one run or several have done."""
+"""`mingpt report RUN …`: one HTML page of what one run or several have done."""
 
 import argparse
 from pathlib import Path
@@ -17,8 +17,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where the page goes (default: RUN/report.html; else ./report.html)"
     )
-    parser.add_argument("--png", type=Path, metavar="FOLDER", help="write the pictures as PNG files, too")
-    parser.add_argument("--sample", action="store_true", help="add what the newest snapshot's model writes or draws")
     return parser
 
 

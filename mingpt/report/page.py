@@ -2,40 +2,90 @@
 
 import json
 import math
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from matplotlib.figure import Figure
+import numpy as np
+from pydantic import ValidationError
 
-from mingpt.observe.ledger import Account, duration, goodput_line
+from mingpt.compute.optimizer import batch_factor, schedule_factor
+from mingpt.config.schema import Optimizer, Schedule
+from mingpt.observe.ledger import LABELS, Account, duration, goodput_line
 from mingpt.redact import without_secrets
 from mingpt.report.bits import equality
-from mingpt.report.figures import color, kind, kinds, shares, svg
+from mingpt.report.figures import Band, Line, chart, color
 from mingpt.report.html import Html, document, table_of, text
-from mingpt.report.reading import Run
-from mingpt.snapshot.forking import Parent
+from mingpt.report.reading import Curve, Run
 
 MOST_KEYS = 200
 PLACES = {"run.name", "run.dir", "snapshot.dir"}  # of each run its own
-TABS = ("steps", "tokens", "time")
+SMALL = 0.05  # of the time: phases below it are one
+MARKS = 200  # bands of attempts that are drawn
 
 
-def page(runs: Sequence[Run], drawn: Mapping[str, Figure], samples: Sequence[str | bytes | None]) -> str:
+def page(runs: Sequence[Run]) -> str:
     title = ", ".join(run.name[:40] for run in runs)
-    shown = {name: f'<figure class="card">{svg(figure, name)}</figure>' for name, figure in drawn.items()}
-    several, sections = len(runs) > 1, list[str]()
-    for i, (run, sample) in enumerate(zip(runs, samples, strict=True), 1):
-        last = f"-{i}" if several else ""
-        own = "".join(shown.get(f"{name}{last}", "") for name in ("components", "attempts", "ledger"))
-        cards = f'<div class="grid">{own if several else _curves(shown) + own}</div>{_legend(run, kinds(runs))}'
-        rest = (_attempts(run, kinds(runs)), _ledger(run), _skipped(run), _numerics(run), _sample(sample), _config(run))
-        sections.append(_head(run, f"{_dot(color(i - 1))}{i}: " if several else "") + cards + "".join(rest))
-    if several:
-        note = '<p class="soft">Dashed: validation loss.</p>'
-        sections.insert(0, f'{_comparison(runs)}<h2>Curves</h2><div class="grid">{_curves(shown)}</div>{note}')
-    return document(title, "".join(sections))
+    if len(runs) == 1:
+        return document(title, _one(runs[0]))
+    names = [Html(f"{_dot(color(i))}{i + 1}: {text(run.name)}") for i, run in enumerate(runs)]
+    columns = list(dict.fromkeys(key for run in runs for key in facts(run)))
+    rows = [(name, *(facts(run).get(c, "–") for c in columns)) for name, run in zip(names, runs, strict=True)]
+    lines = [Line(f"{i + 1}: {run.name}", run.loss, color(i)) for i, run in enumerate(runs)]
+    lines += [Line("", run.curve("val_loss"), color(i), marks=True) for i, run in enumerate(runs)]
+    keys = [(key, *values) for key, values in list(different_keys(runs).items())[:MOST_KEYS]]
+    table = table_of(["key", *names], keys) if keys else "<p>None, as far as the snapshots tell.</p>"
+    body = f"<h1>{len(runs)} runs</h1>{table_of(['run', *columns], rows)}{chart('loss (dots: validation)', lines)}"
+    return document(title, f"{body}<h2>Keys that differ</h2><div class='card'>{table}</div>")
+
+
+def _one(run: Run) -> str:
+    kinds = dict.fromkeys(kind(a) for a in run.attempts if kind(a))
+    colors = {name: color(i + 1) for i, name in enumerate(kinds)}
+    bands = [Band(a.from_step, run.kept[a.attempt], colors.get(kind(a), color(7))) for a in run.on_line[-MARKS:]]
+    validation = run.curve("val_loss")
+    curves = [Line("training", run.loss, color(0))]
+    curves += [Line("validation", validation, color(3), marks=True)] if len(validation.steps) else []
+    charts = (
+        chart("loss", curves, bands),
+        chart("learning rate", [Line("", learning_rate(run), color(0))], floor=True),
+        chart("tokens/s", [Line("", run.curve("tokens_per_second"), color(0))], bands, floor=True),
+    )
+    legend = " ".join(f"{_dot(shade)}{text(name, 60)}" for name, shade in colors.items())
+    parts = (
+        _head(run),
+        f'<div class="grid">{"".join(charts)}</div><p class="soft">{legend}</p>',
+        _ledger(run),
+        _attempts(run, colors),
+        _numerics(run),
+        _config(run),
+    )
+    return "".join(parts)
+
+
+def kind(attempt: Account) -> str:
+    """How many processes on what; "" for a rewind."""
+    return " × ".join(str(part) for part in (attempt.world_size, attempt.device) if part)
+
+
+def learning_rate(run: Run) -> Curve:
+    """Of every step, as the newest snapshot's config has it; where that can't be read, what the metrics hold."""
+    config = run.manifest.config if run.manifest else {}
+    try:
+        optimizer = Optimizer.model_validate(config.get("optimizer"))
+        schedule = Schedule.model_validate(config.get("schedule"))
+        peak = optimizer.lr * batch_factor(optimizer, _plain(config, "batch", "global_size") or 0)
+    except (ValidationError, ArithmeticError, TypeError):
+        return run.curve("lr")
+    steps = np.unique(np.linspace(1, max(run.last_step, 1), 2000).astype(int))
+    return Curve(steps.astype(float), np.array([peak * schedule_factor(schedule, int(s) - 1) for s in steps]))
+
+
+def _plain(config: Mapping[str, Any], section: str, key: str) -> Any:
+    """A number or a text of a stored config, which may hold anything; None for all else."""
+    held = config.get(section)
+    value = held.get(key) if isinstance(held, Mapping) else None
+    return value if isinstance(value, str) or (type(value) is int and abs(value) < 2**40) else None
 
 
 def _dot(shade: str) -> Html:
@@ -51,49 +101,39 @@ def number(value: object) -> str:
 
 def facts(run: Run) -> dict[str, str]:
     """The run in a few figures, those that are known."""
-    losses = {"loss": run.loss.last, "validation loss": run.curve("val_loss").last}
+    config = run.manifest.config if run.manifest else {}
+    model, data = _plain(config, "model", "kind"), _plain(config, "data", "path") or _plain(config, "data", "kind")
+    size, length = _plain(config, "batch", "global_size"), _plain(config, "model", "block_size")
+    validation, best = run.curve("val_loss"), None
+    if len(good := validation.values[np.isfinite(validation.values)]):
+        at = int(validation.steps[np.nanargmin(np.where(np.isfinite(validation.values), validation.values, np.nan))])
+        best = f"{good.min():.4f} (step {at:,})"
+    last = run.attempts[-1] if run.attempts else None
     found = {
+        "model": model and str(model),
+        "parameters": f"{run.parameters:,}" if run.parameters else None,
+        "data": data and str(data),
         "step": f"{run.last_step:,}",
-        **{key: number(value) for key, value in losses.items() if value is not None},
+        "tokens seen": f"{run.last_step * size * length:,}" if type(size) is type(length) is int else None,
+        "loss": None if run.loss.last is None else number(run.loss.last),
+        "best validation loss": best,
         "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
+        "machine": f"{kind(last)} {last.host}".strip() if last and kind(last) else None,
         "wall time": duration(run.ledger.wall) if run.ledger else None,
         "cost": f"{cost:,.2f}" if run.ledger and (cost := run.ledger.cost()) is not None else None,
-        "digest": run.manifest.digest[:16] if run.manifest else None,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: str(without_secrets(value)) for key, value in found.items() if value is not None}
 
 
-def _head(run: Run, mark: str) -> str:
-    known = [(key, value) for key, value in facts(run).items() if key != "digest"]
-    shown = "".join(f"<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>" for key, value in known)
+def _head(run: Run) -> str:
+    shown = "".join(f"<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>" for key, value in facts(run).items())
     goodput = f"<p>{text(goodput_line(run.ledger), 400)}</p>" if run.ledger else ""
-    last = run.manifest
+    last, parent = run.manifest, run.parent
     digest = f'<p class="soft">step {last.step:,} has the digest {text(last.digest)}</p>' if last else ""
-    from_run = (
-        f"<p>forked from {text(p.run)} after step {p.step:,}{text(_with(p), 400)}</p>" if (p := run.parent) else ""
-    )
-    title = f'<h1>{mark}{text(run.name)}</h1><p class="soft">{text(run.url, 300)}</p>'
-    return f'{title}{from_run}{goodput}<dl class="card">{shown}</dl>{digest}'
-
-
-def _with(parent: Parent) -> str:
-    return f", with other {', '.join(parent.keys)}" if parent.keys else ""
-
-
-def _comparison(runs: Sequence[Run]) -> str:
-    columns = list(dict.fromkeys(key for run in runs for key in facts(run)))
-    rows = [
-        (Html(f"{_dot(color(i))}{i + 1}: {text(run.name)}"), *(facts(run).get(c, "–") for c in columns))
-        for i, run in enumerate(runs)
-    ]
-    keys = different_keys(runs)
-    names = [Html(f"{_dot(color(i))}{i + 1}: {text(run.name)}") for i, run in enumerate(runs)]
-    lines = [(key, *values) for key, values in list(keys.items())[:MOST_KEYS]]
-    table = table_of(["key", *names], lines) if lines else "<p>None, as far as the snapshots tell.</p>"
-    return (
-        f"<h1>{len(runs)} runs</h1>{table_of(['run', *columns], rows)}"
-        f"<h2>Keys that differ</h2><div class='card'>{table}</div>"
-    )
+    other = f", with other {', '.join(parent.keys)}" if parent and parent.keys else ""
+    fork = f"<p>forked from {text(parent.run)} after step {parent.step:,}{text(other, 400)}</p>" if parent else ""
+    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.url, 300)}</p>'
+    return f'{title}{fork}{goodput}<dl class="card">{shown}</dl>{digest}'
 
 
 def different_keys(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -110,24 +150,6 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, s
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _curves(shown: Mapping[str, str]) -> str:
-    """The curves over steps, tokens or time: what the page's style shows of the loss is what its radio button says."""
-    tabs = "".join(
-        f'<input type="radio" name="axis" id="by-{tab}"{" checked" * (tab == TABS[0])}>'
-        f'<label for="by-{tab}">{tab}</label>'
-        for tab in TABS
-    )
-    loss = "".join(shown[f"loss-{tab}"] for tab in TABS)
-    others = "".join(shown[name] for name in ("learning-rate", "gradient-norm", "tokens-per-second"))
-    return f'<div class="card tabs">{tabs}{loss}</div>{others}'
-
-
-def _legend(run: Run, colors: Mapping[str, str]) -> str:
-    own = dict.fromkeys(name for a in run.attempts if (name := kind(a)))
-    marks = "● finished, ■ stopped, × killed or failed" if run.ledger else ""
-    return f'<p class="soft">{" ".join(f"{_dot(colors[name])}{text(name, 60)}" for name in own)} {marks}</p>'
 
 
 def _moment(at: float) -> str:
@@ -152,53 +174,37 @@ def _attempts(run: Run, colors: Mapping[str, str]) -> str:
     return f'<h2>Attempts and snapshots</h2><div class="card">{table}</div><p class="soft">{kept}</p>'
 
 
+def shares(run: Run) -> list[tuple[str, float]]:
+    """(phase, seconds) of the ledger, the longest first; phases under SMALL of the time are one."""
+    spent = {name: time for name, time in (run.ledger.seconds if run.ledger else {}).items() if time > 0}
+    least = SMALL * sum(spent.values())
+    large = sorted(((LABELS.get(n, n), t) for n, t in spent.items() if t >= least), key=lambda part: -part[1])
+    rest = sum(time for time in spent.values() if time < least)
+    return [*large, *([(f"others, under {SMALL:.0%} each", rest)] if rest else [])]
+
+
 def _ledger(run: Run) -> str:
     parts = shares(run)
     if not parts:
-        return '<h2>Ledger</h2><p class="soft">This run has none.</p>'
-    whole = sum(spent for _, spent, _ in parts)
-    rows = [
-        (Html(f"{_dot(c)}{text(p)}"), f"{s:.1f} s" if s < 60 else duration(s), f"{100 * s / whole:.2f} %")
-        for p, s, c in parts
-    ]
-    return f'<h2>Ledger</h2><div class="card">{table_of(("phase", "time", "share"), rows)}</div>'
-
-
-def _skipped(run: Run) -> str:
-    skipped = [found for found in run.rows if "skipped" in found]
-    if not skipped:
         return ""
-
-    def row(found: Mapping[str, Any]) -> tuple[object, ...]:
-        bad = found["skipped"] if isinstance(found["skipped"], dict) else {}
-        why = "spike" if bad.get("spike") else "not finite"
-        figures = number(found.get("loss")), number(found.get("grad_norm"))
-        return found["step"], why, *figures, bad.get("microbatches", "–"), bad.get("samples", "–")
-
-    head = ("step", "why", "loss", "gradient norm", "microbatches", "samples")
-    return f'<h2>Skipped steps</h2><div class="card">{table_of(head, map(row, skipped))}</div>'
+    whole = sum(spent for _, spent in parts)
+    rows = [
+        (
+            phase,
+            f"{spent:.1f} s" if spent < 60 else duration(spent),
+            Html(f'<i class="bar" style="width:{8 * spent / whole:.2f}em"></i>{100 * spent / whole:.1f} %'),
+        )
+        for phase, spent in parts
+    ]
+    return f'<h2>Where the time went</h2><div class="card">{table_of(("phase", "time", "share"), rows)}</div>'
 
 
 def _numerics(run: Run) -> str:
     lines = "".join(f"<p>{text(line, 2000)}</p>" for line in [*equality(run.manifest), run.twice] if line)
-    fingerprint = dict(_flat(run.manifest.fingerprint)) if run.manifest else {}
-    table = f"<details><summary>Fingerprint</summary>{table_of(('key', 'value'), fingerprint.items())}</details>"
-    return f"<h2>Numerics</h2>{lines}{table if fingerprint else ''}"
-
-
-def _sample(sample: str | bytes | None) -> str:
-    if sample is None:
-        return ""
-    if isinstance(sample, bytes):
-        return f'<h2>Sample</h2><img alt="" src="data:image/png;base64,{b64encode(sample).decode()}">'
-    return f'<h2>Sample</h2><pre class="card">{_block(sample)}</pre>'
-
-
-def _block(content: str) -> Html:
-    return Html("\n".join(text(line, 10_000) for line in content.split("\n")))
+    return f"<h2>Numerics</h2>{lines}"
 
 
 def _config(run: Run) -> str:
     own = json.dumps(without_secrets(run.manifest.config), indent=1, ensure_ascii=False) if run.manifest else ""
-    shown = run.config or own[: 2**17]
-    return f"<details><summary>Config</summary><pre class='card'>{_block(shown)}</pre></details>" if shown else ""
+    shown = Html("\n".join(text(line, 10_000) for line in (run.config or own[: 2**17]).split("\n")))
+    return f"<details><summary>Config</summary><pre class='card'>{shown}</pre></details>" if shown else ""

@@ -14,7 +14,7 @@ from mingpt.errors import UserError
 from mingpt.observe.configfile import NAME
 from mingpt.observe.earlier import name_of
 from mingpt.observe.jsonl import read_metrics
-from mingpt.observe.ledger import GROUPS, Account, Ledger, kept_until, ledger
+from mingpt.observe.ledger import Account, Ledger, kept_until, ledger
 from mingpt.observe.trace import Records, read_trace
 from mingpt.plainfile import NotPlain, check_file, link_problem
 from mingpt.redact import without_secrets
@@ -66,7 +66,6 @@ class Run:
     attempts: list[Account]
     kept: dict[int, int]
     loss: Curve
-    grad_norm: Curve
     ledger: Ledger | None
     manifest: Manifest | None
     snapshots: list[int]
@@ -83,9 +82,10 @@ class Run:
         return _curve((row["step"], row[key]) for row in self.rows if key in row)
 
     @property
-    def components(self) -> list[str]:
-        """The metrics that are validation losses on components of a mixture."""
-        return sorted({key for row in self.rows for key in row if key.startswith("val_loss/")})
+    def parameters(self) -> int:
+        """Of the newest snapshot's model; 0 where there is none."""
+        tensors = self.manifest.tensors.values() if self.manifest else ()
+        return sum(math.prod(info.shape) for info in tensors if info.part.startswith("model"))
 
     @property
     def on_line(self) -> list[Account]:
@@ -123,14 +123,12 @@ def read_run(url: str) -> Run:
         if (part := trace.get(a.attempt)) is not None
     }
 
-    def curve(key: str, field: str) -> Curve:
-        """From the trace; of attempts without one from the metrics."""
-        own = _curve((row["step"], row[key]) for row in rows if key in row and row["attempt"] not in on_line)
-        parts = on_line.values()
-        return Curve.of(
-            np.concatenate([own.steps, *(part["step"] for part in parts)]),
-            np.concatenate([own.values, *(part[field] for part in parts)]),
-        )
+    # From the trace; of attempts without one from the metrics.
+    own = _curve((row["step"], row["loss"]) for row in rows if "loss" in row and row["attempt"] not in on_line)
+    loss = Curve.of(
+        np.concatenate([own.steps, *(part["step"] for part in on_line.values())]),
+        np.concatenate([own.values, *(part["loss"] for part in on_line.values())]),
+    )
 
     return Run(
         folder=folder,
@@ -138,8 +136,7 @@ def read_run(url: str) -> Run:
         rows=rows,
         attempts=[_ended(a, attempts[-1].attempt) for a in attempts],
         kept=kept,
-        loss=curve("loss", "loss"),
-        grad_norm=curve("grad_norm", "norm"),
+        loss=loss,
         ledger=booked if booked.accounts else None,
         manifest=manifest,
         snapshots=store.steps(),
@@ -148,6 +145,15 @@ def read_run(url: str) -> Run:
         parent=parent_of(manifest),
         claims=claimed,
     )
+
+
+def forked_from(run: Run, runs: Sequence[Run]) -> Run | None:
+    """The one among several runs that a run was forked from."""
+    parent = run.parent
+    if parent is None or parent.claim is None:
+        return None
+    claim = parent.attempt, parent.claim
+    return next((r for r in runs if r is not run and claim in ((n, c.id) for n, c in r.claims.items())), None)
 
 
 def _number(value: object) -> float:
@@ -231,34 +237,3 @@ def _config(folder: str) -> str:
             raise UserError(f"RUN={link_problem(path, str(problem))}") from problem
     text: str = without_secrets(raw.decode(errors="replace"))
     return text if len(raw) < LONGEST_CONFIG else f"{text}\n… (the rest is left out)"
-
-
-def tokens(run: Run, steps: Floats) -> Floats:
-    """Tokens seen up to each step."""
-    return _summed(run, steps, ("tokens_per_second", "step_seconds"))
-
-
-def seconds(run: Run, steps: Floats) -> Floats:
-    """Wall-clock time of each step since the run's first start; between two snapshots it is interpolated.
-
-    Of a run without a ledger the time of training alone, which its metrics hold.
-    """
-    if run.ledger is None:
-        return _summed(run, steps, ("step_seconds",))
-    times = np.full(len(steps), np.nan)
-    for a in run.on_line:
-        begin = a.started + sum(a.seconds.get(phase, 0.0) for phase in GROUPS["start-up"])
-        knots = {a.from_step: begin, a.step: a.until}
-        knots |= {step: at for step, at, _ in a.snapshots if a.from_step < step < a.step}
-        inside = (steps > a.from_step) & (steps <= run.kept[a.attempt])
-        times[inside] = np.interp(steps[inside], sorted(knots), [knots[step] for step in sorted(knots)])
-    return times - min(a.started for a in run.ledger.accounts)
-
-
-def _summed(run: Run, steps: Floats, factors: Sequence[str]) -> Floats:
-    """The sum up to each step of a product of metrics. NaN where there are none."""
-    known = [curve for key in factors if len((curve := run.curve(key)).steps)]
-    if len(known) < len(factors) or len({len(curve.steps) for curve in known}) > 1:
-        return np.full(len(steps), np.nan)
-    each = np.diff(known[0].steps, prepend=0) * np.prod([np.nan_to_num(curve.values) for curve in known], axis=0)
-    return np.interp(steps, [0, *known[0].steps], [0, *np.cumsum(each)])

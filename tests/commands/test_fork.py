@@ -18,8 +18,6 @@ from mingpt.console import say
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.observe.trace import read_trace
 from mingpt.report.auditing import intervals
-from mingpt.report.forks import joined
-from mingpt.report.reading import read_run
 from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
@@ -261,11 +259,6 @@ def test_log_draws_a_fork_below_the_attempt_that_it_left_and_the_report_from_tha
     told = {run["dir"]: run for run in json.loads(capsys.readouterr().out)}
     assert told[f"{tmp_path}/new"]["parent"]["step"] == 8
     assert told[f"{tmp_path}/new"]["attempts"][0]["snapshots"][0]["digest"].startswith(digests["new", 12])
-    runs = [read_run(f"{tmp_path}/{name}") for name in ("base", "new")]
-    parent, fork = joined(runs)
-    assert fork.loss.steps.tolist() == [8, 9, 10, 11, 12]
-    assert fork.loss.values[0] == parent.loss.values[7]
-    assert runs[1].loss.steps.tolist() == [9, 10, 11, 12]
 
 
 def test_log_of_one_run_and_of_no_run(base: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -45,13 +45,10 @@ def test_first_the_bits_then_the_step(made: tuple[str, str], capsys: Captured) -
     assert files_of(Path(url)) == before
 
 
-def test_without_samples_with_another_setting_and_what_follows(
-    made: tuple[str, str], tmp_path: Path, capsys: Captured
-) -> None:
+def test_without_samples_with_another_setting_and_what_follows(made: tuple[str, str], capsys: Captured) -> None:
     url, where = made
     change = ("--drop", "0,3", "--set", "optimizer.lr=0.05", "--set", "optimizer.clip_norm=0.1", "--then", "3")
-    html = ("--html", f"{tmp_path}/page.html")
-    assert replay.main([url, "--step", "6", where, *change, *html, "--json"]) == 0
+    assert replay.main([url, "--step", "6", where, *change, "--json"]) == 0
     shown: dict[str, Any] = json.loads(capsys.readouterr().out)
     was, now = shown["as_it_was"], shown["changed"]
     assert (was["targets"], now["targets"]) == (128, 96)
@@ -62,10 +59,10 @@ def test_without_samples_with_another_setting_and_what_follows(
     rest = [loss for i, loss in enumerate(was["losses"]) if i not in (0, 3)]
     assert now["loss"] == pytest.approx(sum(rest) / 6, rel=1e-5)
     assert [(row["step"], row["same"]) for row in shown["then"]] == [(7, False), (8, False), (9, False)]
-    page = (tmp_path / "page.html").read_text()
-    assert "without the samples at 0, 3; optimizer.lr=0.05 from step 6 on" in page
-    assert "<script" not in page
-    assert "default-src 'none'" in page
+    assert (
+        shown["change_text"]
+        == "without the samples at 0, 3; optimizer.lr=0.05 from step 6 on; optimizer.clip_norm=0.1 from step 6 on"
+    )
 
 
 def test_what_followed_is_the_same_if_nothing_is_changed(made: tuple[str, str], capsys: Captured) -> None:
@@ -109,15 +106,6 @@ def test_another_bit_is_named(made: tuple[str, str], tmp_path: Path, capsys: Cap
 def test_mistakes(made: tuple[str, str], capsys: Captured, options: tuple[str, ...], problem: str) -> None:
     assert replay.main([made[0], "--step", "6", made[1], *options]) == 64
     assert problem.replace("Input must", "must") in capsys.readouterr().err.replace("Input must", "must")
-
-
-def test_images_are_shown(tmp_path: Path, capsys: Captured) -> None:
-    how, (where,) = data_of("images", tmp_path / "data")
-    train_here(f"{tmp_path}/run", *how, where, f"data.cache_dir={tmp_path}/cache", "train.max_steps=2")
-    page = tmp_path / "page.html"
-    assert replay.main([f"{tmp_path}/run", "--step", "2", where, "--html", str(page)]) == 0
-    assert re.search(r"an image of class [0-3]\n {12}[ .:=+*#%@-]{8}\n", capsys.readouterr().out)
-    assert page.read_text().count('src="data:image/png;base64,') == 6
 
 
 def test_out_gives_the_digest_of_a_run_that_stored_it(made: tuple[str, str], tmp_path: Path) -> None:

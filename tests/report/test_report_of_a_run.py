@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from cli_kit import Mingpt
@@ -14,7 +13,6 @@ from mingpt.report.page import different_keys
 from mingpt.report.reading import read_run
 from node_kit import wait_until
 from run_kit import TIME_LIMIT, Run
-from snapshot_kit import files
 
 
 @pytest.mark.slow
@@ -27,20 +25,17 @@ def test_a_run_with_a_kill_and_another_world(
     assert started.wait() < 0
     run.finish(2)
     mingpt = Mingpt(tmp_path)
-    done = mingpt("report", run.dir, "--png", "pictures", "--sample")
+    done = mingpt("report", run.dir)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"report: {run.dir}/report.html\npictures: 8 in pictures\n"
-    assert len(files(tmp_path / "pictures")) == 8
+    assert done.stdout == f"report: {run.dir}/report.html\n"
     page = (Path(run.dir) / "report.html").read_text()
     assert run.digest() in page
-    assert "<h2>Sample</h2><pre" in page
 
     read = read_run(run.dir)
     assert [(a.world_size, a.device, a.end) for a in read.attempts] == [(1, "cpu", "killed"), (2, "cpu", "finished")]
     assert read.kept == {1: read.attempts[1].from_step, 2: 24}
     rows = read_metrics(run.dir)
     assert read.loss.values.tolist() == [row["loss"] for row in rows]
-    assert np.array_equal(read.grad_norm.values, np.array([row["grad_norm"] for row in rows], np.float32))
     assert read.curve("val_loss").steps.tolist() == [8, 16, 24]
     assert "all with the same bits" in read.twice
     assert "its bits are those of a run that was never interrupted" in page
