@@ -40,7 +40,7 @@ class Node:
         self.helper = Helper()
         helpers.append(self.helper)
         own = "127.0.0.1" if rank == 0 else None
-        self.meets = self.helper.ask(meeting.meet, "127.0.0.1", port, own, rank, size, f"node {id(self)}", 30.0)
+        self.meets = self.helper.ask(meeting.meet, "127.0.0.1", port, own, rank, size, f"node {len(helpers)}", 30.0)
 
     def gathers(self, value: object, seconds: float = LIMIT) -> AsyncResult[list[object]]:
         return self.helper.ask(meeting.gather, value, seconds)
