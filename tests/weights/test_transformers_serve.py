@@ -16,6 +16,7 @@ from mingpt.commands import generate, snapshots
 from mingpt.data.bpe import END_OF_TEXT
 from node_kit import free_port, listening, wait_until
 
+pytest.importorskip("fastapi", reason="transformers serve needs Python 3.11")
 pytestmark = pytest.mark.slow
 GREEDY = ("--temperature", "0", "--device", "cpu")
 STEP = 100
