@@ -34,7 +34,7 @@ STORED: dict[str, dict[str, str]] = RECORDED["stored"]
 OWN = {"dropped": ("data._target_=poison_kit.rows", "model._target_=poison_kit.Line")}
 GONE = {"images"}  # kinds of data that no longer exist: such runs are listed, verified and reported, no more
 GOING = sorted(set(STORED) - GONE)
-LAST = {"dropped": 24, "rewound": 6, "hot": 14, "bucket": 8}
+LAST = {"dropped": 24, "rewound": 6, "hot": 12, "bucket": 8}
 MORE = 4  # steps
 
 Verb = Callable[..., str]
@@ -74,9 +74,10 @@ def mingpt(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def machine() -> str:
-    """What this package's bits depend on here, as tests/compute/test_numerics.py has it."""
+    """What this package's bits depend on here, as tests/compute/test_numerics.py has it; torch's builds are alike."""
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"{NUMERICS} torch {torch.__version__} {cpu_vendor()} {capability} {probe(torch.device('cpu'))}"
+    torch_version = torch.__version__.partition("+")[0]
+    return f"{NUMERICS} torch {torch_version} {cpu_vendor()} {capability} {probe(torch.device('cpu'))}"
 
 
 def place(name: str) -> str:
@@ -131,22 +132,40 @@ def test_what_only_looks(name: str, mingpt: Verb) -> None:
 
 
 @pytest.mark.parametrize("name", GOING)
-def test_it_goes_on_with_the_same_bits(name: str, mingpt: Verb, request: pytest.FixtureRequest) -> None:
+def test_it_goes_on_with_the_same_bits(
+    name: str, mingpt: Verb, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = request.getfixturevalue("bucket") if name == "bucket" else place(name)
-    if name == "hot":  # its newest snapshot, that of step 14, is in memory
-        heat(name)
-    more = LAST.get(name, 12) + MORE
-    assert resume(place(name), f"train.max_steps={more}", "snapshot.hot_dir=hot") == FINISHED
-    known, found = RECORDED["resumed"].get(machine()), digest(Store(f"{url}/snapshots"), more)
+    last = LAST.get(name, 12)
+    if name == "hot":  # its newest snapshot is in memory
+        assert digest(Store(str(heat(name)), "snapshot.hot_dir"), last) == RECORDED["hot"]
+    assert resume(place(name), f"train.max_steps={last + MORE}", "snapshot.hot_dir=hot") == FINISHED
+    where = "hot/mingpt" if name == "hot" else f"{url}/snapshots"
+    assert f"resumed from step {last} of {where}" in capsys.readouterr().out
+    # A step of the past with the bits that it recorded then, on a machine that gives them; a new one on every machine.
+    known = RECORDED["resumed"].get(machine())
+    for step in (9 if name == "forked" else 2, last + MORE) if known else (last + MORE,):
+        shown = mingpt("replay", url, "--step", str(step), "--samples", "0", *OWN.get(name, ()))
+        assert "same loss and norm bits as recorded" in shown
+    mingpt("audit", url, "--from", str(last + 1) if known is None else "1", *OWN.get(name, ()))
+    mingpt("diff", url, url, "--exit-code")
+    found = digest(Store(f"{url}/snapshots"), last + MORE)
     if known is None:
         pytest.skip(f"which bits come out is not recorded for this machine: {machine()}")
     assert (name, found) == (name, known[name])
-    # The steps of the past, with the bits that it recorded then. (The fork had none of its own.)
-    for step in (2, more - MORE) if name != "forked" else (more,):
-        shown = mingpt("replay", url, "--step", str(step), "--samples", "0", *OWN.get(name, ()))
-        assert "same loss and norm bits as recorded" in shown
-    mingpt("audit", url, *OWN.get(name, ()))
-    mingpt("diff", url, url, "--exit-code")
+
+
+def test_what_is_off_the_line_never_comes_back(here: Path, mingpt: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    """An attempt that a newer one had overtaken commits late; memory holds a step from before a rewind."""
+    late = next(Path("runs/rewound/snapshots/step-000000012").glob("set-aside-*"))
+    late.rename(late.with_name("manifest.json"))
+    mingpt("rewind", "runs/hot@8", "--hot-dir", "hot")
+    heat("hot")  # as in the memory of another node
+    for name, step in (("rewound", 6), ("hot", 8)):
+        capsys.readouterr()
+        assert resume(f"runs/{name}", "train.max_steps=14", "snapshot.hot_dir=hot") == FINISHED
+        assert f"resumed from step {step} of runs/{name}/snapshots" in capsys.readouterr().out
+    assert Store("runs/rewound/snapshots").steps()[-3:] == [8, 6, 4]
 
 
 def test_a_bucket_is_looked_at_and_its_rewind_undone(bucket: str, mingpt: Verb) -> None:
