@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module, metadata
 
-from mingpt import NUMERICS, __version__, gone
+from mingpt import NUMERICS, __version__
 from mingpt.command import INTERRUPTED
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, USER_ERROR
+from mingpt.gone import instead
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ def main() -> int:
     if name == "--version":
         say(version_text())
         return FINISHED
-    if name in gone.VERBS:
-        complain(f"error: mingpt {name} is gone: {gone.VERBS[name]}")
+    if cure := instead(f"mingpt {name}"):
+        complain(f"error: {cure}")
         return USER_ERROR
     if name not in VERBS:
         close = get_close_matches(name, VERBS, n=1)

@@ -56,7 +56,7 @@ def plan_command(arguments: list[str]) -> int:
         return FINISHED if advice is None else USER_ERROR
     say("\n".join(_lines(config, found, model, gpu, options.num_nodes, per_node)))
     if gpu:
-        say(_cost(config, model, gpu, options))
+        say(_cost(config, model, gpu, processes))
         say(_verdict(size, gpu, advice))
     return FINISHED if advice is None else USER_ERROR
 
@@ -68,7 +68,7 @@ def _room(gpu: str) -> float:
     return GPUS[gpu].memory * GB * (1 - ROOM)
 
 
-def _cost(config: "Config", model: "Model", gpu: str, options: argparse.Namespace) -> str:
+def _cost(config: "Config", model: "Model", gpu: str, gpus: int) -> str:
     """How long the run takes at MFU of the peak, and what that costs."""
     from mingpt.model.kinds.language import Language
     from mingpt.observe.speed import GPUS, flops_per_token
@@ -77,8 +77,7 @@ def _cost(config: "Config", model: "Model", gpu: str, options: argparse.Namespac
     assert isinstance(shape, Language)
     tokens = steps * config.batch.global_size * shape.block_size
     flops = flops_per_token(model.parameters, shape.n_layer, shape.n_embd, shape.block_size)
-    per_node = _machine(options)[1]
-    hours = tokens * flops / (GPUS[gpu].peak(config.precision) * MFU * per_node * options.num_nodes) / 3600
+    hours = tokens * flops / (GPUS[gpu].peak(config.precision) * MFU * gpus) / 3600
     price = config.run.price_per_hour
     cost = f", a cost of {price * hours:,.2f}" if price else "; run.price_per_hour=… tells the cost"
     return f"{steps:,} steps, {tokens:,} tokens: {hours:,.2f} hours at {MFU:.0%} of the peak (an estimate){cost}"

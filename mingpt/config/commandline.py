@@ -11,10 +11,10 @@ from typing import NoReturn
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from mingpt import gone
 from mingpt.config.groups import config_dir, folders
 from mingpt.console import complain
 from mingpt.errors import USER_ERROR
+from mingpt.gone import instead
 from mingpt.redact import without_secrets
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -45,8 +45,7 @@ class Parser(argparse.ArgumentParser):
             verb = self.prog.replace(".", " ").split()[-1]
             for argument in message.split()[2:]:
                 name = argument.partition("=")[0]
-                if cure := gone.KEYS.get(f"{verb} {name}"):
-                    message = f"{name} is gone: {cure}"
+                message = instead(f"{verb} {name}", name) or message
                 for names, cure in NOT_THERE.items():
                     if name in names.split():
                         message = f"unrecognized arguments: {argument}: {cure}"

@@ -24,7 +24,7 @@ from mingpt.config.section import MISSING
 from mingpt.config.validation import shown, validate
 from mingpt.console import say
 from mingpt.errors import UserError
-from mingpt.gone import KEYS
+from mingpt.gone import instead
 from mingpt.redact import without_secrets
 
 
@@ -135,8 +135,8 @@ def _not_chosen(override: Override, error: Exception, there_are: Groups) -> str:
     group, value, text = override.key_or_group, override.value(), without_secrets(override.input_line)
     if not isinstance(value, str):
         return f"{text}: {group} takes one of {', '.join(there_are[group])}"
-    if f"{group}={value}" in KEYS:
-        return f"{group}={value} is gone: {KEYS[f'{group}={value}']}"
+    if cure := instead(f"{group}={value}"):
+        return cure
     if value not in there_are[group]:
         return f"{text}: there is no {group} {without_secrets(value)!r}; there are {', '.join(there_are[group])}"
     if override.is_add():

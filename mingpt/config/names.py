@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mingpt.config.keys import held_at, keys, kind_of, kinds_at, kinds_having, named
-from mingpt.gone import KEYS
+from mingpt.gone import instead
 from mingpt.redact import printable, without_secrets
 
 
@@ -21,8 +21,8 @@ def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
             f"{', '.join(having)}: "
             f"{cure}, or choose {section}.kind={having[0]}"
         )
-    if key in KEYS:
-        return f"{told} is gone: {KEYS[key]}"
+    if gone := instead(key, told):
+        return gone
     nearest = _nearest(section, name, raw)
     return f"{told} is not a key{f' (did you mean {nearest}?)' if nearest else ''}"
 

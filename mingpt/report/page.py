@@ -29,8 +29,9 @@ def page(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         return document(title, _one(runs[0]))
     names = [Html(f"{_dot(color(i))}{i + 1}: {text(run.name)}") for i, run in enumerate(runs)]
-    columns = list(dict.fromkeys(key for run in runs for key in facts(run)))
-    rows = [(name, *(facts(run).get(c, "–") for c in columns)) for name, run in zip(names, runs, strict=True)]
+    known = [facts(run) for run in runs]
+    columns = list(dict.fromkeys(key for of_run in known for key in of_run))
+    rows = [(name, *(of_run.get(c, "–") for c in columns)) for name, of_run in zip(names, known, strict=True)]
     lines = [Line(f"{i + 1}: {run.name}", run.loss, color(i)) for i, run in enumerate(runs)]
     lines += [Line("", run.curve("val_loss"), color(i), marks=True) for i, run in enumerate(runs)]
     keys = [(key, *values) for key, values in list(different_keys(runs).items())[:MOST_KEYS]]
@@ -104,10 +105,10 @@ def facts(run: Run) -> dict[str, str]:
     config = run.manifest.config if run.manifest else {}
     model, data = _plain(config, "model", "kind"), _plain(config, "data", "path") or _plain(config, "data", "kind")
     size, length = _plain(config, "batch", "global_size"), _plain(config, "model", "block_size")
-    validation, best = run.curve("val_loss"), None
-    if len(good := validation.values[np.isfinite(validation.values)]):
-        at = int(validation.steps[np.nanargmin(np.where(np.isfinite(validation.values), validation.values, np.nan))])
-        best = f"{good.min():.4f} (step {at:,})"
+    validation = run.curve("val_loss")
+    good = np.isfinite(validation.values)
+    losses = zip(validation.values[good].tolist(), validation.steps[good].tolist(), strict=True)
+    best = min(losses, default=None)  # of equal ones the first
     last = run.attempts[-1] if run.attempts else None
     found = {
         "model": model and str(model),
@@ -116,7 +117,7 @@ def facts(run: Run) -> dict[str, str]:
         "step": f"{run.last_step:,}",
         "tokens seen": f"{run.last_step * size * length:,}" if type(size) is type(length) is int else None,
         "loss": None if run.loss.last is None else number(run.loss.last),
-        "best validation loss": best,
+        "best validation loss": best and f"{best[0]:.4f} (step {best[1]:,.0f})",
         "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
         "machine": f"{kind(last)} {last.host}".strip() if last and kind(last) else None,
         "wall time": duration(run.ledger.wall) if run.ledger else None,

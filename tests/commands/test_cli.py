@@ -13,7 +13,8 @@ import pytest
 import mingpt
 from bpe_kit import write_gpt2
 from cli_kit import ROOT, Mingpt
-from mingpt.cli import GROUPS, VERBS
+from mingpt.cli import GROUPS, VERBS, main
+from mingpt.gone import KEYS
 
 SHOWN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -81,6 +82,15 @@ def test_help_and_completion_import_the_standard_library_alone() -> None:
 def test_every_verb_is_a_program_of_its_own_too() -> None:
     for verb in VERBS.values():
         assert callable(import_module(verb.module).main), verb
+
+
+@pytest.mark.parametrize("verb", ["serve", "receipt", "materialize", "sky-check"])
+def test_a_verb_of_earlier_versions_leaves_a_line(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mingpt", verb, "runs/a"])
+    assert main() == 64
+    assert capsys.readouterr().err == f"error: mingpt {verb} is gone: {KEYS[f'mingpt {verb}']}\n"
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
