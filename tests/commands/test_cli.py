@@ -36,7 +36,9 @@ def test_help_groups_the_verbs(run: Mingpt) -> None:
 def test_without_a_verb_the_help_is_shown_and_nothing_counts_as_done(run: Mingpt) -> None:
     done = run()
     assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr == run("-h").stdout
+    assert done.stderr == run("-h").stdout == run("help").stdout
+    with run.start(sys.executable, "-m", "mingpt", "--help") as module:
+        assert module.communicate(timeout=600)[0] == done.stderr
 
 
 def test_a_mistaken_verb_is_told_with_the_nearest_one(run: Mingpt) -> None:
@@ -162,6 +164,7 @@ def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(run: 
         f"error: the workers would train with {package}, and this launcher is {ROOT / 'mingpt'}: start in another "
         f"folder, or run `python -m mingpt.launch` here to use the first\n"
     )
+    assert run("launch", "--help").returncode == 0
 
 
 @pytest.mark.slow
