@@ -16,8 +16,6 @@ from cli_kit import ROOT, Mingpt
 from mingpt.cli import GROUPS, VERBS, main
 from mingpt.gone import KEYS
 
-SHOWN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Mingpt:
@@ -93,15 +91,6 @@ def test_a_verb_of_earlier_versions_leaves_a_line(
     monkeypatch.setattr(sys, "argv", ["mingpt", verb, "runs/a"])
     assert main() == 64
     assert capsys.readouterr().err == f"error: mingpt {verb} is gone: {KEYS[f'mingpt {verb}']}\n"
-
-
-@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
-def test_documents_show_verbs_that_there_are(page: Path) -> None:
-    code = re.findall(r"^```.*?^```|`[^`]+`", page.read_text(), re.M | re.S)
-    shown = {
-        verb for text in code for verb in re.findall(r"(?:^|[\s`(/])mingpt ([a-z]+(?:-[a-z]+)*)\b(?!/)", text, re.M)
-    }
-    assert shown <= VERBS.keys()
 
 
 # --- what a verb does is what `python -m` of its module does ---
