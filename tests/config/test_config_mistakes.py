@@ -154,7 +154,8 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
             "model=gpt3 schedule=cos model.n_head=7",
             [
                 f"model=gpt3: there is no model 'gpt3' (did you mean gpt?); there are {MODELS}",
-                "schedule=cos: there is no schedule 'cos' (did you mean cosine?); there are constant, cosine, linear, wsd",
+                "schedule=cos: there is no schedule 'cos' (did you mean cosine?); "
+                "there are constant, cosine, linear, wsd",
                 "model.n_head=7 does not divide model.n_embd=128: choose a divisor",
             ],
         ),
