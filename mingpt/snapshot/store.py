@@ -242,15 +242,18 @@ class Store:
         return name
 
     def bring_back(self, step: int, name: str) -> None:
-        """Commit again what `set_aside` has renamed to `name`. Raises FileExistsError if the step has a manifest."""
+        """Commit again what `set_aside` has renamed to `name`. Raises FileExistsError if the step has another manifest.
+
+        An object store copies and deletes. If this was killed between the two, the next call deletes.
+        """
         old, new = f"{self._checked_folder(step)}/{name}", f"{self._checked_folder(step)}/{MANIFEST}"
-        if self.fs.exists(new):
-            raise FileExistsError(new)
-        if self.local:
-            os.rename(old, new)
-        else:
+        if not self.fs.exists(new):
+            if self.local:
+                return os.rename(old, new)
             self.fs.cp_file(old, new)
-            self.fs.rm_file(old)
+        elif self.fs.cat_file(old) != self.read_manifest(step):
+            raise FileExistsError(new)
+        self.fs.rm_file(old)
 
     def delete(self, step: int) -> None:
         """Delete a step's folder with all that is in it. Another process may be deleting it, too.
