@@ -166,9 +166,15 @@ class SnapshotWriter:
 
     def _write_together(self, step: int, staged: Staged, metrics: Metrics, began: float) -> str:
         self._staging.wait()
-        reports = self.world.gather(self._writer.write_parts(step, self._staging.parts(staged)))
-        raise_first(reports)
-        result = self.world.broadcast(self._writer.commit(step, reports, metrics) if self.world.is_main else None)
+        # Once more if parts are gone. Not with `everyone`: those outside of `world` take part in the writing, too.
+        for last in (self.everyone is not None, True):
+            reports = self.world.gather(self._writer.write_parts(step, self._staging.parts(staged)))
+            raise_first(reports)
+            result = self.world.broadcast(self._writer.commit(step, reports, metrics) if self.world.is_main else None)
+            if last or "again" not in result:
+                break
+            if self.world.is_main:
+                self.log(f"{result['error']}: it is written again")
         raise_first([result])
         digest = str(result["digest"])
         self.failures = 0
