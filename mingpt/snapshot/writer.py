@@ -142,7 +142,7 @@ class SnapshotWriter:
         except (UserError, SnapshotFailed) as error:
             self._count_failure(step, error, log_failure and self.world.is_main)
             raise
-        except Exception as error:
+        except BaseException as error:  # a client library may raise SystemExit
             # A collective has failed. gloo then closes the group's connections, so it can't be used again, and nobody
             # knows which process is to blame: every process logs it, and the run ends with the next step.
             self.broken = True
@@ -187,12 +187,12 @@ class SnapshotWriter:
         """An error in the callback is logged and no more: the snapshot is committed."""
         try:
             self._writer.retry(lambda: self.committed(step, digest, seconds))
-        except Exception as error:
+        except BaseException as error:
             self.log(f"step {step}: snapshot {digest[:16]} in {seconds:.2f} s; what follows it failed: {error}")
 
     def _prune(self, step: int) -> None:
         """An error is logged and no more: it costs space, and the next snapshot tries again."""
         try:
             plan(self.store, self.retention, step, self._val_losses).apply(self.store)
-        except Exception as error:
+        except BaseException as error:
             self.log(f"old snapshots could not be deleted: {error}; the next snapshot tries again")
