@@ -13,7 +13,7 @@ from importlib import import_module, metadata
 
 from mingpt import NUMERICS, __version__
 from mingpt.command import INTERRUPTED
-from mingpt.console import complain, say
+from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED, USER_ERROR
 from mingpt.gone import instead
 
@@ -75,10 +75,10 @@ def main() -> int:
     name, *arguments = sys.argv[1:]
     if name in ("--help", "-h", "help"):
         say(help_text())
-        return FINISHED
+        return ended(FINISHED)
     if name == "--version":
         say(version_text())
-        return FINISHED
+        return ended(FINISHED)
     if cure := instead(f"mingpt {name}"):
         complain(f"error: {cure}")
         return USER_ERROR
@@ -95,9 +95,12 @@ def run(name: str, arguments: list[str]) -> int:
     verb = VERBS[name]
     sys.argv = [f"mingpt {'snapshots' if verb.several else name}", *([name] if verb.several else []), *arguments]
     try:
-        return int(import_module(verb.module).main())
+        code = import_module(verb.module).main()
     except KeyboardInterrupt:  # while it was imported
-        return INTERRUPTED
+        code = INTERRUPTED
+    except SystemExit as end:
+        code = end.code
+    return ended(code or FINISHED)
 
 
 def help_text() -> str:

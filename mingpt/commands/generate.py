@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
 
 import torch
 
 from mingpt.command import command
 from mingpt.commands.loading import Opened, device_of, open_model
+from mingpt.console import complain, put, say
 from mingpt.data.images.imagetokens import ImageTokens
 from mingpt.data.images.pictures import COLORS, draw, grid, png
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
@@ -71,24 +71,24 @@ def grow(model: LanguageModel, texts: Sequence[Text], options: argparse.Namespac
         yield
 
 
-def write(
-    model: LanguageModel, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace, out: TextIO
-) -> None:
+def write(model: LanguageModel, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace) -> None:
     """Generate the texts in batches and write them in order, each as it grows. The others of its batch wait."""
     at = 0
     for begin in range(0, len(texts), options.batch):
         batch = texts[begin : begin + options.batch]
         for _ in grow(model, batch, options):
+            new = ""
             while at < begin + len(batch):
                 text = texts[at]
                 end = len(text.tokens) == len(text.prompt) + options.tokens
                 # Escape terminal codes, which a vocabulary may contain, but not \r, which many texts contain.
-                out.write("\r".join(map(escaped, text.new_text(vocabulary, end).split("\r"))))
+                new += "\r".join(map(escaped, text.new_text(vocabulary, end).split("\r")))
                 if not end:
                     break
                 at += 1
-                out.write("\n" + (BETWEEN if at < len(texts) else ""))
-            out.flush()
+                new += "\n" + (BETWEEN if at < len(texts) else "")
+            if not put(new):
+                return
 
 
 def write_images(opened: Opened, options: argparse.Namespace) -> str:
@@ -157,7 +157,7 @@ def generate(opened: Opened, options: argparse.Namespace) -> int:
     """Write images or texts, as the options say. Returns the exit code."""
     try:
         if options.out is not None:
-            print(write_images(opened, options))
+            say(write_images(opened, options))
         else:
             continue_texts(opened.model, opened.vocabulary, opened.where, options)
     except FloatingPointError as error:
@@ -178,10 +178,10 @@ def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, opt
         )
     texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]
     began = time.perf_counter()
-    write(model, vocabulary, texts, options, sys.stdout)
+    write(model, vocabulary, texts, options)
     if options.speed:
         count, seconds = len(texts) * options.tokens, time.perf_counter() - began
-        print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
+        complain(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s")
 
 
 @command()
