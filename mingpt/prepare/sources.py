@@ -98,4 +98,3 @@ def identity_of(url: str) -> str:
     """
     path, name = without_query(url), name_of(url)
     return name if set(name.lower().split(".")[1:]) & (FORMS.keys() | PACKED) else name + url[len(path) :]
-
