@@ -90,14 +90,16 @@ def _is_size(value: object) -> bool:
 
 def vocabulary_problems(tokenizer: str | None, vocabulary: Vocabulary) -> list[str]:
     """Tokens whose numbers differ between the tokenizer.json beside the weights and the data."""
-    files = tokenizer_files(vocabulary.to_json())
-    if tokenizer is None or not files:
+    if tokenizer is None:
         return []
+    files = tokenizer_files(vocabulary.to_json())
     try:
-        theirs, ours = numbers_in(json.loads(tokenizer)), numbers_in(json.loads(files["tokenizer.json"]))
+        theirs = numbers_in(json.loads(tokenizer))
+        ours = numbers_in(json.loads(files["tokenizer.json"])) if files else theirs
+        other = sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ["tokenizer.json is damaged: copy it again, or delete it if the tokens are right"]
-    if not (other := sorted(t for t in theirs.keys() | ours.keys() if theirs.get(t) != ours.get(t))):
+    if not other:
         return []
     shown = ", ".join(f"{token!r} ({theirs.get(token)}, {ours.get(token)})" for token in other[:SHOWN])
     return [
