@@ -9,6 +9,7 @@ KEYS = {
     "report --png": "the page has its pictures in it",
     "report --sample": "mingpt generate RUN",
     "replay --html": "mingpt replay RUN@STEP --json",
+    "preflight --selftest": "mingpt selftest on each node",
     "selftest --quick": "leave it out, there is nothing else",
     "selftest --out": "mingpt selftest --json, whose `row` it is",
 }

@@ -48,14 +48,13 @@ def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True
     if (line.cfg or line.info) and not problems:
         if line.resolve and unresolved:
             raise UserError(*unresolved)
-        plain = without_secrets(OmegaConf.to_container(composed, resolve=line.resolve))
-        config = OmegaConf.to_yaml(OmegaConf.create(plain)).rstrip("\n")
         if line.info:
             from mingpt.config.help import info
 
-            say(info(line, config))
+            info(line)
         else:
-            say(config)
+            plain = without_secrets(OmegaConf.to_container(composed, resolve=line.resolve))
+            say(OmegaConf.to_yaml(OmegaConf.create(plain)).rstrip("\n"))
         return None
     return validate(
         raw,

@@ -96,12 +96,10 @@ def test_help_says_each_default(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("searchpath", ["conf", "Search path:"]),
-        ("defaults", ["experiment/mine", "Defaults list"]),
+        ("searchpath", ["/conf"]),
+        ("defaults", ["experiment/mine"]),
         ("defaults-tree", ["  train", "    model/tiny"]),
-        ("config", ["name: mine", "path: https://***@host/x"]),
-        ("plugins", ["Hydra's plugins:"]),
-        ("all", ["Search path:", "Defaults tree:", "Config:"]),
+        ("plugins", ["Hydra Plugins"]),
     ],
 )
 def test_info(own: Path, what: str, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
