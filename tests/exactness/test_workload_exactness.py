@@ -14,13 +14,12 @@ import pytest
 
 from image_kit import write_cifar, write_idx
 from mingpt.observe.jsonl import read_metrics
+from own_kit import OwnRun
 from run_kit import Run
 
 pytestmark = pytest.mark.slow
 
-IMAGES = (
-    "model._target_=examples.images.model.Classifier", "model.width=4", "data._target_=examples.images.files.source",
-)  # fmt: skip
+IMAGES = ("model._target_=examples.images.model.Classifier", "data._target_=examples.images.files.source")
 
 
 @dataclass
@@ -100,12 +99,17 @@ def test_mixtures(make_run: MakeRun, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", ["idx", "cifar"])
-def test_images(make_run: MakeRun, tmp_path: Path, files: str) -> None:
+def test_images(tmp_path: Path, files: str) -> None:
     if files == "idx":
         where, keys = write_idx(tmp_path / "images"), ("model.side=8", "data.classes=4", "data.shift=1")
     else:
         where, keys = write_cifar(tmp_path / "cifar"), ("model.side=32", "model.channels=3", "model.dropout=0.1")
-    assert_exact(make_run, (*IMAGES, f"data.path={where}", *keys), ("data.workers=1",))
+    code = (*IMAGES, "model.width=4", f"data.path={where}", *keys)
+    assert_exact(
+        lambda name, *overrides: OwnRun(str(tmp_path / name), Path(), Path(), overrides, code=code),
+        (),
+        ("data.workers=1",),
+    )
 
 
 def generate(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -114,10 +118,10 @@ def generate(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_bad_files_end_with_one_message_and_64(make_run: MakeRun, tmp_path: Path) -> None:
+def test_bad_files_end_with_one_message_and_64(tmp_path: Path) -> None:
     folder = write_cifar(tmp_path / "cifar")
     (folder / "test_batch.bin").write_bytes(b"\0" * 3072)
-    run = make_run("run", *IMAGES, f"data.path={folder}")
+    run = OwnRun(str(tmp_path / "run"), Path(), Path(), code=(*IMAGES, f"data.path={folder}"))
     started = run.start(2)
     assert started.wait() == 1, started.output  # torchrun's; the workers' is 64
     assert len(re.findall(r"error: (?:rank 1 on \S+: )?data\.path=", started.output)) == 1

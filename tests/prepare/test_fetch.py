@@ -255,7 +255,7 @@ def test_missing_data_is_told_with_the_command_that_fetches_them(
 
 
 def opened(overrides: list[str]) -> object:
-    config = compose.configure([*overrides, "data.cache_dir=cache"])
+    config = compose.configure(overrides)
     assert config is not None
     return config.data.open(config.model.block_size, 1)
 
