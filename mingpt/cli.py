@@ -41,7 +41,7 @@ GROUPS = {
         "selftest": Verb("try whether this machine computes right", "mingpt.selftest.__main__"),
     },
     "Look and use": {
-        "generate": Verb("continue texts or draw images with a run's model", "mingpt.generate"),
+        "generate": Verb("continue texts with a run's model", "mingpt.generate"),
         "evaluate": Verb("say how good a run's model is", "mingpt.evaluate"),
         "report": Verb("show what runs have done, as one HTML page", "mingpt.report.__main__"),
         "replay": Verb("compute a past step again, and look at it", "mingpt.replay"),
