@@ -33,8 +33,8 @@ def fork_command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     from mingpt.config.affecting import settings
     from mingpt.config.commandline import CommandLine
+    from mingpt.config.configfile import write_config
     from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place, leaves
-    from mingpt.observe.configfile import write_config
     from mingpt.redact import BLANK, printable, without_secrets
     from mingpt.snapshot.find import at_step, find
     from mingpt.snapshot.forking import fork, new_named, run_of
@@ -88,7 +88,7 @@ def fork_command(arguments: list[str]) -> int:
 
 def _continues(config: "Config", overrides: list[str]) -> str:
     """The command that trains the fork."""
-    from mingpt.observe.configfile import NAME
+    from mingpt.config.configfile import NAME
     from mingpt.redact import without_secrets
     from mingpt.storage import is_local, open_fs
 

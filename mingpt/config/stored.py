@@ -30,8 +30,8 @@ OWN_PLACE = ("workers", "cache_dir", "cache_timeout_seconds", "cache_bytes")  # 
 EVALUATION = ("data", "world", "precision", "batch.micro_size", "train.threads")
 REPLAY = ("data", "world", "model._target_")
 # What the steps of a run follow from, besides what affects the result.
-OF_STEPS = ("model", "data", "batch", "optimizer", "schedule", "seed", "reduce", "precision")
-OF_STEPS += ("train.max_steps", "health.max_skips")
+SECTIONS = ("model", "data", "batch", "optimizer", "schedule", "seed", "reduce", "precision")
+OF_STEPS = (*SECTIONS, "train.max_steps", "health.max_skips")
 
 # What a stored config may say of the place of its data. No web address: that could be one of this machine's own
 # network, such as a cloud's metadata server. And the most that it may say of what costs memory and processors.

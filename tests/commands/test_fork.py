@@ -216,7 +216,7 @@ def test_what_is_written_in_a_strangers_config_is_neither_resolved_nor_imported(
     assert "evil_code" not in sys.modules
 
 
-PLACES = {
+PLACES: dict[str, dict[str, Any]] = {
     "data": {"path": "http://127.0.0.1:9/latest/meta-data"},
     "train": {"eval_tasks": ["evil"], "eval_tasks_path": "base/tasks"},
     "snapshot": {"hot_dir": "elsewhere"},
