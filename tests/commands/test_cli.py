@@ -100,7 +100,7 @@ def test_a_verb_of_earlier_versions_leaves_a_line(
 RUN = str(ROOT / "tests/frozen/runs/resized")
 PROGRAMS = {"train", "launch", "evaluate", "sweep"}  # that handle signals, and end their process
 PRINTING = [
-    *([verb, "--help"] for verb in VERBS.keys() - PROGRAMS),
+    *([verb, "--help"] for verb in sorted(VERBS.keys() - PROGRAMS)),
     ["snapshots", "list", RUN],
     ["log", RUN],
     ["generate", RUN, "--tokens=2"],
