@@ -197,7 +197,6 @@ def _closeup(seen: Shown) -> list[str]:
         for sample in seen[title]:
             about = f"at {sample['position']} (sample {sample['number']:,})"
             lines.append(f"  {sample['loss']:8.4f}  {about:<24} {printable(sample['text'][:LONGEST])}")
-            lines += [f"            {row}" for row in sample.get("picture", ())]
     return lines
 
 
@@ -218,7 +217,7 @@ def _apart(row: Shown) -> str:
 def _finite(value: Any) -> Any:
     """JSON has no NaN."""
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items() if k != "png"}
+        return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

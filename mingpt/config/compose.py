@@ -29,8 +29,10 @@ from mingpt.gone import instead
 from mingpt.redact import without_secrets
 
 
-def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
+def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True) -> Config | None:
     """The validated config of a command line; None if it asked for --help, --cfg or --info, answered on stdout.
+
+    trains: whether it is this Python that will train, and so must have the trackers' packages.
 
     Raises errors.UserError with every problem in it.
     """
@@ -61,6 +63,7 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
         follows=follows,
         typed=_typed(line),
         places=any("Missing mandatory" in text for text in unresolved),
+        trains=trains,
     )
 
 

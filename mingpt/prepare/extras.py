@@ -18,7 +18,10 @@ from mingpt.storage import EXTRAS
 def extras(config: Config) -> set[str]:
     # For each URL in the config, the extra that brings its store's client.
     schemes = {text.partition("://")[0] for text in _strings(config.model_dump())}
-    found = config.data.extras() | {EXTRAS[scheme] for scheme in schemes if scheme in EXTRAS}
+    stores = {EXTRAS[scheme] for scheme in schemes if scheme in EXTRAS}
+    # Without `track`, curves go to TensorBoard where it is installed: it is, where set-up has been.
+    trackers = {"tensorboard"} if config.track is None else {*config.track}
+    found = config.data.extras() | stores | trackers
     if config.train.eval_tasks:
         found.add("eval")
     return found
@@ -34,7 +37,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 @command()
 def main(arguments: list[str]) -> int:
-    config = compose.configure(arguments)
+    config = compose.configure(arguments, trains=False)
     for extra in sorted(extras(config)) if config is not None else ():
         say(extra)
     return FINISHED

@@ -23,6 +23,7 @@ from mingpt.command import command, program
 from mingpt.config import compose
 from mingpt.config.commandline import Parser, add_options, given
 from mingpt.config.schema import Config
+from mingpt.console import say
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.prepare.corpora import CORPORA, DATASETS, Corpus, Text
 from mingpt.redact import without_secrets
@@ -117,15 +118,15 @@ def is_there(path: Path, text: Text) -> bool:
 def fetch(corpus: Corpus, folder: Path) -> None:
     """Write the corpus's texts to `folder`; if they are there already, the network is not used."""
     if all(is_there(folder / text.name, text) for text in corpus.texts):
-        print(f"{' and '.join(str(folder / text.name) for text in corpus.texts)}: already there")
+        say(f"{' and '.join(str(folder / text.name) for text in corpus.texts)}: already there")
         return
     archive = download(corpus)
     contents = {text: checked(text.name, read(archive, text.members), text.sha256) for text in corpus.texts}
     for text, content in contents.items():
         with place("--to", str(folder)):
             write_whole(folder / text.name, [content])
-        print(f"{folder / text.name}: {len(content):,} bytes, sha256 {text.sha256}")
-    print(f"Licence: {corpus.licence}")
+        say(f"{folder / text.name}: {len(content):,} bytes, sha256 {text.sha256}")
+    say(f"Licence: {corpus.licence}")
 
 
 def fetch_dataset(name: str, folder: Path, tokens: str | None) -> int:
@@ -137,7 +138,7 @@ def fetch_dataset(name: str, folder: Path, tokens: str | None) -> int:
     options = [f"--out={folder / name}", f"--tokenizer={folder / 'gpt2'}", *([f"--tokens={tokens}"] if tokens else [])]
     code = prepare([dataset.source, *options])
     if code == FINISHED:
-        print(f"Licence: {dataset.licence}")
+        say(f"Licence: {dataset.licence}")
     return code
 
 

@@ -71,7 +71,7 @@ def _special(number: int, token: str) -> Fields:
     return {"id": number, "content": token, **flags, "special": True}
 
 
-# By the `kind` in a vocabulary's JSON. Other kinds (images, sums) are not text and have no such files.
+# By the `kind` in a vocabulary's JSON. Other kinds (sums) are not text and have no such files.
 KINDS: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
     "char": _characters,
     "byte": _bytes,

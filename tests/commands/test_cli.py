@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import mingpt
 from bpe_kit import write_gpt2
 from cli_kit import ROOT, Mingpt
+from mingpt import console
 from mingpt.cli import GROUPS, VERBS, main
 from mingpt.gone import KEYS
 
@@ -91,6 +93,54 @@ def test_a_verb_of_earlier_versions_leaves_a_line(
     monkeypatch.setattr(sys, "argv", ["mingpt", verb, "runs/a"])
     assert main() == 64
     assert capsys.readouterr().err == f"error: mingpt {verb} is gone: {KEYS[f'mingpt {verb}']}\n"
+
+
+# --- output that is lost ---
+
+RUN = str(ROOT / "tests/frozen/runs/resized")
+PROGRAMS = {"train", "launch", "evaluate", "sweep"}  # that handle signals, and end their process
+PRINTING = [
+    *([verb, "--help"] for verb in VERBS.keys() - PROGRAMS),
+    ["snapshots", "list", RUN],
+    ["log", RUN],
+    ["generate", RUN, "--tokens=2"],
+]
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_output_that_a_full_disk_takes_is_an_error(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "lost", False)
+    monkeypatch.setattr(sys, "argv", ["mingpt", *arguments])
+    with suppress(OSError), open("/dev/full", "w") as full:  # what is left in its buffer
+        monkeypatch.setattr(sys, "stdout", full)
+        code = main()
+    assert code == 70
+    assert re.fullmatch("error: .*No space left on device.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", sorted(PROGRAMS))
+def test_a_program_says_so_too_and_a_run_ends_before_that(verb: str, run: Mingpt) -> None:
+    arguments = ["experiment=synthetic", "train.max_steps=1", "run.dir=there"] if verb == "train" else ["--help"]
+    with open("/dev/full", "w") as full:
+        command = ["mingpt", verb, *arguments]
+        done = subprocess.run(command, cwd=run.folder, env=run.env, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 70, done.stderr
+    assert re.fullmatch("error: .*No space left on device.*\n", done.stderr)
+    assert verb != "train" or [*run.folder.glob("there/snapshots/*/manifest.json")]
+
+
+@pytest.mark.slow
+def test_output_that_nobody_reads_any_more_is_none(run: Mingpt) -> None:
+    with run.start("mingpt", "generate", RUN, "--tokens=1000000") as process:
+        assert process.stdout
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
 
 
 # --- what a verb does is what `python -m` of its module does ---

@@ -116,18 +116,17 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         (
             "experiment=gpt2_124m data=random data.path=x data.stride=4",
             [
-                "data.path is not a key of data.kind=random, only of text, chat, images, shards: leave it out, or "
+                "data.path is not a key of data.kind=random, only of text, chat, own, shards: leave it out, or "
                 "choose data.kind=text",
                 "data.stride is not a key of data.kind=random, only of text, shards: leave it out, or choose "
                 "data.kind=text",
             ],
         ),
         (
-            "experiment=mnist_draw data=shakespeare",
+            "experiment=gpt2_124m data=random",
             [
-                f"data.{key} (a file sets it) is not a key of data.kind=text, only of images: write ~data.{key}, or "
-                "choose data.kind=images"
-                for key in ("draw", "image_weight")
+                "data.stride (a file sets it) is not a key of data.kind=random, only of text, shards: write "
+                "~data.stride, or choose data.kind=text"
             ],
         ),
         ("model.kind=${oc.env:NOPE}", [f"model.kind: {NOT_SET}"]),

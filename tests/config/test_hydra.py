@@ -39,7 +39,7 @@ def test_configs_of_ones_own_are_found(own: Path, where: str) -> None:
     assert (config.run.name, config.data.places()) == ("mine", {"data.path": "book.txt"})
     assert config.model.model_dump()["n_embd"] == 8
     assert config.model.model_dump()["n_layer"] == 2  # the experiment's
-    assert problems(where.format(own), "experiment=nope")[0].endswith("mnist, mnist_draw, shakespeare_10m, "
+    assert problems(where.format(own), "experiment=nope")[0].endswith("mnist, shakespeare_10m, "
         "shakespeare_char, shakespeare_gpt2, synthetic")  # fmt: skip
     assert "mine" in problems(where.format(own), "experiment=nope")[0]
 

@@ -80,7 +80,7 @@ def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest
     with pytest.raises(UserError) as mistake:
         configured("data=countdown", "data.start=1", "data.path=x")
     assert [text.split(":")[0] for text in mistake.value.problems] == [
-        "data.path is not a key of data.kind=countdown, only of text, chat, images, shards",
+        "data.path is not a key of data.kind=countdown, only of text, chat, own, shards",
         "data.start=1",
     ]
     with pytest.raises(UserError, match=r"^data\.start is too small: raise it$"):

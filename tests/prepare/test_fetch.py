@@ -13,9 +13,9 @@ import pytest
 
 import bpe_kit
 import hub_kit
+from examples.images import files
 from mingpt.config import compose
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.images.imagefiles import find_images
 from mingpt.errors import TransientError, UserError
 from mingpt.prepare import extras, fetch
 
@@ -275,7 +275,7 @@ def test_missing_data_is_told_with_the_command_that_fetches_them(
 
 
 def opened(overrides: list[str]) -> object:
-    config = compose.configure([*overrides, "data.cache_dir=cache"])
+    config = compose.configure(overrides)
     assert config is not None
     return config.data.open(config.model.block_size, 1)
 
@@ -338,10 +338,9 @@ def test_real_images(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: s
     if not shutil.which(command):
         pytest.skip(f"there is no {command} here")
     assert fetch.main([name, "--to", str(tmp_path)]) == 0, capsys.readouterr().err
-    files = find_images(str(tmp_path / name))
-    for split, count in zip(files.read(), (60_000, 10_000), strict=True):
-        assert split.images.shape == (count, 28, 28, 1)
-        assert set(split.labels.tolist()) == set(range(10))
+    images, labels = files.source(str(tmp_path / name), 10_000).validation[0]
+    assert images.shape == (10_000, 1, 28, 28)
+    assert set(labels.tolist()) == set(range(10))
 
 
 @pytest.mark.slow
