@@ -10,11 +10,10 @@ import argparse
 import json
 import os
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from decimal import Decimal
 from itertools import accumulate
@@ -22,8 +21,6 @@ from pathlib import Path
 from typing import get_args
 
 from filelock import FileLock, Timeout
-from rich.console import Console
-from rich.progress import Progress
 
 from mingpt.command import command, program
 from mingpt.console import say
@@ -132,7 +129,8 @@ def _write(
     before = [0, *accumulate(file.size for file in files)]  # bytes of the files before each
     recorded = time.monotonic()
     work = blocks(files, options, Bad(skip_bad, done.bad), done.files)
-    with closing(encoded(work, tokenizer, processes)) as results, progress() as show:
+    show = progress()
+    with closing(encoded(work, tokenizer, processes)) as results:
         for block, rows in results:
             content = hash_of(done.content, block.pieces)
             done = Done(block.number + 1, done.blocks + 1, content, block.bad)
@@ -149,23 +147,17 @@ def _write(
     return done
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[float, int], None]]:
-    """Gives what shows the share that is done, and the tokens: a bar on a terminal, a line now and then in a log."""
-    console, told = Console(stderr=True), time.monotonic()
-    # What else is printed appears above the bar; but not where it goes elsewhere, as to a pipe.
-    both, quiet = sys.stdout.isatty(), not console.is_terminal
-    with Progress(console=console, transient=True, redirect_stdout=both, disable=quiet) as bar:
-        task = bar.add_task("", total=1.0)
+def progress() -> Callable[[float, int], None]:
+    """What prints a line now and then: the share that is done, and the tokens."""
+    told = time.monotonic()
 
-        def show(share: float, tokens: int) -> None:
-            nonlocal told
-            bar.update(task, completed=share, description=f"{tokens:,} tokens")
-            if bar.disable and time.monotonic() - told >= LOG_SECONDS:
-                told = time.monotonic()
-                say(f"prepare: {share:4.0%}  {tokens:,} tokens")
+    def show(share: float, tokens: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= LOG_SECONDS:
+            told = time.monotonic()
+            say(f"prepare: {share:4.0%}  {tokens:,} tokens")
 
-        yield show
+    return show
 
 
 def token_count(text: str) -> int:

@@ -20,7 +20,7 @@ from mingpt.compute.buckets import BUCKET_BYTES
 from mingpt.compute.exchange import held
 from mingpt.compute.groups import muon_names, roles
 from mingpt.compute.numerics import autocast_for
-from mingpt.compute.tree import Node, parents
+from mingpt.compute.tree import whole_nodes
 from mingpt.config.schema import Config
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import PART_BYTES
@@ -69,27 +69,23 @@ class Living(TorchDispatchMode):
 
 
 @dataclass(frozen=True)
-class Microbatch:
-    """What one microbatch needs. kept: for backward, at the end of forward. points: see Living."""
-
-    kept: int
-    points: list[tuple[int, int]]
-
-    def peak(self, weight: float) -> int:
-        """The most bytes at a time, if a finished gradient counts `weight` times."""
-        return int(max(here + (weight - 1) * done for here, done in self.points))
-
-
-@dataclass(frozen=True)
 class Model:
-    """Of one config, whatever the world. parameters: how many."""
+    """Of one config, whatever the world. parameters: how many.
+
+    kept: bytes that one microbatch keeps for backward, at the end of forward. points: see Living.
+    """
 
     parameters: int
     largest: int  # tensor, in bytes
     of_muon: int  # weights that Muon updates, in bytes
     gradients: int  # bytes
     vocabulary: int  # with its padding
-    microbatch: Microbatch
+    kept: int
+    points: list[tuple[int, int]]
+
+    def peak(self, weight: float) -> int:
+        """The most bytes of a microbatch at a time, if a finished gradient counts `weight` times."""
+        return int(max(here + (weight - 1) * done for here, done in self.points))
 
 
 @contextmanager
@@ -122,49 +118,11 @@ def look_at(config: Config) -> Model:
             of_muon=sum(p.nbytes for name, p in named if name in of_muon),
             gradients=sum(p.nbytes for _, p in named),
             vocabulary=model.config.padded_vocab_size,
-            microbatch=Microbatch(kept, living.points),
+            kept=kept,
+            points=living.points,
         )
     torch.set_num_threads(threads)
     return found
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Copies of the gradients that ExactReduction holds. full: the most before a backward that is not the last.
-
-    None: there is only one. last: before the last backward. sent, received: of all buckets, while they are under way;
-    in two hops, in the second one. first_hop: sent and received, of a bucket in the first of two.
-    """
-
-    full: int | None
-    last: int
-    sent: float
-    received: float
-    first_hop: float = 0.0
-
-
-def stack_of(rank: int, size: int, microbatches: int, per_node: int = 1) -> Stack:
-    """As ExactReduction.push fills it, and as exchange.hops goes."""
-    mine, above, stack, depths = share(rank, size, microbatches), parents(microbatches), list[Node](), list[int]()
-    for microbatch in mine:
-        depths.append(len(stack))
-        node = (microbatch, microbatch + 1)
-        while stack and (parent := above.get((stack[-1], node))):
-            stack.pop()
-            node = parent
-        stack.append(node)
-    full, last = max(depths[:-1], default=None), depths[-1]
-    rows = _rows(size, microbatches)
-    if not 1 < per_node < size:
-        return Stack(full, last, rows[rank], sum(rows) / size if size > 1 else 0)
-    nodes, here = _rows(size // per_node, microbatches), rank // per_node
-    inside = sum(rows[here * per_node : (here + 1) * per_node]) / per_node
-    return Stack(full, last, nodes[here] / per_node, sum(nodes) / size, rows[rank] + inside)
-
-
-def _rows(size: int, microbatches: int) -> list[int]:
-    """The partial sums of each of `size` shares."""
-    return [len(nodes) for nodes in held(size, microbatches)]
 
 
 @dataclass(frozen=True)
@@ -199,42 +157,46 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     slices = processes if config.shards else 1
     whole = 2 * model.gradients - model.of_muon  # all moments
     weights, moments = 4 * model.parameters, -(-whole // slices)
-    stacks = {stack_of(r, processes, microbatches, per_node) for r in range(processes)}
-    fast = config.reduce == "fast"
-    phases, worst = max(
-        ((_fast_phases(model, stack) if fast else _phases(model, stack), stack) for stack in stacks),
-        key=lambda pair: max(pair[0].values()),
-    )
-    rows = config.batch.micro_size * config.model.block_size
+    g, several = model.gradients, microbatches > processes
+    full, last = partial_sums(processes, microbatches)
+    machines = processes // per_node if 1 < per_node < processes else processes  # that exchange in the last hop
+    rows = [len(nodes) for nodes in held(machines, microbatches)]
+    sent = max(rows) * machines / processes
+    received = sum(rows) / processes if processes > 1 else 0
+    positions = config.batch.micro_size * config.model.block_size
+    if config.reduce == "fast":
+        phases = {"a microbatch": g * several + model.peak(0 if several else 1)}
+    else:
+        # Each gradient that is finished takes the place of its partial sums, and is sent. With several hops, one bucket
+        # is in its first while another is filled.
+        inside = max(len(nodes) for nodes in held(processes, microbatches)) if machines < processes else 0
+        first = 4 * inside * min(g, max(BUCKET_BYTES, model.largest))
+        phases = {
+            "a microbatch": full * g + model.peak(1) if several else 0,
+            "the last microbatch, and the exchange": last * g + model.peak(sent + received - last) + first,
+        }
     return Footprint(
         steady={"weights": weights, "optimizer state": moments},
         phases=phases | {"update": _update(model, slices)},
         parts={
-            "partial sums of gradients": max(worst.full or 0, worst.last) * model.gradients,
-            "activations that backward needs": model.microbatch.kept,
-            "logits of a microbatch or piece": 4 * model.vocabulary * min(rows, config.train.loss_rows or rows),
-            "gradients that are sent": int(worst.sent * model.gradients) if processes > 1 else 0,
-            "slices that are received": int(worst.received * model.gradients),
+            "partial sums of gradients": max(full, last) * g,
+            "activations that backward needs": model.kept,
+            "logits of a microbatch or piece": 4
+            * model.vocabulary
+            * min(positions, config.train.loss_rows or positions),
+            "gradients that are sent": int(sent * g) if processes > 1 else 0,
+            "slices that are received": int(received * g),
         },
         snapshots=_snapshots(config, model, moments, slices, processes, per_node),
         hot={config.snapshot.hot_dir: 2 * (weights + whole)} if config.snapshot.hot_every_steps else {},
     )
 
 
-def _phases(model: Model, stack: Stack) -> dict[str, int]:
-    g, microbatch, phases = model.gradients, model.microbatch, dict[str, int]()
-    if stack.full is not None:
-        phases["a microbatch"] = stack.full * g + microbatch.peak(1)
-    # Each gradient that is finished takes the place of its partial sums, and is sent; one bucket is in its first hop
-    # while another is filled.
-    first = int(2 * stack.first_hop * min(g, max(BUCKET_BYTES, model.largest)))
-    peak = stack.last * g + microbatch.peak(stack.sent + stack.received - stack.last)
-    return phases | {"the last microbatch, and the exchange": peak + first}
-
-
-def _fast_phases(model: Model, stack: Stack) -> dict[str, int]:
-    several = stack.full is not None
-    return {"a microbatch": model.gradients * several + model.microbatch.peak(0 if several else 1)}
+def partial_sums(processes: int, microbatches: int) -> tuple[int, int]:
+    """How many a process holds, at most, before the backward of any of its microbatches but the last, and of that."""
+    shares = [share(rank, processes, microbatches) for rank in range(processes)]
+    counts = [[len(whole_nodes(s.start, m, 0, microbatches)) for m in s] for s in shares]
+    return max(max(of_share[:-1], default=0) for of_share in counts), max(of_share[-1] for of_share in counts)
 
 
 def _update(model: Model, slices: int) -> int:

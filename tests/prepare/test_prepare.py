@@ -3,7 +3,6 @@
 import bz2
 import csv
 import gzip
-import io
 import json
 import os
 import re
@@ -609,20 +608,7 @@ def test_a_log_gets_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert lines[-2] == "validation: 0 tokens of 0 documents in 0 shards"
 
 
-def test_a_terminal_gets_one_line_that_is_drawn_again_and_a_log_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("mingpt.prepare.prepare.LOG_SECONDS", 0)
-    with progress() as show:
-        show(0.25, 1234)
+    progress()(0.25, 1234)
     assert capsys.readouterr().out == "prepare:  25%  1,234 tokens\n"
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with progress() as show:
-        show(0.5, 1234)
-    assert re.search(r"1,234 tokens .* 50% ", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()))
-    assert capsys.readouterr().out == ""

@@ -12,7 +12,7 @@ from config_kit import configured
 from mingpt.compute.buckets import make_buckets
 from mingpt.compute.reduction import ExactReduction
 from mingpt.train.factory import build
-from mingpt.train.footprint import CONSTANT_CPU, Stack, changed, footprint, look_at, stack_of
+from mingpt.train.footprint import CONSTANT_CPU, changed, footprint, look_at, partial_sums
 from mingpt.world.world import World, share
 from paths_kit import ROOT
 
@@ -22,23 +22,23 @@ SMALL = (*SHAPE, *BATCH)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 5, 7, 8, 12, 16])
-def test_the_stack_is_that_of_the_exact_reduction(microbatches: int) -> None:
+def test_partial_sums_are_those_of_the_exact_reduction(microbatches: int) -> None:
     for size in range(1, min(5, microbatches) + 1):
+        depths = list[list[int]]()
         for rank in range(size):
             layer = nn.Linear(2, 2)
             world = World(rank, size, rank, torch.device("cpu"), "gloo")
             buckets = make_buckets(layer.named_parameters(), set(), world, True)
-            reduction, mine, depths = ExactReduction(buckets, microbatches, world), share(rank, size, microbatches), []
+            reduction, mine = ExactReduction(buckets, microbatches, world), share(rank, size, microbatches)
             reduction.begin()
+            depths.append([])
             for microbatch in mine:
-                depths.append(len(reduction.stack))
+                depths[-1].append(len(reduction.stack))
                 if microbatch != mine[-1]:
                     layer(torch.ones(2)).sum().backward()
                     reduction.push(microbatch)
-            received = sum(len(nodes) for nodes in reduction.hops[0].held) / size if size > 1 else 0
-            assert stack_of(rank, size, microbatches) == Stack(
-                max(depths[:-1], default=None), depths[-1], reduction.rows, received
-            )
+        full, last = max(max(d[:-1], default=0) for d in depths), max(d[-1] for d in depths)
+        assert partial_sums(size, microbatches) == (full, last)
 
 
 def test_a_microbatch_is_counted_by_the_byte() -> None:
@@ -47,9 +47,9 @@ def test_a_microbatch_is_counted_by_the_byte() -> None:
     found, model = look_at(config), build(config, 1000)
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert found.gradients == 4 * found.parameters
-    last, finished = found.microbatch.points[-1]
+    last, finished = found.points[-1]
     assert (finished, last - finished) == (found.gradients, 4 * 64 * 8 + 3 * 4)  # the targets; loss, count, and a 1
-    storages, kept = dict[int, int](), found.microbatch.kept
+    storages, kept = dict[int, int](), found.kept
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -60,7 +60,7 @@ def test_a_microbatch_is_counted_by_the_byte() -> None:
         model(tokens, targets)
     for given in (*model.parameters(), tokens, targets):
         storages.pop(given.untyped_storage().data_ptr(), None)
-    assert found.microbatch.peak(1) > kept >= sum(storages.values()) > 0.95 * kept
+    assert found.peak(1) > kept >= sum(storages.values()) > 0.95 * kept
 
 
 def test_settings_that_spare_memory_do() -> None:
