@@ -20,6 +20,7 @@ from mingpt.console import say
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.observe.trace import read_trace
 from mingpt.report.auditing import intervals
+from mingpt.snapshot import forking
 from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
@@ -251,13 +252,65 @@ def test_the_strangers_own_folder_is_no_place_and_what_is_kept_is_told(
     assert "data.path=texts/mine.txt, as in the snapshot's config\n" in capsys.readouterr().out
 
 
-def test_an_interrupted_fork_can_be_made_again(base: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new"
+@pytest.mark.parametrize("where", ["make_run_dir", "create_config", "_take", "encode_manifest", "after"])
+def test_a_fork_that_was_killed_is_made_by_the_same_command_and_by_no_other(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, where: str
+) -> None:
+    new, real = tmp_path / "new", getattr(forking, where, None)
+
+    def killed(*arguments: Any) -> None:
+        if real and where == "create_config":
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    if real:
+        monkeypatch.setattr(forking, where, killed)
+    fork_command(["--trust", f"{base}@8", str(new)])
+    monkeypatch.undo()
+    if where != "make_run_dir":
+        assert fork_command(["--trust", f"{base}@4", str(new)]) == USER_ERROR
+        assert fork_command(["--trust", f"{base}@8", str(new), "seed=2"]) == USER_ERROR
     assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
-    (new / "snapshots/step-000000008" / MANIFEST).unlink()  # killed before the commit
-    assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
+    assert store(new).folders() == [8]
     verify(store(new), 8)
     assert not [*new.rglob("*.tmp")]
+    go_on(new)
+    assert fork_command(["--trust", f"{base}@8", str(new)]) == USER_ERROR
+
+
+def test_of_two_forks_into_one_place_at_once_one_wins(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, real = tmp_path / "new", forking.make_run_dir
+
+    def overtaken(run_dir: str) -> None:
+        """The slower one has seen that nothing is there."""
+        monkeypatch.undo()
+        assert fork_command(["--trust", f"{base}@4", str(new)]) == 0
+        real(run_dir)
+
+    monkeypatch.setattr(forking, "make_run_dir", overtaken)
+    assert fork_command(["--trust", f"{base}@8", str(new)]) == USER_ERROR
+    assert store(new).folders() == [4]
+
+
+@pytest.mark.parametrize("odd", [Path.mkdir, lambda path: path.symlink_to("elsewhere"), os.mkfifo])
+def test_a_fork_that_cannot_write_its_config_has_failed(
+    base: Path, tmp_path: Path, odd: Callable[[Path], None]
+) -> None:
+    (tmp_path / "new").mkdir()
+    odd(tmp_path / "new/config.yaml")
+    assert fork_command(["--trust", f"{base}@8", str(tmp_path / "new")]) == USER_ERROR
+    assert store(tmp_path / "new").folders() == []
+    assert not (tmp_path / "new/elsewhere").exists()
+
+
+@pytest.mark.parametrize("target", ["run/snapshots", "run/snapshots/inner", "run/snapshots/step-000000008"])
+def test_no_run_is_made_in_the_snapshots_of_another(base: Path, tmp_path: Path, target: str) -> None:
+    base.rename(tmp_path / "run")
+    before = sorted(tmp_path.rglob("*"))
+    assert fork_command(["--trust", f"{tmp_path}/run@8", f"{tmp_path}/{target}"]) == USER_ERROR
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_disk_without_hard_links_gets_a_verified_copy(
