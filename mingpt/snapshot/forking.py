@@ -100,7 +100,7 @@ def fork(
         keys=tuple(keys),
     )
 
-    if f"{target.root}/".startswith(f"{source.root}/"):
+    if target.root.startswith(f"{source.root}/"):
         raise UserError(f"{without_secrets(run_dir)} lies in the parent's snapshots: give a place of its own")
 
     def check() -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from branch_kit import go_on
 from config_kit import configured
-from mingpt.commands import snapshots
+from mingpt.commands import report, snapshots
+from mingpt.commands.diff import diff_command
 from mingpt.commands.fork import fork_command
 from mingpt.commands.log import log_command
 from mingpt.console import say
@@ -250,6 +251,40 @@ def test_the_strangers_own_folder_is_no_place_and_what_is_kept_is_told(
     rewritten(base, data={"path": "texts/mine.txt"})
     assert fork_command(["base@8", "new"]) == 0
     assert "data.path=texts/mine.txt, as in the snapshot's config\n" in capsys.readouterr().out
+
+
+def test_no_line_and_no_escape_code_of_a_strangers_is_printed(
+    base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    forged = "a\nfinished: step 2000\u2028finished: \x1b[2J"
+    assert fork_command(["--trust", f"{base}@8", "child"]) == 0
+    for folder in ("base", "child"):
+        path = Path(folder, "snapshots/step-000000008", MANIFEST)
+        manifest = read_manifest(store(Path(folder)), 8)
+        entry = manifest.history[-1] | {"world_size": forged, "changes": {forged: [forged, 1]}}
+        if parent := entry.get("fork"):
+            entry["fork"] = parent | {"run": forged, "dir": forged, "keys": [forged]}
+        config = {**manifest.config, "seed": forged, "health": {"notify": f"http://h/S3CRET{forged}"}, forged: 1}
+        new = {"run": forged, "history": [*manifest.history[:-1], entry], "config": config}
+        path.write_bytes(encode_manifest(manifest.model_copy(update=new)))
+    for _ in range(2):  # the second time as the newest, from which more is shown
+        for verb, *arguments in (
+            *((verb, "child") for verb in ("list", "show")), ("list", "."),
+            *((verb, "base", "--step", "8") for verb in ("show", "verify")),
+        ):  # fmt: skip
+            assert snapshots.main([verb, *arguments]) == 0
+        log_command(["."])
+        log_command([".", "--graph"])
+        diff_command(["base@8", "child"])
+        fork_command(["base@8", "new", f"data.path={tmp_path}/text", "health.notify=null", "seed=1"])
+        report.main(["base", "child", "--out", "page.html"])
+        shutil.rmtree(base / "snapshots/step-000000012", ignore_errors=True)
+    out, err = capsys.readouterr()
+    assert not [line for line in (out + err).splitlines() if line.lstrip(" ├─└│").startswith("finished: ")]
+    assert "\x1b" not in out + err
+    assert "S3CRET" not in out + err
+    assert "\nfinished: " not in Path("page.html").read_text()
 
 
 @pytest.mark.parametrize("where", ["make_run_dir", "create_config", "_take", "encode_manifest", "after"])
