@@ -35,14 +35,13 @@ def fork_command(arguments: list[str]) -> int:
     from mingpt.config.commandline import CommandLine
     from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place, leaves
     from mingpt.redact import BLANK, printable, without_secrets
-    from mingpt.snapshot.find import at_step, find
+    from mingpt.snapshot.find import find
     from mingpt.snapshot.forking import fork, new_named, run_of
     from mingpt.snapshot.reader import read_manifest
     from mingpt.storage import name_of
     from mingpt.train.resume import changed
 
-    url, step = at_step(options.source)
-    found = find(url, step)
+    found = find(options.source)
     step = found.steps[0]
     try:
         manifest = read_manifest(found.store, step)

@@ -22,7 +22,7 @@ from mingpt.observe.events import (
     AttemptStarted,
     Event,
     SnapshotCommitted,
-    StepComputed,
+    StepDone,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import REWIND, Record, line_of, records
@@ -92,9 +92,6 @@ class Accountant:
         self.file: RunFile | None = None
         self.launch = dict[str, float]()
 
-    def wants(self, step: int) -> bool:
-        return False
-
     def on(self, event: Event) -> None:
         if isinstance(event, AttemptStarted):
             self._open(event)
@@ -102,7 +99,7 @@ class Accountant:
         if account is None:
             return
         match event:
-            case StepComputed():
+            case StepDone():
                 account.step = event.step
                 if self.now() - account.until < NOTE_SECONDS:
                     return

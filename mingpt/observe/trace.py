@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.folder import Folder
-from mingpt.observe.events import AttemptEnded, AttemptFailed, Event, StepComputed
+from mingpt.observe.events import AttemptEnded, AttemptFailed, Event, StepDone
 from mingpt.observe.runfile import RunFile
 
 RECORD = np.dtype([("step", "<u4"), ("norm", "<f8"), ("loss", "<f8")])
@@ -32,12 +32,9 @@ class Trace:
         self.records = 0  # in this file
         self.full: list[RunFile] = []  # the last ones before it, which a bucket may not have yet
 
-    def wants(self, step: int) -> bool:
-        return False
-
     def on(self, event: Event) -> None:
         match event:
-            case StepComputed():
+            case StepDone():
                 if self.file is None or self.records == CHUNK:
                     self._next(event.step)
                 assert self.file
