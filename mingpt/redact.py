@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 BLANK = "***"
@@ -57,6 +58,11 @@ def _of_environment() -> list[str]:
 def escaped(text: str) -> str:
     """The text with control characters escaped, so that foreign text in it can't control a terminal."""
     return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def as_lines(texts: Iterable[str]) -> str:
+    """A page for a terminal or a log of texts that may be foreign: each stays one line."""
+    return "\n".join(map(printable, texts))
 
 
 def printable(text: str) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mingpt.command import Unfit, command, program
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, UserError
+from mingpt.redact import as_lines
 
 if TYPE_CHECKING:
     from mingpt.report.auditing import Interval
@@ -96,7 +97,7 @@ def as_text(found: "Interval") -> str:
     lines += [f"        {line}" for line in found.tensors[:SHOWN]]
     if (more := len(found.tensors) - SHOWN) > 0:
         lines.append(f"        and {more} other tensors")
-    return "\n".join(lines)
+    return as_lines(lines)
 
 
 def conclude(found: "list[Interval]", notes: list[str], quiet: bool = False) -> int:

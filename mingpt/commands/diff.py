@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mingpt.command import UNFIT, command, program
 from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
+from mingpt.redact import as_lines
 
 if TYPE_CHECKING:
     from mingpt.report.executed import Executable
@@ -63,7 +64,7 @@ def diff_command(arguments: list[str]) -> int:
         replayed = executed(found, *_executables(options))
         shown["replay"] = asdict(replayed) if replayed else None
         text += lines(replayed)
-    say(json.dumps(shown, indent=1) if options.json else "\n".join(text))
+    say(json.dumps(shown, indent=1) if options.json else as_lines(text))
     return UNFIT if options.exit_code and found.differs else FINISHED
 
 

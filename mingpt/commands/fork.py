@@ -33,13 +33,11 @@ def fork_command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     from mingpt.config.affecting import settings
     from mingpt.config.commandline import CommandLine
-    from mingpt.config.configfile import write_config
     from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place, leaves
     from mingpt.redact import BLANK, printable, without_secrets
     from mingpt.snapshot.find import find
     from mingpt.snapshot.forking import fork, new_named, run_of
     from mingpt.snapshot.reader import read_manifest
-    from mingpt.snapshot.store import Store
     from mingpt.storage import name_of
     from mingpt.train.resume import changed
 
@@ -70,9 +68,7 @@ def fork_command(arguments: list[str]) -> int:
     old, new = settings(before)[0], settings(after)[0]
     differing = [key for key in sorted(new) if old.get(key) != new[key] and not is_below(key, OF_EACH_RUN)]
     keys = [key for key in differing if is_below(key, given) or not is_own_place(key)]
-    target = Store(config.snapshot.dir)
-    fork(found.store, manifest, config.run.dir, target, config.run.name, keys, changed(before, after), say)
-    write_config(config, say)
+    fork(found.store, manifest, config, keys, changed(before, after), say)
     for key, value in places.items():
         say(printable(f"{key}={without_secrets(value)}, as in the snapshot's config"))
     for key in differing:

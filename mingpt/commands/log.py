@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
 @command()
 def log_command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
+    from mingpt.redact import as_lines
     from mingpt.report.reading import forked_from
 
     runs = _runs(options.url)
@@ -59,7 +60,7 @@ def log_command(arguments: list[str]) -> int:
     # Runs that name each other as parents are no tree, and stand alone.
     for run in runs:
         if run.folder not in parents or run.folder not in reached:
-            say("\n".join(_drawn(nodes[run.folder]) if options.graph else _indented(nodes[run.folder])))
+            say(as_lines(_drawn(nodes[run.folder]) if options.graph else _indented(nodes[run.folder])))
     return 0
 
 

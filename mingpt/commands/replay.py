@@ -12,7 +12,7 @@ from mingpt.commands.samples import shown_sample
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import LanguageModel
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.replay import parser
 from mingpt.snapshot.find import split_url
 from mingpt.train.closeup import clip_factor, layers, look
@@ -160,7 +160,7 @@ def as_text(shown: Shown) -> str:
             f"{row['grad_norm']:>10.4f}{'  skipped' if row['skipped'] else ''}"
             for row in shown["then"]
         ]
-    return "\n".join(lines)
+    return as_lines(lines)
 
 
 def _text_of(change: Change, step: int) -> str:

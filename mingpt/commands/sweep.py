@@ -12,6 +12,7 @@ from mingpt.config.commandline import given
 from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
+from mingpt.redact import without_secrets
 from mingpt.storage import install
 from mingpt.sweep import local, remote
 from mingpt.sweep.__main__ import parser
@@ -116,15 +117,14 @@ def _check_pruning(configs: Mapping[str, Config]) -> None:
 def _folder(options: argparse.Namespace) -> str:
     problems = []
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", options.name):
-        problems.append(f"--name={options.name}: give letters, digits, dots, dashes and underscores")
+        problems.append(f"--name={without_secrets(options.name)}: give letters, digits, dots, dashes and underscores")
     if options.parallel is not None and options.parallel < 1:
         problems.append(f"--parallel={options.parallel}: give a number from 1")
     if not options.dir:
         problems.append("--dir is empty: give a folder")
     elif (options.on == "sky") != ("://" in options.dir):
-        problems.append(
-            f"--dir={options.dir}: --on sky needs a bucket's folder, s3://… or gs://…; others need a local one"
-        )
+        which = "--on sky needs a bucket's folder, s3://… or gs://…; others need a local one"
+        problems.append(f"--dir={without_secrets(options.dir)}: {which}")
     if options.on == "sky" and options.parallel:
         problems.append("--parallel: SkyPilot itself decides how many jobs run at a time: leave it out")
     if options.on != "local" and options.nproc_per_node:

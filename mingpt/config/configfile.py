@@ -9,6 +9,7 @@ import yaml
 
 from mingpt.config.compose import as_yaml
 from mingpt.config.schema import Config
+from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.redact import without_secrets
 
@@ -40,6 +41,15 @@ def write_config(config: Config, log: Callable[[str], None]) -> None:
         Folder(config.run.dir).write(NAME, as_yaml(config).encode())
     except Exception as error:
         log(f"{NAME} can't be written: {str(error) or type(error).__name__}. The run goes on.")
+
+
+def create_config(config: Config, claim: str) -> None:
+    """Write the file for a new run. claim: a comment in it. Raises UserError if another one is there."""
+    folder, content = Folder(config.run.dir), f"# {claim}\n{as_yaml(config)}".encode()
+    folder.create(NAME, content)
+    if folder.read(NAME, LONGEST) != content:
+        where = without_secrets(folder.path(NAME))
+        raise UserError(f"{where} is that of another run, or of another fork that goes on: give a place of its own")
 
 
 class _Loader(yaml.SafeLoader):

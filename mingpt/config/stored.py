@@ -129,7 +129,7 @@ def problems_of_places(value: object, source: str) -> list[str]:
         return [f"{shown}: of URLs, only those of buckets ({', '.join(BUCKETS)}) are taken from there"]
     if not separator and (re.match("[/~\\\\]|[A-Za-z0-9+.-]*:", value) or ".." in re.split(r"[/\\]", value)):
         return [f"{shown}: of paths, only those below the working directory are taken from there"]
-    if f"{_absolute(value)}/".startswith(f"{_absolute(source)}/"):
+    if is_within(value, source):
         return [f"{shown}: nothing in the run's own directory is taken from there"]
     return []
 
@@ -212,6 +212,11 @@ def _is_place(key: str, value: object) -> bool:
 def _texts(value: object) -> list[str]:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [value] if isinstance(value, str) else [text for v in inner for text in _texts(v)]
+
+
+def is_within(place: str, folder: str) -> bool:
+    """Whether a path or URL is a folder's, or one below it."""
+    return "::" not in place and f"{_absolute(place)}/".startswith(f"{_absolute(folder)}/")
 
 
 def _absolute(place: str) -> str:

@@ -32,7 +32,7 @@ from mingpt.observe.events import (
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
-from mingpt.plainfile import check_tree
+from mingpt.plainfile import check_folder, check_tree
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.hot import run_id
@@ -63,14 +63,17 @@ class About:
     say: Callable[[str], None]
     end: str = FAILED
 
-    def folder(self, name: str) -> str:
-        """A local folder for a tracker's files: in run.dir, or, if that is a bucket, one that is not kept."""
+    def folder(self, name: str, links: bool = False) -> str:
+        """A local folder for a tracker's files: in run.dir, or, if that is a bucket, one that is not kept.
+
+        links: whether the tracker itself puts links into it. Else a stranger's would lead it elsewhere.
+        """
         run = Folder(self.run_dir)
         if not run.local:
             return tempfile.mkdtemp(prefix=f"mingpt-{name}-")
         path = Path(run.path(name))
         with place("run.dir", self.run_dir):
-            check_tree(str(path))
+            (check_folder if links else check_tree)(str(path))
             path.mkdir(parents=True, exist_ok=True)
         return str(path)
 
@@ -126,7 +129,7 @@ def wandb(about: About) -> Iterator[Write]:
     os.environ.setdefault("WANDB_LOGIN_TIMEOUT", "1")  # of a question at the terminal, where there is no key
     import wandb as client
 
-    folder = os.environ.get("WANDB_DIR") or about.folder("wandb")
+    folder = os.environ.get("WANDB_DIR") or about.folder("wandb", links=True)
     before = list(Path(folder, "wandb").glob(f"offline-run-*-{about.id}"))
     run = client.init(
         project=os.environ.get("WANDB_PROJECT") or PROJECT,

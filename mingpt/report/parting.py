@@ -10,6 +10,7 @@ import torch
 from mingpt.compute.numerics import changes
 from mingpt.config.affecting import settings
 from mingpt.errors import Damaged, UserError
+from mingpt.folder import Folder
 from mingpt.observe.trace import RECORD, Records, read_trace
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Record, line_of, records
@@ -45,6 +46,7 @@ class Side:
 def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
     """A run, of it one snapshot, or one attempt. Raises UserError if there is nothing of that."""
     folder = run_dir_of(url)
+    Folder(folder, "RUN").check()
     store, claims, traces = Store(f"{folder}/{SNAPSHOTS}", "RUN"), records(folder), read_trace(folder)
     there = {s: found for s in store.steps() if (found := manifest_or_none(store, s))}
     newest, shown = there[max(there)] if there else None, without_secrets(url)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable
-from mingpt.redact import printable
+from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.snapshot.files import SNAPSHOTS, File
 from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST, Manifest
@@ -89,9 +89,9 @@ def _check_sizes(store: Store, manifest: Manifest, listed: dict[str, int | None]
                 raise Damaged(f"{name} has {size} bytes in place of {part.size}")
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _age(seconds: float | None) -> str:
@@ -141,11 +141,11 @@ def runs_below(url: str) -> list[tuple[str, Entry]]:
 
 def runs_table(runs: Sequence[tuple[str, Entry]]) -> str:
     rows = [(printable(name), *_row(entry)) for name, entry in runs]
-    return _table([("run", "step", "age", "size", "digest", "loss", "val_loss", "state"), *rows])
+    return as_lines(_table([("run", "step", "age", "size", "digest", "loss", "val_loss", "state"), *rows]))
 
 
 def steps_table(entries: Iterable[Entry]) -> str:
-    return _table([("step", "age", "size", "digest", "loss", "val_loss", "state"), *map(_row, entries)])
+    return as_lines(_table([("step", "age", "size", "digest", "loss", "val_loss", "state"), *map(_row, entries)]))
 
 
 def render_manifest(m: Manifest) -> str:
@@ -161,7 +161,7 @@ def render_manifest(m: Manifest) -> str:
         vocabulary = f"{vocabulary[:VOCABULARY_SHOWN]}… ({len(vocabulary):,} characters)"
     lines += [f"vocabulary: {vocabulary}", "", "attempts:"]
     keys = ("attempt", "from_step", "world_size", "at")
-    lines.append(_table([keys, *(tuple(str(a.get(k, "-")) for k in keys) for a in m.history)]))
+    lines += _table([keys, *(tuple(str(a.get(k, "-")) for k in keys) for a in m.history)])
     if parent := parent_of(m):
         lines.append(f"forked from step {parent.step} of {parent.run} ({parent.dir}), digest {parent.digest}")
     lines += [
@@ -169,10 +169,10 @@ def render_manifest(m: Manifest) -> str:
         for a in m.history
         for key, values in _changes(a)
     ]
-    for title, section in (("numerics", m.fingerprint), ("config", m.config)):
+    for title, section in (("numerics", m.fingerprint), ("config", without_secrets(m.config))):
         lines += ["", f"{title}:"]
         lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(section)]
-    return "\n".join(lines)
+    return as_lines(lines)
 
 
 def _changes(attempt: dict[str, object]) -> list[tuple[str, list[object]]]:

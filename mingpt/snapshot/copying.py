@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from mingpt.errors import Damaged, UserError
+from mingpt.redact import printable
 from mingpt.snapshot.files import METRICS, SNAPSHOTS
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.manifest import encode_manifest
@@ -42,9 +43,9 @@ def check_same_run(source: Store, target: Store) -> None:
     for step in target.steps() if ours else []:
         theirs = manifest_or_none(target, step)
         if theirs and not any(_continues(mine, theirs) for mine in ours):
+            runs = printable(f"{theirs.run}, not {ours[0].run}")
             raise UserError(
-                f"{target.url}: step {step} is there, of another run ({theirs.run}, not {ours[0].run}): nothing was "
-                f"copied; give another TO"
+                f"{target.url}: step {step} is there, of another run ({runs}): nothing was copied; give another TO"
             )
 
 

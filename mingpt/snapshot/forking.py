@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from mingpt.config.configfile import create_config
+from mingpt.config.schema import Config
 from mingpt.errors import Damaged, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
@@ -14,7 +16,7 @@ from mingpt.snapshot.copying import copy_part
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.manifest import encode_manifest
-from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
+from mingpt.snapshot.reader import PARALLEL_PARTS, manifest_or_none, read_manifest
 from mingpt.snapshot.store import Store
 from mingpt.storage import place
 
@@ -75,22 +77,18 @@ def run_of(store: Store) -> str:
 def fork(
     source: Store,
     manifest: Manifest,
-    run_dir: str,
-    target: Store,
-    name: str,
+    config: Config,
     keys: Sequence[str],
     changes: Mapping[str, list[Any]],
     log: Callable[[str], None],
 ) -> None:
-    """Make the first snapshot of the run in run_dir. Its parts are shared with the parent's where that can be.
+    """Make the first snapshot of the run of `config`. Its parts are shared with the parent's where that can be.
 
     keys, changes: what the fork's command line has changed; of these, what affects the result, with both values.
-    Raises UserError if a run is there already, or the snapshot is damaged. An interrupted fork can be made again.
+    config.yaml comes first, and names the one fork that may go on there: of two at once, the other ends here. An
+    interrupted fork can be made again. Raises UserError if a run is there already, or the snapshot is damaged.
     """
-    if target.steps() or newest_number(run_dir):
-        raise UserError(f"{without_secrets(run_dir)}: a run is there already, and it stays: give a place of its own")
-    make_run_dir(run_dir)
-    hot.run_id(run_dir)
+    run_dir, target = config.run.dir, Store(config.snapshot.dir)
     parent = Parent(
         run=manifest.run,
         id=hot.find_run_id(run_of(source)),
@@ -101,6 +99,21 @@ def fork(
         claim=claim.id if (claim := records(run_of(source)).get(manifest.attempt)) else None,
         keys=tuple(keys),
     )
+
+    if target.root.startswith(f"{source.root}/"):
+        raise UserError(f"{without_secrets(run_dir)} lies in the parent's snapshots: give a place of its own")
+
+    def check() -> None:
+        others = {*target.folders()} - {manifest.step}
+        theirs = manifest_or_none(target, manifest.step) if manifest.step in target.steps() else None
+        if others or newest_number(run_dir) or (theirs and parent_of(theirs) != parent):
+            what = f"{without_secrets(run_dir)}: a run is there already"
+            raise UserError(f"{what}, and it stays: give a place of its own")
+
+    check()
+    make_run_dir(run_dir)
+    create_config(config, f"fork of step {manifest.step}, digest {manifest.digest}")
+    hot.run_id(run_dir)
     entry = {
         "attempt": manifest.attempt + 1,
         "from_step": manifest.step,
@@ -109,14 +122,14 @@ def fork(
         FORK: asdict(parent) | {"keys": [*keys]},
         **({"changes": {**changes}} if changes else {}),
     }
-    ours = manifest.model_copy(update={"run": name, "history": [*manifest.history, entry]})
+    ours = manifest.model_copy(update={"run": config.run.name, "history": [*manifest.history, entry]})
     try:
         log(_take(source, target, manifest))
     except Damaged as damage:
         raise UserError(f"{source.folder_url(manifest.step)}: {damage}: choose another step") from damage
     with place(target.key, target.url):
-        if not target.commit(manifest.step, encode_manifest(ours)):
-            raise UserError(f"{target.url}: another process has meanwhile made step {manifest.step} there: it stays")
+        target.commit(manifest.step, encode_manifest(ours))
+    check()  # another process may have committed first: the same fork, or another run
 
 
 def _take(source: Store, target: Store, manifest: Manifest) -> str:

@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
 from mingpt.config.schema import Config
+from mingpt.config.stored import is_within
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import accounts
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import as_lines, without_secrets
 from mingpt.snapshot.store import Store
-from mingpt.storage import open_fs, place
 from mingpt.sweep.expand import Trial
 
 NAME = "sweep.json"
@@ -19,7 +23,7 @@ LARGEST = 1 << 24  # bytes of it that are read
 COLUMNS = ("state", "step", "loss", "val_loss")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True))
 class Entry:
     """A trial as sweep.json has it. pruned: it was stopped since it was worse than others, and stays so."""
 
@@ -38,26 +42,19 @@ def entry_of(trial: Trial, config: Config) -> Entry:
 
 def read_record(folder: str) -> dict[str, Entry] | None:
     """The trials of a sweep, by name; None if this is no sweep's folder. Anybody may have written it."""
-    fs, path = open_fs(folder, "--dir")
-    file = f"{path.rstrip('/')}/{NAME}"
-    with place("--dir", folder):
-        try:
-            raw = json.loads(fs.cat_file(file, start=0, end=min(fs.info(file)["size"], LARGEST)))
-            return {str(name): Entry(**held) for name, held in raw.items() if name.strip("./") and "/" not in name}
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{without_secrets(folder)}/{NAME} can't be read: delete it, and run the sweep") from error
+    raw = Folder(folder, "--dir").read(NAME, LARGEST)
+    if raw is None:
+        return None
+    try:
+        entries = json.loads(raw).items()
+        return {name: Entry(**held) for name, held in entries if name.strip("./") and "/" not in name}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{without_secrets(folder)}/{NAME} can't be read: delete it, and run the sweep") from error
 
 
 def write_record(folder: str, entries: Mapping[str, Entry]) -> None:
-    fs, path = open_fs(folder, "--dir")
-    with place("--dir", folder):
-        fs.makedirs(path, exist_ok=True)
-        file = f"{path.rstrip('/')}/{NAME}"
-        text = json.dumps({name: asdict(entry) for name, entry in entries.items()}, indent=1)
-        fs.pipe_file(f"{file}.tmp", text.encode())
-        fs.mv(f"{file}.tmp", file)
+    text = json.dumps({name: asdict(entry) for name, entry in entries.items()}, indent=1)
+    Folder(folder, "--dir").write(NAME, text.encode())
 
 
 def has_finished(entry: Entry) -> bool:
@@ -88,10 +85,10 @@ def last_of(metrics: Sequence[Mapping[str, Any]], key: str) -> Any:
 
 
 def row(folder: str, entry: Entry) -> dict[str, Any]:
-    """How a trial went, from what its run has written."""
+    """How a trial went, from what its run has written in its folder. Other places may be a stranger's to name."""
     metrics, booked = read_metrics(folder), accounts(folder)
     step = max([line["step"] for line in metrics] + [account.step for account in booked], default=0)
-    if has_finished(entry):
+    if is_within(entry.snapshots, folder) and has_finished(entry):
         state = "finished"
     elif entry.pruned:
         state = "pruned"
@@ -115,7 +112,7 @@ def columns(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def cell(value: object) -> str:
-    return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else printable(str(value))
+    return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
@@ -123,7 +120,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     names = columns(found)
     lines: list[list[str]] = [names, *([cell(row.get(name)) for name in names] for row in found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(_line(line, widths) for line in lines)
+    return as_lines(_line(line, widths) for line in lines)
 
 
 def _line(cells: Iterable[str], widths: Iterable[int]) -> str:

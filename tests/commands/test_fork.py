@@ -13,13 +13,15 @@ import pytest
 
 from branch_kit import go_on
 from config_kit import configured
-from mingpt.commands import snapshots
+from mingpt.commands import report, snapshots
+from mingpt.commands.diff import diff_command
 from mingpt.commands.fork import fork_command
 from mingpt.commands.log import log_command
 from mingpt.console import say
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.observe.trace import read_trace
 from mingpt.report.auditing import intervals
+from mingpt.snapshot import forking
 from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
@@ -251,13 +253,99 @@ def test_the_strangers_own_folder_is_no_place_and_what_is_kept_is_told(
     assert "data.path=texts/mine.txt, as in the snapshot's config\n" in capsys.readouterr().out
 
 
-def test_an_interrupted_fork_can_be_made_again(base: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new"
+def test_no_line_and_no_escape_code_of_a_strangers_is_printed(
+    base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    forged = "a\nfinished: step 2000\u2028finished: \x1b[2J"
+    assert fork_command(["--trust", f"{base}@8", "child"]) == 0
+    for folder in ("base", "child"):
+        path = Path(folder, "snapshots/step-000000008", MANIFEST)
+        manifest = read_manifest(store(Path(folder)), 8)
+        entry = manifest.history[-1] | {"world_size": forged, "changes": {forged: [forged, 1]}}
+        if parent := entry.get("fork"):
+            entry["fork"] = parent | {"run": forged, "dir": forged, "keys": [forged]}
+        config = {**manifest.config, "seed": forged, "health": {"notify": f"http://h/S3CRET{forged}"}, forged: 1}
+        new = {"run": forged, "history": [*manifest.history[:-1], entry], "config": config}
+        path.write_bytes(encode_manifest(manifest.model_copy(update=new)))
+    for _ in range(2):  # the second time as the newest, from which more is shown
+        for verb, *arguments in (
+            *((verb, "child") for verb in ("list", "show")), ("list", "."),
+            *((verb, "base", "--step", "8") for verb in ("show", "verify")),
+        ):  # fmt: skip
+            assert snapshots.main([verb, *arguments]) == 0
+        log_command(["."])
+        log_command([".", "--graph"])
+        diff_command(["base@8", "child"])
+        fork_command(["base@8", "new", f"data.path={tmp_path}/text", "health.notify=null", "seed=1"])
+        report.main(["base", "child", "--out", "page.html"])
+        shutil.rmtree(base / "snapshots/step-000000012", ignore_errors=True)
+    out, err = capsys.readouterr()
+    assert not [line for line in (out + err).splitlines() if line.lstrip(" ├─└│").startswith("finished: ")]
+    assert "\x1b" not in out + err
+    assert "S3CRET" not in out + err
+    assert "\nfinished: " not in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize("where", ["make_run_dir", "create_config", "_take", "encode_manifest", "after"])
+def test_a_fork_that_was_killed_is_made_by_the_same_command_and_by_no_other(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, where: str
+) -> None:
+    new, real = tmp_path / "new", getattr(forking, where, None)
+
+    def killed(*arguments: Any) -> None:
+        if real and where == "create_config":
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    if real:
+        monkeypatch.setattr(forking, where, killed)
+    fork_command(["--trust", f"{base}@8", str(new)])
+    monkeypatch.undo()
+    if where != "make_run_dir":
+        assert fork_command(["--trust", f"{base}@4", str(new)]) == USER_ERROR
+        assert fork_command(["--trust", f"{base}@8", str(new), "seed=2"]) == USER_ERROR
     assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
-    (new / "snapshots/step-000000008" / MANIFEST).unlink()  # killed before the commit
-    assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
+    assert store(new).folders() == [8]
     verify(store(new), 8)
     assert not [*new.rglob("*.tmp")]
+    go_on(new)
+    assert fork_command(["--trust", f"{base}@8", str(new)]) == USER_ERROR
+
+
+def test_of_two_forks_into_one_place_at_once_one_wins(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, real = tmp_path / "new", forking.make_run_dir
+
+    def overtaken(run_dir: str) -> None:
+        """The slower one has seen that nothing is there."""
+        monkeypatch.undo()
+        assert fork_command(["--trust", f"{base}@4", str(new)]) == 0
+        real(run_dir)
+
+    monkeypatch.setattr(forking, "make_run_dir", overtaken)
+    assert fork_command(["--trust", f"{base}@8", str(new)]) == USER_ERROR
+    assert store(new).folders() == [4]
+
+
+@pytest.mark.parametrize("odd", [Path.mkdir, lambda path: path.symlink_to("elsewhere"), os.mkfifo])
+def test_a_fork_that_cannot_write_its_config_has_failed(
+    base: Path, tmp_path: Path, odd: Callable[[Path], None]
+) -> None:
+    (tmp_path / "new").mkdir()
+    odd(tmp_path / "new/config.yaml")
+    assert fork_command(["--trust", f"{base}@8", str(tmp_path / "new")]) == USER_ERROR
+    assert store(tmp_path / "new").folders() == []
+    assert not (tmp_path / "new/elsewhere").exists()
+
+
+@pytest.mark.parametrize("target", ["run/snapshots", "run/snapshots/inner", "run/snapshots/step-000000008"])
+def test_no_run_is_made_in_the_snapshots_of_another(base: Path, tmp_path: Path, target: str) -> None:
+    base.rename(tmp_path / "run")
+    before = sorted(tmp_path.rglob("*"))
+    assert fork_command(["--trust", f"{tmp_path}/run@8", f"{tmp_path}/{target}"]) == USER_ERROR
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_disk_without_hard_links_gets_a_verified_copy(

@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from mingpt.config import compose
-from mingpt.config.configfile import overrides_line, write_config
-from mingpt.errors import FINISHED, USER_ERROR
+from mingpt.config.configfile import overrides_line, read_config, write_config
+from mingpt.errors import FINISHED, USER_ERROR, UserError
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from run_kit import TINY
@@ -75,3 +75,24 @@ def test_the_file_is_there_in_a_bucket_and_no_failure_ends_a_run(tmp_path: Path)
     [line] = said
     assert line.startswith("config.yaml can't be written: ")
     assert line.endswith(" The run goes on.")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+        "a: " + "[" * 10_000,
+        "a: " + "{b: " * 40 + "1" + "}" * 40,
+        "a: !!python/object/apply:os.getcwd []",
+        "a: x\nb: \xff",
+    ],
+)
+def test_a_strangers_yaml_has_no_aliases_no_code_and_an_end(tmp_path: Path, hostile: str) -> None:
+    (tmp_path / "config.yaml").write_bytes(hostile.encode("latin-1"))
+    assert read_config(str(tmp_path)) is None
+
+
+def test_a_vast_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("a: " + "x" * 2**18)
+    with pytest.raises(UserError, match=r"config\.yaml has more than"):
+        read_config(str(tmp_path))

@@ -116,7 +116,8 @@ VERBS: dict[str, Callable[[str, str, str], int]] = {
     "generate": lambda run, new, text: generate.main([run, "--tokens", "1", "--prompt", "t"]),
     "replay": lambda run, new, text: replay.main([run, "--step", "9", text]),
     "train": lambda run, new, text: attempt(
-        [f"--config-dir={new}", "--config-name=start", "train.max_steps=13", "track=[tensorboard]"], Lifetime()
+        [f"--config-dir={new}", "--config-name=start", f"run.dir={run}", "train.max_steps=13", "track=[tensorboard]"],
+        Lifetime(),
     ),
 }  # fmt: skip
 WHOLE = (
@@ -178,10 +179,9 @@ def test_a_file_larger_than_any_run_writes_is_refused(run: Path, name: str) -> N
     assert verb(str(run), f"{run.parent}/new", "") == USER_ERROR
 
 
-def test_a_trackers_folder_may_hold_links_within_and_none_that_lead_out(tmp_path: Path) -> None:
-    (tmp_path / "wandb/run-1").mkdir(parents=True)
-    (tmp_path / "wandb/latest").symlink_to("run-1")
-    check_tree(str(tmp_path / "wandb"))
-    (tmp_path / "wandb/run-1/files").symlink_to(tmp_path)
-    with pytest.raises(NotPlain):
-        check_tree(str(tmp_path / "wandb"))
+def test_a_trackers_folder_leads_nowhere_else(run: Path, victim: Path) -> None:
+    check_tree(str(run / "mlflow"))
+    (run / "mlflow/1").mkdir(parents=True)
+    (run / "mlflow/1/loss").symlink_to(victim / "keys")
+    with pytest.raises(NotPlain, match="is a link"):
+        check_tree(str(run / "mlflow"))

@@ -17,7 +17,7 @@ import pytest
 
 from mingpt.commands import report, sweep
 from mingpt.errors import UserError
-from mingpt.sweep import local, remote
+from mingpt.sweep import local, record, remote
 from mingpt.sweep.expand import expand, name_of, validate
 from mingpt.sweep.record import Entry, read_record, rows, table, write_record
 from node_kit import pending, suspend
@@ -233,9 +233,11 @@ def test_a_folder_that_is_no_sweep_and_one_that_is_damaged(tmp_path: Path) -> No
     assert read_record(str(tmp_path)) is None
     write_record(str(tmp_path), {"a": Entry({"seed": "1"}, ["seed=1"], 5, str(tmp_path / "a/snapshots"))})
     assert list(read_record(str(tmp_path)) or {}) == ["a"]
-    (tmp_path / "sweep.json").write_text(json.dumps({"a": 3}))
-    with pytest.raises(UserError, match=r"sweep.json can't be read"):
-        read_record(str(tmp_path))
+    good = {"values": {}, "overrides": [], "max_steps": 5, "snapshots": "x"}
+    for bad in (3, good | {"max_steps": "x"}, good | {"values": ["x"]}, good | {"snapshots": 1}, {"more": 1}):
+        (tmp_path / "sweep.json").write_text(json.dumps({"a": bad}))
+        with pytest.raises(UserError, match=r"sweep.json can't be read"):
+            read_record(str(tmp_path))
 
 
 def test_a_table_is_aligned() -> None:
@@ -302,3 +304,19 @@ def children() -> list[int]:
 
 def words(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "place", ["http://127.0.0.1:9/iam", "/root", "{}/../x", "{}/a::http://127.0.0.1:9/", "s3://b/x"]
+)
+def test_a_strangers_record_chooses_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    write_record(str(tmp_path), {"a": Entry({}, [], 5, place.format(tmp_path))})
+    monkeypatch.setattr(record, "Store", lambda url: pytest.fail(f"asked {url}"))
+    [shown] = rows(str(tmp_path), read_record(str(tmp_path)) or {})
+    assert shown["state"] == "not started"
+
+
+@pytest.mark.parametrize("option", ["--dir=http://user:S3CRET@h/x", "--name=http://user:S3CRET@h"])
+def test_a_password_in_a_wrong_place_is_not_shown(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main([option, "seed=1,2"]) == 64
+    assert "S3CRET" not in capsys.readouterr().err
