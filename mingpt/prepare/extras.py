@@ -3,7 +3,6 @@
 recipes/setup.sh installs them. They follow from the run's composed config, so no recipe has to list them.
 """
 
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,6 @@ from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import FINISHED
-from mingpt.prepare.fetch import missing
 from mingpt.storage import EXTRAS
 
 
@@ -24,8 +22,6 @@ def extras(config: Config) -> set[str]:
     # Without `track`, curves go to TensorBoard where it is installed: it is, where set-up has been.
     trackers = {"tensorboard"} if config.track is None else {*config.track}
     found = config.data.extras() | stores | trackers
-    if any(corpus.manager == "npm" for corpus in missing(config)) and not shutil.which("npm"):
-        found.add("npm")
     if config.train.eval_tasks:
         found.add("eval")
     return found

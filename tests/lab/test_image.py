@@ -48,7 +48,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 def test_the_image_holds_the_data_and_little_else(image: Stage) -> None:
     assert image.command == ["python", "dist.py"]
-    assert sorted(p.name for p in (image.root / "app").iterdir()) == ["data", "dist.py"]
+    assert sorted(p.name for p in (image.root / "app").iterdir()) == ["data", "dist.py", "examples"]
     assert (image.root / "app/data/mnist/train-images-idx3-ubyte").stat().st_size == 47_040_016
     asked = image.enter(["python", "-c", "import mingpt, os; print(os.getuid(), mingpt.__file__)"])
     uid, where = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=LIMIT).stdout.split()
