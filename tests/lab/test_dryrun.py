@@ -23,6 +23,8 @@ COMMANDS = {
     "its buckets": "storage ls",
     "evaluate": f"{LAUNCH}evaluate.yaml",
     "generate": f"{LAUNCH}generate.yaml",
+    "serve": f"{LAUNCH}serve.yaml --env RUN_DIR=s3://bucket/run --secret VLLM_API_KEY=key",
+    "serve without a key": f"{LAUNCH}serve.yaml --env RUN_DIR=s3://bucket/run",
 }  # fmt: skip
 
 pytestmark = pytest.mark.slow
@@ -61,6 +63,7 @@ def test_what_aws_would_be_asked_for(answer: Callable[[str], str]) -> None:
         ("a bucket", "2 nodes", ["g6.xlarge", "4", "16", "L4:1", "1.61"]),
         ("evaluate", "1 node", ["g6.xlarge", "4", "16", "L4:1", "0.80"]),
         ("generate", "1 node", ["m6i.xlarge", "4", "16", "-", "0.19"]),
+        ("serve", "1 node", ["g6.xlarge", "4", "16", "L4:1", "0.80"]),
     ):
         assert f"Considered resources ({nodes}):" in answer(name)
         assert chosen(answer(name)) == what
@@ -70,3 +73,4 @@ def test_what_aws_would_be_asked_for(answer: Callable[[str], str]) -> None:
     kinds = re.findall(r"\S+\[Spot\] +\d+ +\d+ +(\S+)", answer("spot"))
     assert kinds == ["L4:1", "A10G:1", "L4:4", "A10G:4"]
     assert "Environment variable 'BUCKET' is None. Please set a value for it" in answer("spot without a bucket")
+    assert "No value available for secret(s): VLLM_API_KEY" in answer("serve without a key")
