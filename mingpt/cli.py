@@ -73,7 +73,7 @@ def main() -> int:
         complain(help_text())
         return USER_ERROR
     name, *arguments = sys.argv[1:]
-    if name in ("--help", "-h"):
+    if name in ("--help", "-h", "help"):
         say(help_text())
         return FINISHED
     if name == "--version":
@@ -115,3 +115,7 @@ def version_text() -> str:
     except metadata.PackageNotFoundError:
         torch = "not installed"
     return f"mingpt {__version__}\nnumerics {NUMERICS}\ntorch {torch}\nPython {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

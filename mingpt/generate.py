@@ -10,7 +10,7 @@ def parser() -> argparse.ArgumentParser:
     from mingpt.config.commandline import Parser
 
     parser = Parser(prog=program("mingpt.generate"), description=__doc__)
-    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
+    parser.add_argument("url", metavar="URL", help="RUN or RUN@STEP (or a folder of snapshots, or of one)")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the text to continue (default: a new line; of plain numbers: 0)")
     source.add_argument("--file", metavar="FILE", help="continue what is in this file or URL; -: standard input")

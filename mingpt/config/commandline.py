@@ -46,6 +46,8 @@ class Parser(argparse.ArgumentParser):
             for argument in message.split()[2:]:
                 name = argument.partition("=")[0]
                 message = instead(f"{verb} {name}", name) or message
+                if "_" in name or "." in name:
+                    message = f"unrecognized arguments: {argument}: keys have no dashes: write train.max_steps=5"
                 for names, cure in NOT_THERE.items():
                     if name in names.split():
                         message = f"unrecognized arguments: {argument}: {cure}"

@@ -6,6 +6,7 @@ applied here, so that every mistake is listed at once, and the schema fills in w
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -138,7 +139,11 @@ def _not_chosen(override: Override, error: Exception, there_are: Groups) -> str:
     if cure := instead(f"{group}={value}"):
         return cure
     if value not in there_are[group]:
-        return f"{text}: there is no {group} {without_secrets(value)!r}; there are {', '.join(there_are[group])}"
+        close = get_close_matches(value, there_are[group], n=1)
+        return (
+            f"{text}: there is no {group} {without_secrets(value)!r}{f' (did you mean {close[0]}?)' if close else ''}; "
+            f"there are {', '.join(there_are[group])}"
+        )
     if override.is_add():
         return f"{text}: {group} has a default already: write {group}={value} without the +"
     return f"{text}: {_first_line(error)}"

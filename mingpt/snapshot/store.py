@@ -150,7 +150,7 @@ class Store:
             return b"".join(bytes(piece) for piece in self.read_pieces(step, MANIFEST, size))
         if not size:  # S3 refuses a range of an empty object
             return b""
-        # Not more than it has: some servers (nanio) refuse a range that ends after the object.
+        # Not more than it has: some servers refuse a range that ends after the object.
         content: bytes = self.fs.cat_file(f"{self._checked_folder(step)}/{MANIFEST}", start=0, end=size)
         return content
 
@@ -262,8 +262,8 @@ class Store:
             self.fs.rm_file(f"{folder}/{MANIFEST}")
         self.fs.invalidate_cache()
         with suppress(FileNotFoundError):
-            # Object stores: delete the objects alone. s3fs would delete the folder, too, which is no object; nanio
-            # refuses that and deletes nothing.
+            # Object stores: delete the objects alone. s3fs would delete the folder, too, which is no object; some
+            # servers refuse that and delete nothing.
             self.fs.rm(folder if self.local else self.fs.find(folder), recursive=self.local)
 
     def remove(self, files: Iterable[File]) -> None:

@@ -303,7 +303,7 @@ def test_the_microbatches_grow_with_the_processes_if_the_user_says_so() -> None:
 
 def test_validate_fills_what_is_missing_and_refuses_what_is_unknown() -> None:
     assert validate({}).train.max_steps == 1000
-    with pytest.raises(UserError, match=r"^trains is not a key$"):
+    with pytest.raises(UserError, match=r"^trains is not a key \(did you mean train\?\)$"):
         validate({"trains": {}})
 
 

@@ -85,7 +85,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
             ["world.backend=nccl needs GPUs, but world.device=cpu: use world.backend=gloo"],
         ),
         # Groups, sections, interpolations, grammar.
-        ("model=gpt3", [f"model=gpt3: there is no model 'gpt3'; there are {MODELS}"]),
+        ("model=gpt3", [f"model=gpt3: there is no model 'gpt3' (did you mean gpt?); there are {MODELS}"]),
         (
             "experiment=x",
             [f"experiment=x: there is no experiment 'x'; there are {', '.join(compose.groups()['experiment'])}"],
@@ -152,8 +152,9 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         (
             "model=gpt3 schedule=cos model.n_head=7",
             [
-                f"model=gpt3: there is no model 'gpt3'; there are {MODELS}",
-                "schedule=cos: there is no schedule 'cos'; there are constant, cosine, linear, wsd",
+                f"model=gpt3: there is no model 'gpt3' (did you mean gpt?); there are {MODELS}",
+                "schedule=cos: there is no schedule 'cos' (did you mean cosine?); "
+                "there are constant, cosine, linear, wsd",
                 "model.n_head=7 does not divide model.n_embd=128: choose a divisor",
             ],
         ),

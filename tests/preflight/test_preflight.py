@@ -20,9 +20,10 @@ from mingpt.preflight.finding import Finding, exit_code, findings_of
 from mingpt.preflight.machine import source_sha256
 from net_kit import Net, hosts, needs_hosts
 from node_kit import free_port
-from store_kit import HIDDEN, Nanio, Stores
+from store_kit import HIDDEN, Moto, ProxiedMoto
 
 LIMIT = 300  # seconds
+RULES = ("Unconditional", "Denied")  # of a proxy before a store
 OPEN_PORTS = "open all TCP ports between the nodes (security group, ufw, iptables)"
 
 
@@ -217,30 +218,34 @@ class TestNodes:
             ],
         )
 
-    def test_a_bucket_that_says_no(self, nodes: Nodes, tmp_path: Path, serve: Stores) -> None:
-        store = serve("nanio")  # makes the bucket, on its disk
-        assert isinstance(store, Nanio)
-        store.stop()
-        command = [word.replace("127.0.0.1", "0.0.0.0") for word in store.command()]
-        server = nodes.net.popen("a", command, store.own_environment())
-        client = store.environment(store.port) | {"FSSPEC_S3_ENDPOINT_URL": f"http://10.98.0.11:{store.port}"}
-        wait = f"import socket, time\nwhile socket.socket().connect_ex(('127.0.0.1', {store.port})): time.sleep(0.1)"
-        nodes.net.run("a", [sys.executable, "-c", wait])
+    def test_a_bucket_that_says_no(self, nodes: Nodes, tmp_path: Path) -> None:
+        memory = Moto(tmp_path)
+        granted, denied = (ProxiedMoto(tmp_path, memory=memory, host="0.0.0.0", rule=r) for r in RULES)
+        for server in (memory, granted, denied):
+            nodes.net.popen("a", server.command())
+            wait = (
+                f"import socket, time\nwhile socket.socket().connect_ex(('127.0.0.1', {server.port})): time.sleep(0.1)"
+            )
+            nodes.net.run("a", [sys.executable, "-c", wait])
+        client, refused = (
+            server.environment(server.port) | {"FSSPEC_S3_ENDPOINT_URL": f"http://10.98.0.11:{server.port}"}
+            for server in (granted, denied)
+        )
+        make_bucket = "import fsspec; fsspec.filesystem('s3').mkdir('runs')"
+        assert nodes.net.popen("a", [sys.executable, "-c", make_bucket], client).wait(LIMIT) == 0
         bucket = "run.dir=s3://runs/x"
         warning = "this store has no conditional put: never start two runs in one run.dir, or choose another store"
         assert nodes.findings(bucket, env={"a": client, "b": client}) == (
             0,
             [f"warning on {n} (run.dir): snapshot.dir=s3://runs/x/snapshots: {warning}" for n in "ab"],
         )
-        wrong = client | {"AWS_SECRET_ACCESS_KEY": f"another-{HIDDEN}"}
-        done = nodes.check(bucket, env={"a": client, "b": wrong})
+        done = nodes.check(bucket, env={"a": client, "b": refused})
         assert [code for code, _ in done.values()] == [64, 64]
         assert shown(parsed(done["a"][1]))[0] == (
             "problem on b (run.dir): run.dir=s3://runs/x: permission denied: check it, or the credentials in the "
             "environment"
         )
         assert HIDDEN not in done["a"][1] + done["b"][1]
-        server.kill()
 
     def test_another_torch_on_one_node(self, nodes: Nodes, tmp_path: Path) -> None:
         info = tmp_path / "older" / "torch-2.9.1.dist-info"
