@@ -113,7 +113,9 @@ def limited(file: IO[bytes], name: str) -> bytes:
 
 
 def idx(files: Files) -> list[Split]:
-    return [(of_idx(files[images], images, 3)[:, None], of_idx(files[labels], labels, 1).long()) for images, labels in IDX]
+    return [
+        (of_idx(files[images], images, 3)[:, None], of_idx(files[labels], labels, 1).long()) for images, labels in IDX
+    ]
 
 
 def of_idx(raw: bytes, name: str, dimensions: int) -> Tensor:
@@ -130,7 +132,7 @@ def cifar(files: Files) -> list[Split]:
     for names in CIFAR:
         for name in names:
             if not files[name] or len(files[name]) % RECORD:
-                raise ValueError(f"{name} has {len(files[name])} bytes, not a multiple of {RECORD}, a label and an image")
+                raise ValueError(f"{name} has {len(files[name])} bytes, not a multiple of {RECORD} (label and image)")
         rows = torch.frombuffer(bytearray(b"".join(files[n] for n in names)), dtype=torch.uint8).reshape(-1, RECORD)
         splits.append((rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].long()))
     return splits

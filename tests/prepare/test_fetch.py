@@ -13,6 +13,7 @@ import pytest
 
 import bpe_kit
 import hub_kit
+from examples.images import files
 from mingpt.config import compose
 from mingpt.data.bpe import read_tokenizer
 from mingpt.errors import TransientError, UserError
