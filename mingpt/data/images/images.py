@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mingpt.data.cache import Cached, cached
+from mingpt.data.cache import ArrayFile, cached
 from mingpt.data.images.codebook import Pixels, fit, patches_of
 from mingpt.data.images.imagefiles import KEY, Labelled, find_images
 from mingpt.data.images.imagetokens import ImageTokens
@@ -84,7 +84,7 @@ def shifted(images: Pixels, most: int, down: NDArray[Any], right: NDArray[Any]) 
     return np.stack([image[y : y + height, x : x + width] for image, (y, x) in zip(padded, starts, strict=True)])
 
 
-def _records(config: ImagesData, read: Callable[[], tuple[Labelled, Labelled]], given: ImageTokens | None) -> Cached:
+def _records(config: ImagesData, read: Callable[[], tuple[Labelled, Labelled]], given: ImageTokens | None) -> Any:
     """All records, the training ones first, and their vocabulary, number and sha256. given: a snapshot's vocabulary."""
     shown = f"{KEY}={without_secrets(config.path)}"
     train, test = read()
@@ -132,7 +132,13 @@ def open_images(config: ImagesData, block_size: int, micro_size: int, vocabulary
     found = find_images(config.path)
     keys = [config.patch, config.codes, config.classes]
     identity = ["images", CACHE_VERSION, *keys, found.identity, vocabulary and vocabulary.to_json()]
-    path, about = cached(config, identity, lambda: _records(config, found.read, vocabulary))
+
+    def make(array: ArrayFile) -> Any:
+        rows, kept = _records(config, found.read, vocabulary)
+        array.append(rows)
+        return kept
+
+    path, about = cached(config, identity, make)
     tokens, records, border = ImageTokens.of_json(about["vocabulary"]), TokenFile(path), int(about["train"])
     length = 1 + tokens.per_image
     if block_size < length:
