@@ -45,8 +45,8 @@ class _Progress:
         self.array.touch()
         now = time.monotonic()
         if done and now > self.told + TELL_SECONDS:
-            left = f"{done / self.all:.0%}, {(now - self.began) * (self.all / done - 1):.0f} s left"
-            say(f"{self.what}: {left if self.all else f'{done / 1e9:.2f} GB'}")
+            share = done / max(done, self.all)  # a server may not say how much it sends
+            say(f"{self.what}: {share:.0%}, {(now - self.began) * (1 / share - 1):.0f} s left")
             self.told = now
 
 
