@@ -21,7 +21,7 @@ from mingpt.observe.events import (
     AttemptStarted,
     Event,
     SnapshotCommitted,
-    StepComputed,
+    StepDone,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import REWIND, Record, files, line_of, records
@@ -93,9 +93,6 @@ class Accountant:
         self.file: RunFile | None = None
         self.launch = dict[str, float]()
 
-    def wants(self, step: int) -> bool:
-        return False
-
     def on(self, event: Event) -> None:
         if isinstance(event, AttemptStarted):
             self._open(event)
@@ -103,7 +100,7 @@ class Accountant:
         if account is None:
             return
         match event:
-            case StepComputed():
+            case StepDone():
                 account.step = event.step
                 if self.now() - account.until < NOTE_SECONDS:
                     return

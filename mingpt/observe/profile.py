@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from mingpt.config.checks import steps_to_profile
 from mingpt.observe.background import Background
-from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Event, StepComputed
+from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Event, StepDone
 from mingpt.redact import without_secrets
 from mingpt.storage import make_folder, open_fs, place
 
@@ -30,9 +30,6 @@ class Profile:
         self._step: record_function | None = None
         self._written: Background[profile] | None = None
 
-    def wants(self, step: int) -> bool:
-        return False
-
     def on(self, event: Event) -> None:
         match event:
             case AttemptStarted():
@@ -41,7 +38,7 @@ class Profile:
                     self.steps = range(self.steps.start + 1, max(self.steps.stop, self.steps.start + 2))
                 self.steps = range(self.steps.start, min(self.steps.stop, event.last_step + 1))
                 self._next(event.start + 1)
-            case StepComputed():
+            case StepDone():
                 self._next(event.step + 1 + self.late)
             case AttemptEnded() | AttemptFailed():
                 self._next(self.steps.stop)

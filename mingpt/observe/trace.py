@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mingpt.observe.events import AttemptEnded, AttemptFailed, Event, StepComputed
+from mingpt.observe.events import AttemptEnded, AttemptFailed, Event, StepDone
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import files
 from mingpt.storage import open_fs, place
@@ -33,12 +33,9 @@ class Trace:
         self.records = 0  # in this file
         self.full: list[RunFile] = []  # the last ones before it, which a bucket may not have yet
 
-    def wants(self, step: int) -> bool:
-        return False
-
     def on(self, event: Event) -> None:
         match event:
-            case StepComputed():
+            case StepDone():
                 if self.file is None or self.records == CHUNK:
                     self._next(event.step)
                 assert self.file

@@ -28,7 +28,6 @@ from mingpt.observe.events import (
     StepDone,
     StepSkipped,
     TasksEvaluated,
-    prefixed,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
@@ -198,9 +197,7 @@ def trackio(about: About) -> Iterator[Write]:
 TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
 
 
-def open_trackers(
-    config: Config, record: RunRecord, say: Callable[[str], None], wants: Callable[[int], bool]
-) -> "list[Trackers]":
+def open_trackers(config: Config, record: RunRecord, say: Callable[[str], None]) -> "list[Trackers]":
     """The observer that hands the curves to config.track's trackers; none if there are none, or no id of the run."""
     names = list[str](config.track if config.track is not None else filter(installed, ["tensorboard"]))
     if not names or record.claim is None:
@@ -212,28 +209,21 @@ def open_trackers(
         return []
     plain = without_secrets(config.model_dump())
     about = About(id, config.run.name, config.run.dir, record.attempt, record.claim.record.from_step, plain, say)
-    return [Trackers(names, about, say, wants)]
+    return [Trackers(names, about, say)]
 
 
 class Trackers:
-    def __init__(
-        self, names: list[str], about: About, say: Callable[[str], None], wants: Callable[[int], bool]
-    ) -> None:
-        self.wants, self._about = wants, about
+    def __init__(self, names: list[str], about: About, say: Callable[[str], None]) -> None:
+        self._about = about
         names = list(dict.fromkeys(names))
         self._all = [Background[Row](f"track={name}", partial(TRACKERS[name], about), say) for name in names]
 
     def on(self, event: Event) -> None:
         match event:
-            case StepDone():
-                speed = event.tokens_per_second
-                self._put(event.step, loss=event.loss, lr=event.lr, grad_norm=event.grad_norm, tokens_per_second=speed)
+            case StepDone(logged=True) | Evaluated() | TasksEvaluated():
+                self._put(event.step, **event.curves)
             case StepSkipped():
                 self._put(event.step, skipped_in_a_row=event.in_a_row)
-            case Evaluated():
-                self._put(event.step, **event.curves)
-            case TasksEvaluated():
-                self._put(event.step, **prefixed(event))
             case AttemptEnded() | AttemptFailed():
                 if isinstance(event, AttemptEnded):
                     self._about.end = FINISHED if event.finished else STOPPED

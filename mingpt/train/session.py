@@ -192,7 +192,6 @@ def build_run(
     mine = world.share(plan.microbatches)
     work = RankSampler(plan, mine, origin.step, config.train.max_steps)
     observers = open_observers(config, record, compute, world, lifetime)
-    tokens_per_step = plan.global_size * config.model.block_size
     return Run(
         config=config,
         source=source,
@@ -213,7 +212,7 @@ def build_run(
         bad_steps=BadSteps(config, compute, checkpointer, observers, world),
         audit=audit,
         observers=observers,
-        reporter=Reporter(observers, world, lifetime, compute.update, origin.step, tokens_per_step),
+        reporter=Reporter(config, observers, world, lifetime, compute, origin.step),
         record=record,
         start=origin.step,
     )

@@ -181,7 +181,7 @@ def test_a_large_text_is_read_in_little_memory_which_is_said_before(tmp_path: Pa
     assert first == f"reading data.path={path}: 0.09 GB"
     digest, mib = last.split()
     assert digest == sha256(content).hexdigest()
-    assert int(mib) < 80  # the text has 88 MiB
+    assert int(mib) < 80  # the text has 83 MiB
 
 
 def test_a_text_that_changes_while_it_is_read_is_not_trained_on(
