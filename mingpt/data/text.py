@@ -29,7 +29,7 @@ CACHE_VERSION = 2  # raise when what is cached changes
 BLOCK = 1 << 22  # bytes that are read and encoded at once
 LARGE = 1 << 26  # bytes of a text of which it is said that it is read
 HEAD = 1 << 16  # bytes by which a file is known as no plain text
-TELL_SECONDS = 10.0  # between two lines about progress
+TELL_SECONDS = 30.0  # between two lines about progress
 
 
 class _Progress:

@@ -346,7 +346,7 @@ def open_with_others(config: TextData, start: Barrier, builds: Path) -> tuple[st
         (builds / str(os.getpid())).touch()
         return encode(*arguments)
 
-    text_module._encode = noted
+    text_module._encode = noted  # type: ignore[assignment]
     start.wait(timeout=600)
     text = open_text(config, 1)
     content = np.asarray(file_of(text).mapped).tobytes()
