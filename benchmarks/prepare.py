@@ -1,6 +1,6 @@
 """`python benchmarks/prepare.py [--text FILE] [--tokenizer FOLDER]`: the cost of making and of reading shards, as JSON.
 
-  prepare / plain loop   MB/s of mingpt.data.prepare in one process / MB/s of a loop that calls tiktoken for each
+  prepare / plain loop   MB/s of mingpt.data.prepare in one process / MB/s of a loop that calls tokenizers for each
                          document: both read the file, encode, and write 16-bit tokens
   2 processes / 1        MB/s of prepare with two processes / with one, on `--copies` copies of the text, the start of
                          the processes included
@@ -44,11 +44,11 @@ def plain(text: Path, merges: str, out: Path) -> None:
     from mingpt.data.bpe import GPT2Tokens
 
     vocabulary = GPT2Tokens(merges)
-    encoding, end = vocabulary._encoding, vocabulary.end_of_text
+    encoder, end = vocabulary._tokenizer, vocabulary.end_of_text
     with open(out, "wb") as f:
         for document in text.read_text().split(SEPARATOR):
             if document:
-                np.array([*encoding.encode_ordinary(document), end], dtype=np.uint16).tofile(f)
+                np.array([*encoder.encode(document, add_special_tokens=False).ids, end], dtype=np.uint16).tofile(f)
 
 
 def prepared(texts: list[Path], merges: str, out: Path, processes: int) -> None:

@@ -249,7 +249,8 @@ def _read_only(shown: str) -> str:
 
 
 def _denied(shown: str) -> str:
-    return f"{shown}: permission denied: check it, or the credentials in the environment"
+    credentials = ", or the credentials in the environment" if "://" in shown else ""
+    return f"{shown}: permission denied: check it{credentials}"
 
 
 def _unavailable(shown: str, error: Exception) -> TransientError:

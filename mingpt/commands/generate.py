@@ -129,7 +129,12 @@ def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, opt
     """Continue the prompts and write the texts to stdout. where: the snapshot's folder, for messages."""
     if not isinstance(vocabulary, TextVocabulary):
         raise UserError(f"{where}: this model's tokens are not text, so it can't continue one: choose another model")
-    prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options, vocabulary)]
+    try:
+        prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options, vocabulary)]
+    except UserError as error:
+        if options.prompt or options.file:
+            raise
+        raise UserError("give --prompt: the default, a line feed, is not in this model's vocabulary") from error
     if not all(prompts) or not prompts:
         raise UserError(
             f"--file {without_secrets(options.file)}: it holds nothing to continue: give at least one character"

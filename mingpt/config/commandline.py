@@ -29,7 +29,8 @@ NOT_THERE = {
     "--experimental-rerun": "the same command resumes the run",
 }
 SEARCHPATH = "hydra.searchpath"
-MARKS = "; a value with marks such as = in it stands in quotes of its own: key='a=b'"
+# A key, and of its value what needs no quotes, then the first mark that does.
+PLAIN = re.compile(r"((?:\+\+?|~)?[a-z_]+(?:\.[a-z_]+)*)=([\w./:@%?+ -]*)([^\n])(.*)", re.ASCII)
 
 
 def quoted(text: str) -> str:
@@ -165,8 +166,12 @@ def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
         try:
             override = parser.parse_override(text)
         except Exception:  # Hydra's, ANTLR's, or Python's
-            marks = MARKS if re.match(r"[+~]*[a-z_.]+=", shown) else ""
-            problems.append(f"{shown!r} is not an override: write key=value, group=option, +key=value or ~key{marks}")
+            problem = f"{shown!r} is not an override: write key=value, group=option, +key=value or ~key"
+            if parts := PLAIN.fullmatch(text):
+                key, plain, mark, rest = parts.groups()
+                problem += f"; a value with marks such as {mark} in it stands in quotes of its own: key='a{mark}b'"
+                overrides.append(parser.parse_override(f"{key}={quoted(plain + mark + rest)}"))  # it is not missing
+            problems.append(problem)
             continue
         if override.is_sweep_override():
             problems.append(f"{shown}: a sweep over values is for `mingpt sweep`: give one, or a list as key=[a,b]")

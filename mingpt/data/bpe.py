@@ -1,129 +1,64 @@
-"""Byte-pair encodings: GPT-2's own files through tiktoken, a Hugging Face `tokenizer.json` through `tokenizers`.
+"""Byte-pair encodings: GPT-2's own files, or a Hugging Face `tokenizer.json`. The package `tokenizers` encodes both.
 
 Each snapshot stores what its vocabulary is made from (GPT-2's list of merges, 0.5 MB; the text of a tokenizer.json), so
-`mingpt generate` needs nothing but the snapshot. Both packages are optional (`mingpt[bpe]`): they are imported when the
-first text is encoded.
+`mingpt generate` needs nothing but the snapshot. The package is optional (`mingpt[bpe]`): it is imported when the first
+text is encoded.
 """
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import install, open_fs, place
+from mingpt.storage import install, name_of, open_fs, place
 
 END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in other tokenizers; the first one that a tokenizer has is used.
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[EOS]", "[SEP]")
-# How GPT-2 splits text before it merges bytes: tiktoken's faster pattern, which splits as encoder.py does (Radford et
-# al. 2019).
-SPLIT = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 PIECE = 1 << 20  # characters that are encoded at once
-FILE_LIMIT = 64 << 20  # largest file of a vocabulary, in bytes
-
-
-def _needs(package: str) -> UserError:
-    return UserError(f"BPE tokens need the package {package}: {install('bpe')}")
-
-
-def _letters() -> dict[str, int]:
-    plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    others = [b for b in range(256) if b not in plain]
-    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+WORDS = re.compile(r"(?s).*\S(?=[ \t\n\r])")  # up to the last one that white space follows
+FILES = {"vocab.bpe", "encoder.json", "tokenizer.json", "merges.txt", "vocab.json"}  # of a vocabulary
+FILE_LIMIT = 64 << 20  # bytes of the largest
+BYTE_LEVEL: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 # GPT-2's files write each byte as a printable letter. This gives each letter's byte; its order is that of the first 256
 # tokens (bytes_to_unicode in GPT-2's encoder.py).
-BYTE_OF_LETTER = _letters()
+PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHERS = sorted({*range(256)} - {*PLAIN})
+BYTE_OF_LETTER = {chr(b): b for b in PLAIN} | {chr(256 + i): b for i, b in enumerate(OTHERS)}
 
 
-@dataclass(frozen=True)
-class GPT2Tokens:
-    """The byte-level BPE of a `vocab.bpe`: a token for each of 256 bytes and for each merge, then the end of text."""
-
-    merges: str
-
-    def spelled(self) -> list[str]:
-        """Every token but the end of text, by its number, in the letters of GPT-2's files.
-
-        Raises ValueError if a line is not a merge of two tokens.
-        """
-        lines = self.merges.split("\n")
-        merges = (line.split() for line in lines[lines[0].startswith("#version") :] if line)
-        return [*BYTE_OF_LETTER, *(first + second for first, second in merges)]
-
-    @cached_property
-    def ranks(self) -> dict[bytes, int]:
-        """Each token's bytes and number, equal to those of tiktoken.load.data_gym_to_mergeable_bpe_ranks."""
-        ranks: dict[bytes, int] = {}
-        for letters in self.spelled():
-            token = bytes(BYTE_OF_LETTER[c] for c in letters)
-            if token in ranks:
-                raise ValueError(f"two lines make the token {letters!r}")
-            ranks[token] = len(ranks)
-        return ranks
+class Encoder(ABC):
+    """Encodes and decodes as its tokenizer.json says. Its constructor raises UserError or ValueError for a bad one."""
 
     @property
+    @abstractmethod
     def size(self) -> int:
-        return len(self.ranks) + 1
+        """The number of tokens."""
+
+    def __post_init__(self) -> None:
+        assert self.size
 
     @property
-    def end_of_text(self) -> int:
-        return len(self.ranks)
-
-    @cached_property
-    def _encoding(self) -> Any:
-        try:
-            import tiktoken
-        except ImportError as error:
-            raise _needs("tiktoken") from error
-        special = {END_OF_TEXT: self.end_of_text}
-        return tiktoken.Encoding("gpt2", pat_str=SPLIT, mergeable_ranks=self.ranks, special_tokens=special)
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_array(_unicode(text)).tolist()
-
-    def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """A text that spells `<|endoftext|>` gets the tokens of its letters, never the special token."""
-        try:
-            return self._encoding.encode_to_numpy(text, disallowed_special=())
-        except ValueError:  # tiktoken's regex engine overflows on a million line ends in a row: try the halves
-            if len(text) < 2:
-                raise
-            half = len(text) // 2
-            return np.concatenate([self.encode_array(text[:half]), self.encode_array(text[half:])])
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._encoding.decode(ids)
-
-    def byte_lengths(self) -> list[int]:
-        return [*map(len, self.ranks), 0]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "gpt2", "merges": self.merges}
-
-
-@dataclass(frozen=True)
-class HuggingFaceTokens:
-    """The tokenizer of a `tokenizer.json`, whatever its algorithm. text: the file's content."""
-
-    text: str
+    @abstractmethod
+    def file(self) -> str:
+        """The text of the tokenizer.json."""
 
     @cached_property
     def _tokenizer(self) -> Any:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise _needs("tokenizers") from error
+            raise UserError(f"BPE tokens need the package tokenizers: {install('bpe')}") from error
         try:
-            tokenizer = Tokenizer.from_str(self.text)
+            tokenizer = Tokenizer.from_str(self.file)
         except BaseException as error:  # Rust's PanicException is no subclass of Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
@@ -132,6 +67,87 @@ class HuggingFaceTokens:
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True  # a text that spells a special token gets the tokens of its letters
         return tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Raises UserError if no tokens spell the text."""
+        tokenizer = self._tokenizer
+        try:
+            text.encode()
+            return tokenizer.encode(text, add_special_tokens=False).ids
+        except UnicodeEncodeError as error:  # Python reads a byte that is no UTF-8 as half a character
+            raise UserError(f"the text is not UTF-8 at character {error.start}: convert it") from error
+        except Exception as error:  # the package raises plain Exception, as for a character without a token
+            raise UserError(
+                f"the tokenizer cannot encode this text ({printable(str(error))}): take a tokenizer with an unknown "
+                "token, or one of bytes"
+            ) from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@dataclass(frozen=True)
+class GPT2Tokens(Encoder):
+    """The byte-level BPE of a `vocab.bpe`: a token for each of 256 bytes and for each merge, then the end of text."""
+
+    merges: str
+
+    @cached_property
+    def pairs(self) -> list[list[str]]:
+        """The two tokens of each merge."""
+        lines = self.merges.split("\n")
+        return [line.split() for line in lines[lines[0].startswith("#version") :] if line]
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Each token's number, the end of text's last. Tokens are in the letters of GPT-2's files.
+
+        Raises ValueError if a line is not a merge.
+        """
+        tokens = dict.fromkeys(BYTE_OF_LETTER)
+        for pair in self.pairs:
+            token = "".join(pair)
+            if len(pair) != 2 or token in tokens or not tokens.keys() >= {*pair}:
+                raise ValueError(f"not a list of GPT-2's merges ({token!r} is no new pair of tokens): name a vocab.bpe")
+            tokens[token] = None
+        return {token: number for number, token in enumerate([*tokens, END_OF_TEXT])}
+
+    @cached_property
+    def size(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def end_of_text(self) -> int:
+        return self.numbers[END_OF_TEXT]
+
+    @property
+    def file(self) -> str:
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        fields = {
+            "version": "1.0",
+            "added_tokens": [flags | {"id": self.end_of_text, "content": END_OF_TEXT, "special": True}],
+            "pre_tokenizer": BYTE_LEVEL,
+            "decoder": BYTE_LEVEL,
+            "model": {"type": "BPE", "vocab": self.numbers, "merges": self.pairs},
+        }
+        return json.dumps(fields)
+
+    def byte_lengths(self) -> list[int]:
+        return [*map(len, [*self.numbers][:-1]), 0]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "gpt2", "merges": self.merges}
+
+
+@dataclass(frozen=True)
+class HuggingFaceTokens(Encoder):
+    """The tokenizer of a `tokenizer.json`, whatever its algorithm. text: the file's content."""
+
+    text: str
+
+    @property
+    def file(self) -> str:
+        return self.text
 
     @cached_property
     def size(self) -> int:
@@ -143,22 +159,6 @@ class HuggingFaceTokens:
         if not found:
             raise UserError(f"the tokenizer has no token for the end of a text (none of {', '.join(ENDS)}): add one")
         return found[0]
-
-    def encode(self, text: str) -> list[int]:
-        text = _unicode(text)
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # the package raises plain Exception, as for a character without a token
-            raise UserError(
-                f"the tokenizer cannot encode this text ({printable(str(error))}): take a tokenizer with an unknown "
-                "token, or one of bytes"
-            ) from error
-
-    def encode_array(self, text: str) -> NDArray[np.uint32]:
-        return np.array(self.encode(text), dtype=np.uint32)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def byte_lengths(self) -> list[int]:
         """Of tokens that are made of bytes, as GPT-2's: those. Of others: what each adds to a text that is decoded.
@@ -189,51 +189,27 @@ class HuggingFaceTokens:
         return {"kind": "tokenizer.json", "text": self.text}
 
 
-def gpt2_of(merges: str) -> GPT2Tokens:
-    """Raises KeyError or ValueError at once, not at the first use, if these are no merges."""
-    vocabulary = GPT2Tokens(merges)
-    assert vocabulary.ranks
-    return vocabulary
-
-
-def tokenizer_of(text: str) -> HuggingFaceTokens:
-    """Raises UserError or ValueError at once, not at the first use, if this is no tokenizer."""
-    vocabulary = HuggingFaceTokens(text)
-    assert vocabulary.size
-    return vocabulary
-
-
-def _unicode(text: str) -> str:
-    """Raises UserError for a lone surrogate, which no tokenizer takes: Python reads a byte that is no UTF-8 as one."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"the text is not UTF-8 at character {error.start}: convert it") from error
-    return text
-
-
-def pieces(text: str) -> Iterator[str]:
-    """Cut a long text into pieces of at most PIECE characters, each of which ends with a word.
+def pieces(blocks: Iterable[str]) -> Iterator[str]:
+    """Cut a long text, given in blocks, into pieces of at most PIECE characters, each of which ends with a word.
 
     No token of GPT-2 reaches from a word into the white space after it, so the tokens of the pieces are those of the
     whole text. With another tokenizer a cut may change tokens; its place depends on the text alone.
     """
-    start = 0
-    while len(text) - start > PIECE:
-        stop = cut(text, start)
-        yield text[start:stop]
-        start = stop
-    yield text[start:]
+    rest = ""
+    for block in blocks:
+        rest, start = rest + block, 0
+        while len(rest) - start > PIECE:
+            stop = cut(rest, start)
+            yield rest[start:stop]
+            start = stop
+        rest = rest[start:]
+    yield rest
 
 
 def cut(text: str, start: int) -> int:
     """The end of the piece that begins at `start`. More than PIECE characters must follow `start`."""
-    limit = start + PIECE
-    for begin in (max(start, limit - 1024), start):  # nearly always a word ends in the last kilobyte
-        ends = [m.end() for m in re.finditer(r"\S(?=[ \t\n\r])", text[begin : limit + 1])]
-        if ends:
-            return begin + ends[-1]
-    return limit
+    words = WORDS.match(text, start, start + PIECE + 1)
+    return words.end() if words else start + PIECE
 
 
 def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
@@ -242,58 +218,32 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
     key: the config key or option that named the URL. Raises UserError if no vocabulary is there.
     """
     fs, path = open_fs(url, key)
-    shown = f"{key}={without_secrets(url)}"
-    name = path.rstrip("/").rpartition("/")[2]
-
-    def content(file: str) -> str:
-        with place(key, url):
-            raw = fs.cat_file(file, start=0, end=FILE_LIMIT + 1)
-        if len(raw) > FILE_LIMIT:
-            raise UserError(f"{shown}: {file.rpartition('/')[2]} has over {FILE_LIMIT} bytes: name a vocabulary's file")
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{shown}: {file.rpartition('/')[2]} is not UTF-8: name a vocabulary's file") from error
-
     with place(key, url):
-        if fs.isdir(path):
-            there = {file.rstrip("/").rpartition("/")[2]: file for file in fs.ls(path, detail=False)}
-        elif name in ("vocab.bpe", "merges.txt"):
-            there = {name: path}
-        else:
-            there = {"tokenizer.json": path}
-    for merges, numbers in (("vocab.bpe", "encoder.json"), ("tokenizer.json", ""), ("merges.txt", "vocab.json")):
-        if merges in there and not numbers:
-            return _checked_tokenizer(content(there[merges]), shown)
-        if merges in there:
-            return _checked_merges(content(there[merges]), content(there[numbers]) if numbers in there else None, shown)
-    raise UserError(
-        f"{shown}: no vocabulary is there: give a folder with vocab.bpe and encoder.json, or a tokenizer.json"
-    )
-
-
-def _checked_tokenizer(text: str, shown: str) -> HuggingFaceTokens:
+        files = fs.ls(path, detail=False) if fs.isdir(path) else [path]
+        names = {name_of(file.rstrip("/")): file for file in files}
+        if files == [path] and not {"vocab.bpe", "merges.txt"} & names.keys():
+            names = {"tokenizer.json": path}
+        raw = {name: fs.cat_file(names[name], start=0, end=FILE_LIMIT + 1) for name in FILES & names.keys()}
     try:
-        return tokenizer_of(text)
+        if long := [name for name, content in raw.items() if len(content) > FILE_LIMIT]:
+            raise ValueError(f"{long[0]} has over {FILE_LIMIT} bytes: name a vocabulary's file")
+        texts = {name: content.decode() for name, content in raw.items()}
+        if "vocab.bpe" in texts:
+            return _merged(texts["vocab.bpe"], texts.get("encoder.json", ""))
+        if "tokenizer.json" in texts:
+            return HuggingFaceTokens(texts["tokenizer.json"])
+        if "merges.txt" in texts:
+            return _merged(texts["merges.txt"], texts.get("vocab.json", ""))
+        raise ValueError("no vocabulary is there: give a folder with vocab.bpe and encoder.json, or a tokenizer.json")
     except (UserError, ValueError) as error:
-        raise UserError(f"{shown}: {error}") from error
+        raise UserError(f"{key}={without_secrets(url)}: {error}") from error
 
 
-def _checked_merges(merges: str, numbers: str | None, shown: str) -> GPT2Tokens:
+def _merged(merges: str, numbers: str) -> GPT2Tokens:
     """numbers: the text of encoder.json or vocab.json, which must give each token the number that the merges give."""
-    try:
-        vocabulary = gpt2_of(merges)
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"{shown}: not a list of GPT-2's merges ({type(error).__name__}: {error}): name a vocab.bpe"
-        ) from error
-    if numbers is not None:
-        try:
-            given = {token: number for token, number in json.loads(numbers).items() if token != END_OF_TEXT}
-        except (AttributeError, ValueError):
-            given = {}
-        if given != {token: number for number, token in enumerate(vocabulary.spelled())}:
-            raise UserError(
-                f"{shown}: the two files of the vocabulary do not belong together: take both from one place"
-            )
+    vocabulary, equal = GPT2Tokens(merges), not numbers
+    with suppress(TypeError, ValueError):
+        equal = equal or json.loads(numbers) | {END_OF_TEXT: vocabulary.end_of_text} == vocabulary.numbers
+    if not equal:
+        raise ValueError("the two files of the vocabulary do not belong together: take both from one place")
     return vocabulary

@@ -1,41 +1,107 @@
 """Each node's cache of prepared data: an array to memory-map, and JSON about it, made by one process for all."""
 
-import io
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from mingpt.atomic import write_whole
+from mingpt.atomic import sync_folder, write_whole
 from mingpt.console import say
+from mingpt.data.dataset import scan
 from mingpt.data.kinds.files import CachedData
 from mingpt.errors import UserError
 from mingpt.storage import place
 
-Cached = tuple[NDArray[Any], dict[str, Any]]  # the array, and what else is known of the data: plain JSON
+PART = ".part"  # the array while it is made: under one name, so that a process that was killed leaves one file at most
+TELL_SECONDS = 30.0  # a longer wait for another process is told
+
+
+class ArrayFile:
+    """A .npy file, written block by block. The first block's type is that of all."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.length = file, 0
+        self._type, self._row = np.dtype(float), tuple[int, ...]()
+
+    def append(self, block: NDArray[Any]) -> None:
+        if not self.length:
+            self._type, self._row = block.dtype, block.shape[1:]
+            self._write_header()
+        self.file.write(np.ascontiguousarray(block).data)
+        self.length += len(block)
+
+    def reserve(self, size: int) -> None:
+        """Raise UserError if the disk has no room for so many bytes."""
+        folder = Path(self.file.name).parent
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise UserError(
+                f"data.cache_dir={folder}: {size / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free: choose a "
+                "folder on a larger disk, or make shards elsewhere (`mingpt prepare`), which are read in place"
+            )
+
+    def touch(self) -> None:
+        """Show the processes that wait for this file that it is being made."""
+        os.utime(self.file.name)
+
+    def finish(self) -> None:
+        """Write the header again, which keeps room for the length, and all of it to the disk."""
+        self.file.seek(0)
+        self._write_header()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def _write_header(self) -> None:
+        fields = {"descr": np.lib.format.dtype_to_descr(self._type), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(self.file, fields | {"shape": (self.length, *self._row)})
 
 
 @contextmanager
 def node_lock(lock: Path, seconds: float) -> Iterator[None]:
-    """Let one process of this node in at a time. Raises UserError after so many seconds of waiting."""
+    """Let one process of this node in at a time.
+
+    Raises UserError if the one that is in has not touched the file that it makes for so many seconds.
+    """
+    file, part, left = FileLock(lock), lock.with_suffix(PART), seconds
+    while True:
+        before = _touched(part)
+        try:
+            file.acquire(timeout=min(left, TELL_SECONDS))
+            break
+        except Timeout:
+            if left == seconds:
+                say(f"another process of this node is reading data.path: this one waits (lock {lock})")
+            left = seconds if _touched(part) != before else left - TELL_SECONDS
+        if left <= 0:
+            raise UserError(
+                f"another process of this node has been reading data.path, without progress for {seconds:.0f} s (lock "
+                f"{lock}): if it is alive, raise data.cache_timeout_seconds"
+            )
     try:
-        with FileLock(lock, timeout=seconds):
-            yield
-    except Timeout:
-        raise UserError(
-            f"another process of this node has been reading data.path for {seconds:.0f} s (lock {lock}): if it is "
-            "alive, raise data.cache_timeout_seconds"
-        ) from None
+        yield
+    finally:
+        file.release()
 
 
-def cached(config: CachedData, identity: list[Any], make: Callable[[], Cached]) -> tuple[Path, dict[str, Any]]:
-    """The .npy file and the JSON that `make` returns. The first process of the node calls it; the others read the file.
+def _touched(part: Path) -> int:
+    try:
+        return part.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def cached(
+    config: CachedData, identity: list[Any], make: Callable[[ArrayFile], dict[str, Any]]
+) -> tuple[Path, dict[str, Any]]:
+    """The .npy file that `make` fills, and the JSON that it returns. The first process of the node calls it.
 
     identity: all that the result depends on. Its first entry, the kind of data, begins the file's name.
     Raises UserError if data.cache_dir can't be used, or another process has held its lock for too long.
@@ -43,17 +109,20 @@ def cached(config: CachedData, identity: list[Any], make: Callable[[], Cached]) 
     folder = Path(config.cache_dir).expanduser()
     name = sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:32]
     stem = folder / f"{identity[0]}-{name}"
-    array, about = stem.with_suffix(".npy"), stem.with_suffix(".json")
+    array, about, part = (stem.with_suffix(suffix) for suffix in (".npy", ".json", PART))
     with place("data.cache_dir", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         with node_lock(stem.with_suffix(".lock"), config.cache_timeout_seconds):
             known = _known(array, about)
             if known is None:
-                made, known = make()
-                content = np.ascontiguousarray(made)
-                head = io.BytesIO()  # as np.save writes it, whole or not at all, without a copy of the array in memory
-                np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(content))
-                write_whole(array, [head.getvalue(), content.data.cast("B")])
+                try:
+                    with open(part, "wb") as file:
+                        known = make(made := ArrayFile(file))
+                        made.finish()
+                    part.replace(array)
+                finally:
+                    part.unlink(missing_ok=True)
+                sync_folder(folder)
                 # Written last: it commits the array.
                 write_whole(about, [json.dumps({"array": _hash_of(array), "known": known}).encode()])
         return array, known
@@ -72,4 +141,5 @@ def _known(array: Path, about: Path) -> dict[str, Any] | None:
 
 
 def _hash_of(path: Path) -> str:
-    return sha256(np.memmap(path, mode="r").data).hexdigest()
+    with open(path, "rb") as file:
+        return scan(file, "u1").sha256

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.cache import Cached, cached
+from mingpt.data.cache import ArrayFile, cached
 from mingpt.data.kinds.chat import ChatData
 from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
@@ -201,7 +201,7 @@ def _token_file(config: ChatData, given: Vocabulary | None, shown: str) -> tuple
             raise UserError(f"{shown}: no regular file; name one file of JSON lines")
     source = ["chat", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
 
-    def make() -> Cached:
+    def make(array: ArrayFile) -> dict[str, Any]:
         with place("data.path", config.path):
             raw = fs.cat_file(remote)
         conversations = list(_read(raw, shown))
@@ -211,9 +211,9 @@ def _token_file(config: ChatData, given: Vocabulary | None, shown: str) -> tuple
         if not isinstance(own, TextVocabulary):
             raise UserError(f"{shown}: the snapshot's vocabulary is none of text: take data that it was trained on")
         try:
-            array = _encoded(conversations, own)
+            array.append(_encoded(conversations, own))
         except UserError as error:
             raise UserError(f"{shown}: {error}") from error
-        return array, {"vocabulary": own.to_json(), "sha256": sha256(raw).hexdigest()}
+        return {"vocabulary": own.to_json(), "sha256": sha256(raw).hexdigest()}
 
     return cached(config, source, make)

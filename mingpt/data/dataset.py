@@ -114,6 +114,6 @@ def read_manifest(fs: Any, path: str, name: str = MANIFEST) -> bytes | None:
     """The manifest of the data set in a folder, or the JSON file `name` beside it; None if there is no such file."""
     try:
         content: bytes = fs.cat_file(f"{path.rstrip('/')}/{name}", start=0, end=MANIFEST_LIMIT)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return content

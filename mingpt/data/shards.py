@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.cache import Cached, cached
+from mingpt.data.cache import ArrayFile, cached
 from mingpt.data.dataset import (
     AGAIN,
     MANIFEST,
@@ -160,13 +160,13 @@ def _nanogpt(config: ShardsData, fs: Any, path: str, wanted: Vocabulary | None) 
 def _scanned(config: ShardsData, fs: Any, path: str, names: Sequence[str], dtype: str) -> list[Scan]:
     """Scan each file. One process of the node does it, and again only when the files have changed."""
 
-    def scans() -> Cached:
+    def scans(_: ArrayFile) -> dict[str, Any]:
         found = list[Scan]()
         with place("data.path", config.path):
             for name in names:
                 with fs.open(f"{path}/{name}", "rb") as file:
                     found.append(scan(file, dtype))
-        return np.empty(0), {"scans": [astuple(each) for each in found]}
+        return {"scans": [astuple(each) for each in found]}
 
     identity = ["shards", fs.unstrip_protocol(path), dtype, *(fs.info(f"{path}/{name}") for name in names)]
     return [Scan(*each) for each in cached(config, identity, scans)[1]["scans"]]

@@ -1,65 +1,148 @@
 """Tokens from any text at any URL, cached once per node as a memory-mapped array."""
 
+import codecs
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fsspec.callbacks import Callback
 from numpy.typing import NDArray
 
+from mingpt.console import say
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
-from mingpt.data.cache import Cached, cached
+from mingpt.data.cache import ArrayFile, cached
 from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset
-from mingpt.errors import UserError
+from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
-from mingpt.storage import open_fs, place
+from mingpt.storage import is_local, name_of, open_fs, place
 
 CACHE_VERSION = 2  # raise when what is cached changes
+BLOCK = 1 << 22  # bytes that are read and encoded at once
+LARGE = 1 << 26  # bytes of a text of which it is said that it is read
+HEAD = 1 << 16  # bytes by which a file is known as no plain text
+TELL_SECONDS = 30.0  # between two lines about progress
 
 
-def _tokenize(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[NDArray[Any], Vocabulary]:
-    """A text's tokens, and their vocabulary: the given one, or else the one that data.tokens names."""
-    shown = f"data.path={without_secrets(config.path)}"
-    if not raw:
-        raise UserError(f"{shown}: the file is empty: name another")
-    if isinstance(given, Bytes) or (given is None and config.tokens == "byte"):
-        return np.frombuffer(raw, dtype=np.uint8), Bytes()
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{shown}: not UTF-8 at byte {error.start}: convert the file, or use data.tokens=byte"
-        ) from error
-    if isinstance(given, (GPT2Tokens, HuggingFaceTokens)):
-        try:
-            arrays = [given.encode_array(piece) for piece in pieces(text)]
-        except UserError as error:
-            which = f"data.tokenizer={without_secrets(config.tokenizer)}: " if config.tokenizer else ""
-            raise UserError(f"{shown}: {which}{error}") from error
-        return np.concatenate(arrays).astype(smallest_type(given.size)), given
-    points, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
-    characters = "".join(map(chr, points))
-    if given is None:
-        if len(points) < 2:
-            raise UserError(
-                f"{shown}: only one character, {characters!r}, over and over: nothing to learn; name another text"
-            )
-        vocabulary = Characters(characters)
-    elif isinstance(given, Characters):
+class _Progress:
+    """Says how far a long reading is, and shows the processes that wait for it that it goes on."""
+
+    def __init__(self, what: str, size: int, array: ArrayFile, passes: int = 1) -> None:
+        self.what, self.all, self.array = what, size * passes, array
+        self.began = self.told = time.monotonic()
+        if size >= LARGE:
+            say(f"{what}: {size / 1e9:.2f} GB")
+
+    def __call__(self, done: int) -> None:
+        self.array.touch()
+        now = time.monotonic()
+        if done and now > self.told + TELL_SECONDS:
+            share = done / max(done, self.all)  # a server may not say how much it sends
+            say(f"{self.what}: {share:.0%}, {(now - self.began) * (1 / share - 1):.0f} s left")
+            self.told = now
+
+
+class _Text:
+    """A text's file on this machine, read in blocks, in so many passes."""
+
+    def __init__(self, path: Path, url: str, passes: int, array: ArrayFile) -> None:
+        self.path, self.url, self.size = path, url, path.stat().st_size
+        self.shown = f"data.path={without_secrets(url)}"
+        self.sha256, self._done = "", 0
+        if not self.size:
+            raise UserError(f"{self.shown}: the file is empty: name another")
+        self._progress = _Progress(f"reading {self.shown}", self.size, array, passes)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Raises TransientError at the end if these are not those of the pass before."""
+        content = sha256()
+        with place("data.path", self.url), open(self.path, "rb") as file:
+            while block := file.read(BLOCK):
+                content.update(block)
+                yield block
+                self._done += len(block)
+                self._progress(self._done)
+        if self.sha256 not in ("", content.hexdigest()):
+            raise TransientError(f"{self.shown}: it has changed while it was read: try again")
+        self.sha256 = content.hexdigest()
+
+    def texts(self) -> Iterator[str]:
+        """Raises UserError if it is not UTF-8."""
+        decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
+        for block in chain(self.blocks(), [b""]):
+            begin = at - len(decoder.getstate()[0])  # a character may lie in two blocks
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{self.shown}: not UTF-8 at byte {begin + error.start}: convert the file, or use data.tokens=byte"
+                ) from error
+            yield text
+            at += len(block)
+
+    def points(self) -> Iterator[NDArray[np.uint32]]:
+        """The code points of its characters."""
+        return (np.frombuffer(text.encode("utf-32-le"), "<u4") for text in self.texts())
+
+
+def _encode(path: Path, config: TextData, given: Vocabulary | None, array: ArrayFile) -> dict[str, Any]:
+    """Write the tokens of a text. Returns what else is kept of it."""
+    bytes_alone = isinstance(given, Bytes) or (given is None and config.tokens == "byte")
+    merged = isinstance(given, (GPT2Tokens, HuggingFaceTokens))
+    text = _Text(path, config.path, 1 if bytes_alone or merged else 2, array)
+    if bytes_alone:
+        vocabulary: Vocabulary = Bytes()
+        array.reserve(text.size)
+        for block in text.blocks():
+            array.append(np.frombuffer(block, np.uint8))
+    elif isinstance(given, (GPT2Tokens, HuggingFaceTokens)):
         vocabulary = given
-        try:
-            ids = np.array(given.encode(characters))[ids]
-        except UserError as error:
-            raise UserError(f"{shown}: {error}: name another text") from error
+        which = f"data.tokenizer={without_secrets(config.tokenizer)}: " if config.tokenizer else ""
+        for piece in pieces(text.texts()):
+            try:
+                tokens = given.encode(piece)
+            except UserError as error:
+                raise UserError(f"{text.shown}: {which}{error}") from error
+            array.append(np.array(tokens, smallest_type(given.size)))
     else:
+        vocabulary = _encode_characters(text, given, array)
+    return {"vocabulary": vocabulary.to_json(), "sha256": text.sha256, "tokens": array.length}
+
+
+def _encode_characters(text: _Text, given: Vocabulary | None, array: ArrayFile) -> Characters:
+    """Read the text for its characters, then once more for their tokens."""
+    if given is not None and not isinstance(given, Characters):
         raise UserError(
-            f"{shown}: the snapshot's vocabulary of kind {given.to_json()['kind']!r} cannot encode a text: take data "
-            "of the kind that the snapshot was trained on"
+            f"{text.shown}: the snapshot's vocabulary of kind {given.to_json()['kind']!r} cannot encode a text: take "
+            "data of the kind that the snapshot was trained on"
         )
-    return ids.reshape(-1).astype(smallest_type(vocabulary.size)), vocabulary
+    seen, length = np.zeros(0x110000, bool), 0
+    for points in text.points():
+        seen[points] = True
+        length += len(points)
+    characters = "".join(map(chr, np.flatnonzero(seen)))
+    if given is None and len(characters) < 2:
+        raise UserError(
+            f"{text.shown}: only one character, {characters!r}, over and over: nothing to learn; name another text"
+        )
+    vocabulary = given or Characters(characters)
+    ids = np.zeros(len(seen), smallest_type(vocabulary.size))
+    try:
+        ids[seen] = vocabulary.encode(characters)
+    except UserError as error:
+        raise UserError(f"{text.shown}: {error}: name another text") from error
+    array.reserve(length * ids.itemsize)
+    for points in text.points():
+        array.append(ids[points])
+    return vocabulary
 
 
 def smallest_type(size: int) -> type[np.unsignedinteger[Any]]:
@@ -67,22 +150,48 @@ def smallest_type(size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if size <= 2**8 else np.uint16 if size <= 2**16 else np.uint32
 
 
+def _looks_like(name: str, head: bytes) -> str | None:
+    """What a file is, from its name and its first bytes, if it is no plain text."""
+    if b"\0" in head:
+        return "binary data"
+    with suppress(ValueError, RecursionError):
+        if isinstance(json.loads(head.split(b"\n")[0]), dict):
+            return "JSON lines"
+    return {"csv": "CSV", "tsv": "CSV", "jsonl": "JSON lines", "ndjson": "JSON lines"}.get(
+        name.rpartition(".")[2].lower()
+    )
+
+
 def _token_file(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str, Any]]:
     """The cached tokens of `config.path`, and their vocabulary, number and the text's sha256."""
     fs, remote = open_fs(config.path, "data.path")
+    shown = f"data.path={without_secrets(config.path)}"
     with place("data.path", config.path):
         info = fs.info(remote)  # with size, modification time and ETag: a changed file gets another name in the cache
         if info["type"] == "directory":
-            raise UserError(f"data.path={without_secrets(config.path)}: a folder; name one text file")
+            raise UserError(f"{shown}: a folder; name one text file")
         if info["type"] == "other":  # a pipe or a device may never end
-            raise UserError(f"data.path={without_secrets(config.path)}: no regular file; name one text file")
+            raise UserError(f"{shown}: no regular file; name one text file")
     source = ["text", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
 
-    def make() -> Cached:
-        with place("data.path", config.path):
-            raw = fs.cat_file(remote)
-        array, vocabulary = _tokenize(raw, config, given)
-        return array, {"vocabulary": vocabulary.to_json(), "sha256": sha256(raw).hexdigest(), "tokens": len(array)}
+    def make(array: ArrayFile) -> dict[str, Any]:
+        path = Path(remote)
+        with ExitStack() as at_the_end:
+            if not is_local(fs):
+                path = Path(f"{array.file.name}.text")
+                at_the_end.callback(path.unlink, missing_ok=True)
+                progress = _Progress(f"downloading {shown}", info["size"] or 0, array)
+                array.reserve(progress.all)
+                with place("data.path", config.path):
+                    fs.get_file(remote, str(path), callback=Callback(hooks={"": lambda _, value: progress(value)}))
+            with open(path, "rb") as file:
+                what = _looks_like(name_of(remote), file.read(HEAD))
+            if what:
+                say(
+                    f"WARNING: {shown}: this looks like {what}, and is trained on as it is: `mingpt prepare` takes the "
+                    "texts out of CSV, JSON lines, Parquet and packed files, and data=chat reads conversations"
+                )
+            return _encode(path, config, given, array)
 
     return cached(config, source, make)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from mingpt.config import kinds
-from mingpt.data.bpe import gpt2_of, tokenizer_of
+from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens
 from mingpt.errors import UserError
 
 
@@ -137,8 +137,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "byte": lambda json: Bytes(),
     "none": lambda json: NoTokens(),
     "numbers": lambda json: Numbers(_number(json, "size")),
-    "gpt2": lambda json: gpt2_of(_text(json, "merges")),
-    "tokenizer.json": lambda json: tokenizer_of(_text(json, "text")),
+    "gpt2": lambda json: GPT2Tokens(_text(json, "merges")),
+    "tokenizer.json": lambda json: HuggingFaceTokens(_text(json, "text")),
 }
 
 

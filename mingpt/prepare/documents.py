@@ -152,7 +152,7 @@ def _texts(file: File, stream: Any, options: Options, bad: Bad) -> Iterator[tupl
 
 def _whole(documents: Iterable[str]) -> Iterator[tuple[str, bool]]:
     for document in documents:
-        *most, last = bpe.pieces(document)
+        *most, last = bpe.pieces([document])
         for piece in most:
             yield piece, False
         yield last, True
@@ -210,7 +210,7 @@ def _string(record: Any, field: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Replace lone surrogates, which JSON may hold and no tokenizer takes, by U+FFFD, as tiktoken does."""
+    """Replace lone surrogates, which JSON may hold and no tokenizer takes, by U+FFFD."""
     with suppress(UnicodeEncodeError):
         text.encode()
         return text

@@ -31,7 +31,7 @@ def encode(tokenizer: Tokenizer, block: Block) -> list[bytes]:
     dtype = np.dtype(dtype_for(tokenizer.size)).newbyteorder("<")
     end = np.array([tokenizer.end_of_text], dtype).tobytes()
     try:
-        return [tokenizer.encode_array(text).astype(dtype).tobytes() + end * ends for text, ends, _ in block.pieces]
+        return [np.array(tokenizer.encode(text), dtype).tobytes() + end * ends for text, ends, _ in block.pieces]
     except UserError as error:
         raise UserError(f"{block.file.shown}: --tokenizer: {error}") from error
 

@@ -236,7 +236,7 @@ def main(arguments: list[str]) -> int:
     for split in SPLITS:
         shards = dataset.of(split)
         documents = sum(shard.documents for shard in shards)
-        say(f"{split}: {tokens_in(shards):,} tokens of {documents:,} documents in {len(shards)} shards")
+        say(f"{split}: {tokens_in(shards):,} tokens; documents: {documents:,}; shards: {len(shards)}")
     if fraction and not dataset.of("validation"):
         say(
             f"note: there is nothing to evaluate on: no document's hash falls into --val-fraction {fraction:g}: raise "

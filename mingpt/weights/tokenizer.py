@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mingpt.console import say
-from mingpt.data.bpe import BYTE_OF_LETTER, END_OF_TEXT, GPT2Tokens
+from mingpt.data.bpe import BYTE_LEVEL, BYTE_OF_LETTER, Encoder
 from mingpt.data.chat import templates_of
+from mingpt.data.vocabulary import vocabulary_of
 
 Fields = dict[str, Any]
 Files = dict[str, str]
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 BORDER = "\ufdd0"  # no character: Unicode keeps it for a program's own use
 
 
@@ -50,33 +50,20 @@ def _bytes(vocabulary: Mapping[str, Any]) -> Fields:
     return _tokenizer_json({"type": "BPE", "vocab": ids, "merges": []}, level, level)
 
 
-def _gpt2(vocabulary: Mapping[str, Any]) -> Fields:
-    tokens = GPT2Tokens(vocabulary["merges"])
-    lines = tokens.merges.split("\n")
-    merges = [line.split() for line in lines[lines[0].startswith("#version") :] if line]
-    numbers = {token: number for number, token in enumerate([*tokens.spelled(), END_OF_TEXT])}
-    level = BYTE_LEVEL | {"use_regex": True}
-    fields = _tokenizer_json({"type": "BPE", "vocab": numbers, "merges": merges}, level, level)
-    return fields | {"added_tokens": [_special(tokens.end_of_text, END_OF_TEXT)]}
-
-
-def _own(vocabulary: Mapping[str, Any]) -> Fields:
+def _merged(vocabulary: Mapping[str, Any]) -> Fields:
     """As training uses it: without what its owner has it add, cut or fill up."""
-    fields: Fields = json.loads(vocabulary["text"])
+    encoder = vocabulary_of(dict(vocabulary))
+    assert isinstance(encoder, Encoder)
+    fields: Fields = json.loads(encoder.file)
     return fields | {"truncation": None, "padding": None, "post_processor": None}
-
-
-def _special(number: int, token: str) -> Fields:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": number, "content": token, **flags, "special": True}
 
 
 # By the `kind` in a vocabulary's JSON. Other kinds (sums) are not text and have no such files.
 KINDS: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
     "char": _characters,
     "byte": _bytes,
-    "gpt2": _gpt2,
-    "tokenizer.json": _own,
+    "gpt2": _merged,
+    "tokenizer.json": _merged,
 }
 
 
@@ -100,7 +87,7 @@ def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat:
     fields = make(vocabulary)
     # Without this class transformers would use GPT-2's own tokenizer, because the model's type is gpt2.
     how: Fields = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    merged = make in (_gpt2, _own)
+    merged = make is _merged
     if end is not None:
         token = next(token for token, number in numbers_in(fields).items() if number == end)
         how |= {"eos_token": token} | ({"bos_token": token} if merged else {})

@@ -184,6 +184,12 @@ def test_bytes_that_are_no_text_are_a_mistake_where_tokens_are_text(
     assert refused(run, capsys, "--file", "-") == "error: the text is not UTF-8 at character 4: convert it\n"
 
 
+def test_without_a_prompt_a_vocabulary_without_line_feeds_needs_one(tmp_path: Path, capsys: Captured) -> None:
+    run = trained(tmp_path, {"kind": "char", "characters": "ab"}, 2)
+    assert refused(run, capsys).startswith("error: give --prompt: ")
+    assert "'\\n'" in refused(run, capsys, "--prompt", "\n")
+
+
 def test_of_plain_numbers_the_first_one_is_continued(tmp_path: Path, capsys: Captured) -> None:
     run = trained(tmp_path, {"kind": "numbers", "size": 5}, 5)
     out = said(run, capsys)

@@ -168,7 +168,7 @@ def test_the_fingerprint_records_what_bits_depend_on() -> None:
     assert found["cpu"] == cpu_vendor()
     assert (found["code"], found["imports"], found["tokenizers"], found["gpu"]) == (None, None, None, None)
     bpe = fingerprint(configured("data=gpt2", "data.path=x"), CPU, "data")
-    assert bpe["tokenizers"].keys() == {"tiktoken", "tokenizers"}
+    assert bpe["tokenizers"].keys() == {"tokenizers"}
     own = fingerprint(configured("experiment=classifier"), CPU, "data")
     assert len(own["code"]) == 64
 
@@ -178,6 +178,8 @@ def test_what_an_older_version_did_not_record_is_no_change() -> None:
     assert changes(old, {"torch": "1", "probe": "a", "triton": None, "init_from": None}) == ([], ["probe"])
     assert changes(old, {"torch": "2", "init_from": None}) == (["torch: 1 -> 2"], [])
     assert changes({"probe": "a"}, {"probe": "b"}) == (["probe: a -> b"], [])
+    both, one = {"tokenizers": {"tiktoken": "1", "tokenizers": "1"}}, {"tokenizers": {"tokenizers": "2"}}
+    assert changes(both, one) == (["tokenizers.tokenizers: 1 -> 2"], [])
 
 
 @pytest.fixture

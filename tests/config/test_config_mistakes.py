@@ -144,6 +144,10 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
             ],
         ),
         (
+            "data=char data.path=é.txt",
+            [f"'data.path=é.txt' {GRAMMAR}; a value with marks such as é in it stands in quotes of its own: key='aéb'"],
+        ),
+        (
             "schedule=wsd schedule.cooldown_steps=50 train.max_steps=10",
             ["schedule.cooldown_steps=50 is longer than schedule.decay_steps=10: lower it, or choose schedule=linear"],
         ),

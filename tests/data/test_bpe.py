@@ -1,16 +1,15 @@
 """mingpt.data.bpe: GPT-2's tokens from its own files or a tokenizer.json, and what a snapshot gives back of them."""
 
 import json
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 import bpe_kit
 from mingpt.data import bpe
@@ -50,7 +49,6 @@ def test_both_forms_give_the_same_tokens_and_spell_the_text_again(
     ids = ours.encode(text)
     assert theirs.encode(text) == ids  # though its file says to cut and to pad
     assert ours.decode(ids) == theirs.decode(ids) == text
-    assert ours.encode_array(text).tolist() == theirs.encode_array(text).tolist() == ids
     assert (ours.size, ours.end_of_text) == (theirs.size, theirs.end_of_text) == (272, 271)
 
 
@@ -58,12 +56,6 @@ def test_merges_are_applied_in_their_order() -> None:
     numbers = bpe_kit.numbers()
     assert bpe_kit.small().encode("the king") == [numbers[t] for t in ("t", "he", "Ġking")]
     assert bpe_kit.small().encode(" the") == [numbers["Ġthe"]]
-
-
-def test_ranks_are_those_that_tiktoken_reads(tmp_path: Path) -> None:
-    folder = bpe_kit.write_gpt2(tmp_path)
-    theirs = data_gym_to_mergeable_bpe_ranks(str(folder / "vocab.bpe"), str(folder / "encoder.json"))
-    assert bpe_kit.small().ranks == theirs
 
 
 def test_a_text_that_spells_the_end_of_text_gets_its_letters(both: tuple[GPT2Tokens, HuggingFaceTokens]) -> None:
@@ -98,15 +90,17 @@ def test_a_strangers_vocabulary_is_refused_in_one_sentence(content: dict[str, ob
         vocabulary_of(content)
 
 
-def test_nothing_but_the_two_packages_is_needed_and_the_mistake_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tiktoken", None)
+def test_nothing_but_one_package_is_needed_and_the_mistake_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     assert bpe_kit.small().size == 272  # a snapshot can be looked at without it
-    cure = r"^BPE tokens need the package tiktoken: pip install -e '\.\[bpe\]' in the checkout$"
+    cure = r"^BPE tokens need the package tokenizers: pip install -e '\.\[bpe\]' in the checkout$"
     with pytest.raises(UserError, match=cure):
         bpe_kit.small().encode("a")
 
 
 # --- long texts ---
+
+TIKTOKENS = "cea81b073d78785573ca8cf3c0d8b82cd38b983ca943b551cf7006440bac1935"
 
 LETTERS = st.text(st.sampled_from("abthe \n\t\r\x1c\x85\u00a0'’1!漢"), max_size=80)
 
@@ -117,7 +111,7 @@ def test_pieces_have_the_tokens_of_the_whole(text: str, piece: int) -> None:
     vocabulary = bpe_kit.small()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bpe, "PIECE", piece)
-        cut = list(pieces(text))
+        cut = list(pieces([text[:7], text[7:]]))
     assert "".join(cut) == text
     assert all(1 <= len(p) <= piece for p in cut) or text == ""
     # A piece that had to be cut inside a word, or inside white space, is no promise.
@@ -237,20 +231,10 @@ def test_a_vocabulary_can_lie_anywhere_and_under_either_name(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_gpt2s_own_vocabulary(tmp_path: Path) -> None:
-    """The known tokens of a known text, from both packages; and all that tiktoken itself would give."""
-    from tokenizers import ByteLevelBPETokenizer
-
+    """The tokens that tiktoken gave, in its version 0.14: of a known text, and of one with most characters."""
     assert fetch.main(["gpt2-vocabulary", "--to", str(tmp_path)]) == 0
-    known = [15496, 11, 995, 0, 949, 38, 11571]
     ours = read_tokenizer(str(tmp_path / "gpt2"), "key")
-    assert ours.encode("Hello, world! minGPT") == known
+    assert ours.encode("Hello, world! minGPT") == [15496, 11, 995, 0, 949, 38, 11571]
     assert (ours.size, ours.end_of_text) == (50257, 50256)
-    encoder, merges = (str(tmp_path / "gpt2" / name) for name in ("encoder.json", "vocab.bpe"))
-    ByteLevelBPETokenizer.from_file(encoder, merges).save(str(tmp_path / "tokenizer.json"))
-    theirs = read_tokenizer(str(tmp_path / "tokenizer.json"), "key")
-    assert theirs.encode("Hello, world! minGPT") == known
-    assert (theirs.size, theirs.end_of_text) == (50257, 50256)
-    ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder)
-    plain = tiktoken.Encoding("x", pat_str=bpe.SPLIT, mergeable_ranks=ranks, special_tokens={})
     text = "".join(chr(p) for p in range(0x20, 0x3000) if not 0xD800 <= p < 0xE000) + " the end\n" * 3
-    assert ours.encode(text) == plain.encode_ordinary(text) == theirs.encode(text)
+    assert sha256(str(ours.encode(text)).encode()).hexdigest() == TIKTOKENS

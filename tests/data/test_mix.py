@@ -221,7 +221,7 @@ def test_what_other_rooms_ask_of_the_data_is_that_of_the_components(two: tuple[s
     }
     assert {text.name for corpus in corpora_for(config) for text in corpus.texts} >= {"shakespeare.txt"}
     assert extras(config) >= {"bpe"}
-    assert config.data.encoders() == ("tiktoken", "tokenizers")
+    assert config.data.encoders() == ("tokenizers",)
     assert config.data.vocabulary_size() == 50257
 
 

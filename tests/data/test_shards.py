@@ -389,6 +389,8 @@ def test_a_place_without_a_data_set_is_a_mistake(tmp_path: Path) -> None:
         "written, or one with nanoGPT's train.bin and val.bin"
     )
     assert "no data set is there" in problem(tmp_path / "none", tmp_path)
+    (tmp_path / "book.txt").write_text("a book")
+    assert "no data set is there" in problem(tmp_path / "book.txt", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,31 @@
 
 import multiprocessing
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from hashlib import sha256
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+import bpe_kit
+from mingpt.data import bpe
 from mingpt.data import text as text_module
+from mingpt.data.cache import node_lock
 from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
 from mingpt.data.text import open_text
-from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary
+from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary
 from mingpt.data.windows import TokenFile, WindowDataset
-from mingpt.errors import UserError
+from mingpt.errors import TransientError, UserError
 
 SENTENCE = "der Bär, größer – 漢字 🙂\n"
 
@@ -123,7 +131,127 @@ def test_a_prompt_with_unknown_characters_is_a_mistake_that_shows_them() -> None
         Characters("abc").encode("zab!z")
 
 
+@pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
+def test_tokens_are_those_of_the_whole_text_however_small_its_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, block: int
+) -> None:
+    """Characters of up to four bytes lie across the blocks; pieces of bpe end where those of the whole text do."""
+    monkeypatch.setattr(text_module, "BLOCK", block)
+    monkeypatch.setattr(bpe, "PIECE", 16)
+    content = f"{SENTENCE}the king woe\n" * 5
+    tokenizer = str(bpe_kit.write_gpt2(tmp_path / "gpt2")) if kind == "bpe" else None
+    text = opened(content, tmp_path, tokens=kind, tokenizer=tokenizer, val_fraction=0.25)
+    expected: list[int] = {
+        "char": [sorted(set(content)).index(c) for c in content],
+        "byte": list(content.encode()),
+        "bpe": bpe_kit.small().encode(content),
+    }[kind]
+    assert all_tokens(text) == expected
+    assert text.sha256 == sha256(content.encode()).hexdigest()
+    assert isinstance(text.train, WindowDataset)
+    assert text.train.stop == round(len(expected) * 0.75)
+
+
+MEASURE = """
+import sys
+from mingpt.data.kinds.text import TextData
+import mingpt.data.text
+
+def peak():
+    [line] = [line for line in open("/proc/self/status") if line.startswith("VmHWM:")]
+    return int(line.split()[1]) // 1024
+
+before = peak()
+source = TextData(path=sys.argv[1], tokens=sys.argv[2], cache_dir=sys.argv[3]).open(8, 1)
+print(source.sha256, peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["char", "byte"])
+def test_a_large_text_is_read_in_little_memory_which_is_said_before(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "source.txt"
+    content = SENTENCE.encode() * 2_500_000
+    path.write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path), kind, str(tmp_path / "cache")],
+        capture_output=True, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    first, *_, last = done.stdout.splitlines()
+    assert first == f"reading data.path={path}: 0.09 GB"
+    digest, mib = last.split()
+    assert digest == sha256(content).hexdigest()
+    assert int(mib) < 80  # the text has 83 MiB
+
+
+def test_a_text_that_changes_while_it_is_read_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "to be or not to be")
+    points = text_module._Text.points
+
+    def then_written(text: text_module._Text) -> Iterator[NDArray[np.uint32]]:
+        yield from points(text)
+        path.write_text("to do or not to do")
+
+    monkeypatch.setattr(text_module._Text, "points", then_written)
+    with pytest.raises(TransientError, match=rf"^data\.path={path}: it has changed"):
+        open_text(settings_for(path, tmp_path), 1)
+    assert cached(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.csv", "name,text\nking,woe\n", "CSV"),
+        ("a.txt", '{"text": "to be"}\n{"text": "or not"}\n', "JSON lines"),
+        ("a.bin", "to\0be", "binary data"),
+        ("a.txt", "{to be} or not", None),
+    ],
+)
+def test_what_is_no_plain_text_is_trained_on_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, what: str | None
+) -> None:
+    (tmp_path / name).write_text(content)
+    open_text(settings_for(tmp_path / name, tmp_path), 1)
+    told = capsys.readouterr().out
+    assert told.startswith(f"WARNING: data.path={tmp_path / name}: this looks like {what}") == (what is not None)
+    assert ("`mingpt prepare`" in told and "data=chat" in told) == (what is not None)
+
+
 # --- the cache ---
+
+
+@pytest.mark.parametrize("kind", ["char", "byte"])
+def test_tokens_that_the_disk_has_no_room_for_are_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = written(tmp_path, "to be or not")
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(12, 1, 11))
+        message = problem(settings_for(path, tmp_path, tokens=kind))
+    assert message.startswith(f"data.cache_dir={tmp_path / 'cache'}: 0.00 GB are needed")
+    assert cached(tmp_path) == []
+    assert len(all_tokens(open_text(settings_for(path, tmp_path, tokens=kind), 1))) == 12
+
+
+def test_a_process_that_goes_on_is_waited_for_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit begins anew whenever the file under way has been touched."""
+    lock, part = tmp_path / "a.lock", tmp_path / "a.part"
+    part.touch()
+    acquire, times = FileLock.acquire, iter(range(1, 9))
+
+    def busy(file: FileLock, timeout: float) -> Any:
+        if (now := next(times)) < 8:
+            os.utime(part, (now, now))
+            raise Timeout(str(lock))
+        return acquire(file, timeout)
+
+    monkeypatch.setattr(FileLock, "acquire", busy)
+    with node_lock(lock, 1):
+        assert next(times, None) is None
 
 
 def test_a_second_opening_takes_the_cache_and_never_reads_the_text(
@@ -134,10 +262,7 @@ def test_a_second_opening_takes_the_cache_and_never_reads_the_text(
     names = cached(tmp_path)
     assert [Path(n).suffix for n in names] == [".json", ".npy"]
 
-    def read(*_: object) -> bytes:
-        raise AssertionError("read the text")
-
-    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.cat_file", read)
+    monkeypatch.setattr(text_module, "_encode", pytest.fail)
     second = open_text(settings_for(tmp_path / "source.txt", tmp_path), 1)
     after = file_of(second).path.stat()
     assert file_of(second).path == file_of(first).path
@@ -215,13 +340,13 @@ def test_a_failure_while_building_leaves_no_file_and_no_lock(tmp_path: Path, mon
 
 def open_with_others(config: TextData, start: Barrier, builds: Path) -> tuple[str, int, str]:
     """In a process of its own: open the text when all are ready, noting each tokenization in the folder `builds`."""
-    tokenize = text_module._tokenize
+    encode = text_module._encode
 
-    def noted(raw: bytes, config: TextData, given: Vocabulary | None) -> tuple[NDArray[np.generic], Vocabulary]:
+    def noted(*arguments: Any) -> dict[str, Any]:
         (builds / str(os.getpid())).touch()
-        return tokenize(raw, config, given)
+        return encode(*arguments)
 
-    text_module._tokenize = noted
+    text_module._encode = noted  # type: ignore[assignment]
     start.wait(timeout=600)
     text = open_text(config, 1)
     content = np.asarray(file_of(text).mapped).tobytes()

@@ -604,8 +604,8 @@ def test_a_log_gets_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main([str(source), "--out", out, "--tokenizer", tokenizer, "--processes", "1", "--val-fraction", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"train on it: data=shards data.path={out}"
-    assert lines[-3].endswith(" tokens of 20 documents in 1 shards")
-    assert lines[-2] == "validation: 0 tokens of 0 documents in 0 shards"
+    assert lines[-3].endswith(" tokens; documents: 20; shards: 1")
+    assert lines[-2] == "validation: 0 tokens; documents: 0; shards: 0"
 
 
 def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

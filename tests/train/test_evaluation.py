@@ -16,7 +16,7 @@ from bpe_kit import small, write_tokenizer
 from mingpt.commands import evaluate as evaluator
 from mingpt.compute.tree import tree_sum_of
 from mingpt.config.stored import evaluation_config
-from mingpt.data.bpe import tokenizer_of
+from mingpt.data.bpe import HuggingFaceTokens
 from mingpt.data.kinds.text import TextData
 from mingpt.data.mixture import MixedSplit
 from mingpt.data.source import EvalSplit
@@ -240,7 +240,7 @@ TEXT = "the king is 漢 é <|endoftext|> lo\n"
 
 def test_tokens_know_the_bytes_of_the_text_that_they_stand_for(tmp_path: Path) -> None:
     others = (Characters("".join(sorted(set(TEXT)))), Bytes())
-    for vocabulary in (small(), tokenizer_of(write_tokenizer(tmp_path).read_text()), *others):
+    for vocabulary in (small(), HuggingFaceTokens(write_tokenizer(tmp_path).read_text()), *others):
         assert isinstance(vocabulary, Spelling)
         lengths = vocabulary.byte_lengths()
         assert len(lengths) == vocabulary.size
@@ -296,7 +296,7 @@ def test_bytes_of_tokens_that_are_made_of_characters(decoder: str) -> None:
     else:
         to_text = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
         tokenizer = spm(to_text, pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="never"))
-    vocabulary = tokenizer_of(tokenizer.to_str())
+    vocabulary = HuggingFaceTokens(tokenizer.to_str())
     lengths, text = vocabulary.byte_lengths(), "the king is 漢 é king\nagain"
     assert [sum(lengths[i] for i in vocabulary.encode(t)) for t in (text, " king", "漢")] == [len(text.encode()), 5, 3]
     assert lengths[vocabulary.end_of_text] == 0
@@ -307,7 +307,7 @@ def test_bytes_of_words_are_those_that_decoding_gives() -> None:
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     tokenizer.add_special_tokens(["[UNK]", "[SEP]"])
-    assert tokenizer_of(tokenizer.to_str()).byte_lengths() == [0, 0, 5, 1, 5, 1]  # a word with the space before it
+    assert HuggingFaceTokens(tokenizer.to_str()).byte_lengths() == [0, 0, 5, 1, 5, 1]  # a word with the space before it
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ class CachedData(Data):
     cache_dir: Annotated[str, NO_RESULT] = Field(default="~/.cache/mingpt", min_length=1)
     """A local folder for tokenized or downloaded data, shared by the processes of a node."""
     cache_timeout_seconds: Annotated[float, NO_RESULT] = Field(default=600, gt=0)
-    """Longest wait for another process of the node that is tokenizing or downloading."""
+    """Longest wait for another process of the node that is tokenizing or downloading, without progress of that."""
 
 
 class RowData(CachedData):

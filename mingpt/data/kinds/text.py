@@ -45,7 +45,7 @@ class Tokenized(CachedData):
         return {"bpe"} if self.tokens == "bpe" else set()
 
     def encoders(self) -> tuple[str, ...]:
-        return ("tiktoken", "tokenizers") if self.tokens == "bpe" else ()
+        return ("tokenizers",) if self.tokens == "bpe" else ()
 
     def vocabulary_size(self) -> int:
         return {"char": 100, "byte": 256, "bpe": 50257}[self.tokens]
