@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mingpt.observe.events import Event, Observers, StepComputed
+from mingpt.observe.events import Event, Observers, StepDone
 from mingpt.train import session
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
@@ -29,14 +29,11 @@ class Switch(Observers):
     def __init__(self, inner: Observers, block: int) -> None:
         self.inner, self.block, self.on, self.at = inner, block, True, list[float]()
 
-    def wants(self, step: int) -> bool:
-        return self.on and self.inner.wants(step)
-
     def publish(self, event: Event) -> None:
-        if isinstance(event, StepComputed):
+        if isinstance(event, StepDone):
             self.on = len(self.at) // self.block % 2 == 0  # what this event costs is in the time to the next one
             self.at.append(time.perf_counter())
-        if self.on or not isinstance(event, StepComputed):
+        if self.on or not isinstance(event, StepDone):
             self.inner.publish(event)
 
 

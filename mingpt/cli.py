@@ -40,7 +40,7 @@ GROUPS = {
         "selftest": Verb("try whether this machine computes right", "mingpt.selftest.__main__"),
     },
     "Look and use": {
-        "generate": Verb("continue texts or draw images with a run's model", "mingpt.generate"),
+        "generate": Verb("continue texts with a run's model", "mingpt.generate"),
         "evaluate": Verb("say how good a run's model is", "mingpt.evaluate"),
         "report": Verb("show what runs have done, as one HTML page", "mingpt.report.__main__"),
         "replay": Verb("compute a past step again, and look at it", "mingpt.replay"),
@@ -72,7 +72,7 @@ def main() -> int:
         complain(help_text())
         return USER_ERROR
     name, *arguments = sys.argv[1:]
-    if name in ("--help", "-h"):
+    if name in ("--help", "-h", "help"):
         say(help_text())
         return ended(FINISHED)
     if name == "--version":
@@ -115,3 +115,7 @@ def version_text() -> str:
     except metadata.PackageNotFoundError:
         torch = "not installed"
     return f"mingpt {__version__}\nnumerics {NUMERICS}\ntorch {torch}\nPython {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

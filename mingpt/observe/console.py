@@ -7,35 +7,42 @@ from mingpt.observe.events import (
     AttemptEnded,
     BitsDiffer,
     Evaluated,
+    Evaluating,
     Event,
     SnapshotCommitted,
     StepDone,
     StepSkipped,
     TasksEvaluated,
 )
+from mingpt.observe.ledger import duration
 
 FIRST_SKIPS = 10  # in a row, which are all printed; then one in so many
 MOST_SAMPLES = 16
+FIRST_PROGRESS = 10.0  # seconds of an evaluation until its first line; the next one comes after twice the time
 
 
 class ConsoleLines:
     """live: a live display shows each step and each snapshot; the lines that stay are those of few events."""
 
-    def __init__(
-        self, last_step: int, say: Callable[[str], None], wants: Callable[[int], bool], live: bool = False
-    ) -> None:
-        self.last_step, self.say, self.wants, self.live = last_step, say, wants, live
+    def __init__(self, last_step: int, say: Callable[[str], None], live: bool = False) -> None:
+        self.last_step, self.say, self.live = last_step, say, live
+        self.patience = FIRST_PROGRESS
 
     def on(self, event: Event) -> None:
-        if self.live and isinstance(event, (StepDone, SnapshotCommitted)):
+        if self.live and isinstance(event, (StepDone, SnapshotCommitted, Evaluating)):
             return
         match event:
-            case StepDone():
+            case StepDone(logged=True):
                 self.say(step_line(event, self.last_step))
             case StepSkipped():
                 if event.in_a_row <= FIRST_SKIPS or event.in_a_row % FIRST_SKIPS == 0:
                     self.say(skipped_line(event))
+            case Evaluating():
+                if event.seconds >= self.patience:
+                    self.patience = 2 * event.seconds
+                    self.say(f"step {event.step}: evaluating {event.share:.0%}")
             case Evaluated():
+                self.patience = FIRST_PROGRESS
                 self.say(evaluation_line(event))
             case TasksEvaluated():
                 self.say(tasks_line(event))
@@ -48,12 +55,23 @@ class ConsoleLines:
 
 
 def step_line(event: StepDone, last_step: int) -> str:
-    """`step 100/2000  loss 2.3456  lr 1.00e-03  norm 0.85  12,345 tokens/s  210 ms/step`."""
-    return (
-        f"step {event.step:>{len(str(last_step))}}/{last_step}  loss {event.loss:.4f}  lr {event.lr:.2e}  "
-        f"norm {event.grad_norm:.2f}  {event.tokens_per_second:,.0f} tokens/s  {event.step_seconds * 1e3:.0f} ms/step"
-        + ("" if math.isfinite(event.grad_norm) else "  SKIPPED")
-    )
+    """`step 100/2000  loss 2.3456  lr 1.00e-03  norm 0.85  12,345 tokens/s  210 ms/step  6 min 39 s left  …`."""
+    parts = [
+        f"step {event.step:>{len(str(last_step))}}/{last_step}",
+        f"loss {event.loss:.4f}",
+        f"lr {event.lr:.2e}",
+        f"norm {event.grad_norm:.2f}",
+        f"{event.tokens_per_second:,.0f} tokens/s",
+        f"{event.step_seconds * 1e3:.0f} ms/step",
+        f"{duration(event.seconds_left)} left",
+        f"{event.tokens_seen:,} tokens",
+        f"{event.peak_memory / 2**30:.2f} GiB",
+    ]
+    if event.mfu is not None:
+        parts.append(f"{event.mfu:.1%} MFU")
+    if not math.isfinite(event.grad_norm):
+        parts.append("SKIPPED")
+    return "  ".join(parts)
 
 
 def skipped_line(event: StepSkipped) -> str:

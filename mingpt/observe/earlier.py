@@ -11,7 +11,7 @@ from typing import Any
 
 from mingpt.config.affecting import settings
 from mingpt.config.schema import Config
-from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, StepComputed
+from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, StepDone
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.trace import read_trace
 from mingpt.redact import without_secrets
@@ -59,17 +59,14 @@ class SameBits:
     ) -> None:
         self.config, self.record, self.note, self.publish, self.say = config, record, note, publish, say
         self._before: dict[int, tuple[int, float, float]] = {}  # by step: the attempt, its loss and norm
-        self._new: list[StepComputed] = []
+        self._new: list[StepDone] = []
         self._thread = threading.Thread(target=self._read, name="earlier attempts", daemon=True)
         self._thread.start()
-
-    def wants(self, step: int) -> bool:
-        return False
 
     def on(self, event: Event) -> None:
         """Events of snapshots come in other threads, at any time: nothing is compared there."""
         match event:
-            case StepComputed():
+            case StepDone():
                 self._new.append(event)
                 self._compare_new()
             case AttemptEnded() | AttemptFailed():
@@ -82,7 +79,7 @@ class SameBits:
             for step in new:
                 self._compare(step)
 
-    def _compare(self, new: StepComputed) -> None:
+    def _compare(self, new: StepDone) -> None:
         if new.step not in self._before:
             return
         attempt, loss, norm = self._before[new.step]

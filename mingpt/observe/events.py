@@ -29,34 +29,36 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True)
-class StepComputed:
-    """Each step, one step late on CUDA. loss: nats per token. grad_norm: before clipping.
-
-    busy, waited: (W,) seconds of each process in the step before this one: computing its microbatches, and waiting for
-    their data.
-    """
-
-    step: int
-    loss: float
-    grad_norm: float
-    busy: tuple[float, ...]
-    waited: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class StepDone:
-    """step: the number of steps done. loss: nats per token. grad_norm: before clipping; not finite: a skipped step.
+    """Each step, one step late on CUDA. step: the number of steps done.
 
-    step_seconds: time of training only, averaged over the steps since the last event.
+    loss: nats per token. grad_norm: before clipping; not finite: a skipped step. busy, waited: (W,) seconds of each
+    process in the step before this one: computing its microbatches, and waiting for their data.
+    logged: every train.log_every-th step, and the last one. step_seconds, tokens_per_second: of training only, averaged
+    over the steps since the last logged one. tokens_seen: by the run so far. seconds_left: with evaluations and
+    snapshots, as far as this attempt can tell. peak_memory: bytes of rank 0. mfu: None where the peak is not known.
     """
 
     step: int
     loss: float
-    lr: float
     grad_norm: float
-    tokens_per_second: float
-    step_seconds: float
-    world_size: int
+    busy: tuple[float, ...] = ()
+    waited: tuple[float, ...] = ()
+    logged: bool = True
+    lr: float = 0.0
+    tokens_per_second: float = 0.0
+    step_seconds: float = 0.0
+    tokens_seen: int = 0
+    seconds_left: float = 0.0
+    peak_memory: int = 0
+    mfu: float | None = None
+    world_size: int = 1
+
+    @property
+    def curves(self) -> dict[str, float]:
+        """What metrics and trackers get of it, by name."""
+        inner = ("step", "busy", "waited", "logged")
+        return {name: value for name, value in vars(self).items() if name not in inner and value is not None}
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ class StepSkipped:
     spike: bool
     microbatches: tuple[int, ...]
     samples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """After each microbatch of rank 0. share: what is done. seconds: since the evaluation began."""
+
+    step: int
+    share: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -111,12 +122,12 @@ class TasksEvaluated:
     figures: Mapping[str, float]
     problem: str = ""
 
-
-def prefixed(event: TasksEvaluated) -> dict[str, float]:
-    """The figures as metrics and curves name them: `tasks/hellaswag/acc`; `tasks/failed` if there are none."""
-    if event.problem:
-        return {"tasks/failed": 1.0}
-    return {f"tasks/{name}": value for name, value in event.figures.items()}
+    @property
+    def curves(self) -> dict[str, float]:
+        """The figures as metrics and trackers name them: `tasks/hellaswag/acc`; `tasks/failed` if there are none."""
+        if self.problem:
+            return {"tasks/failed": 1.0}
+        return {f"tasks/{name}": value for name, value in self.figures.items()}
 
 
 @dataclass(frozen=True)
@@ -179,9 +190,9 @@ class AttemptEnded:
 
 Event = (
     AttemptStarted
-    | StepComputed
     | StepDone
     | StepSkipped
+    | Evaluating
     | Evaluated
     | TasksEvaluated
     | SnapshotCommitted
@@ -194,9 +205,6 @@ Event = (
 
 
 class Observer(Protocol):
-    def wants(self, step: int) -> bool:
-        """Whether this observer wants StepDone of this step."""
-
     def on(self, event: Event) -> None:
         """Called in rank 0 only, in the main thread; with an event of a snapshot in that writer's thread.
 
@@ -210,15 +218,6 @@ class Observers:
 
     def __init__(self, observers: Sequence[Observer], say: Callable[[str], None]) -> None:
         self._observers, self._say = list(observers), say
-
-    def wants(self, step: int) -> bool:
-        wanted = False
-        for observer in self._observers:
-            try:
-                wanted = observer.wants(step) or wanted
-            except Exception as error:
-                self._switch_off(observer, error)
-        return wanted
 
     def publish(self, event: Event) -> None:
         if isinstance(event, (AttemptEnded, AttemptFailed)):
@@ -241,8 +240,7 @@ class Observers:
 
     def _pass(self, event: Event, observer: Observer) -> None:
         try:
-            if not isinstance(event, StepDone) or observer.wants(event.step):
-                observer.on(event)
+            observer.on(event)
         except Exception as error:
             self._switch_off(observer, error)
 

@@ -7,9 +7,9 @@ two attempts may overlap. `read_metrics` combines the files along the run's line
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
+from mingpt.folder import Folder
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,
@@ -19,11 +19,9 @@ from mingpt.observe.events import (
     StepDone,
     StepSkipped,
     TasksEvaluated,
-    prefixed,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import records, segments
-from mingpt.storage import open_fs, place
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
@@ -49,12 +47,9 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def rows_of(run_dir: str, path: str) -> list[dict[str, Any]]:
+def rows_of(run_dir: str, name: str) -> list[dict[str, Any]]:
     """All rows of one attempt's file."""
-    fs, _ = open_fs(run_dir, "run.dir")
-    with place("run.dir", run_dir):
-        raw: bytes = fs.cat_file(path)
-    rows = []
+    raw, rows = Folder(run_dir).read(name) or b"", []
     for line in raw.decode(errors="replace").splitlines():
         try:
             row = json.loads(line)
@@ -73,24 +68,21 @@ class MetricsLog:
         run_dir: str,
         attempt: int,
         say: Callable[[str], None],
-        wants: Callable[[int], bool] = lambda step: True,
         more: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """more: returns what each row of a step has besides the event, such as the GPUs' figures."""
-        self.attempt, self.wants, self.more = attempt, wants, more
+        self.attempt, self.more = attempt, more
         self.file, self.ended = RunFile(run_dir, f"metrics/attempt-{attempt:05d}.jsonl", say), False
 
     def on(self, event: Event) -> None:
         match event:
-            case StepDone():
-                self.write(asdict(event) | dict(self.more()))
+            case StepDone(logged=True):
+                self.write({"step": event.step} | event.curves | dict(self.more()))
             case StepSkipped():
                 bad = {"microbatches": event.microbatches, "samples": event.samples, "spike": event.spike}
                 self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})
-            case Evaluated():
+            case Evaluated() | TasksEvaluated():
                 self.write({"step": event.step} | event.curves)
-            case TasksEvaluated():
-                self.write({"step": event.step} | prefixed(event))
             case SnapshotCommitted():
                 self.file.flush()
             case AttemptEnded() | AttemptFailed():

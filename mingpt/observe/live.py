@@ -3,14 +3,10 @@
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import psutil
-import torch
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from mingpt.observe.events import (
@@ -18,18 +14,19 @@ from mingpt.observe.events import (
     AttemptFailed,
     AttemptStarted,
     Evaluated,
+    Evaluating,
     Event,
     HotCommitted,
     SnapshotCommitted,
     SnapshotLost,
-    StepComputed,
-    TasksEvaluated,
+    StepDone,
 )
 from mingpt.observe.ledger import duration
 
 PER_SECOND = 2  # how often it is drawn: more would cost training time
 FAST, SLOW = 0.1, 0.02  # weights of a new value in the two running means, whose difference is the trend
 LEAST_TREND = 0.002  # of the loss; less is drawn as level
+BAR = 20  # characters
 
 
 class Mean:
@@ -43,28 +40,40 @@ class Mean:
         self.value += max(self.weight, 1 / self.count) * (value - self.value)
 
 
+def fitted(fields: Sequence[tuple[int, str]], width: int) -> str:
+    """The fields that fit into a line, in their order, those of a low number first; none is cut.
+
+    Each begins with the spaces between it and the one before.
+    """
+    chosen, room = set[int](), width
+    for place, (_, text) in sorted(enumerate(fields), key=lambda field: field[1][0]):
+        room -= len(text)
+        if room < 0:
+            break
+        chosen.add(place)
+    return "".join(text for place, (_, text) in enumerate(fields) if place in chosen).lstrip()
+
+
 class LiveLine:
     """Draws itself in a thread of rich's. What else is printed appears above it.
 
-    flops, peak: of a token, and of all processes in a second; None: unknown. price: per hour. spent: what earlier
-    attempts and this one's start have cost.
+    price: per hour. spent: what earlier attempts and this one's start have cost.
     """
 
     def __init__(
         self,
         console: Console,
         *,
-        flops: int | None = None,
-        peak: float | None = None,
         price: float | None = None,
         spent: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.console, self.flops, self.peak, self.price, self.spent, self.now = console, flops, peak, price, spent, now
+        self.console, self.price, self.spent, self.now, self.began = console, price, spent, now, now()
         self.started: AttemptStarted | None = None
-        self.step, self.began, self.last = 0, now(), now()
-        self.fast, self.slow, self.seconds = Mean(FAST), Mean(SLOW), Mean(FAST)
-        self.val_loss = self.best = math.nan
+        self.done: StepDone | None = None
+        self.evaluated: Evaluated | None = None
+        self.evaluating: Evaluating | None = None
+        self.fast, self.slow = Mean(FAST), Mean(SLOW)
         self.durable = self.hot = self.lost = 0
         self.live = Live(
             console=console,
@@ -74,27 +83,23 @@ class LiveLine:
             redirect_stderr=sys.stderr.isatty(),  # otherwise it goes to a log, as it is
         )
 
-    def wants(self, step: int) -> bool:
-        return False
-
     def on(self, event: Event) -> None:
         match event:
             case AttemptStarted():
-                self.started, self.step, self.last = event, event.start, self.now()
+                self.started = event
                 self.live.start()
                 self.console.show_cursor(True)  # a process that is killed could not bring it back
-            case StepComputed():
-                self.seconds.add(self.now() - self.last)
-                self.step, self.last = event.step, self.now()
+            case StepDone():
+                self.done, self.evaluating = event, None
                 if math.isfinite(event.loss):
                     self.fast.add(event.loss)
                     self.slow.add(event.loss)
+            case Evaluating():
+                self.evaluating = event
             case Evaluated():
-                self.val_loss, self.best, self.last = event.val_loss, event.best, self.now()
+                self.evaluated, self.evaluating = event, None
             case SnapshotCommitted():
                 self.durable, self.lost = event.step, 0
-            case TasksEvaluated():
-                self.last = self.now()
             case HotCommitted():
                 self.hot = event.step
             case SnapshotLost():
@@ -102,42 +107,45 @@ class LiveLine:
             case AttemptEnded() | AttemptFailed():
                 self.live.stop()
 
-    def draw(self) -> Group | Text:
-        start = self.started
-        if start is None:
+    def draw(self) -> Text:
+        if self.started is None:
             return Text("")
-        line = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=start.last_step, completed=self.step, width=20)
-        line.add_row(bar, *(Text(part, no_wrap=True) for part in self.first_line(start)))
-        return Group(line, Text("  ".join(self.second_line(start)), style="dim", no_wrap=True, overflow="ellipsis"))
+        first, second = self.first_line(self.started), self.second_line(self.started)
+        # The first field's two spaces are not shown. One column stays free, since some terminals begin a new line then.
+        lines = [fitted(fields, self.console.width + 1) for fields in (first, second)]
+        return Text("\n").join([Text(lines[0]), Text(lines[1], style="dim")])
 
-    def first_line(self, start: AttemptStarted) -> list[str]:
-        change = (self.fast.value - self.slow.value) / max(abs(self.slow.value), 1e-9)
-        trend = "→" if abs(change) < LEAST_TREND else "↓" if change < 0 else "↑"
-        parts = [f"step {self.step}/{start.last_step}", f"loss {self.fast.value:.4f} {trend}"]
-        if math.isfinite(self.val_loss):
-            parts.append(f"val {self.val_loss:.4f} (best {self.best:.4f})")
-        if self.seconds.value:
-            rate = start.tokens_per_step / self.seconds.value
-            parts.append(f"{rate:,.0f} tokens/s")
-            if self.flops and self.peak:
-                what = "MFU" if start.device != "cpu" else "of matmul"
-                parts.append(f"{rate * self.flops / self.peak:.0%} {what}")
-            parts.append(f"{duration((start.last_step - self.step) * self.seconds.value)} left")
-        return parts
+    def first_line(self, start: AttemptStarted) -> list[tuple[int, str]]:
+        done, change = self.done, (self.fast.value - self.slow.value) / max(abs(self.slow.value), 1e-9)
+        step = done.step if done else start.start
+        bar = "━" * (BAR * step // start.last_step)
+        fields = [(9, f"  {bar:─<{BAR}}"), (0, f"  step {step}/{start.last_step}")]
+        if self.evaluating:
+            fields.append((1, f"  evaluating {self.evaluating.share:.0%}"))
+        if self.fast.count:
+            trend = "→" if abs(change) < LEAST_TREND else "↓" if change < 0 else "↑"
+            fields += [(2, f"  loss {self.fast.value:.4f}"), (7, f" {trend}")]
+        if self.evaluated:
+            fields += [(3, f"  val {self.evaluated.val_loss:.4f}"), (8, f" (best {self.evaluated.best:.4f})")]
+        if done:
+            fields.append((4, f"  {done.tokens_per_second:,.0f} tokens/s"))
+            if done.mfu is not None:
+                fields.append((6, f"  {done.mfu:.0%} MFU"))
+            fields.append((5, f"  {duration(done.seconds_left)} left"))
+        return fields
 
-    def second_line(self, start: AttemptStarted) -> list[str]:
-        parts = [f"attempt {start.attempt}", f"{start.world_size} x {start.device}", f"{memory() / 2**30:.1f} GiB"]
-        parts.append(f"durable {self.durable or 'none yet'}" + (f", hot {self.hot}" if self.hot > self.durable else ""))
+    def second_line(self, start: AttemptStarted) -> list[tuple[int, str]]:
+        done, snapshot = self.done, f"snapshot {self.durable}" if self.durable else "no snapshot yet"
+        fields = [(3, f"  attempt {start.attempt}"), (6, f"  {start.world_size} x {start.device}")]
+        fields.append((1, f"  {snapshot}"))
+        if self.hot > self.durable:
+            fields.append((2, f" (in memory {self.hot})"))
         if self.lost:
-            parts.append(f"{self.lost} SNAPSHOTS LOST")
+            fields.append((0, f"  {self.lost} SNAPSHOTS LOST"))
+        if done:
+            fields += [(5, f"  {done.peak_memory / 2**30:.1f} GiB"), (7, f"  {done.tokens_seen:,} tokens")]
         if self.price is not None:
             so_far = self.spent + (self.now() - self.began) / 3600 * self.price
-            rest = (start.last_step - self.step) * self.seconds.value / 3600 * self.price
-            parts.append(f"cost {so_far:.2f}, {so_far + rest:.2f} at the end")
-        return parts
-
-
-def memory() -> int:
-    """Bytes in use: of the GPU, as torch counts them, or of this process."""
-    return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else psutil.Process().memory_info().rss
+            rest = done.seconds_left / 3600 * self.price if done else 0.0
+            fields.append((4, f"  cost {so_far:.2f}, {so_far + rest:.2f} at the end"))
+        return fields

@@ -55,9 +55,6 @@ class Alarms:
         self.run, self.attempt = run, attempt
         self._background = Background[Mapping[str, Any]]("health.notify", partial(_webhook, url), say)
 
-    def wants(self, step: int) -> bool:
-        return False
-
     def on(self, event: Event) -> None:
         match event:
             case AttemptEnded():

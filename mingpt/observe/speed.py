@@ -1,6 +1,7 @@
-"""How fast a machine could be: what a token costs, and what a device can do at its best."""
+"""What a token costs, what a device can do at its best, and the memory that a process has used."""
 
-import time
+import resource
+import sys
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,6 @@ GPUS = {
     "V100-32GB": Gpu(32, 125, 15.7),
     "V100": Gpu(16, 125, 15.7),
 }
-SIZE, REPEATS = 512, 8  # of the matmul that is measured on a CPU: some 50 ms
 
 
 def flops_per_token(parameters: int, layers: int, width: int, block_size: int) -> int:
@@ -46,20 +46,17 @@ def flops_per_token(parameters: int, layers: int, width: int, block_size: int) -
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Operations a second of one process's device at best; None for a GPU that GPUS does not name.
+    """Operations a second of one process's device at best; None for a CPU, and for a GPU that GPUS does not name."""
+    if device.type != "cuda":
+        return None
+    words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
+    known = {} if "NVL" in words else GPUS  # the NVL cards are others
+    found = next((gpu for name, gpu in known.items() if words.issuperset(name.split("-"))), None)
+    return found and found.peak(precision)
 
-    A CPU's is measured: the best of REPEATS float32 products with the threads that training uses.
-    """
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has used: of its GPU, as torch reserves them, or of the machine's memory."""
     if device.type == "cuda":
-        words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
-        known = {} if "NVL" in words else GPUS  # the NVL cards are others
-        found = next((gpu for name, gpu in known.items() if words.issuperset(name.split("-"))), None)
-        return found and found.peak(precision)
-    a = torch.ones(SIZE, SIZE)  # not random: training's random numbers stay as they are
-    return max(2 * SIZE**3 / _seconds(a) for _ in range(REPEATS))
-
-
-def _seconds(a: torch.Tensor) -> float:
-    began = time.perf_counter()
-    a @ a
-    return time.perf_counter() - began
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

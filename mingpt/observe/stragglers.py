@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median_low
 
-from mingpt.observe.events import Event, StepComputed
+from mingpt.observe.events import Event, StepDone
 
 WINDOW_SECONDS = 180.0  # over which times are added up and compared
 REMIND_SECONDS = 3600.0  # between two lines about one process that stays slow
@@ -36,11 +36,8 @@ class Stragglers:
         self._since, self._steps = now, 0
         self._seconds = {kind: [0.0] * len(self.shares) for kind in KINDS}
 
-    def wants(self, step: int) -> bool:
-        return False
-
     def on(self, event: Event) -> None:
-        if not isinstance(event, StepComputed) or not event.busy:
+        if not isinstance(event, StepDone) or not event.busy:
             return
         self._steps += 1
         for kind, times in zip(KINDS, (event.busy, event.waited), strict=True):

@@ -19,6 +19,7 @@ from typing import Any
 from mingpt.config.checks import installed
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.observe.background import Background
 from mingpt.observe.events import (
     AttemptEnded,
@@ -28,14 +29,14 @@ from mingpt.observe.events import (
     StepDone,
     StepSkipped,
     TasksEvaluated,
-    prefixed,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
+from mingpt.plainfile import check_tree
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.hot import run_id
-from mingpt.storage import is_local, open_fs
+from mingpt.storage import place
 
 PROJECT = "mingpt"  # where the environment names none
 END_SECONDS = 20.0  # for all trackers, at the end of an attempt
@@ -64,10 +65,14 @@ class About:
 
     def folder(self, name: str) -> str:
         """A local folder for a tracker's files: in run.dir, or, if that is a bucket, one that is not kept."""
-        fs, path = open_fs(self.run_dir, "run.dir")
-        folder = Path(path, name) if is_local(fs) else Path(tempfile.mkdtemp(prefix=f"mingpt-{name}-"))
-        folder.mkdir(parents=True, exist_ok=True)
-        return str(folder)
+        run = Folder(self.run_dir)
+        if not run.local:
+            return tempfile.mkdtemp(prefix=f"mingpt-{name}-")
+        path = Path(run.path(name))
+        with place("run.dir", self.run_dir):
+            check_tree(str(path))
+            path.mkdir(parents=True, exist_ok=True)
+        return str(path)
 
     def settings(self) -> dict[str, str]:
         """The config by key: `train.max_steps`."""
@@ -198,9 +203,7 @@ def trackio(about: About) -> Iterator[Write]:
 TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
 
 
-def open_trackers(
-    config: Config, record: RunRecord, say: Callable[[str], None], wants: Callable[[int], bool]
-) -> "list[Trackers]":
+def open_trackers(config: Config, record: RunRecord, say: Callable[[str], None]) -> "list[Trackers]":
     """The observer that hands the curves to config.track's trackers; none if there are none, or no id of the run."""
     names = list[str](config.track if config.track is not None else filter(installed, ["tensorboard"]))
     if not names or record.claim is None:
@@ -212,28 +215,21 @@ def open_trackers(
         return []
     plain = without_secrets(config.model_dump())
     about = About(id, config.run.name, config.run.dir, record.attempt, record.claim.record.from_step, plain, say)
-    return [Trackers(names, about, say, wants)]
+    return [Trackers(names, about, say)]
 
 
 class Trackers:
-    def __init__(
-        self, names: list[str], about: About, say: Callable[[str], None], wants: Callable[[int], bool]
-    ) -> None:
-        self.wants, self._about = wants, about
+    def __init__(self, names: list[str], about: About, say: Callable[[str], None]) -> None:
+        self._about = about
         names = list(dict.fromkeys(names))
         self._all = [Background[Row](f"track={name}", partial(TRACKERS[name], about), say) for name in names]
 
     def on(self, event: Event) -> None:
         match event:
-            case StepDone():
-                speed = event.tokens_per_second
-                self._put(event.step, loss=event.loss, lr=event.lr, grad_norm=event.grad_norm, tokens_per_second=speed)
+            case StepDone(logged=True) | Evaluated() | TasksEvaluated():
+                self._put(event.step, **event.curves)
             case StepSkipped():
                 self._put(event.step, skipped_in_a_row=event.in_a_row)
-            case Evaluated():
-                self._put(event.step, **event.curves)
-            case TasksEvaluated():
-                self._put(event.step, **prefixed(event))
             case AttemptEnded() | AttemptFailed():
                 if isinstance(event, AttemptEnded):
                     self._about.end = FINISHED if event.finished else STOPPED

@@ -10,26 +10,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mingpt.config.configfile import LONGEST, NAME
 from mingpt.errors import UserError
-from mingpt.observe.configfile import NAME
-from mingpt.observe.earlier import name_of
+from mingpt.folder import Folder
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import Account, Ledger, kept_until, ledger
 from mingpt.observe.trace import Records, read_trace
-from mingpt.plainfile import NotPlain, check_file, link_problem
 from mingpt.redact import without_secrets
-from mingpt.report.bits import twice
-from mingpt.snapshot.attempts import REWIND, Record, records, segments
+from mingpt.snapshot.attempts import REWIND, Record, records
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.find import run_dir_of
 from mingpt.snapshot.forking import Parent, own_history, parent_of
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
-from mingpt.storage import is_local, open_fs, place
 
 Floats = npt.NDArray[np.float64]
-LONGEST_CONFIG = 2**17  # bytes of config.yaml; the largest of ours has some 3,000
 MANIFESTS_TRIED = 3
 UNKNOWN = math.nan
 
@@ -56,8 +52,7 @@ class Run:
     """folder: the run's directory. url: the same for people, without secrets. rows: its metrics.
 
     attempts: with rewinds; of an older run, without a ledger, they hold what else is known. kept: the last step that
-    the run kept, by attempt. twice: what the trace says of steps that were computed twice. parent: of a fork, what it
-    was forked from.
+    the run kept, by attempt. parent: of a fork, what it was forked from.
     """
 
     folder: str
@@ -70,7 +65,6 @@ class Run:
     manifest: Manifest | None
     snapshots: list[int]
     config: str
-    twice: str
     parent: Parent | None
     claims: dict[int, Record]
 
@@ -101,6 +95,7 @@ class Run:
 def read_run(url: str) -> Run:
     """Raises UserError if nothing of a run is there."""
     folder = run_dir_of(url)
+    Folder(folder, "RUN").check()
     store, claimed = Store(f"{folder}/{SNAPSHOTS}", "RUN"), records(folder)
     rows = [row for row in read_metrics(folder) if 0 < row["step"] < 2**32 and type(row.get("attempt")) is int]
     if not (store.steps() or claimed or rows):
@@ -141,7 +136,6 @@ def read_run(url: str) -> Run:
         manifest=manifest,
         snapshots=store.steps(),
         config=_config(folder),
-        twice=twice(trace, {n: name_of(folder, path) for n, path in segments(folder).items() if n in trace}),
         parent=parent_of(manifest),
         claims=claimed,
     )
@@ -224,16 +218,5 @@ def _time(text: object) -> float:
 
 def _config(folder: str) -> str:
     """config.yaml, or "" where there is none, as in older runs."""
-    fs, root = open_fs(folder, "RUN")
-    path = f"{root.rstrip('/')}/{NAME}"
-    with place("RUN", folder):
-        try:
-            if is_local(fs):
-                check_file(path)
-            raw: bytes = fs.cat_file(path, start=0, end=min(fs.info(path)["size"], LONGEST_CONFIG))
-        except FileNotFoundError:
-            return ""
-        except NotPlain as problem:
-            raise UserError(f"RUN={link_problem(path, str(problem))}") from problem
-    text: str = without_secrets(raw.decode(errors="replace"))
-    return text if len(raw) < LONGEST_CONFIG else f"{text}\n… (the rest is left out)"
+    raw = Folder(folder, "RUN").read(NAME, LONGEST) or b""
+    return str(without_secrets(raw.decode(errors="replace")))

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from mingpt.atomic import Buffer, sync_folder, write_whole
 from mingpt.errors import Damaged, Incomplete, Unreadable, UserError
-from mingpt.plainfile import BROKEN, PAUSES, NotPlain, check_file, check_folder, link_problem
+from mingpt.plainfile import BROKEN, PAUSES, NotPlain, check_file, check_folder
 from mingpt.redact import without_secrets
 from mingpt.snapshot import pieces
 from mingpt.snapshot.files import METRICS, PROBE, SET_ASIDE, SNAPSHOTS, STEP_FOLDER, File, step_name
@@ -58,7 +58,7 @@ class Store:
                 try:
                     check_folder(path)
                 except NotPlain as problem:
-                    raise UserError(f"{self.key}={link_problem(path, str(problem))}") from problem
+                    raise UserError(f"{self.key}={problem.as_problem()}") from problem
         return folder
 
     def steps(self) -> list[int]:
@@ -150,7 +150,7 @@ class Store:
             return b"".join(bytes(piece) for piece in self.read_pieces(step, MANIFEST, size))
         if not size:  # S3 refuses a range of an empty object
             return b""
-        # Not more than it has: some servers (nanio) refuse a range that ends after the object.
+        # Not more than it has: some servers refuse a range that ends after the object.
         content: bytes = self.fs.cat_file(f"{self._checked_folder(step)}/{MANIFEST}", start=0, end=size)
         return content
 
@@ -283,8 +283,8 @@ class Store:
             self.fs.rm_file(f"{folder}/{MANIFEST}")
         self.fs.invalidate_cache()
         with suppress(FileNotFoundError):
-            # Object stores: delete the objects alone. s3fs would delete the folder, too, which is no object; nanio
-            # refuses that and deletes nothing.
+            # Object stores: delete the objects alone. s3fs would delete the folder, too, which is no object; some
+            # servers refuse that and delete nothing.
             self.fs.rm(folder if self.local else self.fs.find(folder), recursive=self.local)
 
     def remove(self, files: Iterable[File]) -> None:

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from mingpt.config.schema import Config
 from mingpt.console import say
-from mingpt.model.language import LanguageModel
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import Observers
@@ -18,7 +17,6 @@ from mingpt.observe.ledger import Accountant, ledger
 from mingpt.observe.live import LiveLine
 from mingpt.observe.notify import Alarms
 from mingpt.observe.profile import Profile
-from mingpt.observe.speed import flops_per_token, peak_flops
 from mingpt.observe.stragglers import Stragglers
 from mingpt.observe.trace import Trace
 from mingpt.observe.trackers import open_trackers
@@ -33,27 +31,22 @@ def open_observers(config: Config, record: RunRecord, compute: Compute, world: W
     hosts = world.gather(socket.gethostname())
     if not world.is_main:
         return Observers([], say)
-    last, every = config.train.max_steps, config.train.log_every
-
-    def wants(step: int) -> bool:
-        return step % every == 0 or step == last
-
     run_dir, price = config.run.dir, config.run.price_per_hour
-    live, hook, steps = live_line(config, compute, world, lifetime), config.health.notify, config.profile.steps
+    live, hook, steps = live_line(config, lifetime), config.health.notify, config.profile.steps
     gpus = open_gpus(world.device)
-    metrics = MetricsLog(run_dir, record.attempt, say, wants, more=gpus.row if gpus else dict)
+    metrics = MetricsLog(run_dir, record.attempt, say, more=gpus.row if gpus else dict)
     observers = Observers(
         [
             SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
             *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
             *live,
-            ConsoleLines(last, say, wants, live=bool(live)),
+            ConsoleLines(config.train.max_steps, say, live=bool(live)),
             Trace(run_dir, record.attempt, say),
             metrics,
             *stragglers(config, compute, hosts),
             Accountant(run_dir, lifetime.clock, price, say),
             *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
-            *open_trackers(config, record, say, wants),
+            *open_trackers(config, record, say),
         ],
         say,
     )
@@ -67,23 +60,15 @@ def stragglers(config: Config, compute: Compute, hosts: Sequence[str]) -> list[S
     return [Stragglers(hosts, [len(share(rank, size, compute.plan.microbatches)) for rank in range(size)], ratio, say)]
 
 
-def live_line(config: Config, compute: Compute, world: World, lifetime: Lifetime) -> list[LiveLine]:
+def live_line(config: Config, lifetime: Lifetime) -> list[LiveLine]:
     """The live display, if somebody looks: on a terminal, and not in a log."""
     console = Console(file=sys.stdout)
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         return []
-    flops = peak = None
-    if isinstance(compute.model, LanguageModel):
-        shape = compute.model.config
-        flops = flops_per_token(
-            sum(p.numel() for p in compute.model.parameters()), shape.n_layer, shape.n_embd, shape.block_size
-        )
-        peak = peak_flops(world.device, config.precision)
-    peak = peak * world.size if peak else None
     price, spent = config.run.price_per_hour, 0.0
     if price is not None:
         try:
             spent = (ledger(config.run.dir).cost() or 0.0) + price * sum(lifetime.clock.account().values()) / 3600
         except Exception as error:
             say(f"what earlier attempts have cost is not known: {str(error) or type(error).__name__}")
-    return [LiveLine(console, flops=flops, peak=peak, price=price, spent=spent)]
+    return [LiveLine(console, price=price, spent=spent)]

@@ -1,12 +1,15 @@
 """Publishes the events of an attempt: its start, each step, its end."""
 
 import socket
+from collections import deque
 from typing import TYPE_CHECKING
 
-from mingpt.compute.optimizer import Update
+from mingpt.config.schema import Config
 from mingpt.console import say
-from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Observers, StepComputed, StepDone
+from mingpt.model.language import LanguageModel
+from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Observers, StepDone
 from mingpt.observe.ledger import STEPS
+from mingpt.observe.speed import flops_per_token, peak_flops, peak_memory
 from mingpt.redact import without_secrets
 from mingpt.train.stats import Figures
 from mingpt.world.failures import classify
@@ -14,21 +17,31 @@ from mingpt.world.lifetime import Lifetime, Phase
 from mingpt.world.world import World
 
 if TYPE_CHECKING:
-    from mingpt.train.run import Run
+    from mingpt.train.run import Compute, Run
 
 STARTING = ("import", "data", "rendezvous", "load")  # the clock's phases before the first step
 
 
 class Reporter:
-    """Remembers the last StepDone and the training time up to it, from which the next one's averages follow."""
+    """Remembers the last logged steps and the training time up to them, from which the next averages follow.
+
+    peak: tokens a second if all devices did what they can; None: not known.
+    """
 
     def __init__(
-        self, observers: Observers, world: World, lifetime: Lifetime, update: Update, start: int, tokens_per_step: int
+        self, config: Config, observers: Observers, world: World, lifetime: Lifetime, compute: "Compute", start: int
     ) -> None:
-        self.observers, self.world, self.lifetime, self.update = observers, world, lifetime, update
-        self.start, self.tokens_per_step = start, tokens_per_step
-        self.done = self.reported = start
-        self.seconds = 0.0
+        self.train, self.observers, self.world, self.lifetime = config.train, observers, world, lifetime
+        self.update, self.start, self.done = compute.update, start, start
+        self.tokens_per_step = compute.plan.global_size * config.model.block_size
+        self.marks = deque([(start, 0.0)], maxlen=2)  # logged steps, and the seconds of training up to them
+        self.first = 0.0, 0.0  # seconds up to the end of the first step: all, and of training
+        flops = peak_flops(world.device, config.precision)
+        self.peak = None
+        if flops and isinstance(compute.model, LanguageModel):
+            shape, parameters = compute.model.config, sum(p.numel() for p in compute.model.parameters())
+            cost = flops_per_token(parameters, shape.n_layer, shape.n_embd, shape.block_size)
+            self.peak = flops * world.size / cost
 
     def started(self, run: "Run") -> None:
         event = AttemptStarted(
@@ -51,24 +64,40 @@ class Reporter:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": self._trained()}
                 say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
             clock.enter("step")  # the first one is counted as "compile" if the model is compiled
+            self.first = sum(clock.account().values()), self._trained()
         with clock.within("report"):
-            busy, waited = tuple(figures.busy), tuple(figures.waited)
-            self.observers.publish(StepComputed(self.done, figures.loss, figures.grad_norm, busy, waited))
-            if self.observers.wants(self.done):
-                self.observers.publish(self._done(figures))
+            self.observers.publish(self._done(figures))
 
     def _done(self, figures: Figures) -> StepDone:
-        seconds, steps = self._trained() - self.seconds, figures.step - self.reported
-        self.reported, self.seconds = figures.step, self.seconds + seconds
+        step, last, trained = figures.step, self.train.max_steps, self._trained()
+        logged = step % self.train.log_every == 0 or step == last
+        before, seconds = self.marks[-1 if logged else 0]  # not logged: a longer time, so that a display is steady
+        step_seconds = (trained - seconds) / (step - before)
+        if logged:
+            self.marks.append((step, trained))
+        speed = self.tokens_per_step / step_seconds
         return StepDone(
-            step=figures.step,
+            step=step,
             loss=figures.loss,
-            lr=self.update.lr(figures.step - 1),
             grad_norm=figures.grad_norm,
-            tokens_per_second=steps * self.tokens_per_step / seconds,
-            step_seconds=seconds / steps,
+            busy=tuple(figures.busy),
+            waited=tuple(figures.waited),
+            logged=logged,
+            lr=self.update.lr(step - 1),
+            tokens_per_second=speed,
+            step_seconds=step_seconds,
+            tokens_seen=step * self.tokens_per_step,
+            seconds_left=(last - step) * step_seconds * self._overhead(trained),
+            peak_memory=peak_memory(self.world.device),
+            mfu=speed / self.peak if self.peak else None,
             world_size=self.world.size,
         )
+
+    def _overhead(self, trained: float) -> float:
+        """All time over that of training, evaluations and snapshots included, since the first step."""
+        all_first, trained_first = self.first
+        elapsed = sum(self.lifetime.clock.account().values()) - all_first
+        return elapsed / (trained - trained_first) if trained > trained_first else 1.0
 
     def _trained(self) -> float:
         return sum(map(self.lifetime.clock.seconds, STEPS))

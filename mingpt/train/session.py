@@ -15,13 +15,13 @@ from mingpt.compute.narrow import narrow_names, pack
 from mingpt.compute.numerics import autocast_for, pin, slow_precision
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, Reduction
+from mingpt.config.configfile import write_config
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
-from mingpt.observe.configfile import write_config
 from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
 from mingpt.observe.ledger import accounts, duration
 from mingpt.observe.notify import notify
@@ -227,7 +227,6 @@ def build_run(
     mine = world.share(plan.microbatches)
     work = RankSampler(plan, mine, origin.step, config.train.max_steps)
     observers = open_observers(config, record, compute, world, lifetime)
-    tokens_per_step = plan.global_size * config.model.block_size
     return Run(
         config=config,
         source=source,
@@ -248,7 +247,7 @@ def build_run(
         bad_steps=BadSteps(config, compute, checkpointer, observers, world),
         audit=audit,
         observers=observers,
-        reporter=Reporter(observers, world, lifetime, compute.update, origin.step, tokens_per_step),
+        reporter=Reporter(config, observers, world, lifetime, compute, origin.step),
         record=record,
         start=origin.step,
     )

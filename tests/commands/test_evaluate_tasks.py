@@ -16,7 +16,7 @@ from mingpt.commands.evaluate import command
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
 from mingpt.observe.console import ConsoleLines
-from mingpt.observe.events import TasksEvaluated, prefixed
+from mingpt.observe.events import TasksEvaluated
 from mingpt.observe.jsonl import read_metrics
 from mingpt.train.attempt import attempt
 from mingpt.train.tasks import due, load_tasks, of_training
@@ -187,9 +187,9 @@ def test_when_tasks_are_due() -> None:
 
 def test_the_line_of_tasks() -> None:
     said = list[str]()
-    ConsoleLines(9, said.append, lambda _: True).on(TasksEvaluated(4, {"a/acc": 0.25, "b/exact_match/strict": 1.0}))
+    ConsoleLines(9, said.append).on(TasksEvaluated(4, {"a/acc": 0.25, "b/exact_match/strict": 1.0}))
     assert said == ["step 4: a/acc 0.2500, b/exact_match/strict 1.0000"]
     failed = TasksEvaluated(8, {}, "task a: why")
-    ConsoleLines(9, said.append, lambda _: True).on(failed)
+    ConsoleLines(9, said.append).on(failed)
     assert said[1:] == ["step 8: train.eval_tasks not measured: task a: why"]
-    assert prefixed(failed) == {"tasks/failed": 1.0}
+    assert failed.curves == {"tasks/failed": 1.0}

@@ -11,7 +11,7 @@ import pytest
 
 from mingpt.errors import UserError
 from mingpt.observe import ledger as module
-from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, SnapshotCommitted, StepComputed
+from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, SnapshotCommitted, StepDone
 from mingpt.observe.ledger import (
     BETWEEN,
     TWICE,
@@ -155,12 +155,12 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
     )
     assert accounts(str(tmp_path)) == [expected]
     go("wait", 0.5)
-    accountant.on(StepComputed(101, 1.0, 1.0, (), ()))
+    accountant.on(StepDone(101, 1.0, 1.0, (), ()))
     write()
     assert accounts(str(tmp_path))[0].step == 100  # not with every step
     accountant.on(SnapshotCommitted(101, "d", 0.5))
     go("step", 19.5)
-    accountant.on(StepComputed(102, 1.0, 1.0, (), ()))
+    accountant.on(StepDone(102, 1.0, 1.0, (), ()))
     write()
     (known,) = accounts(str(tmp_path))
     assert (known.step, known.until, known.snapshots, known.end) == (102, 1030, [(101, 1010.5, 0.5)], None)

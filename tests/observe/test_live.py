@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,66 +17,99 @@ from mingpt.observe.events import (
     AttemptEnded,
     AttemptStarted,
     Evaluated,
+    Evaluating,
     HotCommitted,
     SnapshotCommitted,
     SnapshotLost,
-    StepComputed,
-    TasksEvaluated,
+    StepDone,
 )
 from mingpt.observe.live import LiveLine
 from mingpt.observe.speed import flops_per_token, peak_flops
 from run_kit import TINY
 
 STARTED = AttemptStarted(3, 100, 1000, 8, "NVIDIA L4", "n1", 1000, 4096)
+DONE = StepDone(
+    200,
+    3.0,
+    1.0,
+    tokens_per_second=8192.0,
+    tokens_seen=819_200,
+    seconds_left=400.0,
+    peak_memory=2**31,
+    mfu=0.25,
+)
+FULL = (
+    "━━━━────────────────  step 200/1000  loss 3.5000 ↓  val 3.2500 (best 3.0000)  8,192 tokens/s  25% MFU  "
+    "6 min 40 s left",
+    "attempt 3  8 x NVIDIA L4  snapshot 150 (in memory 190)  2 SNAPSHOTS LOST  2.0 GiB  819,200 tokens  "
+    "cost 1.50, 5.50 at the end",
+)
 
 
-def shown(live: LiveLine) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(live.draw())
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    return re.sub(r"^.*?(?=step )", "", re.sub(r"[0-9.]+ GiB", "2.0 GiB", file.getvalue())).rstrip()
-
-
-def test_it_shows_where_a_run_is_how_fast_and_what_is_safe() -> None:
+@pytest.fixture
+def live() -> Iterator[LiveLine]:
     now = [0.0]
-    live = LiveLine(Console(file=io.StringIO()), flops=10**6, peak=32.768e9, price=36.0, spent=1.0, now=lambda: now[0])
+    live = LiveLine(Console(file=io.StringIO(), width=160), price=36.0, spent=1.0, now=lambda: now[0])
     live.on(STARTED)
-    for step in range(101, 201):
-        now[0] += 0.5
-        live.on(StepComputed(step, 4.0 if step < 150 else 3.0, 1.0, (), ()))
-    live.on(Evaluated(200, 3.25, 3.0))
-    live.on(SnapshotCommitted(150, "d", 1.0))
-    live.on(HotCommitted(190))
-    assert [line.rstrip() for line in shown(live).splitlines()] == [
-        "step 200/1000  loss 3.0046 ↓  val 3.2500 (best 3.0000)  8,192 tokens/s  25% MFU  6 min 40 s left",
-        "attempt 3  8 x NVIDIA L4  2.0 GiB  durable 150, hot 190  cost 1.50, 5.50 at the end",
-    ]
-    live.on(SnapshotLost(200, 2, "no"))
-    assert "durable 150, hot 190  2 SNAPSHOTS LOST" in shown(live)
+    live.fast.add(3.5)
+    live.slow.add(4.0)
+    now[0] = 50.0
+    yield live
     live.on(AttemptEnded(200, False, None))
 
 
-def test_a_run_of_which_little_is_known_shows_that() -> None:
-    live = LiveLine(Console(file=io.StringIO()), now=lambda: 0.0)
-    live.on(STARTED)
-    live.on(StepComputed(101, float("nan"), 1.0, (), ()))
-    assert shown(live).splitlines()[1].strip() == "attempt 3  8 x NVIDIA L4  2.0 GiB  durable none yet"
-    live.on(AttemptEnded(101, False, None))
+def shown(live: LiveLine, width: int = 160) -> list[str]:
+    """What a terminal of this width shows: nothing is cut and nothing begins a line of its own."""
+    console = Console(file=io.StringIO(), width=width)
+    live.console.width = width
+    console.print(live.draw())
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_time_of_an_evaluation_is_no_time_of_a_step() -> None:
-    now = [0.0]
-    live = LiveLine(Console(file=io.StringIO()), now=lambda: now[0])
-    live.on(STARTED)
-    for step in range(101, 110):
-        now[0] += 0.5
-        live.on(StepComputed(step, 4.0, 1.0, (), ()))
-        for event in (Evaluated(step, 3.25, 3.0), TasksEvaluated(step, {"arc_easy/acc": 0.75})):
-            now[0] += 100
-            live.on(event)
-    assert live.seconds.value == 0.5
-    live.on(AttemptEnded(110, False, None))
+def test_of_which_little_is_known_little_is_shown(live: LiveLine) -> None:
+    assert shown(live)[1] == "attempt 3  8 x NVIDIA L4  no snapshot yet  cost 1.50, 1.50 at the end"
+    live.on(StepDone(101, float("nan"), 1.0, seconds_left=60.0))
+    assert "MFU" not in shown(live)[0]
+    assert "loss 3.5000" in shown(live)[0]
+
+
+@pytest.mark.parametrize(
+    ("width", "first", "second"),
+    [
+        (120, FULL[0], None),
+        (100, "step 200/1000  loss 3.5000 ↓  val 3.2500 (best 3.0000)  8,192 tokens/s  25% MFU  6 min 40 s left", None),
+        (85, "step 200/1000  loss 3.5000 ↓  val 3.2500  8,192 tokens/s  25% MFU  6 min 40 s left", None),
+        (80, "step 200/1000  loss 3.5000  val 3.2500  8,192 tokens/s  6 min 40 s left", None),
+        (
+            60,
+            "step 200/1000  loss 3.5000  val 3.2500  8,192 tokens/s",
+            "attempt 3  snapshot 150 (in memory 190)  2 SNAPSHOTS LOST",
+        ),
+        (20, "step 200/1000", "2 SNAPSHOTS LOST"),
+    ],
+)
+def test_at_any_width_a_field_is_whole_or_absent(live: LiveLine, width: int, first: str, second: str | None) -> None:
+    """The least important ones are absent first."""
+    for event in (DONE, Evaluated(200, 3.25, 3.0), SnapshotCommitted(150, "d", 1.0), HotCommitted(190)):
+        live.on(event)
+    live.on(SnapshotLost(200, 2, "no"))
+    live.fast.value, live.slow.value = 3.5, 4.0
+    assert shown(live, 160) == [*FULL]
+    lines = shown(live, width)
+    assert lines[0] == first
+    assert second is None or lines[1] == second
+    parts = {part for line in FULL for part in re.split(r"  | (?=[↓(])", line)}
+    assert {part for line in lines for part in re.split(r"  | (?=[↓(])", line)} <= parts
+    assert all(len(line) < width for line in lines)
+
+
+def test_an_evaluation_shows_how_far_it_is(live: LiveLine) -> None:
+    live.on(DONE)
+    live.on(Evaluating(200, 0.125, 3.0))
+    assert "step 200/1000  evaluating 12%" in shown(live, 60)[0]
+    live.on(Evaluated(200, 3.25, 3.0))
+    assert "evaluating" not in shown(live)[0]
 
 
 def test_a_token_costs_what_the_paper_says() -> None:
@@ -101,14 +135,7 @@ def test_a_gpu_is_known_by_its_name(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     assert peak_flops(torch.device("cuda"), precision) == peak
-
-
-def test_a_cpu_is_measured_and_no_random_number_is_taken() -> None:
-    before = torch.get_rng_state()
-    measured = peak_flops(torch.device("cpu"), "fp32")
-    assert measured
-    assert measured > 1e8
-    assert torch.equal(torch.get_rng_state(), before)
+    assert peak_flops(torch.device("cpu"), precision) is None
 
 
 @pytest.mark.slow
@@ -123,8 +150,8 @@ def test_on_a_terminal_a_run_is_one_live_display(text: Path, tmp_path: Path) -> 
             assert "step 20/20  loss" in said
         else:
             said = on_a_terminal(command)
-            assert "step 20/20  loss" not in re.sub("━.*", "", said)
-            assert re.search(r"━.* step 20/20  loss [0-9.]+ . .*of matmul", said)
+            assert not re.search("step 20/20  loss .*  lr", said)
+            assert re.search(r"━  step 20/20  loss [0-9.]+ .  .* tokens/s  0 s left", said)
             assert said.rstrip().splitlines()[-1].startswith("goodput ")
         digests += re.findall(r"finished: step 20, digest ([0-9a-f]{64})", said)
     assert len(digests) == 2

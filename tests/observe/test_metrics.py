@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -166,7 +167,23 @@ def test_the_console_line_says_where_the_run_is() -> None:
         grad_norm=0.8512,
         tokens_per_second=12345.6,
         step_seconds=0.2104,
-        world_size=1,
+        tokens_seen=1_638_400,
+        seconds_left=399.76,
+        peak_memory=2**29,
     )
-    expected = "step  100/2000  loss 2.3457  lr 1.00e-03  norm 0.85  12,346 tokens/s  210 ms/step"
+    expected = (
+        "step  100/2000  loss 2.3457  lr 1.00e-03  norm 0.85  12,346 tokens/s  210 ms/step  6 min 40 s left  "
+        "1,638,400 tokens  0.50 GiB"
+    )
     assert step_line(done, 2000) == expected
+    assert step_line(replace(done, mfu=0.384), 2000) == f"{expected}  38.4% MFU"
+
+
+def test_a_row_of_a_step_has_the_names_that_all_observers_use(tmp_path: Path) -> None:
+    """The share of a peak that is not known is left out, and so is a step that is not logged."""
+    metrics = MetricsLog(str(tmp_path), 1, print)
+    for done in (StepDone(1, 2.0, 1.0, logged=False), StepDone(2, 2.0, 1.0), StepDone(3, 2.0, 1.0, mfu=0.5)):
+        metrics.on(done)
+    names = {"step", "loss", "lr", "grad_norm", "tokens_per_second", "step_seconds", "world_size"}
+    names |= {"attempt", "tokens_seen", "seconds_left", "peak_memory"}
+    assert [row.keys() for row in read_metrics(str(tmp_path))] == [names, names | {"mfu"}]

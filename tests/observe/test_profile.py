@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from config_kit import problems
-from mingpt.observe.events import AttemptEnded, AttemptStarted, StepComputed
+from mingpt.observe.events import AttemptEnded, AttemptStarted, StepDone
 from mingpt.observe.profile import Profile
 from run_kit import Run
 
@@ -40,7 +40,7 @@ def test_an_attempt_that_ends_early_stores_what_it_has_also_in_a_bucket() -> Non
     said: list[str] = []
     profile = Profile("3:9", "memory://profiled/run", 2, cuda=False, say=said.append)
     for step in (1, 2, 3, 4):
-        profile.on(StepComputed(step, 1.0, 1.0, (), ()))
+        profile.on(StepDone(step, 1.0, 1.0, (), ()))
         torch.nn.Linear(3, 3)(torch.ones(2, 3))
     profile.on(AttemptEnded(4, False, None))
     stem = "memory://profiled/run/profile/attempt-00002-steps-3-9"
@@ -57,7 +57,7 @@ def on_cuda(steps: str, run_dir: str, start: int, last: int) -> list[str]:
     profile.on(AttemptStarted(1, start, last, 1, "cuda", "n1", 1, 1))
     for step in range(start + 1, last + 1):
         torch.nn.Linear(3, 3)(torch.ones(2, 3))
-        profile.on(StepComputed(step, 1.0, 1.0, (), ()))
+        profile.on(StepDone(step, 1.0, 1.0, (), ()))
     profile.on(AttemptEnded(last, True, None))
     return said
 

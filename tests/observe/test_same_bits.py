@@ -14,7 +14,7 @@ from hook_kit import hook
 from mingpt.errors import FINISHED
 from mingpt.observe import earlier
 from mingpt.observe.earlier import SameBits
-from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepComputed
+from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepDone
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.observe.trace import RECORD, Trace
 from mingpt.snapshot.attempts import RunRecord, segments
@@ -98,11 +98,11 @@ def test_only_steps_and_the_end_are_compared(tmp_path: Path) -> None:
     """The threads of the snapshots' writers publish, too."""
     trace, (log, same, _) = Trace(f"{tmp_path}/run", 1, print), observed(f"{tmp_path}/run", 1)
     for observer in (trace, same, log):
-        observer.on(StepComputed(1, 2.0, 0.5, (), ()))
+        observer.on(StepDone(1, 2.0, 0.5, (), ()))
         observer.on(AttemptEnded(1, False, None))
     _, same, differ = observed(f"{tmp_path}/run", 2)
     same._thread.join(60)
-    same._new.append(StepComputed(1, 3.0, 0.5, (), ()))  # as if the main thread were about to compare it
+    same._new.append(StepDone(1, 3.0, 0.5, (), ()))  # as if the main thread were about to compare it
     same.on(SnapshotCommitted(1, "d", 0.1))
     assert differ == []
     same.on(AttemptEnded(1, True, None))
@@ -112,9 +112,9 @@ def test_only_steps_and_the_end_are_compared(tmp_path: Path) -> None:
 def test_a_norm_of_float64_has_the_same_bits_again(tmp_path: Path) -> None:
     trace, (log, same, _) = Trace(f"{tmp_path}/run", 1, print), observed(f"{tmp_path}/run", 1)
     for observer in (trace, same, log):
-        observer.on(StepComputed(1, 2.0, 1 / 3, (), ()))
+        observer.on(StepDone(1, 2.0, 1 / 3, (), ()))
         observer.on(AttemptEnded(1, False, None))
     _, same, differ = observed(f"{tmp_path}/run", 2)
-    same.on(StepComputed(1, 2.0, 1 / 3, (), ()))
+    same.on(StepDone(1, 2.0, 1 / 3, (), ()))
     same.on(AttemptEnded(1, True, None))
     assert differ == []

@@ -1,6 +1,6 @@
 """A process that is slower than the others for some minutes is named once, with its machine, and when that is over."""
 
-from mingpt.observe.events import StepComputed
+from mingpt.observe.events import StepDone
 from mingpt.observe.stragglers import CALM_WINDOWS, REMIND_SECONDS, WINDOW_SECONDS, Stragglers
 
 HOSTS = ("n1", "n1", "n2", "n3")
@@ -20,7 +20,7 @@ class Steps:
         before = len(self.lines)
         for _ in range(round(count * WINDOW_SECONDS / self.seconds)):
             self.now += self.seconds
-            self.observer.on(StepComputed(1, 2.0, 1.0, busy, waited))
+            self.observer.on(StepDone(1, 2.0, 1.0, busy, waited))
         return self.lines[before:]
 
 

@@ -6,14 +6,14 @@ from uuid import uuid4
 import pytest
 
 from mingpt.observe import trace
-from mingpt.observe.events import AttemptEnded, StepComputed
+from mingpt.observe.events import AttemptEnded, StepDone
 from mingpt.observe.trace import Trace, read_trace
 
 
 def write(run_dir: str, attempt: int, first: int, last: int) -> None:
     log = Trace(run_dir, attempt, print)
     for step in range(first, last + 1):
-        log.on(StepComputed(step, 1 / step, 0.1 * step, (0.0,), (0.0,)))
+        log.on(StepDone(step, 1 / step, 0.1 * step, (0.0,), (0.0,)))
     log.on(AttemptEnded(last, True, None))
 
 
@@ -46,6 +46,6 @@ def test_a_record_that_was_cut_off_is_left_out_and_so_are_other_files(tmp_path: 
 
 def test_numbers_that_are_none_are_kept(tmp_path: Path) -> None:
     log = Trace(str(tmp_path), 1, print)
-    log.on(StepComputed(1, float("nan"), float("inf"), (0.0,), (0.0,)))
+    log.on(StepDone(1, float("nan"), float("inf"), (0.0,), (0.0,)))
     (row,) = read_trace(str(tmp_path))[1]
     assert (str(row["loss"]), str(row["norm"])) == ("nan", "inf")

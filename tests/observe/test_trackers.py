@@ -28,7 +28,6 @@ from mingpt.observe.events import (
     Evaluated,
     Event,
     Observer,
-    StepComputed,
     StepDone,
     StepSkipped,
     TasksEvaluated,
@@ -73,13 +72,10 @@ def loss(step: int) -> float:
 def train(names: list[str], run_dir: str, attempt: int, start: int, end: int) -> None:
     """What an attempt publishes. Step 5 is skipped: its norm is no number."""
     observers: list[Observer] = [Trace(run_dir, attempt, print)]
-    observers.append(Trackers(names, about(run_dir, attempt, start), print, lambda _: True))
+    observers.append(Trackers(names, about(run_dir, attempt, start), print))
     for step in range(start + 1, end + 1):
         norm = float("nan") if step == 5 else 2.0 * step
-        events: list[Event] = [
-            StepComputed(step, loss(step), norm, (), ()),
-            StepDone(step, loss(step), 0.01, norm, 1e3, 0.1, 1),
-        ]
+        events: list[Event] = [StepDone(step, loss(step), norm, lr=0.01, tokens_seen=9 * step)]
         events += [StepSkipped(step, loss(step), norm, 1, False, (), ())] * (step == 5)
         events += [Evaluated(step, loss(step) + 1, 0.5, 1, 4, {"web": loss(step)}, 2.5)] * (step % 8 == 0)
         events += [TasksEvaluated(step, {"arc_easy/acc": 0.75})] * (step % 8 == 0)
@@ -188,11 +184,18 @@ def test_a_run_of_two_attempts_is_one_curve_everywhere(tmp_path: Path) -> None:
         assert curves["val_bits_per_byte"] == [(8, 2.5), (16, 2.5)], name
         assert curves["tasks/arc_easy/acc"] == [(8, 0.75), (16, 0.75)], name
         assert curves["skipped_in_a_row"] == [(5, 1)], name
-        assert {len(curves[key]) for key in ("lr", "tokens_per_second")} == {LAST}, name
+        assert curves["tokens_seen"] == [(step, 9 * step) for step in STEPS], name
+        assert curves.keys() - {"val_loss/web"} == StepDone(1, 2.0, 1.0).curves.keys() | {
+            "val_loss",
+            "val_accuracy",
+            "val_bits_per_byte",
+            "tasks/arc_easy/acc",
+            "skipped_in_a_row",
+        }, name
 
 
 def test_a_failed_attempt_has_failed_in_the_trackers_too(tmp_path: Path) -> None:
-    curves = Trackers(["wandb", "mlflow"], about(str(tmp_path), 1, 0), print, lambda _: True)
+    curves = Trackers(["wandb", "mlflow"], about(str(tmp_path), 1, 0), print)
     curves.on(AttemptFailed(1, CRASHED, "RuntimeError", "gone"))
     assert ends(str(tmp_path)) == ("FAILED", 1)
 
@@ -282,8 +285,8 @@ def test_a_server_that_does_not_answer_holds_up_no_run(tmp_path: Path, monkeypat
     monkeypatch.setattr(trackers, "END_SECONDS", 0.5)
     with hook(silent=True) as there:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", there.url.rpartition("/services")[0])
-        curves = Trackers(["mlflow"], about(str(tmp_path), 1, 0), said.append, lambda _: True)
-        curves.on(StepDone(1, 2.0, 0.01, 1.0, 1e3, 0.1, 1))
+        curves = Trackers(["mlflow"], about(str(tmp_path), 1, 0), said.append)
+        curves.on(StepDone(1, 2.0, 1.0))
         curves.on(AttemptEnded(1, True, None))
     assert said == ["track=mlflow did not end in time: its last items may be lost"]
 

@@ -19,11 +19,11 @@ from mingpt.observe.events import (
     AttemptEnded,
     AttemptStarted,
     Evaluated,
+    Evaluating,
     Event,
     Observer,
     Observers,
     SnapshotCommitted,
-    StepComputed,
     StepDone,
 )
 from mingpt.snapshot.attempts import records
@@ -73,31 +73,22 @@ class Ticks:
 
 
 class Recorder:
-    def __init__(self, every: int = 1) -> None:
-        self.every, self.events = every, list[Event]()
-
-    def wants(self, step: int) -> bool:
-        return step % self.every == 0
+    def __init__(self) -> None:
+        self.events = list[Event]()
 
     def on(self, event: Event) -> None:
         self.events.append(event)
 
 
 class Failing(Recorder):
-    """Fails at every event of one kind, or when it is asked what it wants."""
+    """Fails at every event of one kind."""
 
-    def __init__(self, kind: type | None) -> None:
+    def __init__(self, kind: type) -> None:
         super().__init__()
         self.kind, self.calls = kind, 0
 
-    def wants(self, step: int) -> bool:
-        if self.kind is None:
-            self.calls += 1
-            raise ValueError("no idea")
-        return True
-
     def on(self, event: Event) -> None:
-        if self.kind is not None and isinstance(event, self.kind):
+        if isinstance(event, self.kind):
             self.calls += 1
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
@@ -138,18 +129,16 @@ def digest_at(run: Run, step: int) -> str:
 
 
 def test_a_run_is_its_events(open_run: Callable[..., Run]) -> None:
-    recorder = Recorder(every=2)
+    recorder = Recorder()
     run = open_run(observers=(recorder,))
     assert loop.train(run) == FINISHED
     kinds = [(type(event), event.step) for event in recorder.events if not isinstance(event, AttemptStarted)]
     assert kinds == [
-        (StepComputed, 1),
-        (StepComputed, 2),
+        (StepDone, 1),
         (StepDone, 2),
         (Evaluated, 2),
         (SnapshotCommitted, 2),
-        (StepComputed, 3),
-        (StepComputed, 4),
+        (StepDone, 3),
         (StepDone, 4),
         (Evaluated, 4),
         (SnapshotCommitted, 4),
@@ -162,11 +151,14 @@ def test_a_run_is_its_events(open_run: Callable[..., Run]) -> None:
 
 def test_the_speed_of_a_step_is_that_of_training_alone(open_run: Callable[..., Run]) -> None:
     """Each look at the clock is a second here: a phase that is left out or counted twice changes these figures."""
-    recorder = Recorder(every=2)
-    run = open_run(observers=(recorder,))
+    recorder = Recorder()
+    run = open_run("train.log_every=2", observers=(recorder,))
     loop.train(run)
-    clock, steps = run.lifetime.clock, [e for e in recorder.events if isinstance(e, StepDone)]
+    clock, steps = run.lifetime.clock, [e for e in recorder.events if isinstance(e, StepDone) and e.logged]
     tokens = 2 * 16 * 16  # of two steps
+    assert [(e.step, e.tokens_seen) for e in steps] == [(2, tokens), (4, 2 * tokens)]
+    assert steps[0].seconds_left > 2 * steps[0].step_seconds  # what is not training takes time, too
+    assert steps[1].seconds_left == 0
     for event in steps:
         assert event.tokens_per_second * event.step_seconds * 2 == pytest.approx(tokens)
     trained = sum(clock.seconds(phase) for phase in ("step", "wait", "exchange", "update"))
@@ -230,16 +222,15 @@ def test_weights_of_a_damaged_snapshot_are_not_kept_if_no_other_is_left(
     assert digest_at(again, STEPS) == digest
 
 
-@pytest.mark.parametrize("kind", [StepDone, Evaluated, SnapshotCommitted, AttemptEnded, None])
+@pytest.mark.parametrize("kind", [StepDone, Evaluated, SnapshotCommitted, AttemptEnded])
 def test_an_observer_that_fails_is_named_once_and_changes_nothing(
-    open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str], kind: type | None
+    open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str], kind: type
 ) -> None:
     failing, recorder = Failing(kind), Recorder()
     run = open_run(observers=(failing, recorder))
     assert loop.train(run) == FINISHED
-    why = "no idea" if kind is None else "[Errno 101] Network is unreachable"
     lines = [line for line in capsys.readouterr().out.splitlines() if "OBSERVER" in line]
-    assert lines == [f"OBSERVER Failing failed and is switched off: {why}"]
+    assert lines == ["OBSERVER Failing failed and is switched off: [Errno 101] Network is unreachable"]
     assert failing.calls == 1
     assert [type(e) for e in recorder.events].count(StepDone) == STEPS
     assert recorder.events[-1] == AttemptEnded(STEPS, True, digest_at(run, STEPS))
@@ -254,9 +245,7 @@ def test_a_device_that_is_read_one_step_late_shows_the_same_figures(
     run = open_run(f"run.dir={place}/late", observers=(late,))
     run.read = DelayedRead(run.start, 1 + len(FLAGS), late=True)
     assert loop.train(run) == FINISHED
-    figures = [
-        [(e.step, e.loss, e.grad_norm) for e in r.events if isinstance(e, StepComputed)] for r in (at_once, late)
-    ]
+    figures = [[(e.step, e.loss, e.grad_norm) for e in r.events if isinstance(e, StepDone)] for r in (at_once, late)]
     assert figures[0] == figures[1]
     assert [step for step, *_ in figures[0]] == [1, 2, 3, 4]
     assert [e.digest for r in (at_once, late) for e in r.events if isinstance(e, AttemptEnded)] == [
@@ -267,7 +256,7 @@ def test_a_device_that_is_read_one_step_late_shows_the_same_figures(
     run.read = DelayedRead(run.start, 1 + len(FLAGS), late=True)
     run.lifetime.stop = True
     assert loop.train(run) == STOPPED
-    assert [e.step for e in stopped.events if isinstance(e, StepComputed)] == [1, 2]
+    assert [e.step for e in stopped.events if isinstance(e, StepDone)] == [1, 2]
 
 
 def test_a_stop_in_the_last_step_whose_snapshot_is_late_is_no_finish(
@@ -371,19 +360,26 @@ def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: Callable[.
 
 def test_console_lines_of_each_event() -> None:
     said = list[str]()
-    lines = ConsoleLines(200, said.append, lambda step: True)
-    for event in (
-        StepDone(10, 2.5, 1e-3, float("nan"), 1000, 0.5, 2),
+    lines = ConsoleLines(200, said.append)
+    events: list[Event] = [
+        StepDone(10, 2.5, float("nan"), lr=1e-3),
+        *(Evaluating(10, seconds / 100, seconds) for seconds in (1.0, 12.0, 13.0, 25.0, 40.0)),
         Evaluated(10, 2.25, 2.0, 3, 4),
+        Evaluating(20, 0.5, 15.0),
         Evaluated(20, 1.75, 1.75, parts={"code": 1.5, "web": 2.0}, bits_per_byte=2.5),
         SnapshotCommitted(20, "0123456789abcdef0123", 1.5),
         AttemptEnded(20, False, None),
         AttemptEnded(200, True, "0123"),
-    ):
+    ]
+    for event in events:
         lines.on(event)
     assert said == [
-        "step  10/200  loss 2.5000  lr 1.00e-03  norm nan  1,000 tokens/s  500 ms/step  SKIPPED",
+        "step  10/200  loss 2.5000  lr 1.00e-03  norm nan  0 tokens/s  0 ms/step  0 s left  0 tokens  0.00 GiB  "
+        "SKIPPED",
+        "step 10: evaluating 12%",
+        "step 10: evaluating 25%",
         "step 10: validation loss 2.2500 (best 2.0000), accuracy 75.00% (3 of 4)",
+        "step 20: evaluating 50%",
         "step 20: validation loss 1.7500 (best 1.7500), 2.5000 bits per byte, code 1.5000, web 2.0000",
         "step 20: snapshot 0123456789abcdef in 1.50 s",
         "stopped on request: step 20, digest not stored",
