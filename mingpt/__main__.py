@@ -1,8 +1,33 @@
-"""`python -m mingpt` is the `mingpt` command."""
+"""The `mingpt` command. Ctrl-C and SIGTERM end it at once, whatever it imports or computes; train and launch see to
+them themselves.
 
+Python's own way, an exception in the main thread, ends in a stack trace, in another error or nowhere if it comes while
+a library is imported.
+"""
+
+import os
+import signal
 import sys
+from types import FrameType
 
-from mingpt.cli import main
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+for _number in (signal.SIGINT, signal.SIGTERM):  # until Lifetime is imported
+    # Not in a process that multiprocessing has spawned, which imports this, too: its parent may end it in C code.
+    if signal.getsignal(_number) is not signal.SIG_IGN and "multiprocessing.spawn" not in sys.modules:
+        signal.signal(_number, _end)
+
+from mingpt import cli  # noqa: E402
+from mingpt.world.lifetime import Lifetime  # noqa: E402
+
+
+def main() -> int:
+    Lifetime(trains=False).begin()
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from importlib import import_module, metadata
 
 from mingpt import NUMERICS, __version__
-from mingpt.command import INTERRUPTED
 from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED, USER_ERROR
 from mingpt.gone import instead
@@ -96,8 +95,6 @@ def run(name: str, arguments: list[str]) -> int:
     sys.argv = [f"mingpt {'snapshots' if verb.several else name}", *([name] if verb.several else []), *arguments]
     try:
         code = import_module(verb.module).main()
-    except KeyboardInterrupt:  # while it was imported
-        code = INTERRUPTED
     except SystemExit as end:
         code = end.code
     return ended(code or FINISHED)

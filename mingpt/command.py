@@ -3,8 +3,12 @@
 Train, evaluate and launch, which receive stop signals, use world/entry.py instead.
 """
 
+import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from importlib import import_module
 from typing import NoReturn
@@ -15,6 +19,7 @@ from mingpt.importing import importing
 
 INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
 UNFIT = 1
+CLEAN_SECONDS = 0.7  # for what a command does after Ctrl-C
 
 Main = Callable[[list[str]], int]
 
@@ -24,27 +29,49 @@ class Unfit(Exception):
 
 
 def command(interrupted: str = "") -> Callable[[Main], Main]:
-    """Decorate a `main(arguments)`: print its errors, return their exit codes. interrupted: printed after Ctrl-C."""
+    """Decorate a `main(arguments)`: print its errors, return their exit codes.
+
+    interrupted: printed after Ctrl-C or SIGTERM, for a command that cleans up then: both raise KeyboardInterrupt in it.
+    """
 
     def decorate(main: Main) -> Main:
         @wraps(main)
         def guarded(arguments: list[str]) -> int:
             try:
-                return main(arguments)
+                with _raising() if interrupted else nullcontext():
+                    return main(arguments)
             except UserError as error:
                 return _end(error, USER_ERROR)
             except TransientError as error:
                 return _end(error, CRASHED)
             except Unfit as error:
                 return _end(error, UNFIT)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as end:
                 if interrupted:
                     complain(interrupted)
-                return INTERRUPTED
+                return end.args[0] if end.args else INTERRUPTED
 
         return guarded
 
     return decorate
+
+
+@contextmanager
+def _raising() -> Iterator[None]:
+    def stop(number: int, frame: object) -> NoReturn:
+        limit = threading.Timer(CLEAN_SECONDS, os._exit, [128 + number])
+        limit.daemon = True
+        limit.start()
+        raise KeyboardInterrupt(128 + number)
+
+    # If the limit ends this process, multiprocessing's tracker frees what is left, and would warn of it.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end(error: Exception, code: int) -> int:

@@ -53,7 +53,7 @@ def load() -> entry.Program:
 
 
 def main() -> NoReturn:
-    entry.run(load, Lifetime(), worker=True)
+    entry.run(load, Lifetime(trains=False), worker=True)
 
 
 if __name__ == "__main__":

@@ -212,6 +212,8 @@ class Profile(Section):
 class Resume(Section):
     changed: bool = False
     """Go on although settings that affect the result have changed since the snapshot; the history keeps both values."""
+    take_over: bool = False
+    """Start although an attempt of this run is training on this machine; that one ends before its next snapshot."""
 
 
 class Launch(Section):

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import psutil
 
@@ -148,7 +148,8 @@ class Accountant:
 class Ledger:
     """seconds: by the clock's phases, TWICE and BETWEEN. wall: from the first attempt's start to the last one's end.
 
-    goodput: the share of wall that trained steps which the run kept.
+    ran: of all attempts together; more than wall if some overlap. trained: the steps that the run kept. goodput: its
+    share of ran.
     """
 
     accounts: list[Account]
@@ -156,13 +157,21 @@ class Ledger:
     wall: float
 
     @property
+    def ran(self) -> float:
+        return sum(account.until - account.started for account in self.accounts)
+
+    @property
+    def trained(self) -> float:
+        return sum(self.seconds.get(phase, 0.0) for phase in GROUPS["training"])
+
+    @property
     def goodput(self) -> float:
-        return sum(self.seconds.get(phase, 0.0) for phase in GROUPS["training"]) / self.wall if self.wall else 0.0
+        return self.trained / self.ran if self.ran else 0.0
 
     def groups(self) -> dict[str, float]:
-        """Seconds by the names that people read; "other" is what no group has."""
+        """Seconds by the names that people read, which add up to ran and BETWEEN; "other" is what no group has."""
         found = {name: sum(self.seconds.get(phase, 0.0) for phase in phases) for name, phases in GROUPS.items()}
-        return found | {"other": self.wall - sum(found.values())}
+        return found | {"other": self.ran + found[BETWEEN] - sum(found.values())}
 
     def cost(self) -> float | None:
         """What the attempts that know run.price_per_hour have cost; None if there is none."""
@@ -225,7 +234,7 @@ def kept_until(claims: Mapping[int, Record], done: Mapping[int, int]) -> dict[in
 
 
 def ledger(run_dir: str) -> Ledger:
-    """Add up all attempts. Two attempts at once count twice in `seconds`, and once in `wall`."""
+    """Add up all attempts. Two attempts at once count twice, except in `wall`."""
     found = accounts(run_dir)
     kept, seconds = kept_until(records(run_dir), {a.attempt: a.step for a in found}), Counter[str]()
     for account in found:
@@ -235,21 +244,28 @@ def ledger(run_dir: str) -> Ledger:
             again = spent * lost if phase in STEPS else 0.0
             seconds[phase] += spent - again  # type: ignore[assignment]
             seconds[TWICE] += again  # type: ignore[assignment]
-    for before, after in pairwise(found):
-        seconds[BETWEEN] += max(0.0, after.started - before.until)  # type: ignore[assignment]
+    ends = accumulate((a.until for a in found), max)
+    for end, after in zip(ends, found[1:], strict=False):
+        seconds[BETWEEN] += max(0.0, after.started - end)  # type: ignore[assignment]
     wall = max((a.until for a in found), default=0.0) - min((a.started for a in found), default=0.0)
     return Ledger(found, dict(seconds), wall)
 
 
 def goodput_line(known: Ledger) -> str:
-    """`goodput 93.1% of 2 h 10 min in 3 attempts; the rest: start-up 4.0%, …`, the largest first."""
-    groups = {name: spent for name, spent in known.groups().items() if name != "training"}
-    shares = [(spent / known.wall, name) for name, spent in groups.items() if spent >= 0.001 * known.wall > 0]
+    """`goodput 93.1% of 2 h 10 min in 3 attempts; the rest: start-up 4.0%, …`, the largest first.
+
+    Nobody may have wanted to train between attempts, so the share of all the time stands by itself.
+    """
+    ran, between = known.ran, known.seconds.get(BETWEEN, 0.0)
+    groups = {name: spent for name, spent in known.groups().items() if name not in ("training", BETWEEN)}
+    shares = [(spent / ran, name) for name, spent in groups.items() if spent >= 0.001 * ran > 0]
     rest = ", ".join(f"{name} {share:.1%}" for share, name in sorted(shares, reverse=True))
     count = f"{len(known.accounts)} attempt{'s' * (len(known.accounts) != 1)}"
     cost = "" if (spent := known.cost()) is None else f", cost {spent:.2f}"
+    whole = f"; {known.trained / known.wall:.1%} of all {duration(known.wall)}, with the time between attempts"
     return (
-        f"goodput {known.goodput:.1%} of {duration(known.wall)} in {count}{cost}{f'; the rest: {rest}' if rest else ''}"
+        f"goodput {known.goodput:.1%} of {duration(ran)} in {count}{cost}{f'; the rest: {rest}' if rest else ''}"
+        f"{whole if between >= 0.001 * known.wall > 0 else ''}"
     )
 
 

@@ -4,7 +4,8 @@ import sys
 import traceback
 from typing import NoReturn
 
-from mingpt.errors import CRASHED, STOPPED
+from mingpt.command import INTERRUPTED
+from mingpt.errors import CRASHED
 
 
 def main() -> NoReturn:
@@ -13,7 +14,7 @@ def main() -> NoReturn:
 
         code = command.main(sys.argv[1:])
     except KeyboardInterrupt:
-        code = STOPPED
+        code = INTERRUPTED
     except Exception:
         traceback.print_exc()
         code = CRASHED

@@ -7,10 +7,11 @@ an empty run.dir. Exit codes: 0 fine, or warnings only; 64 something to fix firs
 import math
 import os
 
+from mingpt.command import command
 from mingpt.config import compose
 from mingpt.config.commandline import Parser
-from mingpt.console import complain, say
-from mingpt.errors import USER_ERROR, UserError
+from mingpt.console import say
+from mingpt.errors import UserError
 from mingpt.launch.torchrun import Torchrun, options_parser, parse
 from mingpt.preflight.inspection import Inspection
 
@@ -24,18 +25,15 @@ def parser() -> Parser:
     return parser
 
 
+@command("stopped")
 def main(arguments: list[str]) -> int:
     options = parse(arguments, parser())
     chosen = options.nproc_per_node is not None
     options.nproc_per_node = options.nproc_per_node or "1"  # the default asks torch, which takes seconds to import
-    try:
-        if not 0 <= options.seconds < math.inf:
-            raise UserError(f"--seconds {options.seconds:g}: give a number, 0 or more")
-        node = Torchrun.compose(options, os.environ)
-        config = compose.configure(node.overrides, node.fewest_processes)
-    except UserError as error:
-        complain(f"error: {error}")
-        return USER_ERROR
+    if not 0 <= options.seconds < math.inf:
+        raise UserError(f"--seconds {options.seconds:g}: give a number, 0 or more")
+    node = Torchrun.compose(options, os.environ)
+    config = compose.configure(node.overrides, node.fewest_processes)
     assert config is not None  # None is for --help, which the parser has answered
     report = Inspection(node, config, node.processes if chosen else None, options.seconds).run()
     say(report.as_json() if options.json else report.as_text())

@@ -5,11 +5,14 @@ attempt that is still writing when a newer one has started (a preempted node tha
 """
 
 import json
+import os
 import re
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,7 +34,7 @@ class Record:
 
     from_step, from_digest, parent: the snapshot that the attempt continues, and the number of the attempt that wrote
     that snapshot; 0, None, 0 if it starts from nothing. dropped: batches (first, end) that no step shows after this
-    rewind. undoes: the number of an earlier rewind that this one takes back.
+    rewind. undoes: the number of an earlier rewind that this one takes back. process: see `this_process`.
     """
 
     number: int
@@ -42,6 +45,44 @@ class Record:
     by: str = TRAIN
     dropped: tuple[int, int] | None = None
     undoes: int | None = None
+    process: Mapping[str, Any] | None = None
+
+
+def this_process() -> dict[str, Any]:
+    """Who makes a claim. A pid means something on one boot, in one pid namespace: `machine`; "": not known.
+
+    launcher: what starts this process again; it never runs two attempts at once. started: in ticks since the boot.
+    """
+    try:
+        where = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+        machine = sha256(where.encode()).hexdigest()[:16]
+    except OSError:  # not Linux
+        machine = ""
+    agent = str(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else ""
+    launcher = os.environ.get("SKYPILOT_TASK_ID") or os.environ.get("SLURM_JOB_ID") or agent
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(), "pid": pid, "machine": machine, "started": _started(pid), "launcher": launcher,
+    }  # fmt: skip
+
+
+def _started(pid: int) -> str:
+    """Empty if there is no such process, or one that has ended and that its parent has not asked for."""
+    try:
+        state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else numbers[18]
+
+
+def runs_here(record: Record) -> bool | None:
+    """Whether the process that made a claim is alive on this machine. None: it was on another one, or nobody knows."""
+    process, ours = record.process or {}, this_process()
+    pid, started, launcher = process.get("pid"), process.get("started"), process.get("launcher")
+    if type(pid) is not int or not started or not ours["machine"] or process.get("machine") != ours["machine"]:
+        return None
+    own = pid == ours["pid"] or (launcher and launcher == ours["launcher"])
+    return not own and _started(pid) == started
 
 
 def line_of(claims: Mapping[int, Record], newest: int | None = None) -> dict[int, tuple[int, int | None]]:
@@ -130,7 +171,9 @@ def _decode(number: int, raw: bytes) -> Record | None:
     undoes = fields.get("undoes")
     if undoes is not None and (type(undoes) is not int or not 0 < undoes < number):
         return None
-    return Record(number, identity, step, digest, parent, by, dropped, undoes)
+    process = fields.get("process")
+    process = process if isinstance(process, dict) else None
+    return Record(number, identity, step, digest, parent, by, dropped, undoes, process)
 
 
 @dataclass(frozen=True)
@@ -164,7 +207,7 @@ class Attempt:
         number = max(newest_number(run_dir), parent, above)  # with snapshot.dir set, run.dir may be new
         while True:
             number += 1
-            record = Record(number, uuid4().hex, from_step, from_digest, parent, by, dropped, undoes)
+            record = Record(number, uuid4().hex, from_step, from_digest, parent, by, dropped, undoes, this_process())
             if _create(run_dir, record):
                 return cls(run_dir, record)
 
@@ -211,7 +254,7 @@ def _create(run_dir: str, record: Record) -> bool:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     fields: Mapping[str, Any] = {
         "id": record.id, "by": record.by, "at": now, "from_step": record.from_step, "from_digest": record.from_digest,
-        "parent": record.parent,
+        "parent": record.parent, "process": record.process,
     }  # fmt: skip
     more = {"dropped": record.dropped, "undoes": record.undoes}
     raw = json.dumps({**fields, **{k: v for k, v in more.items() if v is not None}}).encode()

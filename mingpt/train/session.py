@@ -1,5 +1,6 @@
 """Builds what an attempt needs, in this order: compute, checkpointer, restore, record, run. Then runs the loop."""
 
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 
@@ -22,9 +23,10 @@ from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
+from mingpt.observe.ledger import accounts, duration
 from mingpt.observe.notify import notify
-from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import Attempt, RunRecord, is_visible, make_run_dir
+from mingpt.redact import printable, without_secrets
+from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, make_run_dir, records, runs_here
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.restore import Restored
 from mingpt.train import loop, own_model
@@ -43,6 +45,9 @@ from mingpt.world.lifetime import Lifetime
 from mingpt.world.warmup import warm_up
 from mingpt.world.world import World
 
+DYING_SECONDS = 5  # a process that was killed with its launcher frees its memory first
+SEEN_SECONDS = 60  # an attempt on another machine that has noted something since then may be running
+
 
 def train(config: Config, source: Source, model: nn.Module, world: World, lifetime: Lifetime) -> int:
     """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
@@ -50,6 +55,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     model: from factory.build, with the same initial weights in every process.
     """
     world.run_on_main(lambda: make_run_dir(config.run.dir))
+    world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
     compute = build_compute(config, source, model, world)
     state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
     checkpointer = Checkpointer(config, world, state_bytes, say)
@@ -80,6 +86,33 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     with hang.watched(config, world, lifetime, teller(config, run.reporter, record)):
         lifetime.failed = run.reporter.failed
         return loop.train(run)
+
+
+def another_running(config: Config) -> str:
+    """What to say of an attempt of this run that seems to be training. Raises UserError if it is, on this machine."""
+    claims = records(config.run.dir)
+    newest = claims.get(max(claims, default=0))
+    if newest is None or newest.by != TRAIN:
+        return ""
+    account = next((a for a in accounts(config.run.dir) if a.attempt == newest.number), None)
+    silent, here = time.time() - account.until if account else 0.0, runs_here(newest)
+    deadline = time.monotonic() + (0 if config.resume.take_over or (account and account.end) else DYING_SECONDS)
+    while here and time.monotonic() < deadline:
+        time.sleep(0.1)
+        here = runs_here(newest)
+    known_elsewhere = here is None and account is not None and silent < SEEN_SECONDS
+    if (account and account.end) or not (here or known_elsewhere):
+        return ""
+    process = newest.process or {}
+    seen = f", last seen {duration(max(0.0, silent))} ago" if account else ""
+    host = printable(str(process.get("host") or (account and account.host)))
+    who = f"attempt {newest.number} ({host}, pid {process.get('pid')}{seen})"
+    if here and not config.resume.take_over:
+        raise UserError(
+            f"run.dir={without_secrets(config.run.dir)}: {who} is training this run on this machine: stop it, give "
+            f"this run another run.name, or take over with resume.take_over=true"
+        )
+    return f"{who} seems to be running: this attempt takes over"
 
 
 def teller(config: Config, reporter: Reporter, record: RunRecord) -> Callable[[BaseException], None]:
@@ -128,6 +161,8 @@ def claim_attempt(
 
     def claim() -> int:
         parent = (origin.loaded.manifest.digest, origin.loaded.manifest.attempt) if origin.loaded else (None, 0)
+        if another := another_running(config):  # it may have started meanwhile
+            say(another)
         claims.append(Attempt.claim(config.run.dir, origin.step, *parent))
         return claims[0].number
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import FrameType
 
 from mingpt.console import complain
 from mingpt.errors import CRASHED, STOPPED
@@ -42,10 +43,11 @@ class Lifetime:
     """Handles stop signals according to the phase of this process. stop: whether this process was asked to stop.
 
     prefix: printed before the reason if a signal ends this process; may contain {code}, the exit code.
+    trains: False: nothing is lost at a stop, which ends this process at once, as shells report a signal (130, 143).
     """
 
-    def __init__(self, prefix: str = "") -> None:
-        self.prefix = prefix
+    def __init__(self, prefix: str = "", trains: bool = True) -> None:
+        self.prefix, self.trains = prefix, trains
         self.failed: Callable[[BaseException], None] = lambda error: None  # for observers; the reason is printed
         self.phase = Phase.STARTING
         self.stop = False
@@ -75,7 +77,7 @@ class Lifetime:
             # A signal that is ignored from the start (nohup, a shell's `&`) stays ignored; not under an agent, which
             # forwards only what it handles itself.
             if under_agent or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)
+                signal.signal(number, _leave_to_thread)
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # launch/agent.py blocks them for its workers
 
@@ -102,6 +104,10 @@ class Lifetime:
         self._signalled.set()
         if self.phase is Phase.OVER:
             return
+        if not self.trains:
+            if signal.getsignal(number) is _leave_to_thread:  # else a handler of the command's own cleans up
+                os._exit(128 + number)
+            return
         if not self.stop:
             self.stop, self._asked_at = True, time.monotonic()
             if self.phase is Phase.STARTING:
@@ -114,6 +120,10 @@ class Lifetime:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             complain(self.prefix.format(code=code) + reason)
         os._exit(code)
+
+
+def _leave_to_thread(number: int, frame: FrameType | None) -> None:
+    """A handler, so that Python writes the signal's number to the pipe."""
 
 
 def end_with_parent(parent: int) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -215,26 +216,74 @@ def test_prepare_starts_its_processes_from_the_console_script(run: Mingpt) -> No
     assert done.stdout.endswith("train on it: data=shards data.path=out\n")
 
 
-@pytest.mark.parametrize(
-    ("verb", "code", "told"),
-    [
-        ("snapshots", 130, ""),
-        ("generate", 130, ""),
-        ("fetch", 130, ""),
-        ("preflight", 75, ""),
-        ("train", 75, "SIGINT: stopped on request before the first step\n"),
-        ("launch", 75, "launch: exit code 75: SIGINT: stopped on request before the first step\n"),
-    ],
-)
-def test_ctrl_c_while_libraries_are_imported_leaves_no_trace(
-    verb: str, code: int, told: str, run: Mingpt, tmp_path: Path
+STOPPED = {  # before their first step; the others end as shells report a signal
+    "train": "{}: stopped on request before the first step\n",
+    "launch": "launch: exit code 75: {}: stopped on request before the first step\n",
+    "sweep": "stopped on request: the same command again goes on\n",
+}
+WORDS = {
+    "fetch": "interrupted: nothing is half written; the same command begins again\n",
+    "prepare": "interrupted: the same command goes on\n",
+    "selftest": "stopped\n",
+    "preflight": "stopped\n",
+}
+
+
+def assert_ended(process: "subprocess.Popen[str]", verb: str, number: signal.Signals, *words: str) -> None:
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == (75 if verb in STOPPED else 128 + number)
+    assert errors in (STOPPED.get(verb, "").format(number.name), *words)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_signal_while_libraries_are_imported_ends_a_verb_without_a_trace(
+    verb: str, number: signal.Signals, run: Mingpt, tmp_path: Path
 ) -> None:
-    for name in ("torch", "hydra"):
+    for name in ("torch", "hydra", "pydantic", "fsspec", "argcomplete"):
         (library := tmp_path / "libraries" / name / "__init__.py").parent.mkdir(parents=True)
         library.write_text("import time\nprint('importing', flush=True)\ntime.sleep(100)\n")
-    with run.start("mingpt", verb, PYTHONPATH=f"{tmp_path}/libraries:{run.env['PYTHONPATH']}") as process:
+    with run.start("mingpt", verb, "x", PYTHONPATH=f"{tmp_path}/libraries:{run.env['PYTHONPATH']}") as process:
         assert process.stdout
         assert process.stdout.readline() == "importing\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=600)
-    assert (process.returncode, errors) == (code, told)
+        assert_ended(process, verb, number, WORDS.get(verb, ""))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["snapshots", "verify", "{}"],
+        ["log", "{}"],
+        *(
+            pytest.param(arguments, marks=pytest.mark.slow)
+            for arguments in (
+                ["generate", "{}"],
+                ["evaluate", "{}"],
+                ["report", "{}"],
+                ["replay", "{}@1"],
+                ["audit", "{}"],
+                ["diff", "{}", "there"],
+                ["fork", "{}@1", "there"],
+                ["rewind", "{}@1"],
+                ["export", "{}", "there"],
+                ["prepare", "{}/a.txt", "--out=there", "--tokenizer={}/b.json"],
+                ["preflight", "experiment=synthetic", "run.dir={}"],
+            )
+        ),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_signal_while_a_store_is_waited_for_ends_a_verb_without_a_trace(
+    arguments: list[str], number: signal.Signals, run: Mingpt
+) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(600)
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = ["mingpt", *(argument.format("s3://bucket/run") for argument in arguments)]
+        with run.start(*command, AWS_ENDPOINT_URL=address, **keys) as process:
+            connection, _ = silent.accept()
+            with connection:
+                assert_ended(process, arguments[0], number, WORDS.get(arguments[0], ""), "")  # cleaning up was too slow

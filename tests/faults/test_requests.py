@@ -82,13 +82,18 @@ def test_a_second_run_on_the_same_directory_ends_the_first(new_run: Callable[...
     endless = ("train.max_steps=1000000", "schedule.decay_steps=150")
     first = Node(launch(run, *endless))
     wait_until(lambda: re.search(r"^step +40/", first.output, re.M), "the first run trains")
-    second = Node([sys.executable, "-m", "mingpt.train", *training(run, *endless)])
+    command = [sys.executable, "-m", "mingpt.train", *training(run, *endless)]
+    refused = finish(Node(command), 64)
+    assert "resume.take_over=true" in refused
+    assert re.search(r"attempt 1 \(\S+, pid \d+, last seen \d+ s ago\)", refused)
+    second = Node([*command, "resume.take_over=true"])
     output = finish(first, 64)
     assert re.search(
         r"launch: exit code 64: process \d: run\.dir=.*: attempt 2 has started while this attempt, number 1, was still "
         r"training: this one ends here, and the newer one goes on; two runs need two places",
         output.splitlines()[-1],
     )
+    assert re.search(r"^attempt 1 \(.*\) seems to be running: this attempt takes over$", second.output, re.M)
     before = run.store.steps()[0]
     wait_until(lambda: run.store.steps()[0] > before, "the second run goes on")
     os.kill(second.process.pid, signal.SIGTERM)

@@ -29,7 +29,7 @@ ROOMS = (
     "commands",
 )
 # `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.
-ENTRIES = {"cli", "completion", "evaluate", "generate", "replay", "snapshots", "plugins", "metrics",
+ENTRIES = {"__main__", "cli", "completion", "evaluate", "generate", "replay", "snapshots", "plugins", "metrics",
            "data/fetch", "data/prepare"}  # fmt: skip
 READING_PATH = (
     "train/loop",

@@ -1,5 +1,11 @@
 """What an attempt says and agrees on before its first step."""
 
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +18,14 @@ from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes
 from mingpt.errors import UserError
-from mingpt.snapshot.attempts import make_run_dir
+from mingpt.snapshot import attempts
+from mingpt.snapshot.attempts import make_run_dir, this_process
 from mingpt.train.attempt import agree_on_inputs
 from mingpt.train.proportions import count, proportions
+from mingpt.train.session import another_running
 from mingpt.world.world import World
 from own_kit import CLASSIFIER
+from report_kit import Made
 from run_kit import train
 from snapshot_kit import ALONE
 
@@ -127,3 +136,62 @@ def test_who_wants_to_resume_and_finds_no_snapshot_is_told(tmp_path: Path) -> No
     assert (again.returncode, again.stdout.count("WARNING: resume")) == (0, 0), again.stderr
     root = train(tmp_path, "data=addition", "model=gpt-nano", "run.dir=/")
     assert (root.returncode, root.stderr[:17]) == (64, "error: run.dir=/:")
+
+
+# --- another attempt that may be running ---
+
+
+@pytest.fixture
+def other() -> "Iterator[subprocess.Popen[bytes]]":
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def claimed_by(folder: Path, pid: int, /, **changed: object) -> str:
+    """A run whose attempt 1 another process has claimed; until: when it was seen last. Returns run.dir=…"""
+    made = Made(folder).attempt(1, 0, 3)
+    end, until = changed.pop("end", None), changed.pop("until", time.time())
+    account = json.loads((path := made.folder / "ledger/attempt-00001.json").read_text())
+    path.write_text(json.dumps(account | {"end": end, "until": until}))
+    claim = json.loads((path := made.folder / "attempts/00001.json").read_text())
+    process = this_process() | {"pid": pid, "started": attempts._started(pid)}
+    path.write_text(json.dumps(claim | {"process": process | changed}))
+    return f"run.dir={folder}"
+
+
+def test_a_run_that_trains_on_this_machine_is_not_taken_over_unawares(
+    other: "subprocess.Popen[bytes]", tmp_path: Path
+) -> None:
+    place = claimed_by(tmp_path, other.pid)
+    with pytest.raises(UserError, match=rf"attempt 1 \(\S+, pid {other.pid}, last seen .* resume\.take_over=true"):
+        another_running(configured(place))
+    assert f"pid {other.pid}" in another_running(configured(place, "resume.take_over=true"))
+    other.kill()
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # its parent has not asked for it: a zombie
+    assert another_running(configured(place)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"started": "1"}, ""),  # the pid is another process's by now
+        ({"end": "finished"}, ""),
+        ({"launcher": "mine"}, ""),  # which has started this process in its place
+        ({"machine": "another"}, "seems to be running"),  # or another container of this one
+        ({"machine": "another", "until": 1.0}, ""),
+        ({"pid": "../1"}, "seems to be running"),
+    ],
+)
+def test_who_takes_over_says_so_only_if_it_may_be_so(
+    changed: dict[str, object],
+    words: str,
+    other: "subprocess.Popen[bytes]",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "mine")
+    place = claimed_by(tmp_path, other.pid, **{"launcher": "", **changed})
+    said = another_running(configured(place))
+    assert words in said
+    assert bool(words) == bool(said)
