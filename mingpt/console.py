@@ -22,6 +22,12 @@ def complain(text: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 process`, `2,000 processes`."""
+    plural = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:,} {noun}{plural * (number != 1)}"
+
+
 def _write(stream: TextIO, text: str) -> bool:
     text = escaped(text)
     try:
