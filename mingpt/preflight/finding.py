@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from mingpt.console import counted
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
 
 Level = Literal["warning", "problem", "unreachable"]
@@ -73,8 +74,8 @@ class Report:
         findings = self.findings
         bad = sum(f.level != "warning" for f in findings)
         warnings = len(findings) - bad
-        counts = f"{bad or 'no'} problem{'s' * (bad != 1)}, {warnings} warning{'s' * (warnings != 1)}"
-        end = f"preflight: {len(self.nodes)} node{'s' * (len(self.nodes) != 1)} in {self.seconds:.1f} s: {counts}"
+        counts = f"{counted(bad, 'problem') if bad else 'no problems'}, {counted(warnings, 'warning')}"
+        end = f"preflight: {counted(len(self.nodes), 'node')} in {self.seconds:.1f} s: {counts}"
         if self.rank > 0:
             mine = next(n["facts"]["host"] for n in self.nodes if n["rank"] == self.rank)
             head = self.nodes[0]["facts"]["host"]

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from mingpt.command import command, program
-from mingpt.console import say
+from mingpt.console import counted, say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, dtype_for, to_bytes, tokens_in
 from mingpt.errors import FINISHED, TransientError, UserError
@@ -240,8 +240,8 @@ def main(arguments: list[str]) -> int:
         raise TransientError(str(error)) from error
     for split in SPLITS:
         shards = dataset.of(split)
-        documents = sum(shard.documents for shard in shards)
-        say(f"{split}: {tokens_in(shards):,} tokens of {documents:,} documents in {len(shards)} shards")
+        documents = counted(sum(shard.documents for shard in shards), "document")
+        say(f"{split}: {tokens_in(shards):,} tokens of {documents} in {counted(len(shards), 'shard')}")
     if fraction and not dataset.of("validation"):
         say(
             f"note: there is nothing to evaluate on: no document's hash falls into --val-fraction {fraction:g}: raise "

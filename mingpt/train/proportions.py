@@ -36,9 +36,8 @@ def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str
             )
     if total := len(source.validation):
         number = len(first_microbatches(source.validation, config.train.most_eval_batches(config.batch)))
-        what = f"the first {number:,} of" if number < total else "all"
-        when = f"every {config.train.eval_every} steps" if config.train.eval_every else "at the end"
-        yield f"validation: {what} {counted(total, 'microbatch')} {when} (train.eval_batches; 0: all)"
+        every = counted(config.train.eval_every or steps, "step")
+        yield f"validation: the first {number:,} of {counted(total, 'microbatch')} every {every} (train.eval_batches)"
     if config.schedule.warmup_steps >= config.train.max_steps:
         yield (
             f"WARNING: schedule.warmup_steps={config.schedule.warmup_steps}, but train.max_steps="

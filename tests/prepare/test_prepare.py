@@ -605,7 +605,7 @@ def test_a_log_gets_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main([str(source), "--out", out, "--tokenizer", tokenizer, "--processes", "1", "--val-fraction", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"train on it: data=shards data.path={out}"
-    assert lines[-3].endswith(" tokens of 20 documents in 1 shards")
+    assert lines[-3].endswith(" tokens of 20 documents in 1 shard")
     assert lines[-2] == "validation: 0 tokens of 0 documents in 0 shards"
 
 
