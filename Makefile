@@ -19,7 +19,7 @@ AZURITE := .azurite
 AZURITE_INSTALLED := $(AZURITE)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-matrix fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
+.PHONY: help train test test-all test-matrix test-nightly mutations fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -44,6 +44,15 @@ test-all: ## make test, then all other tests (of the lab, the short ones)
 
 test-matrix: $(INSTALLED) ## the combinations of faults, bad input and launchers that test-all leaves out
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) -m matrix
+
+mutations: $(INSTALLED) ## break the code in one place at a time, and see that the tests notice
+	$(BIN)/python tests/mutations/run.py
+
+test-nightly: ## make test-all, all other faults, 60 kills, the mutation round; the lab is make lab-up test-lab
+	@$(MAKE) --no-print-directory test-all
+	@$(MAKE) --no-print-directory test-matrix
+	@$(MAKE) --no-print-directory crash-campaign N=60
+	@$(MAKE) --no-print-directory mutations
 
 # The lab is taken down even if tests fail.
 short-lab: $(SKY_INSTALLED)

@@ -13,7 +13,7 @@ from importlib import import_module, metadata
 
 from mingpt import NUMERICS, __version__
 from mingpt.command import INTERRUPTED
-from mingpt.console import complain, say
+from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED, USER_ERROR
 from mingpt.gone import instead
 
@@ -41,7 +41,7 @@ GROUPS = {
         "selftest": Verb("try whether this machine computes right", "mingpt.selftest.__main__"),
     },
     "Look and use": {
-        "generate": Verb("continue texts or draw images with a run's model", "mingpt.generate"),
+        "generate": Verb("continue texts with a run's model", "mingpt.generate"),
         "evaluate": Verb("say how good a run's model is", "mingpt.evaluate"),
         "report": Verb("show what runs have done, as one HTML page", "mingpt.report.__main__"),
         "replay": Verb("compute a past step again, and look at it", "mingpt.replay"),
@@ -73,12 +73,12 @@ def main() -> int:
         complain(help_text())
         return USER_ERROR
     name, *arguments = sys.argv[1:]
-    if name in ("--help", "-h"):
+    if name in ("--help", "-h", "help"):
         say(help_text())
-        return FINISHED
+        return ended(FINISHED)
     if name == "--version":
         say(version_text())
-        return FINISHED
+        return ended(FINISHED)
     if cure := instead(f"mingpt {name}"):
         complain(f"error: {cure}")
         return USER_ERROR
@@ -95,9 +95,12 @@ def run(name: str, arguments: list[str]) -> int:
     verb = VERBS[name]
     sys.argv = [f"mingpt {'snapshots' if verb.several else name}", *([name] if verb.several else []), *arguments]
     try:
-        return int(import_module(verb.module).main())
+        code = import_module(verb.module).main()
     except KeyboardInterrupt:  # while it was imported
-        return INTERRUPTED
+        code = INTERRUPTED
+    except SystemExit as end:
+        code = end.code
+    return ended(code or FINISHED)
 
 
 def help_text() -> str:
@@ -115,3 +118,7 @@ def version_text() -> str:
     except metadata.PackageNotFoundError:
         torch = "not installed"
     return f"mingpt {__version__}\nnumerics {NUMERICS}\ntorch {torch}\nPython {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,14 +3,13 @@
 Train, evaluate and launch, which receive stop signals, use world/entry.py instead.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from typing import NoReturn
 
-from mingpt.console import complain
+from mingpt.console import complain, ended
 from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
 from mingpt.importing import importing
 
@@ -38,9 +37,6 @@ def command(interrupted: str = "") -> Callable[[Main], Main]:
                 return _end(error, CRASHED)
             except Unfit as error:
                 return _end(error, UNFIT)
-            except BrokenPipeError:  # the reader has ended (`| head`)
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush fails
-                return 0
             except KeyboardInterrupt:
                 if interrupted:
                     complain(interrupted)
@@ -68,4 +64,4 @@ def run(module: str) -> NoReturn:
             main: Main = import_module(module).main
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ended(main(sys.argv[1:])))

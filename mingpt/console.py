@@ -1,24 +1,41 @@
 """Prints to stdout and stderr. A run must not end because a pipe or a terminal is closed (`| head`).
 
+Any other output that is lost (a full disk) is told on stderr, and the process does not end with 0: see `ended`.
 Control characters are escaped, since a line may contain text from a file (a manifest, a file's name).
 """
 
 import os
+import stat
 import sys
+from errno import EIO, EPIPE
 from typing import TextIO
 
+from mingpt.errors import CRASHED, FINISHED
 from mingpt.redact import escaped
+
+lost = False  # whether output could not be written
 
 
 def say(text: str) -> None:
     """Print to stdout and flush. In one write, since the snapshot writer's thread prints, too."""
-    if not _write(sys.stdout, text):
+    put(f"{escaped(text)}\n")
+
+
+def put(text: str) -> bool:
+    """Write to stdout as it is, and flush. False: it can't be written, nor what follows."""
+    global lost
+    error = _write(sys.stdout, text)
+    if error is not None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+        if not _is_closed(error):
+            lost = True
+            complain(f"error: standard output can't be written: {error}: what follows is lost")
+    return error is None
 
 
 def complain(text: str) -> None:
     """Print to stderr and flush."""
-    if not _write(sys.stderr, text):
+    if _write(sys.stderr, f"{escaped(text)}\n") is not None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
@@ -28,14 +45,26 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural * (number != 1)}"
 
 
-def _write(stream: TextIO, text: str) -> bool:
-    text = escaped(text)
+def ended(code: int) -> int:
+    """The code to end with, once all output is written: CRASHED in place of FINISHED if some of it is lost."""
+    put("")
+    return CRASHED if lost and code == FINISHED else code
+
+
+def _write(stream: TextIO, text: str) -> OSError | ValueError | None:
     try:
         try:
-            stream.write(f"{text}\n")
+            stream.write(text)
         except UnicodeEncodeError:  # the terminal's encoding lacks a character
-            stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding) + "\n")
+            stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
         stream.flush()
-    except (OSError, ValueError):  # the other end is closed; the stream is closed
-        return False
-    return True
+    except (OSError, ValueError) as error:
+        return error
+    return None
+
+
+def _is_closed(error: OSError | ValueError) -> bool:
+    """Whether nobody reads any more: the other end of a pipe is closed, a terminal is gone, the stream is closed."""
+    if isinstance(error, OSError) and error.errno == EIO:
+        return stat.S_ISCHR(os.fstat(1).st_mode)
+    return isinstance(error, ValueError) or error.errno == EPIPE

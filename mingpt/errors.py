@@ -51,5 +51,9 @@ class SnapshotFailed(Exception):
     """A snapshot could not be stored, for a reason that may pass."""
 
 
+class Incomplete(TransientError):
+    """Parts of a snapshot that were written are not there, or have another size."""
+
+
 class Superseded(UserError):
     """A newer attempt has started, so this one must stop writing."""

@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     from mingpt.config.commandline import Parser, add_options
 
     parser = Parser(prog=program("mingpt.evaluate"), description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
+    parser.add_argument("url", metavar="URL", help="RUN or RUN@STEP (or a folder of snapshots, or of one)")
     parser.add_argument(
         "overrides", metavar="OVERRIDE", nargs="*", help="data=…, data.path=…, world.device=…: as train"
     )

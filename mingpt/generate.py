@@ -1,7 +1,6 @@
-"""`mingpt generate URL`: continue texts (--prompt …) or draw images (--out FILE) with a snapshot's model."""
+"""`mingpt generate URL`: continue texts with a snapshot's model."""
 
 import argparse
-from pathlib import Path
 from typing import NoReturn
 
 from mingpt.command import program, run
@@ -11,7 +10,7 @@ def parser() -> argparse.ArgumentParser:
     from mingpt.config.commandline import Parser
 
     parser = Parser(prog=program("mingpt.generate"), description=__doc__)
-    parser.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or one step's folder")
+    parser.add_argument("url", metavar="URL", help="RUN or RUN@STEP (or a folder of snapshots, or of one)")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the text to continue (default: a new line; of plain numbers: 0)")
     source.add_argument("--file", metavar="FILE", help="continue what is in this file or URL; -: standard input")
@@ -21,8 +20,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default: 0.8)")
     parser.add_argument("--top-k", type=int, help="choose among the k likeliest tokens (default: among all)")
     parser.add_argument("--top-p", type=float, help="and among the likeliest that have this share of the chance")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a PNG file, where the model draws images")
-    parser.add_argument("--each", type=int, default=10, help="how many images of each class to draw (default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same texts (default: 1)")
     parser.add_argument("--batch", type=int, default=16, help="texts at a time; fewer need less memory (default: 16)")
     parser.add_argument("--speed", action="store_true", help="say on stderr how many tokens a second were drawn")

@@ -9,7 +9,15 @@ KEYS = {
     "report --png": "the page has its pictures in it",
     "report --sample": "mingpt generate RUN",
     "replay --html": "mingpt replay RUN@STEP --json",
+    "preflight --selftest": "mingpt selftest on each node",
     "selftest --quick": "leave it out, there is nothing else",
+    **dict.fromkeys(("data.patch", "data.codes"), "examples/images reads pixels, and needs no codebook"),
+    **dict.fromkeys(("data.draw", "data.image_weight"), "examples/images classifies, and nothing draws images"),
+    "experiment=mnist_draw": "nothing draws images; experiment=mnist classifies them",
+    "data=images": "data=mnist, fashion-mnist or cifar10, which examples/images reads (docs/workloads-images.md)",
+    "data.kind=images": "a run of images starts anew, as experiment=mnist or cifar10 (docs/workloads-images.md)",
+    "generate --out": "nothing draws images",
+    "generate --each": "nothing draws images",
     "selftest --out": "mingpt selftest --json, whose `row` it is",
 }
 

@@ -1,6 +1,6 @@
 """`mingpt snapshots`: look at the snapshots of a run, check, copy, prune and export them.
 
-URL is a run's directory, its snapshots folder, or one step's folder; any fsspec URL.
+URL is RUN or RUN@STEP, where RUN is a run's directory; or its snapshots folder, or a step's folder. Any fsspec URL.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
     def add(name: str, one_step: str | None, as_json: bool = False) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=TEXTS[name], description=TEXTS[name])
-        command.add_argument("url", metavar="URL", help="a run's directory, its snapshots folder, or a step's folder")
+        command.add_argument("url", metavar="URL", help="RUN or RUN@STEP (or a folder of snapshots, or of one)")
         if one_step:
             command.add_argument("--step", type=int, help=f"this step instead of {one_step}")
         if as_json:

@@ -238,10 +238,15 @@ def _of_client(shown: str, error: Exception) -> UserError | TransientError:
     return _unavailable(shown, error)
 
 
+def fetched_as(path: str) -> str | None:
+    """The NAME of `mingpt fetch NAME` that writes this path."""
+    path = os.path.relpath(path or ".")
+    return next((name for place, name in FETCHED.items() if path == place or path.startswith(f"{place}/")), None)
+
+
 def fetch_it(url: str) -> str:
     """The end of a message about a missing file: how to fetch it, if `mingpt fetch` can."""
-    path = os.path.normpath(url)
-    name = next((name for place, name in FETCHED.items() if path == place or path.startswith(f"{place}/")), None)
+    name = fetched_as(url)
     return f", or get it with `mingpt fetch {name}`" if name else ""
 
 

@@ -49,12 +49,12 @@ def diff_command(arguments: list[str]) -> int:
     if (options.a_here or options.b_here) and not options.replay:
         raise UserError("--a and --b are for --replay: add it, or leave them out")
     from mingpt.report.parting import parting, side
-    from mingpt.snapshot.find import at_step
+    from mingpt.snapshot.find import split_url
 
     if options.attempts:
         sides = [side(options.a, attempt=number) for number in options.attempts]
     else:
-        sides = [side(*at_step(url)) for url in (options.a, options.b)]
+        sides = [side(*split_url(url)) for url in (options.a, options.b)]
     found = parting(*sides)
     shown, text = asdict(found) | {"differs": found.differs}, _lines(found)
     if options.replay:
@@ -70,13 +70,13 @@ def diff_command(arguments: list[str]) -> int:
 def _executables(options: argparse.Namespace) -> "list[Executable]":
     """What --a says holds for both attempts of A."""
     from mingpt.report.executed import Executable
-    from mingpt.snapshot.find import at_step
+    from mingpt.snapshot.find import split_url
 
     if options.attempts:
         return [Executable(options.a, options.a_here + options.b_here, number) for number in options.attempts]
     return [
-        Executable(at_step(options.a)[0], options.a_here, None),
-        Executable(at_step(options.b)[0], options.b_here, None),
+        Executable(split_url(options.a)[0], options.a_here, None),
+        Executable(split_url(options.b)[0], options.b_here, None),
     ]
 
 

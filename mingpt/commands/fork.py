@@ -36,15 +36,14 @@ def fork_command(arguments: list[str]) -> int:
     from mingpt.config.trusted import named_by
     from mingpt.observe.configfile import write_config
     from mingpt.redact import printable, without_secrets
-    from mingpt.snapshot.find import at_step, find
+    from mingpt.snapshot.find import find
     from mingpt.snapshot.forking import fork, new_named
     from mingpt.snapshot.reader import read_manifest
     from mingpt.snapshot.store import Store
     from mingpt.storage import name_of
     from mingpt.train.resume import changed
 
-    url, step = at_step(options.source)
-    found = find(url, step)
+    found = find(options.source)
     step = found.steps[0]
     try:
         manifest = read_manifest(found.store, step)

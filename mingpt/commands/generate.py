@@ -1,4 +1,4 @@
-"""What `mingpt generate` does: continue texts or draw images with a snapshot's model."""
+"""What `mingpt generate` does: continue texts with a snapshot's model."""
 
 import argparse
 import math
@@ -6,14 +6,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
 
 import torch
 
 from mingpt.command import command
-from mingpt.commands.loading import Opened, device_of, open_model
-from mingpt.data.images.imagetokens import ImageTokens
-from mingpt.data.images.pictures import COLORS, draw, grid, png
+from mingpt.commands.loading import device_of, open_model
+from mingpt.console import complain, put
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.generate import parser
@@ -71,49 +69,24 @@ def grow(model: LanguageModel, texts: Sequence[Text], options: argparse.Namespac
         yield
 
 
-def write(
-    model: LanguageModel, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace, out: TextIO
-) -> None:
+def write(model: LanguageModel, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace) -> None:
     """Generate the texts in batches and write them in order, each as it grows. The others of its batch wait."""
     at = 0
     for begin in range(0, len(texts), options.batch):
         batch = texts[begin : begin + options.batch]
         for _ in grow(model, batch, options):
+            new = ""
             while at < begin + len(batch):
                 text = texts[at]
                 end = len(text.tokens) == len(text.prompt) + options.tokens
                 # Escape terminal codes, which a vocabulary may contain, but not \r, which many texts contain.
-                out.write("\r".join(map(escaped, text.new_text(vocabulary, end).split("\r"))))
+                new += "\r".join(map(escaped, text.new_text(vocabulary, end).split("\r")))
                 if not end:
                     break
                 at += 1
-                out.write("\n" + (BETWEEN if at < len(texts) else ""))
-            out.flush()
-
-
-def write_images(opened: Opened, options: argparse.Namespace) -> str:
-    """Generate images of each class and write them to --out. Returns a line that says what is in the file."""
-    tokens = opened.vocabulary
-    if not isinstance(tokens, ImageTokens):
-        raise UserError(f"{opened.where}: this model generates no images: remove --out")
-    data = opened.manifest.config.get("data")
-    if not isinstance(data, dict) or not data.get("draw"):
-        raise UserError(
-            f"{opened.where}: this model was not trained to draw (data.draw=false): train one with data.draw=true"
-        )
-    if tokens.per_image > opened.model.config.block_size or tokens.shape[2] not in COLORS:
-        raise UserError(f"{opened.where}: images of shape {tokens.shape} can't be drawn: choose another model")
-    images = draw(
-        opened.model,
-        tokens,
-        options.each,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        seed=options.seed,
-    )
-    with place("--out", str(options.out)):
-        options.out.write_bytes(png(grid(images)))
-    return f"{options.out}: a row for each of {tokens.classes} classes, {options.each} images of each"
+                new += "\n" + (BETWEEN if at < len(texts) else "")
+            if not put(new):
+                return
 
 
 def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[str]:
@@ -134,7 +107,6 @@ def problems(options: argparse.Namespace) -> list[str]:
     """What is wrong with the options, one message each."""
     return [
         *(["--prompt is empty: give it at least one character"] if options.prompt == "" else []),
-        *([f"--each {options.each}: at least 1"] if options.each < 1 else []),
         *(["--lines splits a file: give --file, too"] if options.lines and options.file is None else []),
         *([f"--tokens {options.tokens}: at least 1"] if options.tokens < 1 else []),
         *([f"--samples {options.samples}: at least 1"] if options.samples < 1 else []),
@@ -153,22 +125,8 @@ def problems(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def generate(opened: Opened, options: argparse.Namespace) -> int:
-    """Write images or texts, as the options say. Returns the exit code."""
-    try:
-        if options.out is not None:
-            print(write_images(opened, options))
-        else:
-            continue_texts(opened.model, opened.vocabulary, opened.where, options)
-    except FloatingPointError as error:
-        raise UserError(f"{opened.where}: {error}: its run has diverged; choose another with --step") from error
-    return 0
-
-
 def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, options: argparse.Namespace) -> None:
     """Continue the prompts and write the texts to stdout. where: the snapshot's folder, for messages."""
-    if isinstance(vocabulary, ImageTokens):
-        raise UserError(f"{where}: this model generates images: give a file for them with --out FILE.png")
     if not isinstance(vocabulary, TextVocabulary):
         raise UserError(f"{where}: this model's tokens are not text, so it can't continue one: choose another model")
     prompts = [vocabulary.encode(prompt) for prompt in prompts_of(options, vocabulary)]
@@ -178,10 +136,10 @@ def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, opt
         )
     texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]
     began = time.perf_counter()
-    write(model, vocabulary, texts, options, sys.stdout)
+    write(model, vocabulary, texts, options)
     if options.speed:
         count, seconds = len(texts) * options.tokens, time.perf_counter() - began
-        print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
+        complain(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s")
 
 
 @command()
@@ -192,4 +150,8 @@ def main(arguments: list[str]) -> int:
     device = device_of(options.device)
     opened = open_model(options.url, options.step)
     opened.model.to(device)
-    return generate(opened, options)
+    try:
+        continue_texts(opened.model, opened.vocabulary, opened.where, options)
+    except FloatingPointError as error:
+        raise UserError(f"{opened.where}: {error}: its run has diverged; choose another with --step") from error
+    return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mingpt.command import command, program
-from mingpt.console import counted, say
+from mingpt.console import complain, counted, say
 from mingpt.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def _runs(url: str) -> "list[Run]":
             try:
                 runs.append(read_run(f"{url.rstrip('/')}/{name}"))
             except UserError as error:
-                if "no run is there" not in str(error):
-                    raise
+                if "no run is there" not in str(error):  # the others are shown
+                    complain(str(error))
         if not runs:
             raise UserError(f"{without_secrets(url)}: neither a run nor a folder of runs: check the spelling") from none
         return runs

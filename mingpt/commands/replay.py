@@ -14,7 +14,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import LanguageModel
 from mingpt.redact import printable, without_secrets
 from mingpt.replay import parser
-from mingpt.snapshot.find import at_step
+from mingpt.snapshot.find import split_url
 from mingpt.train.closeup import clip_factor, layers, look
 from mingpt.train.replaying import AS_IT_WAS, Again, Change, Replay, replay
 
@@ -25,10 +25,10 @@ LONGEST = 100  # characters of a sample in a line
 @command()
 def main(arguments: list[str]) -> int:
     options = parser().parse_intermixed_args(arguments)
-    options.url, step = (options.url, options.step) if options.step is not None else at_step(options.url)
-    if step is None:
+    options.url, step = split_url(options.url)
+    if step is None and options.step is None:
         raise UserError(f"{without_secrets(options.url)}: write RUN@N, such as runs/a@1200")
-    options.step = step
+    options.step = step if options.step is None else options.step
     if options.out is not None:
         return store(options)
     if options.then < 0 or options.samples < 0:
@@ -197,7 +197,6 @@ def _closeup(seen: Shown) -> list[str]:
         for sample in seen[title]:
             about = f"at {sample['position']} (sample {sample['number']:,})"
             lines.append(f"  {sample['loss']:8.4f}  {about:<24} {printable(sample['text'][:LONGEST])}")
-            lines += [f"            {row}" for row in sample.get("picture", ())]
     return lines
 
 
@@ -218,7 +217,7 @@ def _apart(row: Shown) -> str:
 def _finite(value: Any) -> Any:
     """JSON has no NaN."""
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items() if k != "png"}
+        return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.catalog import DAMAGED, inspect_step, render_manifest, runs_below, runs_table, steps_table
 from mingpt.snapshot.copying import check_conflicts, check_same_run, copy_metrics, copy_step
 from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import Found, at_step, find, split_url
+from mingpt.snapshot.find import Found, find, run_dir_of, split_url
 from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.retention import DAY, Retention, plan
 from mingpt.snapshot.rewinding import rewind, undo
@@ -92,7 +92,7 @@ def show_command(options: Options) -> int:
 
 def prune_command(options: Options) -> int:
     if split_url(options.url)[1] is not None:
-        raise UserError(f"{without_secrets(options.url)} is one step's folder: give the run's directory")
+        raise UserError(f"{without_secrets(options.url)} names one step: give the run's directory")
     found = find(options.url)
     store, newest = found.store, found.steps[0]
     try:
@@ -125,25 +125,20 @@ def prune_command(options: Options) -> int:
 
 
 def rewind_command(options: Options) -> int:
-    options.url, at = at_step(options.url)
+    url, at = run_dir_of(options.url), split_url(options.url)[1]
     step = at if options.step is None else options.step
     if (step is None) != options.undo or at not in (None, step):
         raise UserError("give one step to go back to, as RUN@9000 or with --step, or --undo without a step")
-    above, named = split_url(options.url)
-    if named is not None:
-        raise UserError(
-            f"{without_secrets(options.url)} is one step's folder: give {without_secrets(above)}'s run and --step"
-        )
-    store = Store(options.snapshots or f"{options.url.rstrip('/')}/snapshots", "URL")
+    store = Store(options.snapshots or f"{url}/{SNAPSHOTS}", "URL")
     if not store.folders():
         raise UserError(
             f"{store.url}: no snapshot is there: give a run's directory, and with --snapshots the place of its "
             f"snapshots if snapshot.dir was set"
         )
     if step is None:
-        undo(options.url, store, options.hot_dir, say)
+        undo(url, store, options.hot_dir, say)
     else:
-        rewind(options.url, store, step, options.hot_dir, say)
+        rewind(url, store, step, options.hot_dir, say)
     return 0
 
 
@@ -169,10 +164,7 @@ def export_command(options: Options) -> int:
     from mingpt.commands.loading import load
     from mingpt.weights.writing import folder_of, write_folder
 
-    url, at = at_step(options.url)
-    if None not in (at, options.step):
-        raise UserError(f"RUN@{at} and --step {options.step}: give one of them")
-    found = find(url, options.step if at is None else at)
+    found = find(options.url, options.step)
     where = found.store.folder_url(found.steps[0])
     try:
         loaded = load(found.store, found.steps[0], where)

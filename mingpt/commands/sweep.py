@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     if options.optimize:
         return _search(options, overrides, folder)
     trials = expand(given(options), overrides, folder, options.zip)
-    configs = validate(trials, _world_size(options))
+    configs = validate(trials, _world_size(options), places=options.on == "local" and not options.dry_run)
     if options.prune:
         _check_pruning(configs)
     more = shlex.split(options.launcher_args)

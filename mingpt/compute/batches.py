@@ -1,4 +1,6 @@
-"""The batch plan: the samples of a step as a pure function of (seed, step). The data pipeline has no state to save.
+"""The batch plan: the samples of a step as a pure function of (seed, step, dropped batches).
+
+Which batches were dropped is in the optimizer's state (guard.py); the data pipeline keeps none.
 
 Step s takes the positions `s * global_size` to `(s + 1) * global_size - 1` of an endless sequence of epochs, each a
 permutation of the samples. They are cut into microbatches of one shape; each process computes a contiguous share.

@@ -109,7 +109,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "data": data_sha256,
         # `data` is a hash of the text's bytes; these packages turn the bytes into tokens.
         "tokenizers": {p: _version(p) for p in config.data.encoders()} or None,
-        "init_from": None,  # sha256 of the files with the initial weights; session.py sets it
+        "init_from": None,  # sha256 of the files with the initial weights; train/origin.py sets it
         "code": code,
         "imports": imports,
     }

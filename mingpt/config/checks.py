@@ -117,8 +117,8 @@ def installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _tracker(name: str, c: Config, _: int) -> str | None:
-    if not installed(name):
+def _tracker(name: str, trains: bool, c: Config, _: int) -> str | None:
+    if trains and not installed(name):
         return f"track={name}: its package is not installed: {install(name)}"
     bucket = "://" in c.run.dir and not c.run.dir.startswith(("file://", "local://"))
     if bucket and name in PLACES and not any(map(os.environ.get, PLACES[name])):
@@ -184,8 +184,11 @@ def _part(key: str, part: Data) -> Check:
     return Check(tuple(of_part(key, part, name) for name in part.reads), problem)
 
 
-def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str]:
-    """One problem for each combination that cannot be. wrong: keys whose values are replaced by defaults already."""
+def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = True) -> Iterator[str]:
+    """One problem for each combination that cannot be.
+
+    wrong: keys whose values are replaced by defaults already. trains: see compose.configure.
+    """
     checks = (
         _own("model"),
         _own("data"),
@@ -202,7 +205,7 @@ def impossible(config: Config, world_size: int, wrong: set[str]) -> Iterator[str
         Check(("health.notify",), _webhook),
         Check(("health.audit_every", "reduce"), _audit),
         Check(("profile.steps",), _profile),
-        *(Check(("track", "run.dir"), partial(_tracker, name)) for name in config.track or ()),
+        *(Check(("track", "run.dir"), partial(_tracker, name, trains)) for name in config.track or ()),
     )
     for check in checks:
         if not wrong.intersection(check.reads) and (problem := check.problem(config, world_size)):

@@ -17,7 +17,7 @@ from mingpt.errors import USER_ERROR
 from mingpt.gone import instead
 from mingpt.redact import without_secrets
 
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+INFO = ("defaults", "defaults-tree", "plugins", "searchpath")
 # Hydra's options that there are not here, and what to do in their place.
 NOT_THERE = {
     "--multirun -m": "that is `mingpt sweep` (docs/sweeps.md): write this in its place",
@@ -46,6 +46,8 @@ class Parser(argparse.ArgumentParser):
             for argument in message.split()[2:]:
                 name = argument.partition("=")[0]
                 message = instead(f"{verb} {name}", name) or message
+                if "_" in name or "." in name:
+                    message = f"unrecognized arguments: {argument}: keys have no dashes: write train.max_steps=5"
                 for names, cure in NOT_THERE.items():
                     if name in names.split():
                         message = f"unrecognized arguments: {argument}: {cure}"
@@ -64,7 +66,7 @@ def parser() -> Parser:
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true", help="list every group and key")
     parser.add_argument("--cfg", choices=["job"], help="print the config and stop")
-    parser.add_argument("--info", choices=INFO, const="all", nargs="?", help="print what the config is made of")
+    parser.add_argument("--info", choices=INFO, const="defaults", nargs="?", help="print what the config is made of")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: print values in place of ${…}")
     add_options(parser)
     parser.add_argument("overrides", nargs="*")

@@ -6,6 +6,7 @@ applied here, so that every mistake is listed at once, and the schema fills in w
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -28,8 +29,10 @@ from mingpt.gone import instead
 from mingpt.redact import without_secrets
 
 
-def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
+def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True) -> Config | None:
     """The validated config of a command line; None if it asked for --help, --cfg or --info, answered on stdout.
+
+    trains: whether it is this Python that will train, and so must have the trackers' packages.
 
     Raises errors.UserError with every problem in it.
     """
@@ -45,14 +48,13 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
     if (line.cfg or line.info) and not problems:
         if line.resolve and unresolved:
             raise UserError(*unresolved)
-        plain = without_secrets(OmegaConf.to_container(composed, resolve=line.resolve))
-        config = OmegaConf.to_yaml(OmegaConf.create(plain)).rstrip("\n")
         if line.info:
             from mingpt.config.help import info
 
-            say(info(line, config))
+            info(line)
         else:
-            say(config)
+            plain = without_secrets(OmegaConf.to_container(composed, resolve=line.resolve))
+            say(OmegaConf.to_yaml(OmegaConf.create(plain)).rstrip("\n"))
         return None
     return validate(
         raw,
@@ -61,6 +63,7 @@ def configure(arguments: Sequence[str], world_size: int = 1) -> Config | None:
         follows=follows,
         typed=_typed(line),
         places=any("Missing mandatory" in text for text in unresolved),
+        trains=trains,
     )
 
 
@@ -138,7 +141,11 @@ def _not_chosen(override: Override, error: Exception, there_are: Groups) -> str:
     if cure := instead(f"{group}={value}"):
         return cure
     if value not in there_are[group]:
-        return f"{text}: there is no {group} {without_secrets(value)!r}; there are {', '.join(there_are[group])}"
+        close = get_close_matches(value, there_are[group], n=1)
+        return (
+            f"{text}: there is no {group} {without_secrets(value)!r}{f' (did you mean {close[0]}?)' if close else ''}; "
+            f"there are {', '.join(there_are[group])}"
+        )
     if override.is_add():
         return f"{text}: {group} has a default already: write {group}={value} without the +"
     return f"{text}: {_first_line(error)}"

@@ -9,7 +9,9 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
+from importlib.util import resolve_name
 from pathlib import Path
 
 import mingpt
@@ -77,7 +79,6 @@ def _names_in(path: Path, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".") if node.level and package else []
-            base = ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
-            yield from ([base] if base else [])
-            yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names if alias.name != "*")
+            with suppress(ImportError):  # a relative import that leads out of its package
+                base = resolve_name("." * node.level + (node.module or ""), package)
+                yield from (base, *(f"{base}.{alias.name}" for alias in node.names))

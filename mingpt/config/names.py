@@ -30,7 +30,7 @@ def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
 def _nearest(section: str, name: str, raw: Mapping[Any, Any]) -> str | None:
     inside = {f"{section}.{k}": "" for kind in kinds_at(section).values() for k in named(kind)}
     there_are = {**keys(raw), **keys(), **inside}
-    by_name = {k.rpartition(".")[2]: k for k in there_are}
+    by_name = {k.rpartition(".")[2]: k for k in there_are} | {k: k for k in {k.partition(".")[0] for k in there_are}}
     own = [k.rpartition(".")[2] for k in there_are if k.startswith(f"{section}.")]  # a slip in the name, section right
     if close := get_close_matches(name, own, n=1, cutoff=0.7):
         return f"{section}.{close[0]}"

@@ -18,6 +18,7 @@ from torch import nn
 from mingpt.config.imports import search_here_too
 from mingpt.config.section import Own
 from mingpt.errors import UserError
+from mingpt.gone import instead
 from mingpt.redact import without_secrets
 
 # What code of a section is given besides its keys, if it has a parameter of this name.
@@ -46,10 +47,10 @@ def find(section: str, path: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name + ".").startswith(error.name + "."):
-            raise UserError(
-                f"{shown}: there is no module {error.name!r}: check the spelling, and start in the folder that it lies "
-                f"in, or put that on PYTHONPATH"
-            ) from error
+            cure = "the examples are in the project's checkout, not in the installed package: start in the checkout"
+            if error.name != "examples":
+                cure = "check the spelling, and start in the folder that it lies in"
+            raise UserError(f"{shown}: there is no module {error.name!r}: {cure}, or put that on PYTHONPATH") from error
         raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
     except (Exception, SystemExit) as error:
         raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
@@ -93,7 +94,7 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         for name in sorted(given.keys() - named.keys()):
             close = get_close_matches(name, named, n=1)
             hint = f" (did you mean {section}.{close[0]}?)" if close else ""
-            problems.append(f"{section}.{name} is no argument of it{hint}")
+            problems.append(instead(f"{section}.{name}") or f"{section}.{name} is no argument of it{hint}")
     if problems:
         raise UserError(f"{shown} takes ({', '.join(named)}): {'; '.join(problems)}")
 

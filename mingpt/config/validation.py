@@ -93,6 +93,7 @@ def validate(
     follows: Mapping[str, Sequence[str]] | None = None,
     typed: Container[str] | None = None,
     places: bool = False,
+    trains: bool = True,
 ) -> Config:
     """The typed config of a resolved plain dict.
 
@@ -100,6 +101,7 @@ def validate(
     those keys; a wrong value is told where it comes from, not where it goes.
     typed: the keys that the command line names, if there is one; a file sets all others.
     places: with the problems, tell local places that are not there, too: one start finds all.
+    trains: see compose.configure.
     Raises UserError with every problem: unknown keys, wrong types, values out of range, impossible combinations.
     """
     problems, wrong, good = list(also), set[str](), dict[str, Any]()
@@ -137,7 +139,7 @@ def validate(
         # With the wrong values replaced by defaults, the combinations of the right ones can still be checked.
         config, _ = _typed(filled(good))
         assert config is not None
-    problems += impossible(config, world_size, wrong)
+    problems += impossible(config, world_size, wrong, trains)
     if problems:
         problems = list(dict.fromkeys(problems))  # a file and the command line may have the same one
         raise UserError(*problems, *(missing_places(config, problems) if places else []))

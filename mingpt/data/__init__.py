@@ -1,1 +1,1 @@
-"""What training reads: text, token shards, images, synthetic tasks, and data of one's own."""
+"""What training reads: text, token shards, synthetic tasks, and data of one's own."""

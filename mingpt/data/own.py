@@ -46,12 +46,17 @@ class Slices:
 
 
 def source_of(
-    train: Sequence[Tensor], validation: Sequence[Tensor], micro_size: int, vocabulary: Vocabulary = NOTHING
+    train: Sequence[Tensor],
+    validation: Sequence[Tensor],
+    micro_size: int,
+    vocabulary: Vocabulary = NOTHING,
+    answer_length: int = 0,
 ) -> Source:
     """A Source of tensors in memory, in the order of the arguments of the module's forward.
 
     train: tensors with one row for each sample. validation: as many tensors; with no rows, nothing is evaluated.
-    micro_size: batch.micro_size. Raises UserError if the numbers of tensors or rows differ.
+    micro_size: batch.micro_size. answer_length: see Source; 1 if the second tensor has each row's label.
+    Raises UserError if the numbers of tensors or rows differ.
     """
     for name, tensors in (("train", train), ("validation", validation)):
         if len(tensors) != len(train) or not tensors or len({len(t) for t in tensors}) != 1:
@@ -60,7 +65,7 @@ def source_of(
     for t in (*train, *validation):
         content.update(f"{t.dtype} {list(t.shape)}\n".encode())
         content.update(t.contiguous().flatten().view(torch.uint8).numpy().data if t.numel() else b"")
-    return Source(Rows(*train), Slices(validation, micro_size), vocabulary, content.hexdigest())
+    return Source(Rows(*train), Slices(validation, micro_size), vocabulary, content.hexdigest(), answer_length)
 
 
 def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:

@@ -23,9 +23,9 @@ from mingpt.world.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
 def launch(arguments: list[str], lifetime: Lifetime) -> int:
     """Train on this node; returns the exit code. The last line of the output is the reason."""
     try:
+        options = parse(arguments)  # --help ends here
         refuse_another_package()
         os.environ[MOMENT] = str(time.time())
-        options = parse(arguments)
         node = Torchrun.compose(options, os.environ)
         config = compose.configure(node.overrides, node.fewest_processes)
         assert config is not None  # the parser has answered --help

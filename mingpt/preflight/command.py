@@ -13,7 +13,6 @@ from mingpt.console import complain, say
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.launch.torchrun import Torchrun, options_parser, parse
 from mingpt.preflight.inspection import Inspection
-from mingpt.preflight.machine import computing
 
 EPILOG = "Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a node can't be reached"
 
@@ -21,9 +20,6 @@ EPILOG = "Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a 
 def parser() -> Parser:
     parser = options_parser("mingpt.preflight", "Check all nodes before training; run it once on each.", EPILOG)
     parser.add_argument("--seconds", type=float, default=60, help="longest wait for the other nodes (default: 60)")
-    parser.add_argument(
-        "--selftest", action="store_true", help="first let each node compute known steps for 10 seconds"
-    )
     parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
     return parser
 
@@ -41,7 +37,6 @@ def main(arguments: list[str]) -> int:
         complain(f"error: {error}")
         return USER_ERROR
     assert config is not None  # None is for --help, which the parser has answered
-    found = computing() if options.selftest else []
-    report = Inspection(node, config, node.processes if chosen else None, options.seconds, found).run()
+    report = Inspection(node, config, node.processes if chosen else None, options.seconds).run()
     say(report.as_json() if options.json else report.as_text())
     return report.code

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mingpt.console import counted
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
 
 Level = Literal["warning", "problem", "unreachable"]
@@ -30,13 +29,8 @@ class Finding:
 
 def findings_of(error: UserError | TransientError, node: str, check: str) -> list[Finding]:
     """The problems of an error as findings. Each problem ends with what to do, after its last colon."""
-    problems = error.problems if isinstance(error, UserError) else (str(error),)
-    return [Finding("problem", node, check, *_split_advice(problem)) for problem in problems]
-
-
-def _split_advice(problem: str) -> tuple[str, str]:
-    text, _, advice = problem.rpartition(": ")
-    return (text, advice) if text else (advice, "correct it")
+    parts = (problem.rpartition(": ") for problem in getattr(error, "problems", (str(error),)))
+    return [Finding("problem", node, check, text or "failed", advice) for text, _, advice in parts]
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
@@ -50,13 +44,17 @@ COLUMNS = ("node", "host", "address", "interface", "processes", "GPUs", "CPUs", 
 
 @dataclass
 class Report:
-    """nodes: what each node has sent. notes: lines between the table and the findings."""
+    """nodes: what each node has sent. notes: lines between the table and the findings.
+
+    name, rank: of the node that prints the report.
+    """
 
     nodes: list[dict[str, Any]]
     findings: list[Finding]
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    rank: int = 0  # of the node that prints the report
+    notes: list[str]
+    seconds: float
+    name: str
+    rank: int
 
     @property
     def code(self) -> int:
@@ -66,26 +64,20 @@ class Report:
         self.findings = sorted(self.findings, key=lambda f: ORDER.index(f.level))
 
     def as_json(self) -> str:
-        told = {"code": self.code, "seconds": round(self.seconds, 1), "nodes": self.nodes, "notes": self.notes}
-        return json.dumps({**told, "findings": [asdict(f) for f in self.findings]}, indent=1)
+        return json.dumps({"code": self.code} | asdict(self), indent=1)
 
     def as_text(self) -> str:
         """On the head, the table and all findings; on another node, its own findings."""
-        findings = self.findings
-        bad = sum(f.level != "warning" for f in findings)
-        warnings = len(findings) - bad
-        counts = f"{counted(bad, 'problem') if bad else 'no problems'}, {counted(warnings, 'warning')}"
-        end = f"preflight: {counted(len(self.nodes), 'node')} in {self.seconds:.1f} s: {counts}"
+        bad = sum(f.level != "warning" for f in self.findings)
+        counts = f"nodes {len(self.nodes)}, problems {bad}, warnings {len(self.findings) - bad}"
+        end = f"preflight in {self.seconds:.1f} s: {counts}"
         if self.rank > 0:
-            mine = next(n["facts"]["host"] for n in self.nodes if n["rank"] == self.rank)
-            head = self.nodes[0]["facts"]["host"]
-            return "\n".join(
-                [*(str(f) for f in findings if f.node == mine), f"{end} (the table is in {head}'s output)"]
-            )
-        rows = [COLUMNS, *(_row(node) for node in self.nodes)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, *self.notes, *map(str, findings), end])
+            own = [str(f) for f in self.findings if f.node == self.name]
+            return "\n".join([*own, f"{end} (the table is in {self.nodes[0]['facts']['host']}'s output)"])
+        rows = [COLUMNS, *map(_row, self.nodes)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, *self.notes, *map(str, self.findings), end])
 
 
 def _row(node: Mapping[str, Any]) -> Sequence[str]:

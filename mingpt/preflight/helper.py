@@ -7,6 +7,7 @@ from multiprocessing import get_context
 from multiprocessing.pool import AsyncResult
 from typing import Any
 
+from mingpt.errors import UserError
 from mingpt.storage import LIMIT
 from mingpt.world.lifetime import end_with_parent
 
@@ -17,10 +18,6 @@ STORE_SECONDS = "20"
 
 class Unreached(Exception):
     """A node or the store does not answer, or has gone."""
-
-
-class Refused(Exception):
-    """The head does not take this node; the message says why."""
 
 
 class Helper:
@@ -45,14 +42,6 @@ def answer(asked: "AsyncResult[Any]", seconds: float) -> Any:
         raise Unreached(f"no answer within {seconds:.0f} s") from None
 
 
-def or_error(asked: "AsyncResult[Any]", seconds: float) -> dict[str, Any]:
-    """What `answer` returns; {"error": …} if it does not, or fails."""
-    try:
-        return dict(answer(asked, seconds))
-    except (Unreached, OSError) as error:
-        return {"error": str(error)}
-
-
 def _begin(parent: int) -> None:
     end_with_parent(parent)
     os.environ.setdefault(LIMIT, STORE_SECONDS)
@@ -63,7 +52,7 @@ def _begin(parent: int) -> None:
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except (OSError, Refused):
+    except (OSError, UserError):
         raise
     except Exception as error:  # torch's have no classes of their own, or such as only torch can read
         raise Unreached(next(iter(str(error).splitlines()), type(error).__name__)) from None

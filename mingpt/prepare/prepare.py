@@ -1,6 +1,6 @@
 """`mingpt prepare SOURCES… --out URL --tokenizer …`: text, JSON lines, CSV or Parquet to token shards.
 
-SOURCES are files and globs at any fsspec URLs, hf://datasets/OWNER/NAME/*.parquet too, and @LIST: a file or URL with
+SOURCES are files and globs at any fsspec URLs, hf://datasets/OWNER/NAME/*.parquet too, and @LIST: a file with
 one of them a line. *.gz, *.bz2, *.xz and *.zst are unpacked. The result depends on the sources and the options alone,
 not on the number of processes or of interruptions. After a kill, the same command goes on after the last finished file.
 Train on the result with data=shards data.path=URL.
@@ -181,7 +181,10 @@ def parser() -> argparse.ArgumentParser:
     from mingpt.config.commandline import Parser
 
     parser = Parser(
-        prog=program("mingpt.data.prepare"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program("mingpt.data.prepare"),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        fromfile_prefix_chars="@",
     )
     parser.add_argument(
         "sources", nargs="+", metavar="SOURCES", help="files, globs or @LIST: text, JSON lines, CSV, Parquet"

@@ -1,17 +1,15 @@
 """The files that SOURCES name: their URLs, what they hold, and what tells one version of a file from another."""
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urljoin
 
 from mingpt import hub
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import EXTRAS, is_local, name_of, open_fs, place, without_query
+from mingpt.storage import name_of, open_fs, place, without_query
 
 Form = Literal["text", "jsonl", "csv", "parquet"]
 FORMS: dict[str, Form] = {
@@ -20,7 +18,6 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 PACKED = {"gz", "bz2", "xz", "zst"}
 AT_ONCE = 16  # files whose stores are asked at a time
-LONGEST = 64 << 20  # bytes of a list: a million lines
 # The entries of fsspec's `info` that change with a file's content, under the names that the stores' clients give them.
 VERSION_KEYS = (
     "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "ETag", "etag", "Content-MD5",
@@ -46,12 +43,12 @@ class File:
 
 
 def find_files(sources: Sequence[str], form: Form | None, commits: dict[str, str]) -> list[File]:
-    """The files that URLs, globs and lists name, each once, in the order of the sources; those of a glob are sorted.
+    """The files that URLs and globs name, each once, in the order of the sources; those of a glob are sorted.
 
     form: of all files; None: as their names end. commits: see hub.pinned. Raises UserError if a source names no file,
     or one of unknown form.
     """
-    named = [found for source in expanded(sources) for found in _named(source, commits)]
+    named = [found for source in sources for found in _named(source, commits)]
     with ThreadPoolExecutor(AT_ONCE) as pool:  # a web server is asked for the size of each file
         return list({file.url: file for file in pool.map(lambda found: _file(form, *found), named)}.values())
 
@@ -101,41 +98,3 @@ def identity_of(url: str) -> str:
     """
     path, name = without_query(url), name_of(url)
     return name if set(name.lower().split(".")[1:]) & (FORMS.keys() | PACKED) else name + url[len(path) :]
-
-
-def expanded(sources: Sequence[str]) -> Iterator[str]:
-    """The sources; in place of each `@LIST`, a file or URL with one source a line, those of its lines."""
-    for source in sources:
-        if source.startswith("@"):
-            yield from _listed(source[1:])
-        else:
-            yield source
-
-
-def _listed(url: str) -> Iterator[str]:
-    shown = f"SOURCES=@{without_secrets(url)}"
-    fs, path = open_fs(url, "SOURCES")
-    with place("SOURCES", f"@{url}"), fs.open(path, "rb") as stream:
-        content = stream.read(LONGEST)
-    lines = [line.strip() for line in content.decode("utf-8-sig", "replace").split("\n")]
-    if len(content) == LONGEST or "\ufffd" in "".join(lines) or not any(line and line[0] != "#" for line in lines):
-        raise UserError(f"{shown}: names no source, is not UTF-8, or has {LONGEST} bytes: write one source a line")
-    for number, line in enumerate(lines, 1):
-        if line and line[0] != "#":
-            yield _resolved(line, is_local(fs), path if is_local(fs) else url, f"{shown} line {number}")
-
-
-def _resolved(line: str, local: bool, url: str, where: str) -> str:
-    """The source that a line names. Where it is relative, its place is that of the list."""
-    if "://" in line or line.startswith("~"):
-        source = line
-    elif url.startswith(("http://", "https://")):
-        source = urljoin(url, line)
-    else:
-        source = os.path.join(os.path.dirname(url), line)
-    # Somebody else may have written this list: it can't lead to files of this machine.
-    if not local and (source.partition("://")[0] not in EXTRAS or "::" in source):
-        raise UserError(
-            f"{where}: {printable(str(without_secrets(line)))}: a list from elsewhere names files elsewhere"
-        )
-    return source

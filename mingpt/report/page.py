@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,13 +13,10 @@ from mingpt.compute.optimizer import batch_factor, schedule_factor
 from mingpt.config.schema import Optimizer, Schedule
 from mingpt.observe.ledger import LABELS, Account, duration, goodput_line
 from mingpt.redact import without_secrets
-from mingpt.report.bits import equality
 from mingpt.report.figures import Band, Line, chart, color
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Curve, Run
 
-MOST_KEYS = 200
-PLACES = {"run.name", "run.dir", "snapshot.dir"}  # of each run its own
 SMALL = 0.05  # of the time: phases below it are one
 MARKS = 200  # bands of attempts that are drawn
 
@@ -34,10 +31,8 @@ def page(runs: Sequence[Run]) -> str:
     rows = [(name, *(of_run.get(c, "–") for c in columns)) for name, of_run in zip(names, known, strict=True)]
     lines = [Line(f"{i + 1}: {run.name}", run.loss, color(i)) for i, run in enumerate(runs)]
     lines += [Line("", run.curve("val_loss"), color(i), marks=True) for i, run in enumerate(runs)]
-    keys = [(key, *values) for key, values in list(different_keys(runs).items())[:MOST_KEYS]]
-    table = table_of(["key", *names], keys) if keys else "<p>None, as far as the snapshots tell.</p>"
-    body = f"<h1>{len(runs)} runs</h1>{table_of(['run', *columns], rows)}{chart('loss (dots: validation)', lines)}"
-    return document(title, f"{body}<h2>Keys that differ</h2><div class='card'>{table}</div>")
+    table, losses = table_of(["run", *columns], rows), chart("loss (dots: validation)", lines)
+    return document(title, f"<h1>{len(runs)} runs</h1>{table}{losses}")
 
 
 def _one(run: Run) -> str:
@@ -58,7 +53,6 @@ def _one(run: Run) -> str:
         f'<div class="grid">{"".join(charts)}</div><p class="soft">{legend}</p>',
         _ledger(run),
         _attempts(run, colors),
-        _numerics(run),
         _config(run),
     )
     return "".join(parts)
@@ -137,22 +131,6 @@ def _head(run: Run) -> str:
     return f'{title}{fork}{goodput}<dl class="card">{shown}</dl>{digest}'
 
 
-def different_keys(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """The values of each key that is not the same in all runs, as the newest snapshots have them."""
-    configs = [dict(_flat(without_secrets(run.manifest.config))) if run.manifest else {} for run in runs]
-    keys = dict.fromkeys(key for config in configs for key in config if key not in PLACES)
-    values = {key: [config.get(key, "–") for config in configs] for key in keys}
-    return {key: found for key, found in values.items() if len({*found}) > 1}
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    for key, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 def _moment(at: float) -> str:
     try:
         return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S}"
@@ -198,11 +176,6 @@ def _ledger(run: Run) -> str:
         for phase, spent in parts
     ]
     return f'<h2>Where the time went</h2><div class="card">{table_of(("phase", "time", "share"), rows)}</div>'
-
-
-def _numerics(run: Run) -> str:
-    lines = "".join(f"<p>{text(line, 2000)}</p>" for line in [*equality(run.manifest), run.twice] if line)
-    return f"<h2>Numerics</h2>{lines}"
 
 
 def _config(run: Run) -> str:

@@ -12,14 +12,12 @@ import numpy.typing as npt
 
 from mingpt.errors import UserError
 from mingpt.observe.configfile import NAME
-from mingpt.observe.earlier import name_of
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import Account, Ledger, kept_until, ledger
 from mingpt.observe.trace import Records, read_trace
 from mingpt.plainfile import NotPlain, check_file, link_problem
 from mingpt.redact import without_secrets
-from mingpt.report.bits import twice
-from mingpt.snapshot.attempts import REWIND, Record, records, segments
+from mingpt.snapshot.attempts import REWIND, Record, records
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.find import run_dir_of
 from mingpt.snapshot.forking import Parent, own_history, parent_of
@@ -56,8 +54,7 @@ class Run:
     """folder: the run's directory. url: the same for people, without secrets. rows: its metrics.
 
     attempts: with rewinds; of an older run, without a ledger, they hold what else is known. kept: the last step that
-    the run kept, by attempt. twice: what the trace says of steps that were computed twice. parent: of a fork, what it
-    was forked from.
+    the run kept, by attempt. parent: of a fork, what it was forked from.
     """
 
     folder: str
@@ -70,7 +67,6 @@ class Run:
     manifest: Manifest | None
     snapshots: list[int]
     config: str
-    twice: str
     parent: Parent | None
     claims: dict[int, Record]
 
@@ -141,7 +137,6 @@ def read_run(url: str) -> Run:
         manifest=manifest,
         snapshots=store.steps(),
         config=_config(folder),
-        twice=twice(trace, {n: name_of(folder, path) for n, path in segments(folder).items() if n in trace}),
         parent=parent_of(manifest),
         claims=claimed,
     )

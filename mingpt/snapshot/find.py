@@ -1,4 +1,4 @@
-"""Find the snapshots under a URL that a user gives: a run's directory, its snapshots folder, or a step's folder."""
+"""Find the snapshots under a URL that a user gives: RUN, RUN@STEP, a run's snapshots folder, or a step's folder."""
 
 from dataclasses import dataclass
 
@@ -17,21 +17,18 @@ class Found:
     steps: list[int]
 
 
-def at_step(text: str) -> tuple[str, int | None]:
-    """`RUN@12000` as a URL and a step; any other text is a URL alone."""
-    url, _, step = text.rpartition("@")
-    return (url, int(step)) if url and step.isascii() and step.isdecimal() else (text, None)
-
-
 def split_url(url: str) -> tuple[str, int | None]:
-    """Split a step's folder into the folder above it and the step. For any other URL the step is None."""
+    """The URL without the step that it names as `RUN@12000` or as a step's folder, and that step; else None."""
+    above, _, step = url.rpartition("@")
+    if above and step.isascii() and step.isdecimal():
+        return above, int(step)
     parent, _, last = url.rstrip("/").rpartition("/")
     named = STEP_FOLDER.fullmatch(last)
     return (parent or ("/" if url.startswith("/") else "."), int(named[1])) if named else (url, None)
 
 
 def run_dir_of(url: str) -> str:
-    """The run's directory, of which the snapshots folder or a step's folder may be given."""
+    """The run's directory, of which the snapshots folder, a step's folder or RUN@STEP may be given."""
     above = split_url(url)[0].rstrip("/") or "/"
     parent, _, last = above.rpartition("/")
     return (parent or ("/" if "/" in above else ".")) if last == SNAPSHOTS else above
@@ -43,12 +40,9 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
     Raises UserError if there are none, or not that of `step`.
     """
     above, named = split_url(url)
-    if named is not None:
-        if step not in (None, named):
-            raise UserError(
-                f"{without_secrets(url)} is the folder of step {named}, not of --step {step}: leave out one"
-            )
-        url, step = above, named
+    if None not in (named, step) and named != step:
+        raise UserError(f"{without_secrets(url)} names step {named}, and --step {step}: leave out one")
+    url, step = above, step if named is None else named
     for below in ("", "/snapshots"):
         store = Store(url.rstrip("/") + below if below else url, "URL")
         if steps := store.steps() if committed else store.folders():

@@ -58,10 +58,16 @@ class Plan:
     uploads: list[Upload] = field(default_factory=list)
 
     def apply(self, store: Store) -> None:
+        def belongs_to_none(file: File) -> bool:
+            if file.step is None or file.is_temporary:
+                return True
+            store.fs.invalidate_cache()
+            return not store.fs.exists(f"{store.folder(file.step)}/{MANIFEST}")  # its writer was slow, and not dead
+
         with place(store.key, store.url):
             for step in self.snapshots:
                 _delete(store, step)
-            store.remove(self.leftovers)
+            store.remove(filter(belongs_to_none, self.leftovers))  # asked just before each is deleted
             for upload in self.uploads:
                 abort(store, upload)
 

@@ -84,19 +84,25 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
     Raises UserError, before it changes anything, if there is none, or nothing that can be brought back.
     """
     claims, shown = records(run_dir), without_secrets(run_dir)
-    number = _to_undo(claims, store)
-    if not number:
-        raise UserError(f"{shown}: no rewind is there that could be undone")
-    line, start = line_of(claims, number - 1), claims[number].from_step
-    back = {step: found for step in store.folders() if step > start and (found := _of_line(store, step, line, log))}
-    if not back:
-        raise UserError(
-            f"{shown}: the rewind to step {start} can't be undone: nothing that it set aside can be brought back"
-        )
-    newest = back[max(back)][1]
-    Attempt.claim(
-        run_dir, newest.step, newest.digest, newest.attempt, by=REWIND, above=_newest(store, newest), undoes=number
-    )
+    claim = claims.get(max(claims, default=0))
+    back = _left_by(claims[claim.undoes], claims, store, log) if claim and claim.undoes in claims else {}
+    if not back:  # the newest claim is no undoing that was interrupted
+        number = _to_undo(claims)
+        if not number:
+            raise UserError(f"{shown}: no rewind is there that could be undone")
+        back = _left_by(claims[number], claims, store, log)
+        if not back:
+            raise UserError(
+                f"{shown}: the rewind to step {claims[number].from_step} can't be undone: nothing that it set aside "
+                f"can be brought back"
+            )
+        newest = back[max(back)][1]
+        claim = Attempt.claim(
+            run_dir, newest.step, newest.digest, newest.attempt, by=REWIND, above=_newest(store, newest), undoes=number
+        ).record
+    assert claim is not None
+    assert claim.undoes is not None
+    line, start = line_of(claims, claim.undoes - 1), claims[claim.undoes].from_step
 
     def came_after(tier: Store, step: int) -> bool:
         found = manifest_or_none(tier, step)
@@ -104,23 +110,30 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
 
     _set_aside(run_dir, store, hot_dir, came_after, log)
     with place(store.key, store.url):
-        for step, (name, _) in sorted(back.items()):
+        for step, (name, _) in sorted(back.items(), reverse=True):  # an attempt that starts meanwhile has the newest
             store.bring_back(step, name)
             log(f"step {step}: brought back")
-    log(f"the next attempt starts from step {newest.step}, digest {newest.digest}")
+    log(f"the next attempt starts from step {claim.from_step}, digest {claim.from_digest}")
 
 
-def _to_undo(claims: Mapping[int, Record], store: Store) -> int:
-    """The number of the newest rewind that was not undone, or whose undoing was interrupted; 0: there is none."""
+def _to_undo(claims: Mapping[int, Record]) -> int:
+    """The number of the newest rewind that was not undone; 0: there is none."""
     undone = set[int]()
     for number, record in sorted(claims.items(), reverse=True):
         if record.undoes is not None:
-            found = manifest_or_none(store, record.from_step) if number == max(claims) else None
-            if number < max(claims) or (found and found.digest == record.from_digest):
-                undone.update(range(record.undoes, number + 1))
+            undone.update(range(record.undoes, number + 1))
         elif record.by == REWIND and number not in undone and not _went_nowhere(claims, number):
             return number
     return 0
+
+
+def _left_by(
+    rewind: Record, claims: Mapping[int, Record], store: Store, log: Callable[[str], None]
+) -> dict[int, tuple[str, Manifest]]:
+    """What a rewind has set aside, and is aside now, by step, if it can be brought back."""
+    line = line_of(claims, rewind.number - 1)
+    steps = [step for step in store.folders() if step > rewind.from_step]
+    return {step: found for step in steps if (found := _of_line(store, step, line, log))}
 
 
 def _went_nowhere(claims: Mapping[int, Record], number: int) -> bool:

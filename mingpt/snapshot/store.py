@@ -13,13 +13,13 @@ from pathlib import Path
 from uuid import uuid4
 
 from mingpt.atomic import Buffer, sync_folder, write_whole
-from mingpt.errors import Damaged, Unreadable, UserError
+from mingpt.errors import Damaged, Incomplete, Unreadable, UserError
 from mingpt.plainfile import BROKEN, PAUSES, NotPlain, check_file, check_folder, link_problem
 from mingpt.redact import without_secrets
 from mingpt.snapshot import pieces
 from mingpt.snapshot.files import METRICS, PROBE, SET_ASIDE, SNAPSHOTS, STEP_FOLDER, File, step_name
-from mingpt.snapshot.format import MANIFEST
-from mingpt.snapshot.manifest import MANIFEST_LIMIT
+from mingpt.snapshot.format import MANIFEST, Manifest
+from mingpt.snapshot.manifest import MANIFEST_LIMIT, decode_manifest
 from mingpt.storage import is_local, modified, open_fs, place
 from mingpt.webfile import is_web
 
@@ -150,7 +150,7 @@ class Store:
             return b"".join(bytes(piece) for piece in self.read_pieces(step, MANIFEST, size))
         if not size:  # S3 refuses a range of an empty object
             return b""
-        # Not more than it has: some servers (nanio) refuse a range that ends after the object.
+        # Not more than it has: some servers refuse a range that ends after the object.
         content: bytes = self.fs.cat_file(f"{self._checked_folder(step)}/{MANIFEST}", start=0, end=size)
         return content
 
@@ -190,7 +190,8 @@ class Store:
         """Write the manifest, after all parts. False: the step has a manifest already, which stays.
 
         So an attempt that wakes up late (a preempted node that was still uploading) replaces nothing. A store without
-        conditional puts can't promise that.
+        conditional puts can't promise that. Raises Incomplete, with the manifest set aside, if a part is gone by now:
+        somebody's prune may have taken it for a dead writer's, until the manifest was there.
         """
         target = f"{self._checked_folder(step)}/{MANIFEST}"
         try:
@@ -203,7 +204,24 @@ class Store:
                 self.fs.pipe_file(target, manifest)
         except FileExistsError:
             return False
+        try:
+            self.check_parts(decode_manifest(manifest))
+        except Incomplete:
+            with suppress(FileNotFoundError):
+                self.set_aside(step)
+            raise
         return True
+
+    def check_parts(self, manifest: Manifest) -> None:
+        """Raise Incomplete unless a listing shows every part with its size."""
+        sizes = {file.name: file.size for file in self.files(manifest.step)}
+        for name, part in manifest.parts.items():
+            if (size := sizes.get(name)) != part.size:
+                found = "is not there" if size is None else f"has {size} bytes in place of {part.size}"
+                raise Incomplete(
+                    f"{self.folder_url(manifest.step)}: {name} {found} after it was written; with several nodes, "
+                    f"{self.key} must be a place that all of them share"
+                )
 
     @cached_property
     def conditional_puts(self) -> bool:
@@ -242,15 +260,18 @@ class Store:
         return name
 
     def bring_back(self, step: int, name: str) -> None:
-        """Commit again what `set_aside` has renamed to `name`. Raises FileExistsError if the step has a manifest."""
+        """Commit again what `set_aside` has renamed to `name`. Raises FileExistsError if the step has another manifest.
+
+        An object store copies and deletes. If this was killed between the two, the next call deletes.
+        """
         old, new = f"{self._checked_folder(step)}/{name}", f"{self._checked_folder(step)}/{MANIFEST}"
-        if self.fs.exists(new):
-            raise FileExistsError(new)
-        if self.local:
-            os.rename(old, new)
-        else:
+        if not self.fs.exists(new):
+            if self.local:
+                return os.rename(old, new)
             self.fs.cp_file(old, new)
-            self.fs.rm_file(old)
+        elif self.fs.cat_file(old) != self.read_manifest(step):
+            raise FileExistsError(new)
+        self.fs.rm_file(old)
 
     def delete(self, step: int) -> None:
         """Delete a step's folder with all that is in it. Another process may be deleting it, too.
@@ -262,8 +283,8 @@ class Store:
             self.fs.rm_file(f"{folder}/{MANIFEST}")
         self.fs.invalidate_cache()
         with suppress(FileNotFoundError):
-            # Object stores: delete the objects alone. s3fs would delete the folder, too, which is no object; nanio
-            # refuses that and deletes nothing.
+            # Object stores: delete the objects alone. s3fs would delete the folder, too, which is no object; some
+            # servers refuse that and delete nothing.
             self.fs.rm(folder if self.local else self.fs.find(folder), recursive=self.local)
 
     def remove(self, files: Iterable[File]) -> None:

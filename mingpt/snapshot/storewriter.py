@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mingpt.atomic import Buffer
-from mingpt.errors import Damaged, SnapshotFailed, Superseded, UserError
+from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, UserError
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import FORMAT, Manifest, Metrics, PartInfo, TensorInfo, digest_of, encode_part
@@ -55,7 +55,7 @@ class StoreWriter:
                 for name, part in [write.result() for write in writes]:
                     written["parts"][name] = {"size": part["size"]}
                     written["tensors"] |= part["tensors"]
-        except Exception as error:  # of any kind: the others wait for this process's report
+        except BaseException as error:  # of any kind: the others wait for this process's report
             return _failure(f"the snapshot of step {step} could not be written", error)
         return written
 
@@ -83,32 +83,21 @@ class StoreWriter:
             self.retry(partial(self._commit, manifest))
         except Superseded as error:
             return {"error": str(error), "superseded": True}
-        except Exception as error:  # of any kind: the others wait for the answer
-            return _failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
+        except BaseException as error:  # of any kind: the others wait for the answer
+            failure = _failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
+            return failure | ({"again": True} if isinstance(error, Incomplete) else {})
         return {"digest": manifest.digest}
 
     def _commit(self, manifest: Manifest) -> None:
         if self.claim is not None:
             self.claim.check()
-        for name, part in manifest.parts.items():
-            # A store may drop bytes silently (pytorch#183878). With a folder that the nodes don't share, each node
-            # sees its own parts alone.
-            if (size := self._size(manifest.step, name)) != part.size:
-                found = "is not there" if size is None else f"has {size} bytes in place of {part.size}"
-                raise SnapshotFailed(
-                    f"{name} {found} after it was written; with several nodes, {self.store.key} must be "
-                    f"a place that all of them share"
-                )
+        # A store may drop bytes silently (pytorch#183878). With a folder that the nodes don't share, each node sees its
+        # own parts alone.
+        self.store.check_parts(manifest)
         if not self.store.commit(manifest.step, encode_manifest(manifest)):
             self._replace_older(manifest)
         if self.claim is not None:  # a newer attempt may have started meanwhile; its start sets this snapshot aside
             self.claim.check()
-
-    def _size(self, step: int, name: str) -> int | None:
-        try:
-            return self.store.size(step, name)
-        except FileNotFoundError:
-            return None
 
     def _replace_older(self, ours: Manifest) -> None:
         """Another attempt has committed this step. Set its snapshot aside and commit ours, unless the digests match.
@@ -172,8 +161,9 @@ def raise_first(results: Sequence[dict[str, Any]]) -> None:
             raise (UserError if result["user_error"] else SnapshotFailed)(result["error"])
 
 
-def _failure(what: str, error: Exception) -> dict[str, Any]:
-    return {"error": f"{what}: {error}", "user_error": isinstance(error, UserError)}
+def _failure(what: str, error: BaseException) -> dict[str, Any]:
+    kind = "" if isinstance(error, (UserError, TransientError, SnapshotFailed)) else f"{type(error).__name__}: "
+    return {"error": f"{what}: {kind}{error}", "user_error": isinstance(error, UserError)}
 
 
 def _same_bytes(pieces: Sequence[Buffer], raw: memoryview) -> bool:

@@ -142,7 +142,7 @@ class SnapshotWriter:
         except (UserError, SnapshotFailed) as error:
             self._count_failure(step, error, log_failure and self.world.is_main)
             raise
-        except Exception as error:
+        except BaseException as error:  # a client library may raise SystemExit
             # A collective has failed. gloo then closes the group's connections, so it can't be used again, and nobody
             # knows which process is to blame: every process logs it, and the run ends with the next step.
             self.broken = True
@@ -166,9 +166,15 @@ class SnapshotWriter:
 
     def _write_together(self, step: int, staged: Staged, metrics: Metrics, began: float) -> str:
         self._staging.wait()
-        reports = self.world.gather(self._writer.write_parts(step, self._staging.parts(staged)))
-        raise_first(reports)
-        result = self.world.broadcast(self._writer.commit(step, reports, metrics) if self.world.is_main else None)
+        # Once more if parts are gone. Not with `everyone`: those outside of `world` take part in the writing, too.
+        for last in (self.everyone is not None, True):
+            reports = self.world.gather(self._writer.write_parts(step, self._staging.parts(staged)))
+            raise_first(reports)
+            result = self.world.broadcast(self._writer.commit(step, reports, metrics) if self.world.is_main else None)
+            if last or "again" not in result:
+                break
+            if self.world.is_main:
+                self.log(f"{result['error']}: it is written again")
         raise_first([result])
         digest = str(result["digest"])
         self.failures = 0
@@ -181,12 +187,12 @@ class SnapshotWriter:
         """An error in the callback is logged and no more: the snapshot is committed."""
         try:
             self._writer.retry(lambda: self.committed(step, digest, seconds))
-        except Exception as error:
+        except BaseException as error:
             self.log(f"step {step}: snapshot {digest[:16]} in {seconds:.2f} s; what follows it failed: {error}")
 
     def _prune(self, step: int) -> None:
         """An error is logged and no more: it costs space, and the next snapshot tries again."""
         try:
             plan(self.store, self.retention, step, self._val_losses).apply(self.store)
-        except Exception as error:
+        except BaseException as error:
             self.log(f"old snapshots could not be deleted: {error}; the next snapshot tries again")

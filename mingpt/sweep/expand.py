@@ -11,6 +11,7 @@ from math import prod
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 
+from mingpt.config.checks import missing_places
 from mingpt.config.commandline import CommandLine, quoted
 from mingpt.config.compose import configure
 from mingpt.config.groups import groups
@@ -150,14 +151,19 @@ def name_of(overrides: Sequence[str]) -> str:
     return f"{safe[: LONGEST - 9]}-{sha256(plain.encode()).hexdigest()[:8]}"
 
 
-def validate(trials: Sequence[Trial], world_size: int = 1) -> dict[str, Config]:
-    """The config of each trial, by name. Raises UserError with every problem of every trial."""
+def validate(trials: Sequence[Trial], world_size: int = 1, places: bool = False) -> dict[str, Config]:
+    """The config of each trial, by name. Raises UserError with every problem of every trial.
+
+    places: also what is not on this machine's disk, where the trials are to run here.
+    """
     found, problems = dict[str, Config](), dict[str, list[str]]()
     for trial in trials:
         try:
             config = configure(trial.arguments, world_size)
             assert config is not None
             found[trial.name] = config
+            if places and (missing := missing_places(config, [])):
+                raise UserError(*missing)
         except UserError as error:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(trial.name)

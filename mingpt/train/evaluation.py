@@ -136,7 +136,8 @@ def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor,
     An answer is correct if each of its targets is the likeliest token. Targets of IGNORE are left out; a sample with no
     other target there is no question.
     """
-    wanted, likeliest = targets[:, -length:], logits[:, -length:].argmax(-1)
+    rows = len(targets)  # labels may be (rows,), with logits (rows, classes)
+    wanted, likeliest = (x.reshape(rows, -1)[:, -length:] for x in (targets, logits.argmax(-1)))
     counts = wanted != IGNORE
     questions = counts.any(1)
     right = questions & ((likeliest == wanted) | ~counts).all(1)

@@ -7,7 +7,7 @@ have a shape and no memory. What of them lives at a time is counted; what the ex
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
+from mingpt.compute.buckets import BUCKET_BYTES
 from mingpt.compute.exchange import held
 from mingpt.compute.groups import muon_names, roles
 from mingpt.compute.numerics import autocast_for
@@ -26,7 +26,7 @@ from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import PART_BYTES
 from mingpt.snapshot.reader import PARALLEL_PARTS
 from mingpt.train.factory import build, prepare, trainable
-from mingpt.world.world import World, share
+from mingpt.world.world import share
 
 CONSTANT_CPU = 310_000_000  # a process of a tiny model (benchmarks/memory.py)
 CONSTANT_GPU = 1_000_000_000  # an estimate, not measured: CUDA's context, and the buffers of cuBLAS and NCCL
@@ -75,18 +75,16 @@ class Microbatch:
     kept: int
     points: list[tuple[int, int]]
 
-    def peak(self, weight: float, more: float = 0.0, most: int = 0) -> float:
-        """The most bytes at a time, if a finished gradient counts `weight` times, and `most` bytes of them `more`."""
-        return max(here + (weight - 1) * done + more * min(most, done) for here, done in self.points)
+    def peak(self, weight: float) -> int:
+        """The most bytes at a time, if a finished gradient counts `weight` times."""
+        return int(max(here + (weight - 1) * done for here, done in self.points))
 
 
 @dataclass(frozen=True)
 class Model:
-    """Of one config, whatever the world. parameters, trained: how many."""
+    """Of one config, whatever the world. parameters: how many."""
 
     parameters: int
-    trained: int
-    frozen_bytes: int
     largest: int  # tensor, in bytes
     of_muon: int  # weights that Muon updates, in bytes
     gradients: int  # bytes
@@ -118,14 +116,11 @@ def look_at(config: Config) -> Model:
             kept = living.bytes
             loss.backward()
         of_muon = muon_names(config.optimizer.name, roles(model))
-        trained = sum(p.nbytes for _, p in named)
         found = Model(
             parameters=sum(p.numel() for p in everything),
-            trained=sum(p.numel() for _, p in named),
-            frozen_bytes=sum(p.nbytes for p in everything) - trained,
             largest=max(p.nbytes for p in everything),
             of_muon=sum(p.nbytes for name, p in named if name in of_muon),
-            gradients=trained,
+            gradients=sum(p.nbytes for _, p in named),
             vocabulary=model.config.padded_vocab_size,
             microbatch=Microbatch(kept, living.points),
         )
@@ -176,113 +171,96 @@ def _rows(size: int, microbatches: int) -> list[int]:
 class Footprint:
     """Bytes of the process that needs most. steady: all the time. phases: of a step; only the largest counts.
 
-    staging: copies for snapshots, and the parts being written. They are in the machine's memory, never in a GPU's.
+    parts: of the phases. snapshots: copies for snapshots, and the parts being written. These are in the machine's
+    memory, never in a GPU's. hot: two hot snapshots, of each node.
     """
 
-    stack: Stack
-    own: int  # microbatches of a process
-    kept: int  # for backward, of a microbatch
-    logits: int
-    moments: int  # of all processes
-    steady: dict[str, int] = field(default_factory=dict)
-    phases: dict[str, int] = field(default_factory=dict)
-    staging: dict[str, int] = field(default_factory=dict)
+    steady: dict[str, int]
+    phases: dict[str, int]
+    parts: dict[str, int]
+    snapshots: dict[str, int]
+    hot: dict[str, int]
 
     @property
     def step(self) -> int:
         return max(self.phases.values())
 
-    @property
-    def gaps(self) -> int:
-        """Between allocations, in the machine's memory."""
-        return int(GAPS_CPU * (sum(self.steady.values()) + self.step + sum(self.staging.values())))
-
     def total(self, gpu: bool) -> int:
         """Where it computes: on its GPU, or in the machine's memory."""
-        here = sum(self.steady.values()) + self.step
-        return here + (CONSTANT_GPU if gpu else sum(self.staging.values()) + self.gaps + CONSTANT_CPU)
+        there = sum(self.steady.values()) + self.step
+        if gpu:
+            return there + CONSTANT_GPU
+        return int((1 + GAPS_CPU) * (there + sum(self.snapshots.values()))) + CONSTANT_CPU
 
 
 def footprint(config: Config, model: Model, processes: int, per_node: int) -> Footprint:
     """Of the worst process. processes: of the run; per_node: of each node."""
     microbatches = config.global_size(processes) // config.batch.micro_size
-    exact = config.reduce == "exact"
-    ranks = {stack_of(r, processes, microbatches, per_node) for r in range(processes)}
     slices = processes if config.shards else 1
-    weights, moments = _buckets(config, processes)
+    whole = 2 * model.gradients - model.of_muon  # all moments
+    weights, moments = 4 * model.parameters, -(-whole // slices)
+    stacks = {stack_of(r, processes, microbatches, per_node) for r in range(processes)}
+    fast = config.reduce == "fast"
+    phases, worst = max(
+        ((_fast_phases(model, stack) if fast else _phases(model, stack), stack) for stack in stacks),
+        key=lambda pair: max(pair[0].values()),
+    )
     rows = config.batch.micro_size * config.model.block_size
-    phases, worst = dict[str, int](), Stack(None, 0, 0, 0)
-    for stack in ranks:
-        found = _phases(model, stack) if exact else _fast_phases(model, stack)
-        found["update"] = _update(model, moments, slices)
-        if max(found.values()) > max(phases.values(), default=0):
-            phases, worst = found, stack
     return Footprint(
-        stack=worst,
-        own=-(-microbatches // processes),
-        kept=model.microbatch.kept,
-        logits=4 * model.vocabulary * min(rows, config.train.loss_rows or rows),
-        moments=moments * slices,
-        steady={"weights": weights + model.frozen_bytes, "optimizer state": moments},
-        phases=phases,
-        staging=_staging(config, model, moments, slices, processes, per_node),
+        steady={"weights": weights, "optimizer state": moments},
+        phases=phases | {"update": _update(model, slices)},
+        parts={
+            "partial sums of gradients": max(worst.full or 0, worst.last) * model.gradients,
+            "activations that backward needs": model.microbatch.kept,
+            "logits of a microbatch or piece": 4 * model.vocabulary * min(rows, config.train.loss_rows or rows),
+            "gradients that are sent": int(worst.sent * model.gradients) if processes > 1 else 0,
+            "slices that are received": int(worst.received * model.gradients),
+        },
+        snapshots=_snapshots(config, model, moments, slices, processes, per_node),
+        hot={config.snapshot.hot_dir: 2 * (weights + whole)} if config.snapshot.hot_every_steps else {},
     )
 
 
-def _buckets(config: Config, processes: int) -> tuple[int, int]:
-    """(weights with padding, this process's moments), in bytes."""
-    with without_memory():
-        model = build(config, config.data.vocabulary_size())
-        world = World(0, processes, 0, torch.device("cpu"), "")
-        of_muon = muon_names(config.optimizer.name, roles(model))
-        buckets = make_buckets(trainable(model), of_muon, world, config.shards)
-        moments = sum(b.mine.nbytes * (1 if b.slots[0].name in of_muon else 2) for b in buckets)
-        return sum(b.weights.nbytes for b in buckets), moments
-
-
 def _phases(model: Model, stack: Stack) -> dict[str, int]:
-    g, microbatch = model.gradients, model.microbatch
-    found = {}
+    g, microbatch, phases = model.gradients, model.microbatch, dict[str, int]()
     if stack.full is not None:
-        found["a microbatch"] = stack.full * g + int(microbatch.peak(1))
-    # Each gradient that is finished takes the place of its partial sums, and is sent.
-    after = stack.sent + stack.received
-    # One bucket is in its first hop while another is filled.
-    peak = microbatch.peak(after - stack.last, 2 * stack.first_hop, max(BUCKET_BYTES, model.largest))
-    found["the last microbatch, and the exchange"] = stack.last * g + int(peak)
-    return found
+        phases["a microbatch"] = stack.full * g + microbatch.peak(1)
+    # Each gradient that is finished takes the place of its partial sums, and is sent; one bucket is in its first hop
+    # while another is filled.
+    first = int(2 * stack.first_hop * min(g, max(BUCKET_BYTES, model.largest)))
+    peak = stack.last * g + microbatch.peak(stack.sent + stack.received - stack.last)
+    return phases | {"the last microbatch, and the exchange": peak + first}
 
 
 def _fast_phases(model: Model, stack: Stack) -> dict[str, int]:
     several = stack.full is not None
-    return {"a microbatch": model.gradients * several + int(model.microbatch.peak(0 if several else 1))}
+    return {"a microbatch": model.gradients * several + model.microbatch.peak(0 if several else 1)}
 
 
-def _update(model: Model, moments: int, slices: int) -> int:
+def _update(model: Model, slices: int) -> int:
     """The sums, what is gathered, and Muon's directions: new momentum, look ahead, result; and what owners exchange."""
-    own = -(-model.gradients // slices)
-    muon = -(-model.of_muon // slices)
-    return own + (own if slices > 1 else 0) + (6 if slices > 1 else 3) * muon
+    copies = 2 if slices > 1 else 1
+    return copies * -(-model.gradients // slices) + 3 * copies * -(-model.of_muon // slices)
 
 
-def _staging(config: Config, model: Model, moments: int, slices: int, processes: int, per_node: int) -> dict[str, int]:
+def _snapshots(
+    config: Config, model: Model, moments: int, slices: int, processes: int, per_node: int
+) -> dict[str, int]:
     """Copies of the state: of slices one's own, of whole tensors those in this process's share of the parts."""
     part, weights = max(PART_BYTES, model.largest), 4 * model.parameters
     whole, own = (weights, moments) if slices > 1 else (weights + moments, 0)
-    found, state = dict[str, int](), weights + moments * slices
+
+    def share_of_parts(writers: int) -> int:
+        state = weights + moments * slices
+        parts = -(-state // part)
+        return min(state, -(-parts // writers) * part)
+
     tiers = {"durable": processes} | ({"hot": per_node} if config.snapshot.hot_every_steps else {})
-    for tier, writers in tiers.items():
-        share = _share_of_parts(state, part, writers)
-        found[f"copy for {tier} snapshots"] = min(whole, share) + own
+    copies = {f"copy for {tier} snapshots": min(whole, share_of_parts(n)) + own for tier, n in tiers.items()}
     if own:  # slices come from all processes, are put together, and wait to be written
-        share = _share_of_parts(state, part, min(tiers.values()))
-        found["parts being written"] = 2 * part + min(PARALLEL_PARTS * part, max(0, share - whole))
-    return found
-
-
-def _share_of_parts(total: int, part: int, writers: int) -> int:
-    parts = -(-total // part)
-    return min(total, -(-parts // writers) * part)
+        rest = max(0, share_of_parts(min(tiers.values())) - whole)
+        copies["parts being written"] = 2 * part + min(PARALLEL_PARTS * part, rest)
+    return copies
 
 
 def changed(config: Config, key: str, value: object) -> Config:

@@ -189,7 +189,7 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str], extension: li
     here, step = without_secrets(config.run.dir), manifest.step
     return "\n".join(
         [
-            f"run.dir={here} has step {step} of another experiment: the settings differ that affect the result:",
+            f"run.dir={here} has step {step} with other settings, and these affect the result:",
             *(f"  {line}" for line in lines),
             "Set them back, or choose:",
             *extension,

@@ -1,6 +1,7 @@
 """Compare weights in Hugging Face's form with the configured model: everything that does not fit, and what to set."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,13 @@ from mingpt.data.vocabulary import Vocabulary
 from mingpt.model.gpt2 import GPT
 from mingpt.model.language import LanguageModel
 from mingpt.model.modern import Modern
-from mingpt.weights.form import Form
 from mingpt.weights.gpt2 import GPT2Form
 from mingpt.weights.qwen3 import Qwen3Form
 from mingpt.weights.tokenizer import numbers_in, tokenizer_files
 
-SHOWN = 4  # names in one message
+Form = GPT2Form | Qwen3Form
+SHOWN = 4  # tokens in one message
+LONGEST = 1000  # characters of torch's list of tensors
 
 
 def form_of(model: LanguageModel) -> Form:
@@ -32,26 +34,28 @@ def config_problems(config: Mapping[str, Any], form: Form) -> list[str]:
     shape, sizes = form.config, form.sizes(config)
     if wrong := [f"{theirs}={value!r}" for theirs, value in sizes.values() if not _is_size(value)]:
         return [f"config.json says {', '.join(wrong)}: give whole numbers from 1 to {LARGEST}"]
-    problems = form.problems(config)
-    rows, positions = sizes.pop("vocab_size")[1], sizes.pop("block_size")
-    if different := {ours: size for ours, size in sizes.items() if size[1] != getattr(shape, ours)}:
-        theirs = ", ".join(f"{name} {value}" for name, value in different.values())
-        own = ", ".join(f"{name} {getattr(shape, name)}" for name in different)
-        cure = " ".join(f"model.{name}={value}" for name, (_, value) in different.items())
-        problems.append(f"the weights have {theirs}, the model has {own}: set {cure}")
-    if shape.block_size > positions[1]:
+    problems = [
+        f"weights of another architecture: config.json says {key}={config[key]!r}, {form.name} has {known[0]!r}"
+        for key, known in form.published.items()
+        if config.get(key, known[0]) not in known
+    ]
+    problems += form.problems(config)
+    rows, positions = sizes.pop("vocab_size")[1], sizes.pop("block_size")[1]
+    problems += [
+        f"the weights have {theirs} {value}, the model has {ours} {getattr(shape, ours)}: set model.{ours}={value}"
+        for ours, (theirs, value) in sizes.items()
+        if value != getattr(shape, ours)
+    ]
+    if shape.block_size > positions:
         problems.append(
-            f"the weights have {positions[1]} positions, and model.block_size={shape.block_size}: set "
-            f"model.block_size={positions[1]} or less"
+            f"the weights have {positions} positions, and model.block_size={shape.block_size}: set "
+            f"model.block_size={positions} or less"
         )
     if rows not in (shape.vocab_size, shape.padded_vocab_size):
-        few = 0 < rows - shape.vocab_size < rows / 100  # Qwen3's: 267 of 151,936
-        multiples = [2**i for i in range(1, 9) if rows % 2**i == 0 and 0 < rows - shape.vocab_size < 2**i]
-        multiple = next(iter(multiples), rows if few else 0)
-        padding = f"; if the rest of them is padding, set model.vocab_multiple={multiple}" if multiple else ""
         problems.append(
             f"the weights are for {rows} tokens, and the data's vocabulary has {shape.vocab_size}: take data in the "
-            f"tokens that the weights were trained with{padding}"
+            f"tokens that the weights were trained with; if those above the vocabulary are padding, set "
+            f"model.vocab_multiple={rows}"
         )
     return problems
 
@@ -60,33 +64,17 @@ def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], fo
     """How the tensors, under our names, differ from what their own config.json says."""
     sizes = form.sizes(config)
     rows, positions = sizes["vocab_size"][1], sizes["block_size"][1]
-    theirs = replace(form.config, vocab_size=rows, block_size=positions, vocab_multiple=1)
-    with torch.device("meta"):  # shapes only
-        expected = form.model(theirs).state_dict()
-    found = {name: tensor for name, tensor in tensors.items() if not (form.tied and name == form.head)}
-    problems = [
-        *_named("tensors are missing: ", expected.keys() - found.keys()),
-        *_named(f"tensors that {form.name} does not have: ", found.keys() - expected.keys()),
-        *_named(
-            "tensors of other shapes than config.json says: ",
-            {
-                f"{n} {list(t.shape)} in place of {list(expected[n].shape)}"
-                for n, t in found.items()
-                if n in expected and t.shape != expected[n].shape
-            },
-        ),
-        *_named(
-            "tensors that do not hold floating-point numbers: ",
-            {f"{n} ({t.dtype})".replace("torch.", "") for n, t in found.items() if not t.is_floating_point()},
-        ),
-    ]
-    if not problems:
-        problems += _named(
-            "tensors with numbers that are not finite: ",
-            {n for n, t in found.items() if not torch.isfinite(t.float()).all()},  # torch has no isfinite for float8
-        )
-    if problems:
-        return ["the file does not hold the weights that config.json describes: " + "; ".join(problems)]
+    theirs: Any = replace(form.config, vocab_size=rows, block_size=positions, vocab_multiple=1)
+    own = {name: tensor for name, tensor in tensors.items() if not (form.tied and name == form.head)}
+    try:
+        with torch.device("meta"):  # shapes only
+            form.model(theirs).load_state_dict(own, assign=True)
+    except RuntimeError as error:
+        listed = " ".join(str(error).split())[:LONGEST]
+        return [f"the file does not hold the weights that config.json describes: {listed}"]
+    # float: torch has no isfinite for float8
+    if wrong := [n for n, t in own.items() if not (t.is_floating_point() and torch.isfinite(t.float()).all())]:
+        return [f"tensors that do not hold finite floating-point numbers: {', '.join(wrong)[:LONGEST]}"]
     head = tensors.get(form.head)
     if form.tied and head is not None and not torch.equal(head, tensors[form.embedding]):
         return [
@@ -100,23 +88,19 @@ def _is_size(value: object) -> bool:
     return type(value) is int and 1 <= value <= LARGEST
 
 
-def _named(what: str, names: set[str]) -> Iterator[str]:
-    """One message with the first few names; none without names."""
-    if names:
-        shown, rest = sorted(names)[:SHOWN], len(names) - SHOWN
-        yield what + ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
-
-
-def vocabulary_problems(tokenizer: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
-    """Tokens whose numbers differ between the tokenizer files beside the weights and the data."""
-    try:
-        theirs = numbers_in(tokenizer)
-    except (ValueError, RecursionError):
-        return [f"{' or '.join(tokenizer)} is damaged: copy it again, or delete it if the tokens are right"]
-    ours = numbers_in(tokenizer_files(vocabulary.to_json()))
-    if theirs is None or ours is None or theirs == ours:
+def vocabulary_problems(tokenizer: str | None, vocabulary: Vocabulary) -> list[str]:
+    """Tokens whose numbers differ between the tokenizer.json beside the weights and the data."""
+    if tokenizer is None:
         return []
-    other = sorted(t for t in theirs.keys() | ours.keys() if theirs.get(t) != ours.get(t))
+    files = tokenizer_files(vocabulary.to_json())
+    try:
+        theirs = numbers_in(json.loads(tokenizer))
+        ours = numbers_in(json.loads(files["tokenizer.json"])) if files else theirs
+        other = sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ["tokenizer.json is damaged: copy it again, or delete it if the tokens are right"]
+    if not other:
+        return []
     shown = ", ".join(f"{token!r} ({theirs.get(token)}, {ours.get(token)})" for token in other[:SHOWN])
     return [
         f"{len(other)} tokens have other numbers in the tokenizer beside the weights than in the data: {shown}: take "

@@ -7,41 +7,50 @@ from typing import Any
 from torch import Tensor
 
 from mingpt.model.gpt2 import GPT
-from mingpt.weights.form import Sizes, other_values
 
-# What a config.json leaves out has these values: the defaults of transformers' GPT2Config.
-DEFAULTS = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}
-# The values of the published GPT-2. transformers also knows variants, which our model does not compute.
-PUBLISHED: dict[str, tuple[object, ...]] = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
+# By our key in the model section: the key in config.json, and its value where that leaves it out.
+SIZES: dict[str, tuple[str, Any]] = {
+    "n_layer": ("n_layer", 12),
+    "n_head": ("n_head", 12),
+    "n_embd": ("n_embd", 768),
+    "block_size": ("n_positions", 1024),
+    "vocab_size": ("vocab_size", 50257),
 }
 MASK = re.compile(r"\.attn\.(masked_)?bias$")
 
 
 class GPT2Form:
+    """name: of the architecture. convert: transformers' class. embedding, head: names of tensors.
+
+    tied: the model has no head of its own. published: the values of the published GPT-2; transformers also knows
+    variants, which our model does not compute.
+    """
+
     model = GPT
-    name = "GPT-2"
-    model_type = "gpt2"
+    name, model_type, convert = "GPT-2", "gpt2", "GPT2LMHeadModel"
     embedding, head = "transformer.wte.weight", "lm_head.weight"
     tied = True
-    convert = "GPT2LMHeadModel"
+    published: Mapping[str, tuple[object, ...]] = {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
+        "layer_norm_epsilon": (1e-5,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    }
 
     def __init__(self, model: GPT) -> None:
         self.config = model.config
 
-    def sizes(self, config: Mapping[str, Any]) -> Sizes:
-        return {ours: (name, config.get(name, DEFAULTS[name])) for ours, name in NAMES.items()}
+    def sizes(self, config: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+        """By our key in the model section: their key in a config.json, and its value; nothing is checked."""
+        return {ours: (theirs, config.get(theirs, default)) for ours, (theirs, default) in SIZES.items()}
 
     def problems(self, config: Mapping[str, Any]) -> list[str]:
-        problems = other_values(config, PUBLISHED, self.name)
-        if (inner := config.get("n_inner")) not in (None, 4 * config.get("n_embd", DEFAULTS["n_embd"])):
-            problems.append(f"weights of another architecture: config.json says n_inner={inner!r}, not 4 x n_embd")
-        return problems
+        """What else in a config.json our model does not compute, or computes only with other settings."""
+        if (inner := config.get("n_inner")) in (None, 4 * config.get("n_embd", SIZES["n_embd"][1])):
+            return []
+        return [f"weights of another architecture: config.json says n_inner={inner!r}, not 4 x n_embd"]
 
     def renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add `transformer.`, which the published checkpoints leave out; drop older ones' attention masks."""
@@ -49,9 +58,10 @@ class GPT2Form:
         return {n if n.startswith(("transformer.", self.head)) else f"transformer.{n}": t for n, t in weights.items()}
 
     def config_json(self) -> dict[str, Any]:
+        """The config.json of our model, without the numbers of special tokens."""
         c = self.config
         return {
-            "architectures": ["GPT2LMHeadModel"],
+            "architectures": [self.convert],
             "model_type": self.model_type,
             "vocab_size": c.vocab_size,
             "n_positions": c.block_size,
@@ -71,6 +81,3 @@ class GPT2Form:
             "tie_word_embeddings": True,
             "use_cache": True,
         }
-
-
-NAMES = {name: name for name in ("n_layer", "n_head", "n_embd", "vocab_size")} | {"block_size": "n_positions"}

@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from mingpt.model.modern import Modern
-from mingpt.weights.form import Sizes, other_values
 
 NAMES = {
     "n_layer": "num_hidden_layers",
@@ -19,18 +18,19 @@ NAMES = {
     "vocab_size": "vocab_size",
 }
 QWEN3 = {"num_key_value_heads": 32, "head_dim": 128}
-# transformers also knows variants, which our model does not compute.
-PUBLISHED: dict[str, tuple[object, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "use_sliding_window": (False,),
-    "rope_scaling": (None,),
-}
 
 
 class Qwen3Form:
+    """See GPT2Form."""
+
     model = Modern
+    published: Mapping[str, tuple[object, ...]] = {
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "use_sliding_window": (False,),
+        "rope_scaling": (None,),
+    }
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
 
     def __init__(self, model: Modern) -> None:
@@ -39,7 +39,7 @@ class Qwen3Form:
         self.name, self.model_type = ("Qwen3", "qwen3") if self.config.qk_norm else ("Llama", "llama")
         self.convert = f"{self.name}ForCausalLM"
 
-    def sizes(self, config: Mapping[str, Any]) -> Sizes:
+    def sizes(self, config: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
         heads, width = config.get("num_attention_heads"), config.get("hidden_size")
         size = width // heads if type(heads) is type(width) is int and heads else None
         # What transformers takes for a key that config.json leaves out.
@@ -47,7 +47,7 @@ class Qwen3Form:
         return {ours: (name, config.get(name) or defaults.get(name)) for ours, name in NAMES.items()}
 
     def problems(self, config: Mapping[str, Any]) -> list[str]:
-        problems = other_values(config, PUBLISHED, "our model")
+        problems = list[str]()
         rope = config.get("rope_parameters")
         rope = rope if isinstance(rope, dict) else {}
         if (kind := rope.get("rope_type", "default")) != "default":
@@ -69,7 +69,7 @@ class Qwen3Form:
             "architectures": [self.convert],
             "model_type": self.model_type,
             **{name: getattr(c, ours) for ours, name in NAMES.items()},
-            **{name: values[0] for name, values in PUBLISHED.items() if name != "mlp_bias" or not c.qk_norm},
+            **{name: values[0] for name, values in self.published.items() if name != "mlp_bias" or not c.qk_norm},
             "rms_norm_eps": c.norm_eps,
             "rope_theta": c.rope_base,  # where transformers before 5, and other tools, look for it
             "rope_parameters": {"rope_theta": c.rope_base, "rope_type": "default"},

@@ -16,22 +16,14 @@ from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
-from mingpt.weights.fitting import config_problems, form_of, tensor_problems, vocabulary_problems
-from mingpt.weights.form import Form
+from mingpt.weights.fitting import Form, config_problems, form_of, tensor_problems, vocabulary_problems
 from mingpt.world.world import World
 
 KEY = "model.init_from"
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 JSON_LIMIT = 64 * 2**20
-TOKENIZERS = ("vocab.json", "tokenizer.json")
-CURES = {  # what to set, by the type that the model has and the one of the weights
-    ("gpt2", "qwen3"): ", or set model=modern",
-    ("gpt2", "llama"): ", or set model=modern model.qk_norm=false",
-    ("qwen3", "llama"): ", or set model.qk_norm=false",
-    ("llama", "qwen3"): ", or set model.qk_norm=true",
-    ("qwen3", "gpt2"): ", or set model=gpt2",
-    ("llama", "gpt2"): ", or set model=gpt2",
-}
+TOKENIZER = "tokenizer.json"
+CURES = "set model=gpt2 for GPT-2's, model=modern for Qwen3's, model=modern model.qk_norm=false for Llama's"
 
 
 class Folder:
@@ -131,14 +123,13 @@ def read_weights(url: str, form: Form, vocabulary: Vocabulary) -> Weights:
         raise UserError(no_weights(url))
     if (kind := config.get("model_type")) != form.model_type:
         raise folder.error(
-            f"weights of another architecture ({CONFIG}: model_type={kind!r}): take those of a {form.name}"
-            f"{CURES.get((form.model_type, str(kind)), '')}"
+            f"weights of another architecture ({CONFIG}: model_type={kind!r}): take those of a {form.name}, or {CURES}"
         )
     if problems := config_problems(config, form):
         raise folder.error(*problems)
     tensors = form.renamed(_read_tensors(folder, form))
     identity = sha256("".join(f"{name} {h}\n" for name, h in sorted(folder.hashes.items())).encode()).hexdigest()
-    tokenizer = {name: text for name in TOKENIZERS if (text := folder.text(name)) is not None}
+    tokenizer = folder.text(TOKENIZER)
     if problems := [*tensor_problems(tensors, config, form), *vocabulary_problems(tokenizer, vocabulary)]:
         raise folder.error(*problems)
     return Weights(tensors, identity)

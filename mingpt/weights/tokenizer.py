@@ -71,7 +71,7 @@ def _special(number: int, token: str) -> Fields:
     return {"id": number, "content": token, **flags, "special": True}
 
 
-# By the `kind` in a vocabulary's JSON. Other kinds (images, sums) are not text and have no such files.
+# By the `kind` in a vocabulary's JSON. Other kinds (sums) are not text and have no such files.
 KINDS: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
     "char": _characters,
     "byte": _bytes,
@@ -102,8 +102,7 @@ def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat:
     how: Fields = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     merged = make in (_gpt2, _own)
     if end is not None:
-        numbers = numbers_in({"tokenizer.json": json.dumps(fields)}) or {}
-        token = next(token for token, number in numbers.items() if number == end)
+        token = next(token for token, number in numbers_in(fields).items() if number == end)
         how |= {"eos_token": token} | ({"bos_token": token} if merged else {})
     if chat and merged:  # in one piece, white space of two texts would merge: other tokens than in training
         inner = fields["pre_tokenizer"]
@@ -120,26 +119,7 @@ def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat:
     return {"tokenizer.json": _as_text(fields), "tokenizer_config.json": _as_text(how)}
 
 
-def numbers_in(files: Mapping[str, str]) -> dict[str, int] | None:
-    """Each token's number in tokenizer files; None if they don't say. Raises ValueError if a file is damaged."""
-    if "vocab.json" in files:
-        numbers = json.loads(files["vocab.json"])
-    elif "tokenizer.json" in files:
-        tokenizer = json.loads(files["tokenizer.json"])
-        model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
-        numbers = model.get("vocab") if isinstance(model, dict) else None
-        if isinstance(numbers, dict):
-            numbers = numbers | _added(tokenizer.get("added_tokens") or [])
-    else:
-        return None
-    return numbers if isinstance(numbers, dict) else None
-
-
-def _added(tokens: object) -> dict[str, int]:
-    """The numbers of tokenizer.json's added_tokens. Raises ValueError if they are malformed."""
-    if not isinstance(tokens, list):
-        raise ValueError("added_tokens is not a list")
-    known = [t for t in tokens if isinstance(t, dict) and {"content", "id"} <= t.keys()]
-    if not all(isinstance(t["content"], str) for t in known):
-        raise ValueError("added_tokens has an entry whose content is not text")
-    return {t["content"]: t["id"] for t in known}
+def numbers_in(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Each token's number in a tokenizer.json. Raises KeyError, TypeError or AttributeError if it is damaged."""
+    added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}
+    return dict(tokenizer["model"]["vocab"]) | added

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from mingpt.console import complain
+from mingpt.console import complain, ended
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.importing import importing
 from mingpt.world import slurm
@@ -37,8 +37,10 @@ def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoRetu
         complain(f"error: this Python environment is broken: {error}: install the project again, as its README says")
         sys.exit(USER_ERROR)
     code = program(sys.argv[1:], lifetime)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if (
+        "TORCHELASTIC_RUN_ID" not in os.environ
+    ):  # a worker that has finished is not started again: its launcher prints, too
+        code = ended(code)
     # Not sys.exit: launchers act on the exit code, and Python's shutdown could replace it by SIGABRT. After an error,
     # the traceback keeps process groups and so gloo's threads alive (see joining.join).
     os._exit(code)

@@ -121,10 +121,18 @@ def hides_gpus(environment: Mapping[str, str], visible: int) -> bool:
     return alone and given.isdecimal() and 0 < visible < int(given)
 
 
+def task() -> int | None:
+    """The pid of the task that this process belongs to: its ancestor, or itself, whose parent is a slurmstepd."""
+    pid = os.getpid()
+    with suppress(OSError):
+        while pid > 1:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if parent and Path(f"/proc/{parent}/comm").read_text().strip() == "slurmstepd":
+                return pid
+            pid = parent
+    return None
+
+
 def supervisor() -> int | None:
     """The pid of this process's parent if that is a slurmstepd, through which Slurm tracks and signals this process."""
-    parent = os.getppid()
-    with suppress(OSError):
-        if Path(f"/proc/{parent}/comm").read_text().strip() == "slurmstepd":
-            return parent
-    return None
+    return os.getppid() if task() == os.getpid() else None

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -13,10 +14,9 @@ import pytest
 import mingpt
 from bpe_kit import write_gpt2
 from cli_kit import ROOT, Mingpt
+from mingpt import console
 from mingpt.cli import GROUPS, VERBS, main
 from mingpt.gone import KEYS
-
-SHOWN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def test_help_groups_the_verbs(run: Mingpt) -> None:
 def test_without_a_verb_the_help_is_shown_and_nothing_counts_as_done(run: Mingpt) -> None:
     done = run()
     assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr == run("-h").stdout
+    assert done.stderr == run("-h").stdout == run("help").stdout
+    with run.start(sys.executable, "-m", "mingpt", "--help") as module:
+        assert module.communicate(timeout=600)[0] == done.stderr
 
 
 def test_a_mistaken_verb_is_told_with_the_nearest_one(run: Mingpt) -> None:
@@ -93,13 +95,52 @@ def test_a_verb_of_earlier_versions_leaves_a_line(
     assert capsys.readouterr().err == f"error: mingpt {verb} is gone: {KEYS[f'mingpt {verb}']}\n"
 
 
-@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
-def test_documents_show_verbs_that_there_are(page: Path) -> None:
-    code = re.findall(r"^```.*?^```|`[^`]+`", page.read_text(), re.M | re.S)
-    shown = {
-        verb for text in code for verb in re.findall(r"(?:^|[\s`(/])mingpt ([a-z]+(?:-[a-z]+)*)\b(?!/)", text, re.M)
-    }
-    assert shown <= VERBS.keys()
+# --- output that is lost ---
+
+RUN = str(ROOT / "tests/frozen/runs/resized")
+PROGRAMS = {"train", "launch", "evaluate", "sweep"}  # that handle signals, and end their process
+PRINTING = [
+    *([verb, "--help"] for verb in VERBS.keys() - PROGRAMS),
+    ["snapshots", "list", RUN],
+    ["log", RUN],
+    ["generate", RUN, "--tokens=2"],
+]
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_output_that_a_full_disk_takes_is_an_error(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "lost", False)
+    monkeypatch.setattr(sys, "argv", ["mingpt", *arguments])
+    with suppress(OSError), open("/dev/full", "w") as full:  # what is left in its buffer
+        monkeypatch.setattr(sys, "stdout", full)
+        code = main()
+    assert code == 70
+    assert re.fullmatch("error: .*No space left on device.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", sorted(PROGRAMS))
+def test_a_program_says_so_too_and_a_run_ends_before_that(verb: str, run: Mingpt) -> None:
+    arguments = ["experiment=synthetic", "train.max_steps=1", "run.dir=there"] if verb == "train" else ["--help"]
+    with open("/dev/full", "w") as full:
+        command = ["mingpt", verb, *arguments]
+        done = subprocess.run(command, cwd=run.folder, env=run.env, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 70, done.stderr
+    assert re.fullmatch("error: .*No space left on device.*\n", done.stderr)
+    assert verb != "train" or [*run.folder.glob("there/snapshots/*/manifest.json")]
+
+
+@pytest.mark.slow
+def test_output_that_nobody_reads_any_more_is_none(run: Mingpt) -> None:
+    with run.start("mingpt", "generate", RUN, "--tokens=1000000") as process:
+        assert process.stdout
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
 
 
 # --- what a verb does is what `python -m` of its module does ---
@@ -162,6 +203,7 @@ def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(run: 
         f"error: the workers would train with {package}, and this launcher is {ROOT / 'mingpt'}: start in another "
         f"folder, or run `python -m mingpt.launch` here to use the first\n"
     )
+    assert run("launch", "--help").returncode == 0
 
 
 @pytest.mark.slow

@@ -272,6 +272,19 @@ def test_log_of_one_run_and_of_no_run(base: Path, tmp_path: Path, capsys: Captur
     assert log_command([str(tmp_path / "nowhere")]) == USER_ERROR
 
 
+def test_log_shows_the_other_runs_of_a_folder_where_one_is_unreadable(
+    base: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    shutil.copytree(base, tmp_path / "bad")
+    for ledger in (tmp_path / "bad/ledger").iterdir():
+        ledger.unlink()
+        ledger.symlink_to("/etc/passwd")
+    assert log_command([str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert f"run ({base}): step 12" in out
+    assert "bad/ledger" in err
+
+
 @pytest.fixture
 def sent(serve: Callable[[str], object], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     """Each request that is sent to S3: its kind, its key, the bytes of its body."""

@@ -4,7 +4,6 @@ import io
 import re
 import subprocess
 import sys
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -270,23 +269,6 @@ def test_weights_of_another_type_are_not_those_of_a_gpt(
     assert "transformer.ln_f.bias should be F32 [8], and is " in refused(hostile(tmp_path, {}, model), capsys)
 
 
-@pytest.mark.parametrize("data", [None, {}, [1], {"draw": False}])
-@pytest.mark.parametrize("shape", [[4, 4, 1], [2**40, 4, 1], [4, 4, 2]])
-def test_a_manifest_of_images_that_can_not_be_drawn_is_one_line(
-    tmp_path: Path, capsys: Captured, data: object, shape: list[int]
-) -> None:
-    codebook = b64encode(bytes(4 * 4 * shape[2])).decode()
-    vocabulary = {"kind": "image", "shape": shape, "patch": 4, "classes": 5, "codebook": codebook}
-    section = of_model()["config"] | ({} if data is None else {"data": data})
-    if shape != [4, 4, 1]:
-        section["data"] = {"draw": True}
-    line = refused(
-        hostile(tmp_path, {"config": section, "vocabulary": vocabulary}), capsys, "--out", f"{tmp_path}/a.png"
-    )
-    assert "can't be drawn" in line if shape != [4, 4, 1] else "was not trained to draw" in line
-    assert not (tmp_path / "a.png").exists()
-
-
 @pytest.mark.parametrize("temperature", ["0", "1"])
 @pytest.mark.parametrize("options", [(), ("--top-k", "2"), ("--top-p", "0.5")])
 def test_weights_that_are_numbers_and_whose_logits_are_none_are_one_line(
@@ -305,14 +287,10 @@ def test_weights_that_are_numbers_and_whose_logits_are_none_are_one_line(
 
 
 def test_no_secret_of_an_address_is_shown(tmp_path: Path, capsys: Captured) -> None:
-    images = {"kind": "image", "shape": [4, 4, 1], "patch": 4, "classes": 5, "codebook": b64encode(bytes(16)).decode()}
-    for name, vocabulary in (("images", images), ("text", {"kind": "char", "characters": VOCABULARY})):
-        hostile(tmp_path / name, {"vocabulary": vocabulary})
+    hostile(tmp_path / "text", {"vocabulary": {"kind": "char", "characters": VOCABULARY}})
     with served(tmp_path) as url:
         url = url.replace("//", "//user:S3CRET@")
         for arguments in (
-            [f"{url}/images"],
-            [f"{url}/text", "--out", "x.png"],
             [f"{url}/nowhere"],
             [f"{url}/text", "--file", f"{url}/nowhere?sig=S3CRET"],
         ):
@@ -332,7 +310,7 @@ def test_the_model_goes_to_the_device(run: Path, monkeypatch: pytest.MonkeyPatch
     moved = list[str]()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(GPT, "to", lambda model, device: moved.append(str(device)))
-    monkeypatch.setattr(generate, "generate", lambda opened, options: 0)
+    monkeypatch.setattr(generate, "continue_texts", lambda *texts: None)
     for device in ("auto", "cpu", "cuda"):
         assert generate.main([str(run), "--device", device]) == 0
     assert moved == ["cuda", "cpu", "cuda"]

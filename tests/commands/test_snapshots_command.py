@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mingpt.commands import generate, snapshots
+from mingpt.commands.loading import find_manifest
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.kinds.gpt import GPTModel
 from mingpt.model.sampling import generate as continue_tokens
@@ -54,9 +55,28 @@ def damage(run: Path, step: int, file: str) -> str:
 def test_digest_prints_the_newest_digest_alone(run: Path, capsys: Captured) -> None:
     assert snapshots.main(["digest", str(run)]) == 0
     assert capsys.readouterr() == (f"{digest(run, 30)}\n", "")
-    assert snapshots.main(["digest", str(run), "--step", "4"]) == 0
-    assert capsys.readouterr() == (f"{digest(run, 4)}\n", "")
     assert digest(run, 4) != digest(run, 30)
+
+
+OF_STEP_4 = [["{run}", "--step", "4"], ["{run}@4"], ["{run}/snapshots@4"], ["{run}/snapshots/step-000000004"]]
+
+
+@pytest.mark.parametrize("url", OF_STEP_4, ids=str)
+def test_a_step_may_be_named_in_four_ways_for_each_command(
+    run: Path, capsys: Captured, url: list[str], tmp_path: Path
+) -> None:
+    where = [word.format(run=run) for word in url]
+    assert snapshots.main(["digest", *where]) == 0
+    assert capsys.readouterr() == (f"{digest(run, 4)}\n", "")
+    assert snapshots.main(["verify", *where]) == 0
+    assert capsys.readouterr() == (f"step 4: good, digest {digest(run, 4)}\n", "")
+    for command in ("list", "show"):
+        assert snapshots.main([command, *where, "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown[0] if command == "list" else shown)["step"] == 4
+    assert snapshots.main(["copy", *where, str(tmp_path / "copy")]) == 0
+    assert Store(f"{tmp_path}/copy/snapshots").steps() == [4]
+    assert find_manifest(*where[:1], step=4)[1].step == 4  # what generate, evaluate and model.init_from open
 
 
 @pytest.mark.parametrize(
@@ -142,8 +162,9 @@ def test_looking_changes_nothing(run: Path) -> None:
         (["{run}", "--step", "5"], "{run}/snapshots: no snapshot of step 5; there are 4, 30"),
         (
             ["{run}/snapshots/step-000000004", "--step", "30"],
-            "{run}/snapshots/step-000000004 is the folder of step 4, not of --step 30: leave out one",
+            "{run}/snapshots/step-000000004 names step 4, and --step 30: leave out one",
         ),
+        (["{run}@5"], "{run}/snapshots: no snapshot of step 5; there are 4, 30"),
         (["{run}/snapshots/step-000000005"], "{run}/snapshots: no snapshot of step 5; there are 4, 30"),
         (
             ["{run}/nowhere"],

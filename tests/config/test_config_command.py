@@ -24,8 +24,8 @@ def test_mistakes_exit_64_with_all_problems_on_stderr_and_nothing_else(tmp_path:
     assert done.stderr == (
         "error: 6 problems:\n"
         "  1. '(' is not an override: write key=value, group=option, +key=value or ~key\n"
-        "  2. model=gpt3: there is no model 'gpt3'; there are gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, "
-        "gpt2-large, gpt2-medium, gpt2-xl, gpt2, "
+        "  2. model=gpt3: there is no model 'gpt3' (did you mean gpt?); "
+        "there are gopher-44m, gpt-micro, gpt-mini, gpt-nano, gpt, gpt2-large, gpt2-medium, gpt2-xl, gpt2, "
         "modern-0.6b, modern-135m, modern-1b, modern-360m, modern-nano, modern, own\n"
         "  3. batch.micro_siz is not a key (did you mean batch.micro_size?)\n"
         "  4. reduce=exat is not one of exact, fast (did you mean exact?)\n"

@@ -85,7 +85,7 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
             ["world.backend=nccl needs GPUs, but world.device=cpu: use world.backend=gloo"],
         ),
         # Groups, sections, interpolations, grammar.
-        ("model=gpt3", [f"model=gpt3: there is no model 'gpt3'; there are {MODELS}"]),
+        ("model=gpt3", [f"model=gpt3: there is no model 'gpt3' (did you mean gpt?); there are {MODELS}"]),
         (
             "experiment=x",
             [f"experiment=x: there is no experiment 'x'; there are {', '.join(compose.groups()['experiment'])}"],
@@ -116,18 +116,17 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         (
             "experiment=gpt2_124m data=random data.path=x data.stride=4",
             [
-                "data.path is not a key of data.kind=random, only of text, chat, images, shards: leave it out, or "
+                "data.path is not a key of data.kind=random, only of text, chat, own, shards: leave it out, or "
                 "choose data.kind=text",
                 "data.stride is not a key of data.kind=random, only of text, shards: leave it out, or choose "
                 "data.kind=text",
             ],
         ),
         (
-            "experiment=mnist_draw data=shakespeare",
+            "experiment=gpt2_124m data=random",
             [
-                f"data.{key} (a file sets it) is not a key of data.kind=text, only of images: write ~data.{key}, or "
-                "choose data.kind=images"
-                for key in ("draw", "image_weight")
+                "data.stride (a file sets it) is not a key of data.kind=random, only of text, shards: write "
+                "~data.stride, or choose data.kind=text"
             ],
         ),
         ("model.kind=${oc.env:NOPE}", [f"model.kind: {NOT_SET}"]),
@@ -153,8 +152,9 @@ GRAMMAR = "is not an override: write key=value, group=option, +key=value or ~key
         (
             "model=gpt3 schedule=cos model.n_head=7",
             [
-                f"model=gpt3: there is no model 'gpt3'; there are {MODELS}",
-                "schedule=cos: there is no schedule 'cos'; there are constant, cosine, linear, wsd",
+                f"model=gpt3: there is no model 'gpt3' (did you mean gpt?); there are {MODELS}",
+                "schedule=cos: there is no schedule 'cos' (did you mean cosine?); "
+                "there are constant, cosine, linear, wsd",
                 "model.n_head=7 does not divide model.n_embd=128: choose a divisor",
             ],
         ),

@@ -22,7 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert attempt([*arguments, "data.cache_dir=cache"], Lifetime()) == USER_ERROR
+    assert attempt([*arguments], Lifetime()) == USER_ERROR
     return capsys.readouterr().err
 
 

@@ -39,7 +39,7 @@ def test_configs_of_ones_own_are_found(own: Path, where: str) -> None:
     assert (config.run.name, config.data.places()) == ("mine", {"data.path": "book.txt"})
     assert config.model.model_dump()["n_embd"] == 8
     assert config.model.model_dump()["n_layer"] == 2  # the experiment's
-    assert problems(where.format(own), "experiment=nope")[0].endswith("mnist, mnist_draw, shakespeare_10m, "
+    assert problems(where.format(own), "experiment=nope")[0].endswith("mnist, shakespeare_10m, "
         "shakespeare_char, shakespeare_gpt2, synthetic")  # fmt: skip
     assert "mine" in problems(where.format(own), "experiment=nope")[0]
 
@@ -96,12 +96,10 @@ def test_help_says_each_default(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("searchpath", ["conf", "Search path:"]),
-        ("defaults", ["experiment/mine", "Defaults list"]),
+        ("searchpath", ["/conf"]),
+        ("defaults", ["experiment/mine"]),
         ("defaults-tree", ["  train", "    model/tiny"]),
-        ("config", ["name: mine", "path: https://***@host/x"]),
-        ("plugins", ["Hydra's plugins:"]),
-        ("all", ["Search path:", "Defaults tree:", "Config:"]),
+        ("plugins", ["Hydra Plugins"]),
     ],
 )
 def test_info(own: Path, what: str, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:

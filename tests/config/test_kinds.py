@@ -71,7 +71,7 @@ def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest
         assert config.data == CountdownData(start=99)
         assert config.model_dump()["data"] == {"kind": "countdown", "workers": 0, "start": 99}
     assert extras(config) == {"drum"}
-    assert machine.parameters(config) == config.model.parameters(100)
+    assert machine.state_bytes(config) == 12 * config.model.parameters(100)
     assert compose.configure(["--help"]) is None
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "countdown numbers that count down" in lines
@@ -80,7 +80,7 @@ def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest
     with pytest.raises(UserError) as mistake:
         configured("data=countdown", "data.start=1", "data.path=x")
     assert [text.split(":")[0] for text in mistake.value.problems] == [
-        "data.path is not a key of data.kind=countdown, only of text, chat, images, shards",
+        "data.path is not a key of data.kind=countdown, only of text, chat, own, shards",
         "data.start=1",
     ]
     with pytest.raises(UserError, match=r"^data\.start is too small: raise it$"):

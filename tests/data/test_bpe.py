@@ -19,7 +19,7 @@ from mingpt.data.kinds.text import TextData
 from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
 from mingpt.errors import UserError
 from mingpt.prepare import fetch, prepare
-from mingpt.weights.tokenizer import numbers_in, tokenizer_files
+from mingpt.weights.tokenizer import tokenizer_files
 
 SENTENCES = [
     "the king!",
@@ -189,18 +189,6 @@ def test_prepare_names_a_tokenizer_that_cannot_encode_its_text(
     assert prepare.main([str(tmp_path / "a.txt"), *out]) == 64
     told = capsys.readouterr().err
     assert told.startswith(f"error: {tmp_path}/a.txt: --tokenizer: the tokenizer cannot encode this text (")
-
-
-@pytest.mark.parametrize("added", [[5], None])
-def test_added_tokens_of_a_strangers_tokenizer_may_be_anything(added: object) -> None:
-    text = json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added})
-    assert numbers_in({"tokenizer.json": text}) == {"a": 0}
-
-
-@pytest.mark.parametrize("added", [7, "x", {"a": 1}])
-def test_added_tokens_that_are_no_list_are_damage(added: object) -> None:
-    with pytest.raises(ValueError, match=r"^added_tokens is not a list$"):
-        numbers_in({"tokenizer.json": json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added})})
 
 
 def problem(url: Path | str) -> str:

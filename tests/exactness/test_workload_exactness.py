@@ -12,15 +12,14 @@ from random import Random
 
 import pytest
 
-from image_kit import write_cifar, write_cifar_archive, write_idx
-from mingpt.commands.loading import open_model
-from mingpt.data.images.imagetokens import ImageTokens
+from image_kit import write_cifar, write_idx
 from mingpt.observe.jsonl import read_metrics
+from own_kit import OwnRun
 from run_kit import Run
 
 pytestmark = pytest.mark.slow
 
-IMAGES = ("data=images", "data.classes=4", "data.codes=16", "data.draw=true", "data.shift=1")
+IMAGES = ("model._target_=examples.images.model.Classifier", "data._target_=examples.images.files.source")
 
 
 @dataclass
@@ -100,16 +99,17 @@ def test_mixtures(make_run: MakeRun, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", ["idx", "cifar"])
-def test_images(make_run: MakeRun, tmp_path: Path, files: str) -> None:
-    """The three have no cache to begin with, so they fit the codebook again, to the same bits."""
-    more: tuple[str, ...]
+def test_images(tmp_path: Path, files: str) -> None:
     if files == "idx":
-        where, keys = write_idx(tmp_path / "images"), ("data.patch=2", "data.classes=4")
+        where, keys = write_idx(tmp_path / "images"), ("model.side=8", "data.classes=4", "data.shift=1")
     else:
-        where, keys = write_cifar_archive(tmp_path / "cifar.tar.gz"), ("data.patch=8", "data.classes=10")
-    more = (f"data.path={where}", *keys, "model.block_size=17")
-    caches = [f"data.cache_dir={tmp_path / name}" for name in ("cache", "another-cache")]
-    assert_exact(make_run, (*IMAGES, *more, caches[0]), (caches[1], "data.workers=1"))
+        where, keys = write_cifar(tmp_path / "cifar"), ("model.side=32", "model.channels=3", "model.dropout=0.1")
+    code = (*IMAGES, "model.width=4", f"data.path={where}", *keys)
+    assert_exact(
+        lambda name, *overrides: OwnRun(str(tmp_path / name), Path(), Path(), overrides, code=code),
+        (),
+        ("data.workers=1",),
+    )
 
 
 def generate(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -118,35 +118,10 @@ def generate(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_images_are_drawn_and_another_codebook_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
-    path, cache = f"data.path={write_idx(tmp_path / 'images')}", f"data.cache_dir={tmp_path / 'cache'}"
-    run = make_run("run", *IMAGES, path, cache, "train.max_steps=2")
-    run.finish(1)
-    vocabulary = open_model(run.dir).vocabulary
-    assert isinstance(vocabulary, ImageTokens)
-    done = generate(run.dir, "--out", str(tmp_path / "grid.png"), "--each", "3")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{tmp_path}/grid.png: a row for each of 4 classes, 3 images of each\n"
-    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
-    asked_for_text = generate(run.dir)
-    assert asked_for_text.returncode == 64
-    assert "give a file for them with --out FILE.png" in asked_for_text.stderr
-
-    other = run.start(1, "train.max_steps=4", "data.codes=12")
-    assert other.wait() == 64, other.output
-    assert "has another vocabulary than the data (data.codes: 16 -> 12)" in other.output
-
-    classifies = make_run("classifies", *IMAGES, path, cache, "data.draw=false", "train.max_steps=1")
-    classifies.finish(1)
-    refused = generate(classifies.dir, "--out", str(tmp_path / "none.png"))
-    assert refused.returncode == 64
-    assert "data.draw=false" in refused.stderr
-
-
-def test_bad_files_end_with_one_message_and_64(make_run: MakeRun, tmp_path: Path) -> None:
+def test_bad_files_end_with_one_message_and_64(tmp_path: Path) -> None:
     folder = write_cifar(tmp_path / "cifar")
     (folder / "test_batch.bin").write_bytes(b"\0" * 3072)
-    run = make_run("run", *IMAGES, f"data.path={folder}", f"data.cache_dir={tmp_path / 'cache'}")
+    run = OwnRun(str(tmp_path / "run"), Path(), Path(), code=(*IMAGES, f"data.path={folder}"))
     started = run.start(2)
     assert started.wait() == 1, started.output  # torchrun's; the workers' is 64
     assert len(re.findall(r"error: (?:rank 1 on \S+: )?data\.path=", started.output)) == 1

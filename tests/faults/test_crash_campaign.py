@@ -1,7 +1,6 @@
 """A short campaign of crashes; a long one is `make crash-campaign`, and docs/crash-campaign.md is the report of one."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from paths_kit import KITS
-from store_kit import Nanio
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.skipif(shutil.which(Nanio.program) is None, reason=f"nanio is not installed: {Nanio.cure}")
 def test_a_few_crashes_change_nothing(tmp_path: Path) -> None:
     campaign, report = KITS / "crash_campaign.py", tmp_path / "report.md"
     done = subprocess.run(

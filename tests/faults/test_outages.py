@@ -33,7 +33,7 @@ ENDLESS = (
 @pytest.fixture
 def server(serve: Stores, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setenv("MINGPT_STORE_SECONDS", "30")  # other work may share the machine
-    return serve("nanio")
+    return serve("proxied")
 
 
 def train(run: Run, on_line: Callable[[str], None], *overrides: str) -> Node:

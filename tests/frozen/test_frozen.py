@@ -18,7 +18,8 @@ import torch
 
 from mingpt.cli import main
 from mingpt.compute.numerics import NUMERICS, cpu_vendor, probe
-from mingpt.errors import FINISHED
+from mingpt.errors import FINISHED, USER_ERROR
+from mingpt.gone import instead
 from mingpt.snapshot.hot import find_run_id, folder
 from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.store import Store
@@ -129,6 +130,12 @@ def test_what_only_looks(name: str, mingpt: Verb) -> None:
     assert STORED[name][newest][:8] in mingpt("log", url, "--graph")
     mingpt("report", url)
     assert "<html" in Path(url, "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(GONE))
+def test_data_that_are_gone_say_what_to_use(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert resume(place(name)) == USER_ERROR
+    assert capsys.readouterr().err == f"error: {instead(f'data.kind={name}')}\n"
 
 
 @pytest.mark.parametrize("name", GOING)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import bpe_kit
-import image_kit
 from bad_input_kit import Scene
 from mingpt.prepare.documents import Options
 from mingpt.prepare.prepare import prepare
@@ -19,19 +18,6 @@ def data_set(damage: Callable[[Path], None]) -> Callable[[Scene], None]:
         damage(scene.dir / "set")
 
     return spoil
-
-
-def images(damage: Callable[[Path], None] = lambda folder: None) -> Callable[[Scene], None]:
-    """The folder `images` has a data set in MNIST's format, of 8 x 8 pixels and the labels 0 to 3, damaged."""
-    return lambda scene: damage(image_kit.write_idx(scene.dir / "images"))
-
-
-def no_images(folder: Path) -> None:
-    (folder / "train-images-idx3-ubyte").write_bytes(b"\x89PNG" + bytes(99))
-
-
-def cut_labels(folder: Path) -> None:
-    os.truncate(folder / "t10k-labels-idx1-ubyte", 20)
 
 
 def vocabulary(scene: Scene) -> None:

@@ -1,6 +1,6 @@
 """The table of bad inputs that test_bad_input.py plays: name, what must be named, the cure, overrides, spoils."""
 
-from bad_data_kit import cut_labels, data_set, flipped, images, missing, no_images, truncated, vocabulary
+from bad_data_kit import data_set, flipped, missing, truncated, vocabulary
 from bad_input_kit import (
     BOTH,
     NOTHING,
@@ -216,18 +216,6 @@ TOKENS = [
          (data_set(missing),), forms=TRAIN),
 ]
 
-PICTURES = ("data.kind=images", "data.path={dir}/images", "model.block_size=5")
-IMAGES = [
-    Case("no images there", r"data\.path=\S*/images: no images there", "name a folder with train-images-idx3-ubyte",
-         PICTURES, (folder("images"),), forms=TRAIN),
-    Case("another file for images", r"train-images-idx3-ubyte begins with 89504e47, not with 00000803", "again",
-         PICTURES, (images(no_images),), workers=True),
-    Case("labels cut short", r"t10k-labels-idx1-ubyte has 20 bytes, but its first 8 announce 29", "again", PICTURES,
-         (images(cut_labels),), forms=TRAIN),
-    Case("a label out of range", r"the label of training image \d+ is 3, beyond 0 to 2", r"data\.classes",
-         (*PICTURES, "data.classes=3"), (images(),), workers=True),
-]
-
 SNAPSHOTS = [
     Case("vocabulary of another text", "snapshot of step 4 in .* another vocabulary", r"take another run\.dir", (),
          (snapshots, text(b"hello, world" * 99)), workers=True),
@@ -285,4 +273,4 @@ DEVICE = [
 ]
 # fmt: on
 
-CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *MODELS, *TOKENS, *IMAGES, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]
+CASES = [*CONFIG, *OPTIONS, *BY_HAND, *DATA, *RUN, *MODELS, *TOKENS, *SNAPSHOTS, *DAMAGE, *S3, *DEVICE]

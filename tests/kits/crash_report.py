@@ -25,8 +25,8 @@ KINDS = {
 EXPLANATION = """\
 Each run trains a tiny GPT for 200 steps, with a durable snapshot every 7 steps and a hot one every 3. It uses one of
 two nodes or both, and a number of processes that changes from start to start. Its directory is on a disk or in a
-bucket. A killed storage server comes back within 8 seconds, on the same port, with the same data; it ignores
-conditional puts.
+bucket: of moto, behind a proxy that drops the conditions of puts. The storage server that is killed is this proxy; it
+comes back within 8 seconds, on the same port, with the same data.
 
 After each start, when all its processes have ended, every committed snapshot in the store is read and verified.
 Before the next start, all hot snapshots of its nodes are, too. These rules must hold:

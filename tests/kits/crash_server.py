@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from node_kit import wait_until
-from store_kit import Nanio, forget_clients
+from store_kit import ProxiedMoto, forget_clients
 
 LONGEST_ABSENCE = 8.0  # seconds; shorter and longer than snapshot.retry_seconds
 
@@ -17,7 +17,7 @@ class Keeper:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.chooser, self.pid_file = random.Random(seed), folder / "server-pid"
-        self.server = Nanio(folder / "nanio")
+        self.server = ProxiedMoto(folder / "store")
         self.deaths = 0
         self.present, self.may_start, self.closed = threading.Event(), threading.Event(), threading.Event()
         self.problem: BaseException | None = None
@@ -73,6 +73,5 @@ class Keeper:
     def close(self) -> None:
         self.closed.set()
         self.may_start.set()
-        if self.server.process and self.server.process.poll() is None:
-            self.server.process.kill()
+        self.server.close()
         self._thread.join()

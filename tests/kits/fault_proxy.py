@@ -2,6 +2,8 @@
 
 Each connection carries one request (both sides are told to close), so a rule is about requests: which ones, by their
 first line, how many of them, and what is done to them.
+
+As a program it can be killed: `fault_proxy.py HOST PORT SERVER_PORT RULE`, with the name of a rule for all requests.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ import random
 import re
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -111,6 +114,23 @@ class BlackHole(Rule):
         await exchange.swallow()
 
 
+@dataclass
+class Denied(Busy):
+    """A server that knows the client, and says no."""
+
+    status: int = 403
+    code: str = "AccessDenied"
+
+
+@dataclass
+class Unconditional(Rule):
+    """The server does not hear the condition of a put, as one without conditional puts."""
+
+    async def act(self, exchange: "Exchange") -> None:
+        exchange.head = re.sub(rb"(?i)\r\nif-none-match:[^\r]*", b"", exchange.head)
+        await exchange.forward()
+
+
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -186,15 +206,15 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit
 class FaultProxy:
     """Listens at `port` and hands on to the server's. The first rule that takes a request has it."""
 
-    def __init__(self, server_port: int) -> None:
-        self.port, self.server_port = free_port(), server_port
+    def __init__(self, server_port: int, port: int | None = None, host: str = "127.0.0.1") -> None:
+        self.port, self.server_port = port or free_port(), server_port
         self.rules: list[Rule] = []
         self.lines: list[str] = []  # of all requests so far
         self._tasks = set[Any]()  # asyncio itself forgets those whose client is gone
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 20))
+        self._server = self._run(asyncio.start_server(self._serve, host, self.port, limit=1 << 20))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(100)
@@ -232,3 +252,9 @@ class FaultProxy:
         finally:
             writer.close()
             self._tasks.discard(task)
+
+
+if __name__ == "__main__":
+    host, port, server_port, rule = sys.argv[1:]
+    FaultProxy(int(server_port), int(port), host).set(globals()[rule]())
+    threading.Event().wait()

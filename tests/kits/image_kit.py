@@ -5,62 +5,54 @@ import io
 import tarfile
 from pathlib import Path
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from mingpt.data.images.codebook import Pixels
-from mingpt.data.images.imagefiles import CIFAR, IDX, IMAGES, LABELS
-
-
-def idx(array: Pixels) -> bytes:
-    """An IDX file of bytes."""
-    magic = IMAGES if array.ndim == 3 else LABELS
-    return b"".join(n.to_bytes(4, "big") for n in (magic, *array.shape)) + array.tobytes()
-
-
-def stripes(count: int, side: int = 8, classes: int = 4) -> tuple[Pixels, Pixels]:
-    """Images (n, side, side) with one bright stripe, and labels that say in which part of the image it is."""
-    chooser = np.random.default_rng(count)
-    where = chooser.integers(0, side, count)
-    images = chooser.integers(0, 40, (count, side, side), dtype=np.uint8)
-    images[np.arange(count), where] += 200
-    return images, (where * classes // side).astype(np.uint8)
+from examples.images.files import CIFAR, IDX, RECORD
 
 
 def write_idx(folder: Path, train: int = 60, test: int = 21, side: int = 8, packed: bool = False) -> Path:
-    """The four files of a data set like MNIST."""
+    """The four files of a data set like MNIST: noise with a bright stripe, whose place says which of four classes."""
     folder.mkdir(parents=True, exist_ok=True)
-    for (images_name, labels_name), count in zip(IDX.values(), (train, test), strict=True):
-        images, labels = stripes(count, side)
-        for name, array in ((images_name, images), (labels_name, labels)):
-            if packed:
-                (folder / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
-            else:
-                (folder / name).write_bytes(idx(array))
+    for names, count in zip(IDX, (train, test), strict=True):
+        random = torch.Generator().manual_seed(count)
+        where = torch.randint(side, (count,), generator=random)
+        images = torch.randint(40, (count, side, side), generator=random)
+        images[torch.arange(count), where] += 200
+        for name, array in zip(names, (images, where * 4 // side), strict=True):
+            content = idx(array)
+            (folder / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(content) if packed else content)
     return folder
 
 
-def cifar_batch(count: int, seed: int) -> bytes:
-    """Records as in CIFAR-10's binary version: the label, then 1024 red pixels, 1024 green ones, 1024 blue ones."""
-    chooser = np.random.default_rng(seed)
-    rows = chooser.integers(0, 256, (count, 1 + 3072), dtype=np.uint8)
-    rows[:, 0] = chooser.integers(0, 10, count)
-    return rows.tobytes()
+def idx(array: Tensor) -> bytes:
+    sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return bytes((0, 0, 8, array.dim())) + sizes + bytes(array.flatten().tolist())
+
+
+def cifar_files(count: int = 4) -> dict[str, bytes]:
+    """CIFAR-10's binary version: records of a label and 3 x 1024 pixels."""
+    random = torch.Generator().manual_seed(count)
+    files = {}
+    for name in (*CIFAR[0], *CIFAR[1]):
+        rows = torch.randint(256, (count, RECORD), generator=random)
+        rows[:, 0] %= 10
+        files[name] = bytes(rows.flatten().tolist())
+    return files
 
 
 def write_cifar(folder: Path, count: int = 4) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(name for names in CIFAR.values() for name in names):
-        (folder / name).write_bytes(cifar_batch(count, seed))
+    for name, content in cifar_files(count).items():
+        (folder / name).write_bytes(content)
     return folder
 
 
-def write_cifar_archive(path: Path, count: int = 4) -> Path:
-    """As the data set is published: the files in a folder of their own, beside others."""
+def write_archive(path: Path, files: dict[str, bytes]) -> Path:
+    """As the data set is published: the files in a folder of their own, beside another one."""
     with tarfile.open(path, "w:gz") as tar:
-        for seed, name in enumerate(name for names in CIFAR.values() for name in names):
-            content = cifar_batch(count, seed)
-            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+        for name, content in {**files, "readme.html": b""}.items():
+            info = tarfile.TarInfo(f"cifar-10-batches/{name}")
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-        tar.addfile(tarfile.TarInfo("cifar-10-batches-bin/readme.html"))
     return path

@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import bpe_kit
-from image_kit import write_idx
 from mingpt.prepare.documents import Options
 from mingpt.prepare.prepare import prepare
 from mingpt.train.attempt import attempt
@@ -48,9 +47,6 @@ def data_of(kind: str, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         prepare([f"{folder}/lines.jsonl"], f"{folder}/set", bpe_kit.small(), options, shard_tokens=301)
         apart = ("data.documents=apart",) if kind == "documents apart" else ()
         return ("data=shards", *apart), (f"data.path={folder}/set",)
-    if kind == "images":
-        about = ("data=images", "data.classes=4", "data.codes=16", "data.draw=true", "data.shift=1", "data.patch=2")
-        return (*about, "model.block_size=17"), (f"data.path={write_idx(folder / 'images')}",)
     if kind == "chat":
         turns = "".join(json.dumps({"prompt": line[:8], "answer": line[8:16]}) + "\n" for line in lines)
         (folder / "chat.jsonl").write_text(turns)

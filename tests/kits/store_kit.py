@@ -1,4 +1,4 @@
-"""Real object stores on loopback, each a process that can be killed and started again with the same data and port.
+"""Real object stores on loopback, each a process that can be killed and started again with the same port.
 
 The address and the credentials travel as users give them, in the environment: to this process's clients and to every
 process that a test starts. All secrets hold `nobody-may-see`, for tests that search what was written for them.
@@ -7,7 +7,6 @@ process that a test starts. All secrets hold `nobody-may-see`, for tests that se
 import base64
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ import fsspec
 import pytest
 
 from node_kit import free_port, listening, wait_until
-from paths_kit import ROOT
+from paths_kit import KITS, ROOT
 
 HIDDEN = "nobody-may-see"  # a part of each secret
 ACCESS_KEY, SECRET_KEY = f"key-that-{HIDDEN}", f"secret-that-{HIDDEN}"
@@ -78,18 +77,15 @@ class Server:
         assert process.poll() is None, (self.folder / "log").read_text()
 
     def kill(self) -> None:
-        """kill -9. Its data, if it has a disk, is as the kill left it."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        """An end in order, with everything on disk."""
-        self._end(signal.SIGTERM)
-
-    def _end(self, sig: signal.Signals) -> None:
+        """kill -9."""
         if self.process is not None:
-            self.process.send_signal(sig)
+            self.process.kill()
             self.process.wait(START_LIMIT)
             self.process = None
+
+    def close(self) -> None:
+        """The test has ended."""
+        self.kill()
 
     def make_bucket(self) -> None:
         fsspec.filesystem(self.scheme).mkdir(BUCKET)
@@ -113,25 +109,33 @@ class Moto(Server):
         }
 
 
-class Nanio(Moto):
-    """S3 on disk: what it has acknowledged survives a kill. Takes the condition of a put, and ignores it."""
+@dataclass
+class ProxiedMoto(Moto):
+    """Moto behind a proxy, which drops the condition of each put. Killed is the proxy: what was stored survives.
 
-    program = str(Path(sys.executable).with_name("nanio"))
-    cure = "pip install -e '.[dev]' with Python 3.11 or newer"
+    A client sees what it sees of a server with a disk: connections break, the port refuses, then all is there again.
+    (Azurite has a disk, and lost a blob that it had acknowledged when it was killed right after.)
+    """
+
+    memory: Moto | None = None
+    rule: str = "Unconditional"
+    host: str = "127.0.0.1"
 
     def command(self) -> list[str]:
-        data = ["--data-dir", str(self.folder / "data"), "--host", "127.0.0.1", "--port", str(self.port)]
-        return [self.program, "serve", *data]
-
-    def own_environment(self) -> dict[str, str]:
-        return {"NANIO_ACCESS_KEY": ACCESS_KEY, "NANIO_SECRET_KEY": SECRET_KEY}
+        assert self.memory
+        proxy = KITS / "fault_proxy.py"
+        return [sys.executable, str(proxy), self.host, str(self.port), str(self.memory.port), self.rule]
 
     def start(self) -> None:
-        # It writes an object's description under a temporary name that is the same each time, and must not exist yet:
-        # after a kill in that instant (nanio 0.1.7) it would answer every later put of that object with an error.
-        for left in self.folder.glob("data/*/.nanio-meta/**/*.json.tmp"):
-            left.unlink()
+        if self.memory is None:
+            self.memory = Moto(self.folder / "memory")
+            self.memory.start()
         super().start()
+
+    def close(self) -> None:
+        super().close()
+        if self.memory:
+            self.memory.close()
 
 
 class Azurite(Server):
@@ -182,7 +186,7 @@ class GoogleEmulator(Server):
         """It starts with one."""
 
 
-KINDS: Mapping[str, type[Server]] = {"moto": Moto, "nanio": Nanio, "azurite": Azurite, "google": GoogleEmulator}
+KINDS: Mapping[str, type[Server]] = {"moto": Moto, "proxied": ProxiedMoto, "azurite": Azurite, "google": GoogleEmulator}
 
 
 class Stores:
@@ -208,7 +212,7 @@ class Stores:
 
     def close(self) -> None:
         for server in self.servers:
-            server.kill()
+            server.close()
 
 
 def forget_clients() -> None:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from itertools import count
 from pathlib import Path
 
 PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
@@ -82,7 +83,7 @@ def build(dockerfile: Path, context: Path, base: Path, folder: Path) -> Stage:
     """Execute every step; returns the last stage."""
     ignored = (dockerfile.parent / f"{dockerfile.name}.dockerignore").read_text().splitlines()
     sent = [line[1:] for line in ignored if line.startswith("!")]
-    stages: dict[str, Stage] = {}
+    stages, numbers = dict[str, Stage](), count()
     stage = Stage(base)
     for word, rest in instructions(dockerfile):
         match word:
@@ -90,7 +91,8 @@ def build(dockerfile: Path, context: Path, base: Path, folder: Path) -> Stage:
                 image, _, name = rest.partition(" AS ")
                 assert image in stages or re.fullmatch(PYTHON, image), image
                 parent = stages[image].root if image in stages else base
-                stage = stages[name] = Stage(folder / (name or "final"))
+                # Not by its name, which may be that of `base` in `folder`.
+                stage = stages[name] = Stage(folder / f"stage-{next(numbers)}")
                 subprocess.run(["cp", "-a", "--reflink=auto", str(parent), str(stage.root)], check=True, timeout=LIMIT)
             case "WORKDIR":
                 stage.workdir = rest

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,18 @@ pytestmark = [
 ]
 
 
+def test_a_stage_may_have_the_name_of_the_base_folder_or_none(tmp_path: Path) -> None:
+    first = "FROM python:3.12-slim-bookworm@sha256:" + 64 * "0"
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(f"{first} AS base\nFROM base AS final\nCOPY a .\nFROM base\nCOPY --from=final /a /b\n")
+    (tmp_path / "Dockerfile.dockerignore").write_text("!a\n")
+    (tmp_path / "base").mkdir()
+    (tmp_path / "a").write_text("text")
+    image = root_kit.build(dockerfile, tmp_path, tmp_path / "base", tmp_path)
+    assert [(path.name, path.read_text()) for path in image.root.iterdir()] == [("b", "text")]
+    assert [*(tmp_path / "base").iterdir()] == []
+
+
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("image")
@@ -35,7 +48,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 def test_the_image_holds_the_data_and_little_else(image: Stage) -> None:
     assert image.command == ["python", "dist.py"]
-    assert sorted(p.name for p in (image.root / "app").iterdir()) == ["data", "dist.py"]
+    assert sorted(p.name for p in (image.root / "app").iterdir()) == ["data", "dist.py", "examples"]
     assert (image.root / "app/data/mnist/train-images-idx3-ubyte").stat().st_size == 47_040_016
     asked = image.enter(["python", "-c", "import mingpt, os; print(os.getuid(), mingpt.__file__)"])
     uid, where = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=LIMIT).stdout.split()

@@ -154,7 +154,7 @@ def test_synthetic_and_cifar10(project: Path, jobs: list[Job], tmp_path: Path) -
     write_cifar(files, 40)
     own(files)
     short = ("train.max_steps=6", "snapshot.hot_every_steps=0")
-    small = (*short, "model.n_layer=1", "data.codes=8", f"data.path={files}")
+    small = (*short, "model.width=4", f"data.path={files}")
     for recipe, overrides in (("synthetic", short), ("cifar10", small)):
         run = shared(recipe)
         job = submit(jobs, project, recipe, "--nodes=2", "--nproc-per-node=2", f"run.dir={run}", *overrides)

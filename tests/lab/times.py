@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from lab_kit import HOME, ROOT, SCRIPTS, SMALL, USER, USER_ID, on, shared, sky
 
 # The last thing before processes are started, whatever starts them; then a line of the process that speaks.
-BEGINS = re.compile(r"preflight: 2 nodes in ([\d.]+) s")
+BEGINS = re.compile(r"preflight in ([\d.]+) s: nodes 2")
 STARTED = re.compile(
     r"start: import ([\d.]+) s, data ([\d.]+) s, rendezvous ([\d.]+) s, load ([\d.]+) s, first step ([\d.]+)"
 )

@@ -8,7 +8,7 @@ import pytest
 from mingpt.commands import generate, snapshots
 from mingpt.config import compose
 from mingpt.console import complain, say
-from mingpt.errors import USER_ERROR
+from mingpt.errors import USER_ERROR, TransientError, UserError
 from mingpt.preflight.places import write
 from mingpt.prepare import prepare
 from mingpt.redact import is_secret, printable, without_secrets
@@ -176,7 +176,9 @@ def test_no_command_tells_a_secret(
 
 def test_preflight_tells_no_secret() -> None:
     for url in URLS:
-        nowhere(str(write([("run.dir", url)], "me", url)))
+        with pytest.raises((UserError, TransientError)) as failed:
+            write([("run.dir", url)], "me", url)
+        nowhere(str(failed.value))
 
 
 def test_names_of_keys() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
+from mingpt.errors import UserError
 from mingpt.preflight import meeting
-from mingpt.preflight.helper import Helper, Refused, Unreached, answer
+from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.world.secret import REFUSED, SECRET, signed
 from node_kit import free_port
 
@@ -40,7 +41,7 @@ class Node:
         self.helper = Helper()
         helpers.append(self.helper)
         own = "127.0.0.1" if rank == 0 else None
-        self.meets = self.helper.ask(meeting.meet, "127.0.0.1", port, own, rank, size, f"node {len(helpers)}", 30.0)
+        self.meets = self.helper.ask(meeting.meet, "127.0.0.1", port, own, rank, size, 30.0)
 
     def gathers(self, value: object, seconds: float = LIMIT) -> AsyncResult[list[object]]:
         return self.helper.ask(meeting.gather, value, seconds)
@@ -74,7 +75,7 @@ def test_what_a_stranger_writes_in_a_nodes_place_is_refused(head: Node, port: in
     stranger.set("0/1", forged)
     assert answer(head.gathers("a", 1.0), LIMIT) == ["a", None]
     stranger.set("size", forged)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UserError) as refused:
         answer(Node(port, 1).meets, LIMIT)
     assert str(refused.value) == REFUSED
 
@@ -87,12 +88,12 @@ def test_a_value_is_not_taken_for_another_one(head: Node, port: int) -> None:
 
 def test_another_secret_is_told(head: Node, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "another secret than the head's")
-    with pytest.raises(Refused, match="set the same MINGPT_RDZV_SECRET on all nodes"):
+    with pytest.raises(UserError, match="set the same MINGPT_RDZV_SECRET on all nodes"):
         answer(Node(port, 1).meets, LIMIT)
 
 
 def test_another_number_of_nodes_is_refused(head: Node, port: int) -> None:
-    with pytest.raises(Refused, match="the head expects 2 nodes, and this node 3"):
+    with pytest.raises(UserError, match="the head expects 2 nodes, and this node 3"):
         answer(Node(port, 1, 3).meets, LIMIT)
 
 

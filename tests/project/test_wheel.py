@@ -26,17 +26,25 @@ def test_a_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
     assert {path.name for path in site.iterdir() if "dist-info" not in path.name} == {"mingpt"}
     (about,) = site.glob("*.dist-info")
     (entry,) = re.findall(r"^mingpt = ([\w.]+):main$", (about / "entry_points.txt").read_text(), re.M)
-    script = f"import sys, mingpt; print(mingpt.__file__); from {entry} import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "train", *SHORT],
-        cwd=empty,
-        env={**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    no_checkout = f"import sys; sys.path[:] = [path for path in sys.path if path != {str(ROOT)!r}]"
+    script = f"{no_checkout}; import mingpt; print(mingpt.__file__); from {entry} import main; sys.exit(main())"
+
+    def train(*overrides: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-c", script, "train", *overrides],
+            cwd=empty,
+            env={**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    done = train(*SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
     where, *lines = done.stdout.splitlines()
     assert where == str(site / "mingpt/__init__.py")
     assert any(line.startswith("finished: step 3, digest ") for line in lines)
     assert [path.name for path in empty.iterdir()] == ["runs"]
+    images = train("experiment=mnist")
+    assert images.returncode == 64
+    assert images.stderr.count("the examples are in the project's checkout, not in the installed package") == 2

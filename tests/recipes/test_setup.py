@@ -3,23 +3,28 @@
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from mingpt.config import compose
+from mingpt.prepare.extras import extras
 from paths_kit import ROOT
+from recipe_kit import BUCKET, envs, recipe
 
 TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "paste", "rm", "sha256sum", "sleep", "sort")
 
 # `python` stands for the environment's: it knows how to be recipes/locked.py (which takes a while, or fails), the
 # fetch, mingpt.prepare.extras (which finds in the overrides what the real one finds in the config), and torch on a
-# node without a usable GPU.
+# node without a usable GPU. REAL is a Python for the real one.
 PYTHON = """#!/bin/sh
 case "$*" in *base_prefix*) [ ! -e .venv/half ]; exit $? ;; esac
 echo "python $*" >>log
 case "$*" in *locked.py*) sleep 0.3; [ ! -e broken ]; exit $? ;; esac
 case "$*" in *import\\ torch*) exit 1 ;; esac
+case "$*" in *mingpt.prepare.extras*) [ -z "$REAL" ] || exec "$REAL" "$@" ;; esac
 case "$*" in *mingpt.prepare.extras*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
 case "$*" in *mingpt.prepare.extras*gpt2*) echo bpe ;; esac
 case "$*" in *mingpt.prepare.extras*s3:*) echo s3 ;; esac
@@ -174,3 +179,32 @@ def test_gpus_that_torch_cannot_use_fail_the_set_up_and_not_the_speed(machine: M
     assert machine.set_up(code=1)[-1].startswith("python -c import torch")
     assert "torch can't use this node's GPUs" in machine.errors
     assert not (machine.folder / ".venv/.setup").exists()
+
+
+TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
+PACKAGES = (*TRACKERS, "s3fs", "gcsfs", "adlfs", "tiktoken", "tokenizers", "pyarrow", "huggingface_hub", "lm_eval")
+
+
+@pytest.mark.parametrize("track", ["", "[]", *(f"[{name}]" for name in TRACKERS), "[wandb,tensorboard]"])
+def test_the_trackers_of_a_run_are_among_what_it_needs(track: str) -> None:
+    config = compose.configure([f"track={track}"] if track else [])
+    assert config is not None
+    assert extras(config) == set(re.findall(r"\w+", track or "tensorboard"))
+
+
+@pytest.mark.parametrize("name", ["train", "train-rdzv", "train-spot", "train-bucket", "evaluate", "generate", "serve"])
+def test_the_set_up_of_each_recipe_installs_the_trackers_of_its_run(name: str, tmp_path: Path) -> None:
+    """Nothing but the package's own requirements is there when it looks for what to install."""
+    machine = Machine(tmp_path)
+    machine.has("uv")
+    (machine.folder / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({PACKAGES}))")
+    given = BUCKET.get(name, {"RUN_DIR": "s3://b/run"})
+    for track, wanted in ("", "s3,tensorboard"), ("track=[wandb,mlflow]", "mlflow,s3,tensorboard,wandb"):
+        env = {
+            **envs(name, **given, OVERRIDES=track), "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+            "PATH": str(machine.bin), "HOME": str(machine.folder), "REAL": sys.executable,
+            "PYTHONPATH": f"{machine.folder}:{ROOT}",
+        }  # fmt: skip
+        script = str(recipe(name)["setup"])
+        subprocess.run([machine.bin / "bash", "-c", script], env=env, cwd=machine.folder, check=True, timeout=600)
+        assert f"{INSTALL}[{wanted}]" in machine.calls()

@@ -15,9 +15,8 @@ import pytest
 from mingpt.commands import report
 from mingpt.observe.ledger import goodput_line
 from mingpt.observe.trace import RECORD
-from mingpt.report.bits import equality
 from mingpt.report.figures import groups, ticks
-from mingpt.report.page import different_keys, facts, learning_rate, shares
+from mingpt.report.page import facts, learning_rate, shares
 from mingpt.report.reading import read_run
 from mingpt.snapshot.find import run_dir_of
 from report_kit import CONFIG, Made, loss_of, three_attempts
@@ -71,48 +70,6 @@ def test_a_rewind_takes_steps_back_and_is_listed(tmp_path: Path) -> None:
 def test_the_newest_attempt_without_an_end_may_be_going_on(tmp_path: Path) -> None:
     Made(tmp_path).attempt(1, 0, 3).attempt(2, 2, 4, parent=1)
     assert [a.end for a in read_run(str(tmp_path)).attempts] == ["killed", "no end: still going on, or killed"]
-
-
-def test_steps_computed_twice_have_the_same_bits_or_the_first_that_differs_is_named(tmp_path: Path) -> None:
-    made = three_attempts(tmp_path / "same")
-    for attempt in (1, 2, 3):
-        made.metrics(attempt, [{"equality": "a"}])
-    same = "Steps computed twice: 2, all with the same bits of loss and gradient norm."
-    assert read_run(str(tmp_path / "same")).twice == same
-    made = Made(tmp_path / "other").attempt(1, 0, 12, losses={12: math.nextafter(loss_of(12), 2)})
-    made.metrics(1, [{"equality": "a"}])
-    made.attempt(2, 10, 20, parent=1).metrics(2, [{"equality": "a"}])
-    other = "Steps computed twice: 2, of which 1 have other bits, the first of them step 12."
-    assert read_run(str(tmp_path / "other")).twice == other
-
-
-@pytest.mark.parametrize("names", [("a", "b"), (None, None)])
-def test_attempts_whose_bits_may_differ_are_not_compared(tmp_path: Path, names: tuple[str | None, ...]) -> None:
-    made = Made(tmp_path).attempt(1, 0, 12, losses={12: 7.0}).attempt(2, 10, 20, parent=1)
-    for attempt, name in enumerate(names, 1):
-        made.metrics(attempt, [{"equality": name}] if name else [])
-    text = "Steps computed twice: 2 in attempts whose bits may differ (other settings, machines or batches)."
-    assert read_run(str(tmp_path)).twice == text
-
-
-def test_equality_ends_where_the_numerics_or_the_config_changed(tmp_path: Path) -> None:
-    made = three_attempts(tmp_path)
-    made.snapshot(30)
-    devices = ["Equality ends after step 10 (attempt 2): device: cpu -> NVIDIA L4",
-               "Equality ends after step 20 (attempt 3): device: NVIDIA L4 -> cpu"]  # fmt: skip
-    assert equality(read_run(str(tmp_path)).manifest) == devices
-    for entry in made.history:
-        entry["numerics"]["device"] = "cpu"
-    made.snapshot(31)
-    (line,) = equality(read_run(str(tmp_path)).manifest)
-    assert line.startswith("Config and numerics stayed the same in all attempts that led to step 31 (3)")
-    made.history[1]["changes"] = {"optimizer.lr": [0.1, 0.2]}
-    made.snapshot(32)
-    assert equality(read_run(str(tmp_path)).manifest) == [
-        "Equality ends after step 10 (attempt 2): optimizer.lr: [0.1, 0.2]"
-    ]
-    made.snapshot(33, fingerprint={"reduce": "fast"})
-    assert "need not give equal bits" in equality(read_run(str(tmp_path)).manifest)[-1]
 
 
 def test_a_run_is_found_by_its_snapshots_and_by_one_of_them() -> None:
@@ -178,18 +135,10 @@ def test_an_axis_has_a_few_round_numbers() -> None:
     assert ticks(-3e29, 1e30) == [0, 5e29, 1e30]
 
 
-def test_several_runs_are_overlaid_with_the_keys_that_differ(tmp_path: Path) -> None:
-    three_attempts(tmp_path / "a").snapshot(30)
-    other = CONFIG | {"run": {"name": "b", "dir": "x"}, "optimizer": {"lr": 0.02}, "new": [1, "<"]}
-    three_attempts(tmp_path / "b").snapshot(30, run="b", config=other)
-    assert different_keys([read_run(str(tmp_path / name)) for name in "ab"]) == {
-        "optimizer.lr": ["0.01", "0.02"],
-        "new": ["–", '[1, "<"]'],
-    }
+def test_the_losses_of_several_runs_are_in_one_picture(tmp_path: Path) -> None:
+    for name in "ab":
+        three_attempts(tmp_path / name).snapshot(30, run=name)
     page = page_of(tmp_path / "a", tmp_path / "b")
-    assert cells(page, "Keys that differ") == [
-        ["key", "1: made", "2: b"], ["optimizer.lr", "0.01", "0.02"], ["new", "–", '[1, "<"]'],
-    ]  # fmt: skip
     assert page.count("<polyline") == 4  # a loss of each, and its validation loss
 
 

@@ -9,7 +9,6 @@ import pytest
 from cli_kit import Mingpt
 from mingpt.commands import report
 from mingpt.observe.jsonl import read_metrics
-from mingpt.report.page import different_keys
 from mingpt.report.reading import read_run
 from node_kit import wait_until
 from run_kit import TIME_LIMIT, Run
@@ -37,11 +36,8 @@ def test_a_run_with_a_kill_and_another_world(
     rows = read_metrics(run.dir)
     assert read.loss.values.tolist() == [row["loss"] for row in rows]
     assert read.curve("val_loss").steps.tolist() == [8, 16, 24]
-    assert "all with the same bits" in read.twice
-    assert "its bits are those of a run that was never interrupted" in page
 
     assert report.main([run.dir, other.dir, "--out", str(tmp_path / "both.html")]) == 0
-    assert different_keys([read, read_run(other.dir)]) == {"optimizer.lr": ["0.01", "0.02"]}
 
 
 @pytest.mark.slow
@@ -61,7 +57,6 @@ def test_a_run_that_is_going_on(new_run: Callable[..., Run]) -> None:
     assert code == 0
     page = (Path(run.dir) / "report.html").read_text()
     assert "no end: still going on, or killed" in page
-    assert "No snapshot tells what the bits depend on." in page
 
 
 def test_a_run_that_is_not_there(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from fault_kit import LONG, launch
-from mingpt.errors import SnapshotFailed, Superseded, UserError
-from mingpt.snapshot.reader import read
-from mingpt.snapshot.retention import Retention
+from mingpt.errors import SnapshotFailed, Superseded, TransientError, UserError
+from mingpt.snapshot.copying import copy_step
+from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.reader import read, verify
+from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
 from node_kit import Node, needs_mount, wait_until
@@ -125,6 +127,53 @@ def test_a_store_without_conditional_puts_is_found_out(tmp_path: Path, monkeypat
     assert not store.conditional_puts
     assert store.fs.find(store.root) == []  # nothing of the trial is left
     monkeypatch.undo()
+
+
+class Pruned(Store):
+    """Somebody's prune takes the parts for a dead writer's while the manifest is committed, so many times."""
+
+    def __init__(self, url: str, prunes: int) -> None:
+        super().__init__(url)
+        self.prunes = prunes
+
+    def check_parts(self, manifest: Manifest) -> None:
+        if self.prunes and self.steps():
+            self.prunes -= 1
+            self.remove([file for file in self.files(manifest.step) if file.name in manifest.parts])
+        super().check_parts(manifest)
+
+
+@pytest.mark.parametrize("url", ["{}", "memory://{}"])
+def test_no_snapshot_counts_as_stored_whose_parts_are_gone_once_its_manifest_is_there(tmp_path: Path, url: str) -> None:
+    store, said = Pruned(url.format(tmp_path), prunes=1), list[str]()
+    digest = writer(store, said).save(3, state_of(3))
+    assert verify(store, 3).digest == digest
+    assert store.prunes == 0
+    assert len(said) == 1
+    store.delete(3)
+    store.prunes = 2
+    with pytest.raises(SnapshotFailed, match=r"step-000000003: model-.* is not there"):
+        writer(store, said).save(3, state_of(3))
+    assert store.steps() == []
+
+    store.prunes = 1
+    whole = Store(url.format(tmp_path / "whole"))
+    save(whole, 3)
+    with pytest.raises(TransientError, match=r"step-000000003: model-.* is not there"):
+        copy_step(whole, store, 3, said.append)
+    assert store.steps() == []
+
+
+def test_a_prune_deletes_nothing_whose_manifest_came_meanwhile(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    digest = save(store, 3)
+    name = store.set_aside(3)
+    (tmp_path / "step-000000003" / name).rename(tmp_path / "manifest")
+    found = plan(store, Retention(9, orphan_age=1e-9), 9, {})
+    assert len(found.leftovers) == 2
+    (tmp_path / "manifest").rename(tmp_path / "step-000000003/manifest.json")
+    found.apply(store)
+    assert verify(store, 3).digest == digest
 
 
 # --- whole runs ---

@@ -216,11 +216,11 @@ def test_the_newest_attempt_replaces_what_an_older_one_committed_late_at_its_ste
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "numbers"), [("moto", [1, 2]), ("nanio", [1, 1])])
+@pytest.mark.parametrize(("kind", "numbers"), [("moto", [1, 2]), ("proxied", [1, 1])])
 def test_two_starts_at_once_on_one_bucket_are_two_attempts_and_the_older_one_ends(
     serve: Stores, monkeypatch: pytest.MonkeyPatch, kind: str, numbers: list[int]
 ) -> None:
-    """Both look before either writes. moto heeds conditional puts, nanio ignores them."""
+    """Both look before either writes. moto heeds conditional puts; its proxy drops their condition."""
     run = f"{serve(kind).url}/run"
     monkeypatch.setattr("mingpt.snapshot.attempts.newest_number", lambda run_dir: 0)
     first, second = (Attempt.claim(run, 0, None) for _ in range(2))

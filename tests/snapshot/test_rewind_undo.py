@@ -24,8 +24,8 @@ from snapshot_kit import PROVENANCE, save, state_of
 class History:
     """A run whose attempts claim and commit as real ones do, without the training."""
 
-    def __init__(self, folder: Path) -> None:
-        self.dir = str(folder)
+    def __init__(self, folder: str) -> None:
+        self.dir = folder
         self.store = Store(f"{folder}/snapshots")
         self.said: list[str] = []
 
@@ -51,7 +51,7 @@ class History:
 
 @pytest.fixture
 def run(tmp_path: Path) -> History:
-    return History(tmp_path / "run")
+    return History(str(tmp_path / "run"))
 
 
 def test_undo_brings_back_what_the_rewind_has_set_aside(run: History) -> None:
@@ -108,21 +108,39 @@ def test_two_rewinds_are_undone_one_after_the_other(run: History) -> None:
         run.undo()
 
 
-def test_an_interrupted_undo_can_be_made_again(run: History, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scheme", "deletions"), [("", None), ("memory:/", None), ("memory:/", 0), ("memory:/", 1)])
+def test_an_interrupted_undo_is_finished_by_the_same_command(
+    scheme: str, deletions: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed before it brings anything back, or after some deletions: an object store copies, then deletes."""
+    run = History(f"{scheme}{tmp_path}")
     run.attempt(0, 10, 20, 30)
     before = run.digests()
     run.rewind(10)
-    run.attempt(10, 15, shift=100)
+    delete, deleted = run.store.fs.rm_file, list[str]()
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def rm_file(path: str) -> None:
+        if len(deleted) == deletions:
+            raise KeyboardInterrupt
+        deleted.append(path)
+        delete(path)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "bring_back", killed)
+        if deletions is None:
+            patch.setattr(Store, "bring_back", killed)
+        else:
+            patch.setattr(run.store.fs, "rm_file", rm_file)
         with pytest.raises(KeyboardInterrupt):
             run.undo()
+    assert deletions is None or run.store.steps()[0] == 30  # an attempt that starts now loses nothing
     run.undo()
     assert run.digests() == before
+    assert not [file for step in before for file in run.store.files(step) if file.is_set_aside]
+    with pytest.raises(UserError, match="no rewind is there"):
+        run.undo()
 
 
 def test_a_damaged_snapshot_of_the_line_costs_none_of_those_before_it(run: History) -> None:

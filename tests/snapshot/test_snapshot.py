@@ -277,8 +277,9 @@ def test_a_part_that_the_store_dropped_stops_the_commit(monkeypatch: pytest.Monk
     name = Path(listing(store)[0]).name
     size = store.size(1, name)
     assert str(failed.value) == (
-        f"the snapshot of step 1 could not be committed in {store.url}: {name} has {size} bytes in place of {size + 1} "
-        f"after it was written; with several nodes, snapshot.dir must be a place that all of them share"
+        f"the snapshot of step 1 could not be committed in {store.url}: {store.folder_url(1)}: {name} has {size} bytes "
+        f"in place of {size + 1} after it was written; with several nodes, snapshot.dir must be a place that all of "
+        f"them share"
     )
     assert store.steps() == []
 

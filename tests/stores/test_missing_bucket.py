@@ -28,8 +28,8 @@ def test_no_write_creates_a_bucket(kind: str, serve: Stores) -> None:
         hot.run_id(url)
     with pytest.raises(UserError, match=r"there is no such file or bucket"):
         _ = Store(url).conditional_puts
-    (problem,) = write([("run.dir", url)], "me", f"{url}/snapshots")["problems"]  # preflight's
-    assert problem.startswith(f"run.dir={url}: there is no such file or bucket")
+    with pytest.raises(UserError, match=rf"^run\.dir={url}: there is no such file or bucket"):
+        write([("run.dir", url)], "me", f"{url}/snapshots")  # preflight's
     assert not fsspec.filesystem(server.scheme).exists(NOWHERE)
 
 

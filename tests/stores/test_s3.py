@@ -11,7 +11,6 @@ import pytest
 
 from mingpt.commands import snapshots
 from mingpt.observe.jsonl import read_metrics
-from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store
 from node_kit import ask_to_stop
@@ -67,12 +66,6 @@ def test_text_is_read_from_a_bucket_and_a_missing_bucket_is_a_mistake(
     started = run.start(1, "data.path=s3://nowhere/text.txt")
     assert started.wait() == 64
     assert "error: data.path=s3://nowhere/text.txt: there is no such file or bucket" in started.output
-
-
-def test_a_server_that_refuses_a_range_beyond_the_end_is_read(serve: Stores) -> None:
-    store = Store(f"{serve('nanio').url}/there/snapshots")
-    save(store, 1)
-    assert read(store, 1).manifest.step == 1
 
 
 def test_a_bucket_keeps_what_stays_is_cleaned_and_copied(bucket: str, tmp_path: Path) -> None:

@@ -96,14 +96,6 @@ def test_of_a_manifest_no_more_is_read_than_its_server_has_announced(monkeypatch
     assert store.read_manifest(1) == content
 
 
-@pytest.mark.parametrize("kind", ["moto", "nanio"])
-def test_a_server_is_not_asked_for_more_of_a_manifest_than_there_is(serve: Stores, kind: str) -> None:
-    """nanio answers a range that ends after the object with an error."""
-    store = Store(f"{serve(kind).url}/{uuid4().hex}")
-    save(store, 1)
-    assert equal(read(store, 1).state, state_of(1))
-
-
 def test_a_manifest_without_content_is_damaged(serve: Stores) -> None:
     """A range of nothing is an error of S3's."""
     store = Store(f"{serve('moto').url}/{uuid4().hex}")

@@ -97,6 +97,17 @@ def test_every_problem_of_every_trial_is_told_before_one_starts(
     assert not (tmp_path / "runs").exists()
 
 
+def test_files_that_trials_lack_are_told_before_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sweep.main(["data=char", "data.path=no.txt,none.txt", "batch.global_size=8", "batch.micro_size=8"]) == 64
+    told = capfd.readouterr().err
+    assert "data.path-no.txt: data.path=no.txt: there is no such file" in told
+    assert "data.path-none.txt: data.path=none.txt: there is no such file" in told
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from mingpt.data.own import source_of
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, STOPPED, USER_ERROR, SnapshotFailed
 from mingpt.snapshot import storewriter
+from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
@@ -266,21 +267,43 @@ def test_a_snapshot_of_format_2_is_read_without_what_is_no_state(
 # --- the thread ---
 
 
-def test_a_thread_that_raises_anything_is_heard_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    writer = SnapshotWriter(Store(str(tmp_path)), ALONE, Retention(9), PROVENANCE, said.append)
+@pytest.mark.parametrize("where", ["encode_part", "digest_of"])
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), SystemExit("by zero")])
+def test_a_thread_that_raises_anything_is_heard_and_counts(
+    where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, lost, store = list[str](), list[int](), Store(str(tmp_path))
+    writer = SnapshotWriter(
+        store, ALONE, Retention(9), PROVENANCE, said.append, lost=lambda step, in_a_row, why: lost.append(step)
+    )
+
+    def fail(*_: object) -> NoReturn:
+        raise error
+
     with monkeypatch.context() as patch:
-        patch.setattr(storewriter, "digest_of", lambda tensors: 1 / 0)
+        patch.setattr(storewriter, where, fail)
         writer.start(1, state_of(1))
-        with pytest.raises(SnapshotFailed, match="division by zero"):
+        with pytest.raises(SnapshotFailed, match="by zero"):
             writer.wait()
-    assert (writer.failures, writer.broken) == (1, False)
-    assert said == [
-        "SNAPSHOT FAILED (1 in a row): the snapshot of step 1 could not be committed in "
-        f"{tmp_path}: division by zero. The run goes on."
-    ]
+    assert (writer.failures, writer.broken, lost) == (1, False, [1])
+    [line] = said
+    assert line.startswith("SNAPSHOT FAILED (1 in a row): the snapshot of step 1 ")
+    assert line.endswith(f"{type(error).__name__}: by zero. The run goes on.")
     writer.save(2, state_of(2))
     assert writer.failures == 0
+
+
+def test_what_ends_the_thread_after_the_commit_costs_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise SystemExit("of a client")
+
+    said, store = list[str](), Store(str(tmp_path))
+    monkeypatch.setattr(writer_module, "plan", fail)
+    SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append, committed=fail).save(1, state_of(1))
+    assert store.steps() == [1]
+    assert ["of a client" in line for line in said] == [True, True]
 
 
 @pytest.mark.slow

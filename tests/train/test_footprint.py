@@ -45,8 +45,8 @@ def test_a_microbatch_is_counted_by_the_byte() -> None:
     """What autograd keeps for backward, and at the end the gradients alone, with the loss and the count."""
     config = configured(*SMALL)
     found, model = look_at(config), build(config, 1000)
-    assert found.parameters == found.trained == sum(p.numel() for p in model.parameters())
-    assert found.gradients == 4 * found.trained
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.gradients == 4 * found.parameters
     last, finished = found.microbatch.points[-1]
     assert (finished, last - finished) == (found.gradients, 4 * 64 * 8 + 3 * 4)  # the targets; loss, count, and a 1
     storages, kept = dict[int, int](), found.microbatch.kept

@@ -28,7 +28,7 @@ from paths_kit import KITS, ROOT
 from poison_kit import POISONED, poison
 from replay_kit import data_of, files_of, train_here
 
-KINDS = ["text", "bpe", "shards", "documents apart", "images", "chat", "mixture", "addition", "sort", "random"]
+KINDS = ["text", "bpe", "shards", "documents apart", "chat", "mixture", "addition", "sort", "random"]
 
 
 def again(url: str, first: int, last: int, *here: str) -> tuple[int, list[Again]]:

@@ -85,7 +85,7 @@ def test_each_other_key_affects_the_result() -> None:
 def test_another_learning_rate_is_another_experiment() -> None:
     message = refused(("schedule=constant",), ("schedule=constant", "optimizer.lr=1"))
     assert message == (
-        "run.dir=runs/run has step 200 of another experiment: the settings differ that affect the result:\n"
+        "run.dir=runs/run has step 200 with other settings, and these affect the result:\n"
         "  optimizer.lr: 0.001 -> 1.0\n"
         "  the learning rate of step 201 becomes 1.00e+00, and would have been 1.00e-03\n"
         "Set them back, or choose:\n"
@@ -174,7 +174,7 @@ def test_what_a_strangers_manifest_says_begins_no_line_of_its_own() -> None:
 
 def test_a_manifest_with_sections_that_are_none_is_refused_and_no_crash() -> None:
     config: dict[str, Any] = {"optimizer": 3, "schedule": {"kind": []}, "batch": {"global_size": -1}, "model": []}
-    assert "of another experiment" in refused((), (), config=config)
+    assert "with other settings" in refused((), (), config=config)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
 from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.modern import Modern
-from mingpt.weights.reading import start_from
+from mingpt.weights.reading import CURES, start_from
 from mingpt.weights.writing import folder_of, write_folder
 from weights_kit import ALONE, change_config
 
@@ -71,19 +71,17 @@ def test_a_run_starts_from_their_weights(tmp_path: Path, qk_norm: bool) -> None:
 @pytest.mark.parametrize(
     ("fields", "changes", "problem"),
     [
-        ({}, {"n_kv_head": 4, "n_inner": 8},
-         "the weights have num_key_value_heads 2, intermediate_size 40, the model has n_kv_head 4, n_inner 8: set "
-         "model.n_kv_head=2 model.n_inner=40"),
+        ({}, {"n_inner": 8}, "the weights have intermediate_size 40, the model has n_inner 8: set model.n_inner=40"),
         ({}, {"rope_base": 7.0}, "the weights have rope_theta=10000.0: set model.rope_base=10000.0"),
         ({"rms_norm_eps": 1e-5}, {}, "the weights have rms_norm_eps=1e-05: set model.norm_eps=1e-05"),
         ({}, {"tied": True}, "the weights have tie_word_embeddings=False: set model.tied=false"),
         ({}, {"block_size": 17},
          "the weights have 16 positions, and model.block_size=17: set model.block_size=16 or less"),
         ({}, {"qk_norm": False},
-         "weights of another architecture (config.json: model_type='qwen3'): take those of a Llama, or set "
-         "model.qk_norm=true"),
+         "weights of another architecture (config.json: model_type='qwen3'): take those of a Llama, or "
+         f"{CURES}"),
         ({"hidden_act": "relu"}, {},
-         "weights of another architecture: config.json says hidden_act='relu', our model has 'silu'"),
+         "weights of another architecture: config.json says hidden_act='relu', Qwen3 has 'silu'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, {},
          "weights of another architecture: config.json says rope_type='yarn', not 'default'"),
     ],
@@ -100,7 +98,7 @@ def test_padding_that_is_no_power_of_two(tmp_path: Path) -> None:
     Qwen3ForCausalLM(Qwen3Config(**THEIRS | {"vocab_size": 601})).save_pretrained(tmp_path)
     torch.manual_seed(5)
     kind = ModernModel.model_validate(SIZES)
-    with pytest.raises(UserError, match=r"if the rest of them is padding, set model\.vocab_multiple=601"):
+    with pytest.raises(UserError, match=r"padding, set model\.vocab_multiple=601"):
         start_from(Modern(kind.shape(597)), str(tmp_path), Numbers(597), ALONE)
     fitting = Modern(kind.model_copy(update={"vocab_multiple": 601}).shape(597))
     start_from(fitting, str(tmp_path), Numbers(597), ALONE)

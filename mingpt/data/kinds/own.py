@@ -1,11 +1,11 @@
 """Data of one's own: what `data._target_` gives."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from mingpt.config.kinds import Data, register
-from mingpt.config.section import Own
+from mingpt.config.section import NO_RESULT, Own
 
 if TYPE_CHECKING:
     from mingpt.data.source import Source
@@ -18,6 +18,12 @@ class OwnData(Data, Own):
     """data of one's own; its other keys are its arguments"""
     target: str = Field(default="", alias="_target_")
     """A function, package.module.name, that gives the mingpt.data.source.Source."""
+    path: Annotated[str | None, NO_RESULT] = None
+    """Where its files are, if it has an argument of this name. What is in them counts, not where they lie."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments | ({} if self.path is None else {"path": self.path})
 
     def open(self, block_size: int, micro_size: int, vocabulary: "Vocabulary | None" = None) -> "Source":
         from mingpt.data.own import open_own

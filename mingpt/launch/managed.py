@@ -1,0 +1,51 @@
+"""`python -m mingpt.launch.managed [options] [overrides]`: a node's part of a managed job of SkyPilot's.
+
+For recipes/train-spot.yaml. It runs the preflight (PREFLIGHT=0 leaves it out), then mingpt.launch, with these
+arguments, and ends so that SkyPilot starts the job again after all but a user error, whichever node ends first. A
+process of its own, since it must outlive a launcher that is killed.
+
+SkyPilot 0.14.1 stops all nodes as soon as one has failed. Elsewhere it then sees the codes of all. On Slurm it sees
+what srun returns: the highest code of a task, but any signal ranks above all codes. The node that is stopped ends by
+SIGTERM, so srun returns 143 after a crash and after a user error alike, often even if both nodes end within the same
+millisecond. No code can tell them apart; a signal that ranks above SIGTERM can.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
+from mingpt.world import slurm
+from mingpt.world.lifetime import STOP_SIGNALS
+
+CRASH_SECONDS = 10.0  # what another node has for its user error, which is then why this node has crashed
+LOG_SECONDS = 1.0  # until SkyPilot's own process on this node has passed on what was printed
+
+
+def run(arguments: list[str]) -> int:
+    """Run the preflight and the launcher. Returns the exit code of the first that fails."""
+    for number in STOP_SIGNALS:
+        # SkyPilot signals all processes of a job. The launcher then writes a snapshot, and this process waits for it.
+        signal.signal(number, lambda *_: None)
+    programs = ["mingpt.launch"] if os.environ.get("PREFLIGHT") == "0" else ["mingpt.preflight", "mingpt.launch"]
+    for program in programs:
+        code = subprocess.call([sys.executable, "-m", program, *arguments])
+        if code != FINISHED:
+            return code if code in (USER_ERROR, STOPPED) else CRASHED
+    return FINISHED
+
+
+def main() -> int:
+    code = run(sys.argv[1:])
+    if code == CRASHED and os.environ.get("SKYPILOT_NUM_NODES", "1") != "1":
+        time.sleep(CRASH_SECONDS)
+    if code == USER_ERROR and (task := slurm.task()):
+        time.sleep(LOG_SECONDS)
+        os.kill(task, signal.SIGRTMAX)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
