@@ -330,10 +330,10 @@ def test_whatever_the_snapshot_thread_raises_ends_the_run_with_the_next_step(
 
 
 def test_the_session_claims_an_attempt_and_names_it_in_each_manifest(open_run: Callable[..., Run]) -> None:
-    first = open_run()
+    first = open_run("train.eval_batches=0")
     loop.train(first)
     digest = digest_at(first, STEPS)
-    second = open_run(f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
+    second = open_run("train.eval_batches=0", f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
     assert (second.start, second.record.attempt) == (STEPS, 2)
     assert (
         second.evaluation.best_val_loss == read(Store(first.config.snapshot.dir), STEPS).manifest.metrics.best_val_loss
