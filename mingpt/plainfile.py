@@ -1,18 +1,15 @@
 """Open local files of a run's directory that may come from somebody else: regular files only, never through a link.
 
-A link may lead to any file of this machine, opening a FIFO blocks, and a device may never end. So the type of each file
-is checked before it is opened, and once more on the open descriptor, when nobody can replace it any more.
+A link may lead to any file of this machine, opening a FIFO blocks, and a device may never end. So each file is opened
+relative to the handle of its folder, after a look at its type, and is looked at once more when it is open.
 """
 
 import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
-
-from mingpt.errors import UserError
 
 BROKEN = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # a disk can't read a sector; a file system finds a wrong checksum
 PAUSES = (0.5, 1.0)  # seconds before each further try to read from a broken disk
@@ -20,43 +17,104 @@ LINK, NO_FOLDER, NO_FILE = "is a link", "is not a folder", "is not a regular fil
 
 
 class NotPlain(Exception):
-    """Not a plain file or folder. The message is LINK, NO_FOLDER or NO_FILE, to be put after a path."""
+    """Not a plain file or folder. The message is LINK, NO_FOLDER or NO_FILE, to be put after the path."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(what)
+        self.path = path
+
+    def as_problem(self) -> str:
+        """A UserError's text about a path in a run's directory."""
+        return (
+            f"{self.path} {self}, and a run's directory must hold plain folders and files only, since others lead "
+            f"outside of it: remove it, or copy the run without it"
+        )
 
 
 def check_folder(path: str) -> None:
     """Raise NotPlain unless the path is a folder, or does not exist."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(mode):
-        raise NotPlain(LINK if stat.S_ISLNK(mode) else NO_FOLDER)
+    with suppress(FileNotFoundError):
+        _check(path, os.lstat(path), NO_FOLDER)
 
 
 def check_file(path: str) -> os.stat_result:
     """The status of a regular file. Raises NotPlain for anything else, and FileNotFoundError."""
-    found = os.lstat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise NotPlain(LINK if stat.S_ISLNK(found.st_mode) else NO_FILE)
-    return found
+    return _check(path, os.lstat(path), NO_FILE)
 
 
-def open_file(path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file in a folder that is not a link; returns its descriptor. Raises NotPlain and OSError."""
-    if not flags & os.O_CREAT or os.path.lexists(path):
-        check_file(path)  # before opening it, since merely opening some devices has effects
-    above, name = os.path.split(path)
-    check_folder(above or ".")
-    folder = os.open(above or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _check(path: str, status: os.stat_result, what: str) -> os.stat_result:
+    if stat.S_ISLNK(status.st_mode):
+        raise NotPlain(path, LINK)
+    if not (stat.S_ISDIR if what == NO_FOLDER else stat.S_ISREG)(status.st_mode):
+        raise NotPlain(path, what)
+    return status
+
+
+def open_folder(root: str, names: Sequence[str], make: bool = False) -> int:
+    """Open a folder below `root`, which itself may be a link: the user names it. Returns its descriptor.
+
+    make: make folders that are missing. Raises NotPlain and OSError.
+    """
+    folder = os.open(root or ".", os.O_RDONLY | os.O_DIRECTORY)
+    path = root
+    for name in names:
+        path, above = os.path.join(path, name), folder
+        try:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=above)
+            _check(path, os.stat(name, dir_fd=above, follow_symlinks=False), NO_FOLDER)
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+        finally:
+            os.close(above)
+    return folder
+
+
+def open_below(root: str, name: str, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file below `root`; with O_CREAT its folders are made. Returns its descriptor.
+
+    Raises NotPlain and OSError.
+    """
+    path, (*above, last) = os.path.join(root, name), name.split("/")
+    folder = open_folder(root, above, make=bool(flags & os.O_CREAT))
     try:
+        try:  # before opening it, since merely opening some devices has effects
+            _check(path, os.stat(last, dir_fd=folder, follow_symlinks=False), NO_FILE)
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
         # Non-blocking, in case a FIFO has taken its place since.
-        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        descriptor = os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
     finally:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NotPlain(NO_FILE)
+        raise NotPlain(path, NO_FILE)
     return descriptor
+
+
+def open_file(path: str, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file in a folder that is not a link; returns its descriptor. Raises NotPlain and OSError."""
+    folder, name = os.path.split(path)
+    above, last = os.path.split(folder)
+    return open_below(above, f"{last}/{name}", flags) if last else open_below(folder, name, flags)
+
+
+def check_tree(folder: str) -> None:
+    """Raise NotPlain for a link that leads out of a folder, and for a FIFO, socket or device anywhere in it.
+
+    Others keep their files there, and links within: no file of theirs is opened by us.
+    """
+    check_folder(folder)
+    whole = os.path.realpath(folder)
+    for above, *_ in os.walk(folder):
+        for path in (os.path.join(above, name) for name in os.listdir(above)):
+            mode = os.lstat(path).st_mode
+            inside = os.path.realpath(path).startswith(f"{whole}/")
+            if stat.S_ISLNK(mode) and not inside:
+                raise NotPlain(path, LINK)
+            if not (stat.S_ISLNK(mode) or stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                raise NotPlain(path, NO_FILE)
 
 
 def read_into(path: str, into: memoryview, start: int = 0) -> Iterator[memoryview]:
@@ -85,24 +143,3 @@ def _read_with_retries(descriptor: int, into: memoryview, start: int) -> int:
                 raise
         time.sleep(pause)
     return os.preadv(descriptor, [into], start)
-
-
-def check_all_plain(folder: str, key: str) -> None:
-    """Raise UserError, naming the config `key`, unless a folder holds only plain files and folders, or is missing."""
-    path = folder
-    try:
-        check_folder(folder)
-        for path in sorted(str(p) for p in Path(folder).iterdir()) if os.path.exists(folder) else []:
-            with suppress(FileNotFoundError):  # another process has renamed its temporary file
-                if not stat.S_ISDIR(os.lstat(path).st_mode):
-                    check_file(path)
-    except NotPlain as problem:
-        raise UserError(f"{key}={link_problem(path, str(problem))}") from problem
-
-
-def link_problem(path: str, what: str) -> str:
-    """A UserError's text about a path in a run's directory. what: a NotPlain's message."""
-    return (
-        f"{path} {what}, and a run's directory must hold plain folders and files only, since others lead outside of "
-        f"it: remove it, or copy the run without it"
-    )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from inspect import iscoroutinefunction
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,8 +17,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from mingpt import hub
-from mingpt.atomic import write_whole
 from mingpt.errors import TransientError, UserError
+from mingpt.plainfile import NotPlain
 from mingpt.redact import without_secrets
 
 # By scheme of URL: the extra of this package that installs its client.
@@ -120,17 +119,6 @@ def make_folder(fs: Any, path: str) -> None:
         fs.makedirs(path, exist_ok=True)
 
 
-def create_file(fs: Any, path: str, raw: bytes) -> None:
-    """Write a small file. Raises FileExistsError if it is there already, as far as the store can tell."""
-    if is_local(fs):
-        write_whole(Path(path), [raw], create=True)
-        return
-    try:
-        fs.pipe_file(path, raw, mode="create")
-    except (TypeError, ValueError, NotImplementedError):  # a client without conditional puts
-        fs.pipe_file(path, raw)
-
-
 def is_local(fs: Any) -> bool:
     return isinstance(fs, LocalFileSystem)
 
@@ -171,6 +159,8 @@ def place(key: str, url: str) -> Iterator[None]:
         yield
     except TransientError:  # from a nested `place`
         raise
+    except NotPlain as problem:
+        raise UserError(f"{key}={problem.as_problem()}") from problem
     except Exception as error:  # only here: to look for secrets takes longer than to write a record of the trace
         meant = _meant(f"{key}={without_secrets(url)}", url, error)
         if meant is None:

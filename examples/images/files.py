@@ -105,7 +105,7 @@ def unpack(packed: Files) -> Files:
     return files
 
 
-def limited(file: IO[bytes], name: str) -> bytes:
+def limited(file: "IO[bytes] | gzip.GzipFile", name: str) -> bytes:
     content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"{name} unpacks to more than {LARGEST} bytes, as no images do")

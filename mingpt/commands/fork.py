@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     parser = Parser(prog=program("mingpt.commands.fork"), description=__doc__)
     parser.add_argument("source", metavar="RUN@STEP", help="a run's directory, or its snapshots folder; any URL")
     parser.add_argument("target", metavar="NEW", help="the new run's directory, which becomes its run.dir; any URL")
+    parser.add_argument("--trust", action="store_true", help="RUN is your own: take all places that its config names")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="what is different in the new run")
     return parser
 
@@ -31,13 +32,12 @@ def parser() -> argparse.ArgumentParser:
 def fork_command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     from mingpt.config.affecting import settings
-    from mingpt.config.branch import OF_EACH_RUN, branched, secret_keys
     from mingpt.config.commandline import CommandLine
-    from mingpt.config.trusted import named_by
-    from mingpt.observe.configfile import write_config
-    from mingpt.redact import printable, without_secrets
+    from mingpt.config.configfile import write_config
+    from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place, leaves
+    from mingpt.redact import BLANK, printable, without_secrets
     from mingpt.snapshot.find import find
-    from mingpt.snapshot.forking import fork, new_named
+    from mingpt.snapshot.forking import fork, new_named, run_of
     from mingpt.snapshot.reader import read_manifest
     from mingpt.snapshot.store import Store
     from mingpt.storage import name_of
@@ -51,32 +51,43 @@ def fork_command(arguments: list[str]) -> int:
         raise UserError(f"{found.store.folder_url(step)}: {damage}: choose another step") from damage
     given = {override.key_or_group for override in CommandLine.of(options.overrides).overrides}
     planned = parent.keys if (parent := new_named(manifest)) else ()
-    if lost := [printable(key) for key in planned if not named_by(tuple(key.split(".")), given)]:
+    if lost := [printable(key) for key in planned if not is_below(key, given)]:
         raise UserError(
             f"{found.store.folder_url(step)}: with this snapshot that run begins, and what it has changed is not in "
             f"there yet: give {', '.join(f'{key}=…' for key in lost)} again, or choose a later step of it"
         )
     if "run.dir" in given:
         raise UserError(f"run.dir: NEW, {without_secrets(options.target)}, is the run's directory: leave run.dir out")
-    config = branched(manifest.config, options.overrides, name_of(options.target.rstrip("/")), options.target)
-    after = without_secrets(config.model_dump())
-    old, new = settings(manifest.config)[0], settings(after)[0]
-    keys = [key for key in sorted(new) if old.get(key) != new[key] and not key.startswith(OF_EACH_RUN)]
+    config, places = fork_config(
+        manifest.config,
+        options.overrides,
+        name_of(options.target.rstrip("/")),
+        options.target,
+        run_of(found.store),
+        options.trust,
+    )
+    before, after = without_secrets(manifest.config), without_secrets(config.model_dump())
+    old, new = settings(before)[0], settings(after)[0]
+    differing = [key for key in sorted(new) if old.get(key) != new[key] and not is_below(key, OF_EACH_RUN)]
+    keys = [key for key in differing if is_below(key, given) or not is_own_place(key)]
     target = Store(config.snapshot.dir)
-    fork(found.store, manifest, config.run.dir, target, config.run.name, keys, changed(manifest.config, after), say)
+    fork(found.store, manifest, config.run.dir, target, config.run.name, keys, changed(before, after), say)
     write_config(config, say)
-    for key in keys:
-        say(f"{key}: {old.get(key)} -> {new[key]}")
-    say(f"{without_secrets(config.run.dir)} continues step {step} of {manifest.run}, digest {manifest.digest}")
+    for key, value in places.items():
+        say(printable(f"{key}={without_secrets(value)}, as in the snapshot's config"))
+    for key in differing:
+        say(printable(f"{key}: {old.get(key)} -> {new[key]}"))
+    what = f"step {step} of {printable(manifest.run)}, digest {manifest.digest}"
+    say(f"{without_secrets(config.run.dir)} continues {what}")
     say(f"train it: {_continues(config, options.overrides)}")
-    if secrets := secret_keys(after):
+    if secrets := [key for key, value in leaves(after) if isinstance(value, str) and BLANK in value]:
         say(f"and add {', '.join(f'{key}=…' for key in secrets)}: a run's files hold no secrets")
     return 0
 
 
 def _continues(config: "Config", overrides: list[str]) -> str:
     """The command that trains the fork."""
-    from mingpt.observe.configfile import NAME
+    from mingpt.config.configfile import NAME
     from mingpt.redact import without_secrets
     from mingpt.storage import is_local, open_fs
 

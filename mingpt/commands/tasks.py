@@ -10,9 +10,10 @@ from typing import Any
 from mingpt.commands.loading import find_manifest, open_model
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
-from mingpt.config.trusted import reconfigure
+from mingpt.config.stored import evaluation_config
 from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
+from mingpt.snapshot.forking import run_of
 from mingpt.train.tasks import Results, check_text, load_tasks, measure
 from mingpt.world.joining import join, world_size
 from mingpt.world.lifetime import Lifetime
@@ -31,9 +32,9 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
             raise UserError(f"--{name.replace('_', '-')}=0: give a number above 0")
     if data := [o for o in options.overrides if o.startswith("data")]:
         raise UserError(f"{data[0]}: tasks bring their own data: leave it out, or leave --tasks out")
-    _, manifest = find_manifest(options.url, options.step)
+    store, manifest = find_manifest(options.url, options.step)
     # Any kind of data that needs no file: none is opened.
-    config = reconfigure({**manifest.config, "data": None}, ["data=random", *given(options)], world_size())
+    config = evaluation_config(manifest.config, run_of(store), ["data=random", *given(options)], world_size())
     tasks = load_tasks("--tasks", names, options.include_path, options.num_fewshot)
     from mingpt.train.harness import Harness
 

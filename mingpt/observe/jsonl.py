@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mingpt.folder import Folder
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,
@@ -21,7 +22,6 @@ from mingpt.observe.events import (
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import records, segments
-from mingpt.storage import open_fs, place
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
@@ -47,12 +47,9 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def rows_of(run_dir: str, path: str) -> list[dict[str, Any]]:
+def rows_of(run_dir: str, name: str) -> list[dict[str, Any]]:
     """All rows of one attempt's file."""
-    fs, _ = open_fs(run_dir, "run.dir")
-    with place("run.dir", run_dir):
-        raw: bytes = fs.cat_file(path)
-    rows = []
+    raw, rows = Folder(run_dir).read(name) or b"", []
     for line in raw.decode(errors="replace").splitlines():
         try:
             row = json.loads(line)

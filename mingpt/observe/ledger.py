@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import psutil
 
+from mingpt.folder import Folder
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,
@@ -24,14 +25,12 @@ from mingpt.observe.events import (
     StepDone,
 )
 from mingpt.observe.runfile import RunFile
-from mingpt.snapshot.attempts import REWIND, Record, files, line_of, records
-from mingpt.storage import open_fs, place
+from mingpt.snapshot.attempts import REWIND, Record, line_of, records
 from mingpt.world.clock import Clock
 
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
 MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
-LARGEST = 1 << 20  # bytes of an account that are read
 MOST = 2.0**53  # of any number in it
 STEPS = ("compile", "step", "wait", "exchange", "update")  # the phases of a step: computed twice, it costs all again
 TWICE, BETWEEN = "computed twice", "between attempts"
@@ -173,14 +172,11 @@ class Ledger:
 
 def accounts(run_dir: str) -> list[Account]:
     """The accounts that can be read, by attempt."""
-    fs, _ = open_fs(run_dir, "run.dir")
-    found = {int(match[1]): path for match, path in files(run_dir, "ledger", NAME)}
-    with place("run.dir", run_dir):
-        paths = [*found.values()]  # object stores answer for many at a time
-        ends = [min(size, LARGEST) for size in fs.sizes(paths)]
-        raw = dict(zip(paths, fs.cat_ranges(paths, [0] * len(paths), ends, on_error="raise"), strict=True))
-    read = [_decode(attempt, raw[found[attempt]]) for attempt in sorted(found)]
-    return [account for account in read if account]
+    folder = Folder(run_dir)
+    files = folder.find("ledger", NAME)
+    raw = folder.read_all(files)
+    read = {int(f.match[1]): _decode(int(f.match[1]), raw[f.name]) for f in files if f.name in raw}
+    return [account for _, account in sorted(read.items()) if account]
 
 
 def launched(began: float, before: float) -> float:

@@ -9,10 +9,10 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from mingpt.config.checks import steps_to_profile
+from mingpt.folder import Folder
 from mingpt.observe.background import Background
 from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Event, StepDone
 from mingpt.redact import without_secrets
-from mingpt.storage import make_folder, open_fs, place
 
 END_SECONDS = 60.0  # at the end of an attempt, for writing the trace
 
@@ -70,7 +70,6 @@ class Profile:
         yield self._write
 
     def _write(self, recorded: profile) -> None:
-        fs, root = open_fs(self.run_dir, "run.dir")
         order = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
         top = recorded.key_averages().table(sort_by=order, row_limit=10, max_name_column_width=80)
         with tempfile.TemporaryDirectory() as folder:
@@ -78,10 +77,7 @@ class Profile:
             recorded.export_chrome_trace(str(trace))
             contents = {"json.gz": gzip.compress(trace.read_bytes()), "txt": top.encode()}
         name = f"attempt-{self.attempt:05d}-steps-{self.steps.start}-{self.steps.stop}"
-        path = f"{root.rstrip('/')}/profile/{name}"
-        with place("run.dir", self.run_dir):
-            make_folder(fs, path.rpartition("/")[0])
-            for kind, content in contents.items():
-                fs.pipe_file(f"{path}.{kind}", content)
+        for kind, content in contents.items():
+            Folder(self.run_dir).write(f"profile/{name}.{kind}", content)
         where = f"{str(without_secrets(self.run_dir)).rstrip('/')}/profile/{name}"
         self.say(f"profile: {where}.json.gz, for https://ui.perfetto.dev; its top ten: {where}.txt")

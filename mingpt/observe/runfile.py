@@ -1,15 +1,15 @@
 """A file below run.dir that grows, or is replaced, while the run trains. Metrics, trace and ledger are such files."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
-from pathlib import Path
 
-from mingpt.atomic import write_whole
+from mingpt.folder import Folder
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import place
 
 UPLOAD_SECONDS = 15  # between two uploads of new content to a bucket
 LOCAL_SECONDS = 1  # between two writes of a local file that is replaced
@@ -28,9 +28,8 @@ class RunFile:
         self, run_dir: str, name: str, say: Callable[[str], None], what: str = "metrics", replaced: bool = False
     ) -> None:
         self.run_dir, self.say, self.what, self.replaced = run_dir, say, what, replaced
-        self.fs, root = open_fs(run_dir, "run.dir")
-        self.path = f"{root.rstrip('/')}/{name}"
-        self.local = is_local(self.fs)
+        self.folder, self.name = Folder(run_dir), name
+        self.local = self.folder.local
         self.content = bytearray()  # local: what is not written yet; bucket: all
         self.changed, self.failing = False, False
         self._written = 0  # bytes of the local file that are known to be whole
@@ -77,22 +76,19 @@ class RunFile:
             self.failing = False
 
     def _store(self) -> None:
-        if not self.local:
-            self.fs.pipe_file(self.path, bytes(self.content))
-        elif self.replaced:
-            write_whole(Path(self.path), [bytes(self.content)], sync=False)
-        else:
+        if self.local and not self.replaced:
             self._append()
+        else:
+            self.folder.write(self.name, bytes(self.content), sync=False)
 
     def _append(self) -> None:
-        path = Path(self.path)
-        if self._written and not path.exists():
+        path = self.folder.path(self.name)
+        if self._written and not os.path.exists(path):
             self.say(f"WARNING: {path} was deleted while the run was writing it: what it held is lost")
             self._drop_file()
             self._written = 0
         if self._file is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = FileIO(self.folder.open_to_append(self.name), "ab")
             if self._written:
                 self._file.truncate(self._written)  # a failed write may have left a part
         new = bytes(self.content)

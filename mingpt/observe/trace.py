@@ -11,10 +11,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from mingpt.folder import Folder
 from mingpt.observe.events import AttemptEnded, AttemptFailed, Event, StepDone
 from mingpt.observe.runfile import RunFile
-from mingpt.snapshot.attempts import files
-from mingpt.storage import open_fs, place
 
 RECORD = np.dtype([("step", "<u4"), ("norm", "<f8"), ("loss", "<f8")])
 PACK = struct.Struct("<Idd").pack
@@ -55,15 +54,13 @@ class Trace:
 
 def read_trace(run_dir: str) -> dict[int, Records]:
     """All records by attempt, by step. A record that a killed attempt has written in part is left out."""
-    fs, _ = open_fs(run_dir, "run.dir")
-    found: dict[int, list[tuple[int, str]]] = {}
-    for match, path in files(run_dir, "trace", NAME):
-        found.setdefault(int(match[1]), []).append((int(match[2]), path))
-    with place("run.dir", run_dir):
-        return {
-            attempt: np.concatenate([_records(fs.cat_file(path)) for _, path in sorted(chunks)])
-            for attempt, chunks in sorted(found.items())
-        }
+    folder, chunks = Folder(run_dir), dict[int, dict[int, Records]]()
+    files = folder.find("trace", NAME)
+    contents = folder.read_all(files)
+    for match, name, _ in files:
+        if name in contents:
+            chunks.setdefault(int(match[1]), {})[int(match[2])] = _records(contents[name])
+    return {attempt: np.concatenate([parts[n] for n in sorted(parts)]) for attempt, parts in sorted(chunks.items())}
 
 
 def _records(raw: bytes) -> Records:

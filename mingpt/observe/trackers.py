@@ -19,6 +19,7 @@ from typing import Any
 from mingpt.config.checks import installed
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.observe.background import Background
 from mingpt.observe.events import (
     AttemptEnded,
@@ -31,10 +32,11 @@ from mingpt.observe.events import (
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
+from mingpt.plainfile import check_tree
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.hot import run_id
-from mingpt.storage import is_local, open_fs
+from mingpt.storage import place
 
 PROJECT = "mingpt"  # where the environment names none
 END_SECONDS = 20.0  # for all trackers, at the end of an attempt
@@ -63,10 +65,14 @@ class About:
 
     def folder(self, name: str) -> str:
         """A local folder for a tracker's files: in run.dir, or, if that is a bucket, one that is not kept."""
-        fs, path = open_fs(self.run_dir, "run.dir")
-        folder = Path(path, name) if is_local(fs) else Path(tempfile.mkdtemp(prefix=f"mingpt-{name}-"))
-        folder.mkdir(parents=True, exist_ok=True)
-        return str(folder)
+        run = Folder(self.run_dir)
+        if not run.local:
+            return tempfile.mkdtemp(prefix=f"mingpt-{name}-")
+        path = Path(run.path(name))
+        with place("run.dir", self.run_dir):
+            check_tree(str(path))
+            path.mkdir(parents=True, exist_ok=True)
+        return str(path)
 
     def settings(self) -> dict[str, str]:
         """The config by key: `train.max_steps`."""

@@ -149,7 +149,7 @@ class ShardWriter:
                     self.growing[split] = self._cut_back(split, size)
                     self.tokens += size // self.dtype.itemsize
             self.tokens += tokens_in(self.full)
-        except (ValueError, KeyError, TypeError, FileNotFoundError, NotPlain) as error:
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
             raise UserError(
                 f"{self.folder}: what an earlier `mingpt prepare` left is damaged ({error}): delete the folder"
             ) from error
@@ -163,7 +163,7 @@ class ShardWriter:
         try:  # never through a link: truncating would cut the file that it points to
             file = os.fdopen(open_file(str(path), os.O_RDWR), "r+b")
         except NotPlain as problem:
-            raise NotPlain(f"{path.name} {problem}") from None
+            raise ValueError(f"{path.name} {problem}") from None
         if file.seek(0, os.SEEK_END) < size:
             raise ValueError(f"{path.name} is too short")
         file.truncate(size)

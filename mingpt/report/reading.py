@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mingpt.config.configfile import LONGEST, NAME
 from mingpt.errors import UserError
-from mingpt.observe.configfile import NAME
+from mingpt.folder import Folder
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import Account, Ledger, kept_until, ledger
 from mingpt.observe.trace import Records, read_trace
-from mingpt.plainfile import NotPlain, check_file, link_problem
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import REWIND, Record, records
 from mingpt.snapshot.files import SNAPSHOTS
@@ -24,10 +24,8 @@ from mingpt.snapshot.forking import Parent, own_history, parent_of
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
-from mingpt.storage import is_local, open_fs, place
 
 Floats = npt.NDArray[np.float64]
-LONGEST_CONFIG = 2**17  # bytes of config.yaml; the largest of ours has some 3,000
 MANIFESTS_TRIED = 3
 UNKNOWN = math.nan
 
@@ -97,6 +95,7 @@ class Run:
 def read_run(url: str) -> Run:
     """Raises UserError if nothing of a run is there."""
     folder = run_dir_of(url)
+    Folder(folder, "RUN").check()
     store, claimed = Store(f"{folder}/{SNAPSHOTS}", "RUN"), records(folder)
     rows = [row for row in read_metrics(folder) if 0 < row["step"] < 2**32 and type(row.get("attempt")) is int]
     if not (store.steps() or claimed or rows):
@@ -219,16 +218,5 @@ def _time(text: object) -> float:
 
 def _config(folder: str) -> str:
     """config.yaml, or "" where there is none, as in older runs."""
-    fs, root = open_fs(folder, "RUN")
-    path = f"{root.rstrip('/')}/{NAME}"
-    with place("RUN", folder):
-        try:
-            if is_local(fs):
-                check_file(path)
-            raw: bytes = fs.cat_file(path, start=0, end=min(fs.info(path)["size"], LONGEST_CONFIG))
-        except FileNotFoundError:
-            return ""
-        except NotPlain as problem:
-            raise UserError(f"RUN={link_problem(path, str(problem))}") from problem
-    text: str = without_secrets(raw.decode(errors="replace"))
-    return text if len(raw) < LONGEST_CONFIG else f"{text}\n… (the rest is left out)"
+    raw = Folder(folder, "RUN").read(NAME, LONGEST) or b""
+    return str(without_secrets(raw.decode(errors="replace")))

@@ -15,9 +15,9 @@ from typing import Any
 from uuid import uuid4
 
 from mingpt.errors import Superseded, UserError
-from mingpt.plainfile import check_all_plain
+from mingpt.folder import File, Folder
 from mingpt.redact import without_secrets
-from mingpt.storage import create_file, is_local, make_folder, open_fs, place
+from mingpt.storage import is_local, make_folder, open_fs, place
 
 CLAIM = re.compile(r"([0-9]{5,})\.json")
 SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # metrics: one file per attempt
@@ -81,56 +81,37 @@ def make_run_dir(run_dir: str) -> None:
             make_folder(fs, path)
         except FileNotFoundError as error:
             raise UserError(f"{shown}: this folder can't be created there: choose another place") from error
+    Folder(run_dir).check()
 
 
-def files(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> list[tuple["re.Match[str]", str]]:
-    """The files in a folder of the run whose names match, and their paths. Raises UserError for links."""
-    fs, root = open_fs(run_dir, "run.dir")
-    fs.invalidate_cache()
-    path = f"{root.rstrip('/')}/{folder}"
-    with place("run.dir", run_dir):
-        try:
-            if is_local(fs):
-                check_all_plain(path, "run.dir")
-            paths = fs.ls(path, detail=False)
-        except FileNotFoundError:
-            return []
-    return [(m, p) for p in sorted(paths) if (m := pattern.fullmatch(Path(p).name))]
-
-
-def _names(run_dir: str, folder: str, pattern: "re.Pattern[str]") -> dict[int, str]:
-    return {int(m[1]): path for m, path in files(run_dir, folder, pattern)}
+def _claims(run_dir: str) -> dict[int, File]:
+    return {int(file.match[1]): file for file in Folder(run_dir).find("attempts", CLAIM)}
 
 
 def segments(run_dir: str) -> dict[int, str]:
-    """The paths of the attempts' metrics, by attempt number."""
-    return _names(run_dir, "metrics", SEGMENT)
+    """The names of the attempts' metrics in run_dir, by attempt number."""
+    return {int(file.match[1]): file.name for file in Folder(run_dir).find("metrics", SEGMENT)}
 
 
 def newest_number(run_dir: str) -> int:
     """The number of the newest attempt; 0 if there was none."""
-    return max([*_names(run_dir, "attempts", CLAIM), *segments(run_dir)], default=0)
+    return max([*_claims(run_dir), *segments(run_dir)], default=0)
 
 
 def records(run_dir: str) -> dict[int, Record]:
-    """All claims by attempt number, without those that can't be read. Object stores answer for many at a time."""
-    return _read(run_dir, _names(run_dir, "attempts", CLAIM))
+    """All claims by attempt number, without those that can't be read."""
+    return _read(run_dir, _claims(run_dir))
 
 
-def _read(run_dir: str, paths: Mapping[int, str]) -> dict[int, Record]:
-    fs, _ = open_fs(run_dir, "run.dir")
-    with place("run.dir", run_dir):
-        contents = fs.cat([*paths.values()], on_error="return") if paths else {}
-        for error in contents.values():
-            if isinstance(error, Exception) and not isinstance(error, FileNotFoundError):
-                raise error
-    read = {number: _decode(number, contents[path]) for number, path in paths.items()}
+def _read(run_dir: str, claims: Mapping[int, File]) -> dict[int, Record]:
+    contents = Folder(run_dir).read_all(claims.values())
+    read = {n: _decode(n, contents[file.name]) for n, file in claims.items() if file.name in contents}
     return {number: record for number, record in read.items() if record}
 
 
-def _decode(number: int, raw: bytes | FileNotFoundError) -> Record | None:
+def _decode(number: int, raw: bytes) -> Record | None:
     try:
-        fields: Any = json.loads(raw) if isinstance(raw, bytes) else {}
+        fields: Any = json.loads(raw)
         identity, step, digest, parent, by = (fields[k] for k in ("id", "from_step", "from_digest", "parent", "by"))
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -189,9 +170,9 @@ class Attempt:
 
     def overtaken_by(self) -> Record | None:
         """The newest attempt, if that is not this one."""
-        paths = _names(self.run_dir, "attempts", CLAIM)
-        number = max(paths, default=0)
-        newest = _read(self.run_dir, {number: paths[number]}).get(number) if paths else None
+        claims = _claims(self.run_dir)
+        number = max(claims, default=0)
+        newest = _read(self.run_dir, {number: claims[number]}).get(number) if claims else None
         if number > self.number:
             return newest or Record(number)
         return newest if newest and number == self.number and newest.id != self.record.id else None
@@ -221,14 +202,12 @@ class RunRecord:
     provenance: Mapping[str, Any]
 
 
-def _path(root: str, number: int) -> str:
-    return f"{root.rstrip('/')}/attempts/{number:05d}.json"
+def _name(number: int) -> str:
+    return f"attempts/{number:05d}.json"
 
 
 def _create(run_dir: str, record: Record) -> bool:
     """Create a claim. False: this number is taken."""
-    fs, root = open_fs(run_dir, "run.dir")
-    path = _path(root, record.number)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     fields: Mapping[str, Any] = {
         "id": record.id, "by": record.by, "at": now, "from_step": record.from_step, "from_digest": record.from_digest,
@@ -236,23 +215,15 @@ def _create(run_dir: str, record: Record) -> bool:
     }  # fmt: skip
     more = {"dropped": record.dropped, "undoes": record.undoes}
     raw = json.dumps({**fields, **{k: v for k, v in more.items() if v is not None}}).encode()
-    with place("run.dir", run_dir):
-        try:
-            create_file(fs, path, raw)
-        except FileExistsError:
-            return False
-    return True
+    return Folder(run_dir).create(_name(record.number), raw)
 
 
 def is_visible(run_dir: str, number: int) -> bool:
     """Whether this process sees the claim that rank 0 has just made. Waits up to VISIBLE_SECONDS for it."""
-    fs, root = open_fs(run_dir, "run.dir")
-    deadline = time.monotonic() + VISIBLE_SECONDS
+    folder, deadline = Folder(run_dir), time.monotonic() + VISIBLE_SECONDS
     while True:
-        fs.invalidate_cache()
-        with place("run.dir", run_dir):
-            if fs.exists(_path(root, number)):
-                return True
+        if folder.read(_name(number)) is not None:
+            return True
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)

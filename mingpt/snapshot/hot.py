@@ -13,15 +13,15 @@ import time
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from mingpt.errors import UserError
-from mingpt.plainfile import NotPlain, link_problem, open_file
+from mingpt.folder import Folder
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.store import Store
-from mingpt.storage import is_local, make_folder, name_of, open_fs, place
+from mingpt.storage import is_local, name_of, open_fs, place
 
+RUN_ID = "run-id"
 KEEP = 1
 STALE_SECONDS = 86400  # of a killed run's folder, before any run may remove it
 SPARE_BYTES = 2**20  # for manifests, headers, scalars
@@ -30,15 +30,7 @@ NCCL_BYTES = 2**30  # where NCCL may need the same memory: what its documentatio
 
 def find_run_id(run_dir: str) -> str | None:
     """The run's random id, if it has one yet. Raises UserError if run-id is a link, a FIFO or a device."""
-    fs, path = _run_id_path(run_dir)
-    with place("run.dir", run_dir):
-        try:
-            raw = _read_plain(path) if is_local(fs) else fs.cat_file(path)
-        except FileNotFoundError:
-            return None
-        except NotPlain as problem:
-            raise UserError(f"run.dir={link_problem(path, str(problem))}") from problem
-    found = raw.decode(errors="replace").strip()
+    found = (Folder(run_dir).read(RUN_ID, most=1024) or b"").decode(errors="replace").strip()
     return found if re.fullmatch("[0-9a-f]{32}", found) else None
 
 
@@ -47,25 +39,8 @@ def run_id(run_dir: str) -> str:
     found = find_run_id(run_dir)
     if found is None:
         found = uuid4().hex
-        fs, path = _run_id_path(run_dir)
-        with place("run.dir", run_dir):
-            make_folder(fs, path.rpartition("/")[0])
-            if is_local(fs):
-                with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
-                    file.write(f"{found}\n")
-            else:
-                fs.pipe_file(path, f"{found}\n".encode())
+        Folder(run_dir).write(RUN_ID, f"{found}\n".encode())
     return found
-
-
-def _read_plain(path: str) -> bytes:
-    with open(open_file(path), "rb") as file:
-        return file.read(64)  # longer than an id; the file may be any size
-
-
-def _run_id_path(run_dir: str) -> tuple[Any, str]:
-    fs, root = open_fs(run_dir, "run.dir")
-    return fs, f"{root.rstrip('/')}/run-id"
 
 
 def folder(hot_dir: str, run_dir: str, identity: str) -> Path:

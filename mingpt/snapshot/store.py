@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from mingpt.atomic import Buffer, sync_folder, write_whole
 from mingpt.errors import Damaged, Incomplete, Unreadable, UserError
-from mingpt.plainfile import BROKEN, PAUSES, NotPlain, check_file, check_folder, link_problem
+from mingpt.plainfile import BROKEN, PAUSES, NotPlain, check_file, check_folder
 from mingpt.redact import without_secrets
 from mingpt.snapshot import pieces
 from mingpt.snapshot.files import METRICS, PROBE, SET_ASIDE, SNAPSHOTS, STEP_FOLDER, File, step_name
@@ -58,7 +58,7 @@ class Store:
                 try:
                     check_folder(path)
                 except NotPlain as problem:
-                    raise UserError(f"{self.key}={link_problem(path, str(problem))}") from problem
+                    raise UserError(f"{self.key}={problem.as_problem()}") from problem
         return folder
 
     def steps(self) -> list[int]:

@@ -13,12 +13,12 @@ from mingpt.compute.numerics import differences
 from mingpt.config import compose
 from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
+from mingpt.config.configfile import overrides_line
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
 from mingpt.console import complain, say
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
-from mingpt.observe.configfile import overrides_line
 from mingpt.redact import without_secrets
 from mingpt.train import autosize, session, tasks
 from mingpt.train.factory import build

@@ -7,7 +7,6 @@ later one takes it from there, whatever machine it is on; or from the newest sna
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 import torch
 
@@ -15,11 +14,11 @@ from mingpt.config.checks import impossible
 from mingpt.config.schema import AUTO, Config
 from mingpt.console import say
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
-from mingpt.storage import create_file, open_fs, place
 
 NAME = "micro-size"
 ROOM = 0.15  # of the memory, which stays free
@@ -96,24 +95,20 @@ def _of_snapshot(config: Config) -> int | None:
 
 
 def _read(config: Config) -> int | None:
-    fs, root = open_fs(config.run.dir, "run.dir")
-    path = f"{root.rstrip('/')}/{NAME}"
-    with place("run.dir", config.run.dir):
-        try:
-            fs.invalidate_cache()
-            text = fs.cat_file(path).decode(errors="replace").strip()
-        except FileNotFoundError:
-            return None
+    folder = Folder(config.run.dir)
+    raw = folder.read(NAME)
+    if raw is None:
+        return None
+    text = raw.decode(errors="replace").strip()
     if not (text.isdecimal() and len(text) < 10 and int(text)):
-        raise UserError(f"{without_secrets(path)} is damaged: write the run's batch.micro_size into it, or delete it")
+        raise UserError(
+            f"{without_secrets(folder.path(NAME))} is damaged: write the run's batch.micro_size into it, or delete it"
+        )
     return int(text)
 
 
 def _write(config: Config, number: int) -> int:
     """Write it unless somebody has; returns what is there."""
     make_run_dir(config.run.dir)
-    fs, root = open_fs(config.run.dir, "run.dir")
-    path, content = f"{root.rstrip('/')}/{NAME}", f"{number}\n".encode()
-    with place("run.dir", config.run.dir), suppress(FileExistsError):
-        create_file(fs, path, content)
+    Folder(config.run.dir).create(NAME, f"{number}\n".encode())
     return _read(config) or number

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import yaml
-
 from mingpt.compute.guard import Range, merged
+from mingpt.config.configfile import NAME, read_config
 from mingpt.errors import UserError
-from mingpt.observe.configfile import NAME
+from mingpt.folder import Folder
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.trace import Records, read_trace
 from mingpt.redact import without_secrets
@@ -23,9 +22,6 @@ from mingpt.snapshot.find import run_dir_of
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
-from mingpt.storage import open_fs, place
-
-LARGEST_CONFIG = 2**17  # bytes of config.yaml
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,7 @@ class Past:
 
     def __init__(self, url: str, attempt: int | None = None, snapshots: str | None = None) -> None:
         self.folder = run_dir_of(url)
+        Folder(self.folder, "RUN").check()
         self.url = without_secrets(self.folder)
         self.store = Store(snapshots or f"{self.folder}/{SNAPSHOTS}", "--snapshots" if snapshots else "RUN")
         self.steps = sorted(self.store.steps())
@@ -180,17 +177,8 @@ class Past:
                 f"{self.url}: attempt {attempt}, which computed step {first}, has left no snapshot, and no later one "
                 f"goes on from it: its config is not known; choose a step of another attempt"
             )
-        fs, root = open_fs(self.folder, "RUN")
-        with place("RUN", self.folder):
-            try:
-                raw = fs.cat_file(f"{root.rstrip('/')}/{NAME}", start=0, end=LARGEST_CONFIG)
-            except FileNotFoundError:
-                raw = b""
-        try:
-            config = yaml.safe_load(raw)
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-            config = None
-        if not isinstance(config, dict):
+        config = read_config(self.folder)
+        if config is None:
             raise UserError(f"{self.url}: neither a snapshot nor {NAME} tells the config of attempt {attempt}")
         return config, []
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from mingpt.compute.guard import merged
 from mingpt.compute.numerics import changes, fingerprint, pin
-from mingpt.config.recorded import recorded
+from mingpt.config.affecting import section_of
 from mingpt.config.schema import Config
-from mingpt.config.trusted import problems_of_places
+from mingpt.config.stored import problems_of_places, replay_config
 from mingpt.data.source import Source
 from mingpt.errors import Damaged, Unreadable, UserError
 from mingpt.model.language import LanguageModel
@@ -94,7 +94,7 @@ class Replay:
 
     def check(self, settings: tuple[str, ...]) -> None:
         """Raise UserError if the next step can't be computed with these settings."""
-        recorded(self.past.stretch(self.step + 1).config, self.here, settings)
+        replay_config(self.past.stretch(self.step + 1).config, self.past.folder, self.here, settings)
 
     def save(self) -> Saved:
         return self.saved or self.bench.save(self.step)
@@ -114,7 +114,7 @@ class Replay:
         saved = self.save()
         if stretch.first == self.step + 1:  # a resume: this number is not stored, and rollbacks may have come before
             saved = replace(saved, skips=0, dropped=merged([*saved.dropped, *stretch.dropped]))
-        config = recorded(stretch.config, self.here, settings)
+        config = replay_config(stretch.config, self.past.folder, self.here, settings)
         source = self._source(config, stretch)
         self.bench = Bench(config, source, self.world, stretch.world_size)
         self.bench.load(saved)
@@ -140,12 +140,12 @@ class Replay:
             raise UserError(
                 f"{self.past.url}: no good snapshot is left to begin from, and its attempts do not lead back to step 1"
             )
-        config = recorded(stretch.config, self.here)
+        config = replay_config(stretch.config, self.past.folder, self.here)
         source = self._source(config, stretch)
         bench = Bench(config, source, self.world, stretch.world_size)
-        url, model = getattr(config.model, "init_from", None), bench.compute.model
-        if url and isinstance(model, LanguageModel):
-            if problems := problems_of_places(url):
+        url, model = section_of(stretch.config, "model").get("init_from"), bench.compute.model
+        if isinstance(url, str) and isinstance(model, LanguageModel):
+            if problems := problems_of_places(url, self.past.folder):
                 raise UserError(*(f"model.init_from {p}: replay a step after the first snapshot" for p in problems))
             found = start_from(model, url, source.vocabulary, self.world)
             if stretch.numerics.get("init_from", found) != found:
@@ -195,7 +195,7 @@ def replay(
         raise UserError("a replay takes one process, and bits do not depend on their number: start it without launch")
     past = Past(url, attempt, snapshots)
     past.check_step(step)
-    first = recorded(past.stretch(step).config, here)
+    first = replay_config(past.stretch(step).config, past.folder, here)
     with join(first.world) as world:
         pin(first, world.device)
         yield Replay(past, step, world, here)

@@ -14,13 +14,13 @@ from mingpt.compute.narrow import narrow_names, pack
 from mingpt.compute.numerics import autocast_for, pin, slow_precision
 from mingpt.compute.optimizer import Update
 from mingpt.compute.reduction import ExactReduction, Reduction
+from mingpt.config.configfile import write_config
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.console import counted, say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
-from mingpt.observe.configfile import write_config
 from mingpt.observe.events import HotCommitted, SnapshotCommitted, SnapshotLost
 from mingpt.observe.notify import notify
 from mingpt.redact import without_secrets

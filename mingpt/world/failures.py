@@ -5,14 +5,15 @@ import re
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.cuda import memory
 
 from mingpt.config.schema import Config
 from mingpt.errors import CRASHED, USER_ERROR, Damaged, SnapshotFailed, TransientError, UserError
+from mingpt.folder import Folder
 from mingpt.redact import without_secrets
-from mingpt.storage import make_folder, open_fs
 from mingpt.world.lifetime import Phase
 
 LOST_PEER = "lost contact with another process"  # a consequence: the cause is in another process's log
@@ -83,9 +84,7 @@ def leave_memory_picture(run_dir: str) -> str:
     try:
         with tempfile.TemporaryDirectory() as folder:
             memory._dump_snapshot(f"{folder}/picture")
-            fs, root = open_fs(run_dir, "run.dir")
-            make_folder(fs, f"{root.rstrip('/')}/memory")
-            fs.put_file(f"{folder}/picture", f"{root.rstrip('/')}/{name}")
+            Folder(run_dir).write(name, Path(folder, "picture").read_bytes())
     except Exception as error:  # the run ends anyway, and for another reason
         return f"what lies in the GPU's memory could not be written: {str(error) or type(error).__name__}"
     return f"what lies in the GPU's memory: run.dir/{name}, for https://pytorch.org/memory_viz"

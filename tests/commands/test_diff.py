@@ -106,7 +106,7 @@ def test_one_flipped_bit_of_a_weight_is_named(trained: Path, tmp_path: Path, cap
 
 
 def test_a_fork_is_known_as_one(trained: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert fork_command([f"{trained}@8", str(tmp_path / "b"), "seed=2"]) == 0
+    assert fork_command(["--trust", f"{trained}@8", str(tmp_path / "b"), "seed=2"]) == 0
     assert diff_command([str(trained), str(tmp_path / "b")]) == 0
     out = capsys.readouterr().out
     assert "B was forked from the other after step 8\nconfig: 1 that affect the result differ\n  seed: 1 -> 2\n" in out

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from mingpt.report.auditing import intervals
 from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
+from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.store import Store
 from mingpt.train.past import Past
@@ -50,7 +53,7 @@ def parts(folder: Path, step: int) -> dict[str, os.stat_result]:
 def test_a_fork_on_the_same_disk_has_the_files_of_its_parent(base: Path, tmp_path: Path, capsys: Captured) -> None:
     before = sorted(p.relative_to(base) for p in base.rglob("*"))
     new = tmp_path / "new"
-    assert fork_command([f"{base}@8", str(new), "optimizer.lr=0.005"]) == 0
+    assert fork_command(["--trust", f"{base}@8", str(new), "optimizer.lr=0.005"]) == 0
     out = capsys.readouterr().out
     assert "the same files as the parent's (hard links)" in out
     assert f"train it: mingpt train --config-dir {new} --config-name config\n" in out
@@ -72,7 +75,7 @@ def test_a_fork_on_the_same_disk_has_the_files_of_its_parent(base: Path, tmp_pat
 
 def test_a_fork_with_nothing_changed_computes_what_its_parent_has(trained: Path, base: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
-    assert fork_command([f"{base}@8", str(new)]) == 0
+    assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
     shutil.rmtree(base)  # its parent's retention, or somebody
     go_on(new)
     assert verify(store(new), 12).digest == read_manifest(store(trained), 12).digest
@@ -84,7 +87,12 @@ def test_changed_keys_need_no_resume_changed_and_the_history_has_them(
     base: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     new = tmp_path / "new"
-    assert fork_command([f"{base}@8", str(new), "optimizer.lr=0.005", "train.max_steps=10", "optimizer.name=muon"]) == 0
+    assert (
+        fork_command(
+            ["--trust", f"{base}@8", str(new), "optimizer.lr=0.005", "train.max_steps=10", "optimizer.name=muon"]
+        )
+        == 0
+    )
     go_on(new)
     assert "forked from step 8 of run with optimizer.lr: 0.01 -> 0.005" in capsys.readouterr().out
     manifest = read_manifest(store(new), 10)
@@ -105,7 +113,7 @@ def test_changed_keys_need_no_resume_changed_and_the_history_has_them(
 
 def test_a_change_that_the_fork_does_not_name_is_refused_at_its_start(base: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
-    assert fork_command([f"{base}@8", str(new), "optimizer.lr=0.005"]) == 0
+    assert fork_command(["--trust", f"{base}@8", str(new), "optimizer.lr=0.005"]) == 0
     manifest = read_manifest(store(new), 8)
     config = configured(f"--config-dir={new}", "--config-name=config", "seed=7")
     with pytest.raises(UserError, match="seed: 1 -> 7") as refused:
@@ -119,7 +127,7 @@ def test_other_data_may_be_named_by_a_fork(base: Path, tmp_path: Path, text: Pat
     other = tmp_path / "other.txt"
     other.write_text(text.read_text()[:-1] + "e")
     new = tmp_path / "new"
-    assert fork_command([f"{base}@8", str(new), f"data.path={other}"]) == 0
+    assert fork_command(["--trust", f"{base}@8", str(new), f"data.path={other}"]) == 0
     go_on(new)
     assert store(new).steps()[0] == 12
 
@@ -140,7 +148,7 @@ def test_mistakes_are_told_and_nothing_is_made(
     arguments: list[str], told: str, trained: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     new = tmp_path / "new"
-    assert fork_command([a.format(base=trained, new=new) for a in arguments]) == USER_ERROR
+    assert fork_command(["--trust", *(a.format(base=trained, new=new) for a in arguments)]) == USER_ERROR
     assert told in capsys.readouterr().err
     assert not new.exists()
 
@@ -148,11 +156,11 @@ def test_mistakes_are_told_and_nothing_is_made(
 def test_a_fork_of_a_fork_that_has_not_trained_loses_no_setting(base: Path, tmp_path: Path, capsys: Captured) -> None:
     """The first snapshot of the fork has its parent's config."""
     new, other = tmp_path / "new", tmp_path / "other"
-    assert fork_command([f"{base}@8", str(new), "optimizer.lr=0.005", "train.max_steps=20"]) == 0
-    assert fork_command([str(new), str(other), "optimizer.weight_decay=0.3"]) == USER_ERROR
+    assert fork_command(["--trust", f"{base}@8", str(new), "optimizer.lr=0.005", "train.max_steps=20"]) == 0
+    assert fork_command(["--trust", str(new), str(other), "optimizer.weight_decay=0.3"]) == USER_ERROR
     assert "give optimizer.lr=…, train.max_steps=… again, or choose a later step" in capsys.readouterr().err
     assert not other.exists()
-    assert fork_command([str(new), str(other), "optimizer.lr=0.005", "train.max_steps=10"]) == 0
+    assert fork_command(["--trust", str(new), str(other), "optimizer.lr=0.005", "train.max_steps=10"]) == 0
     go_on(other)
     manifest = read_manifest(store(other), 10)
     assert manifest.config["optimizer"]["lr"] == 0.005
@@ -162,8 +170,8 @@ def test_the_first_snapshot_of_a_fork_of_a_fork_is_on_its_line(
     base: Path, tmp_path: Path, text: Path, cache: Path
 ) -> None:
     """Also after the run was taken back to it."""
-    assert fork_command([f"{base}@8", f"{tmp_path}/one"]) == 0
-    assert fork_command([f"{tmp_path}/one", f"{tmp_path}/two"]) == 0
+    assert fork_command(["--trust", f"{base}@8", f"{tmp_path}/one"]) == 0
+    assert fork_command(["--trust", f"{tmp_path}/one", f"{tmp_path}/two"]) == 0
     go_on(tmp_path / "two")
     here = f"data.path={text}", f"data.cache_dir={cache}"
     with replay(f"{tmp_path}/two", 9, here) as run:
@@ -174,33 +182,80 @@ def test_the_first_snapshot_of_a_fork_of_a_fork_is_on_its_line(
     assert intervals(Past(f"{tmp_path}/two")) == [(0, 8)]
 
 
+def rewritten(base: Path, **sections: dict[str, Any]) -> None:
+    """Step 8 of the run as a stranger may have written it: these keys, in a manifest that is as good as any."""
+    path = base / "snapshots/step-000000008" / MANIFEST
+    manifest = read_manifest(store(base), 8)
+    config = {**manifest.config}
+    for name, values in sections.items():
+        config[name] = values if name not in config or "_target_" in values else config[name] | values
+    path.write_bytes(encode_manifest(manifest.model_copy(update={"config": config})))
+
+
+def refused(arguments: list[str], capsys: Captured) -> list[str]:
+    """The keys that a fork refuses."""
+    assert fork_command(arguments) == USER_ERROR
+    return re.findall(r"([a-z]+\.\w+) (?:is|names|holds) ", capsys.readouterr().err)
+
+
 def test_what_is_written_in_a_strangers_config_is_neither_resolved_nor_imported(
     base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mingpt.snapshot.manifest import encode_manifest
-
     monkeypatch.setenv("OF_MINE", "nobody-may-see")
     (tmp_path / "evil_code.py").write_text(f"open('{tmp_path}/ran', 'w')")
     monkeypatch.chdir(tmp_path)
-    manifest = read_manifest(store(base), 8)
-    hostile = {"hydra": {"searchpath": ["pkg://evil_code"]},
-        **manifest.config, "data": {**manifest.config["data"], "path": "${oc.env:OF_MINE}"},
-               "model": {"kind": "own", "_target_": "evil_code.Net"}}  # fmt: skip
-    path = base / "snapshots/step-000000008" / MANIFEST
-    path.write_bytes(encode_manifest(manifest.model_copy(update={"config": hostile})))
-    assert fork_command([f"{base}@8", str(tmp_path / "new")]) == USER_ERROR
-    err = capsys.readouterr().err
-    assert "data.path holds ${…} in the snapshot's config" in err
-    assert "model._target_ names code of one's own" in err
+    rewritten(
+        base,
+        hydra={"searchpath": ["pkg://evil_code"]},
+        data={"path": "${oc.env:OF_MINE}"},
+        model={"kind": "own", "_target_": "evil_code.Net"},
+    )
+    for trust in ([], ["--trust"]):
+        assert {"data.path", "model._target_"} <= {*refused([*trust, f"{base}@8", "new"], capsys)}
     assert not (tmp_path / "ran").exists()
     assert "evil_code" not in sys.modules
 
 
+PLACES: dict[str, dict[str, Any]] = {
+    "data": {"path": "http://127.0.0.1:9/latest/meta-data"},
+    "train": {"eval_tasks": ["evil"], "eval_tasks_path": "base/tasks"},
+    "snapshot": {"hot_dir": "elsewhere"},
+    "world": {"notice": "aws:http://127.0.0.1:9/imds"},
+    "health": {"notify": "http://127.0.0.1:9/hook"},
+    "model": {"init_from": "/etc"},
+}  # fmt: skip
+
+
+def test_no_place_and_no_program_is_taken_from_a_strangers_config(
+    base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rewritten(base, **PLACES)
+    keys = [f"{section}.{name}" for section, values in PLACES.items() for name in values]
+    assert sorted(refused(["base@8", "new"], capsys)) == sorted(keys)
+    assert not (tmp_path / "new").exists()
+    more = {"init_from": "null", "path": "text.txt", "eval_tasks": "[]", "notice": "none"}
+    named = [f"{key}={more.get(key.partition('.')[2], 'null')}" for key in keys if key != "snapshot.hot_dir"]
+    assert fork_command(["base@8", "new", *named, "snapshot.hot_dir=/dev/shm"]) == 0
+
+
+@pytest.mark.parametrize("place", ["base/text.txt", "./base/x/../text.txt", "base", "/etc/passwd", "../text.txt"])
+def test_the_strangers_own_folder_is_no_place_and_what_is_kept_is_told(
+    base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rewritten(base, data={"path": place})
+    assert refused(["base@8", "new"], capsys) == ["data.path"]
+    rewritten(base, data={"path": "texts/mine.txt"})
+    assert fork_command(["base@8", "new"]) == 0
+    assert "data.path=texts/mine.txt, as in the snapshot's config\n" in capsys.readouterr().out
+
+
 def test_an_interrupted_fork_can_be_made_again(base: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
-    assert fork_command([f"{base}@8", str(new)]) == 0
+    assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
     (new / "snapshots/step-000000008" / MANIFEST).unlink()  # killed before the commit
-    assert fork_command([f"{base}@8", str(new)]) == 0
+    assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
     verify(store(new), 8)
     assert not [*new.rglob("*.tmp")]
 
@@ -217,7 +272,7 @@ def test_a_disk_without_hard_links_gets_a_verified_copy(
 
     monkeypatch.setattr(os, "link", refused)
     new = tmp_path / "new"
-    assert fork_command([f"{base}@8", str(new)]) == 0
+    assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
     assert "copied, since the parent's place can't share" in capsys.readouterr().out
     assert not {s.st_ino for s in parts(new, 8).values()} & {s.st_ino for s in parts(base, 8).values()}
     verify(store(new), 8)
@@ -226,7 +281,7 @@ def test_a_disk_without_hard_links_gets_a_verified_copy(
 def test_a_parts_missing_bytes_are_noticed_before_the_commit(base: Path, tmp_path: Path, capsys: Captured) -> None:
     [path] = (base / "snapshots/step-000000008").glob("model-*")
     path.write_bytes(path.read_bytes()[:-1])
-    assert fork_command([f"{base}@8", str(tmp_path / "new")]) == USER_ERROR
+    assert fork_command(["--trust", f"{base}@8", str(tmp_path / "new")]) == USER_ERROR
     assert "has another size than its manifest says: choose another step" in capsys.readouterr().err
     assert store(tmp_path / "new").steps() == []
 
@@ -234,9 +289,9 @@ def test_a_parts_missing_bytes_are_noticed_before_the_commit(base: Path, tmp_pat
 def test_log_draws_a_fork_below_the_attempt_that_it_left_and_the_report_from_that_step(
     base: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    fork_command([f"{base}@8", str(tmp_path / "new"), "optimizer.lr=0.005"])
+    fork_command(["--trust", f"{base}@8", str(tmp_path / "new"), "optimizer.lr=0.005"])
     go_on(tmp_path / "new")
-    fork_command([f"{tmp_path}/new@12", str(tmp_path / "third")])
+    fork_command(["--trust", f"{tmp_path}/new@12", str(tmp_path / "third")])
     capsys.readouterr()
     assert log_command([str(tmp_path), "--graph"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -312,7 +367,7 @@ def test_a_fork_within_a_bucket_uploads_nothing_but_a_manifest_and_downloads_no_
         if path.is_file():
             fs.pipe_file(f"runs/base/{path.relative_to(base)}", path.read_bytes())
     sent.clear()
-    assert fork_command(["s3://runs/base@8", "s3://runs/new", "optimizer.lr=0.005"]) == 0
+    assert fork_command(["--trust", "s3://runs/base@8", "s3://runs/new", "optimizer.lr=0.005"]) == 0
     out = capsys.readouterr().out
     assert "copied by the store itself" in out
     assert "the parent's command with run.name=new run.dir=s3://runs/new optimizer.lr=0.005 at its end" in out

@@ -76,7 +76,7 @@ def test_a_step_may_be_named_in_four_ways_for_each_command(
         assert (shown[0] if command == "list" else shown)["step"] == 4
     assert snapshots.main(["copy", *where, str(tmp_path / "copy")]) == 0
     assert Store(f"{tmp_path}/copy/snapshots").steps() == [4]
-    assert find_manifest(*where[:1], step=4)[1].step == 4  # what generate, evaluate and model.init_from open
+    assert find_manifest(where[0], step=4)[1].step == 4  # what generate, evaluate and model.init_from open
 
 
 @pytest.mark.parametrize(

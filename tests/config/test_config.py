@@ -13,7 +13,7 @@ from mingpt.config.groups import config_dir
 from mingpt.config.keys import KINDS, default, keys, named, schema_of
 from mingpt.config.schema import Config
 from mingpt.config.section import MISSING
-from mingpt.config.trusted import reconfigure
+from mingpt.config.stored import evaluation_config
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
 from mingpt.model.kinds.gpt import GPTModel
@@ -381,11 +381,11 @@ def test_a_text_is_never_chosen_by_the_schema(argument: str) -> None:
 def test_a_snapshots_text_is_never_another(argument: str) -> None:
     stored = {"model": {"kind": "gpt"}, "data": {"kind": "text", "path": "book.txt"}}
     with pytest.raises(UserError, match=r"data\.path: Missing mandatory value"):
-        reconfigure(stored, [argument], 1)
+        evaluation_config(stored, "run", [argument], 1)
 
 
 def test_a_strangers_key_forges_no_line() -> None:
     stored = {"model": {"kind": "gpt"}, "data": {"kind": "text", "path": "book.txt", "x\nerror: all well": "/etc"}}
     with pytest.raises(UserError) as mistake:
-        reconfigure(stored, [], 1)
+        evaluation_config(stored, "run", [], 1)
     assert [problem for problem in mistake.value.problems if "\n" in problem] == []

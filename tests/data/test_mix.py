@@ -13,7 +13,7 @@ from mingpt.compute.mixture import shares
 from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
 from mingpt.config.schema import Config
-from mingpt.config.trusted import reconfigure
+from mingpt.config.stored import evaluation_config
 from mingpt.data.kinds.text import TextData
 from mingpt.data.mixture import MixedSamples, MixedSplit
 from mingpt.data.source import Microbatch, Samples, Source
@@ -246,10 +246,10 @@ def test_what_affects_the_result_is_told_by_key(two: tuple[str, ...]) -> None:
 def test_a_snapshots_mixture_is_taken_but_not_what_is_this_machines_own(two: tuple[str, ...]) -> None:
     stored = configured(*two, "data.mix.code.stride=3").model_dump()
     stored["data"]["mix"]["web"]["cache_dir"] = "/from/a/stranger"
-    data = reconfigure(stored, ["data.mix.code.path=OTHER", "data.cache_dir=here"], 1).model_dump()["data"]
+    data = evaluation_config(stored, "run", ["data.mix.code.path=OTHER", "data.cache_dir=here"], 1).model_dump()["data"]
     assert {part["cache_dir"] for part in data["mix"].values()} == {"here"}
     assert data["mix"]["code"]["path"] == "OTHER"
     assert (data["mix"]["code"]["stride"], data["mix"]["web"]["weight"]) == (3, 7)
     stored["data"]["mix"]["web"]["path"] = "/etc/passwd"
     with pytest.raises(UserError, match=r"^data\.mix\.web\.path is '/etc/passwd' in the snapshot's config"):
-        reconfigure(stored, [], 1)
+        evaluation_config(stored, "run", [], 1)

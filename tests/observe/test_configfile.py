@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from mingpt.config import compose
+from mingpt.config.configfile import overrides_line, write_config
 from mingpt.errors import FINISHED, USER_ERROR
-from mingpt.observe.configfile import overrides_line, write_config
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from run_kit import TINY

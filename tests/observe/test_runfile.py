@@ -83,7 +83,7 @@ def test_a_bucket_has_it_soon_and_without_any_snapshot(monkeypatch: pytest.Monke
     try:
         file.append(b"one")
         assert stored.wait(200)
-        assert file.fs.cat_file(file.path) == b"one"
+        assert file.folder.read(file.name) == b"one"
     finally:
         file.close()
 
@@ -119,7 +119,7 @@ def test_a_file_that_is_finished_is_stored_though_the_bucket_failed(monkeypatch:
     file.append(b"one")
     file.finish()
     assert stored.wait(200)
-    assert file.fs.cat_file(file.path) == b"one"
+    assert file.folder.read(file.name) == b"one"
 
 
 def test_no_look_for_secrets_where_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

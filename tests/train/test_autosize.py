@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from config_kit import configured, problems
-from mingpt.config.branch import branched
-from mingpt.config.recorded import recorded
 from mingpt.config.schema import Config
-from mingpt.config.trusted import reconfigure
+from mingpt.config.stored import evaluation_config, fork_config, replay_config
 from mingpt.errors import UserError
 from mingpt.snapshot.store import Store
 from mingpt.train import autosize
@@ -78,12 +76,13 @@ def test_what_can_not_be_is_told(tmp_path: Path) -> None:
 
 def test_only_training_can_choose() -> None:
     stored = configured("data=random", "batch.micro_size=4").model_dump()
-    with pytest.raises(UserError, match="auto is for training"):
-        reconfigure(stored, [AUTO], 1)
-    with pytest.raises(UserError, match="auto is for training"):
-        recorded(stored, changed=[AUTO])
-    with pytest.raises(UserError, match="auto is for the first start of a run"):
-        branched(stored, [AUTO], "b", "runs/b")
+    for config in (
+        lambda: evaluation_config(stored, "run", [AUTO], 1),
+        lambda: replay_config(stored, "run", changed=[AUTO]),
+        lambda: fork_config(stored, [AUTO], "b", "runs/b", "run"),
+    ):
+        with pytest.raises(UserError, match=r"batch\.micro_size=auto is for the first start of a run"):
+            config()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from bpe_kit import small, write_tokenizer
 from config_kit import configured
 from mingpt.commands import evaluate as evaluator
 from mingpt.compute.tree import tree_sum_of
-from mingpt.config.trusted import reconfigure
+from mingpt.config.stored import evaluation_config
 from mingpt.data.bpe import tokenizer_of
 from mingpt.data.kinds.text import TextData
 from mingpt.data.mixture import MixedSplit
@@ -249,11 +249,11 @@ def stored(**sections: Any) -> dict[str, Any]:
 
 def test_the_stored_config_stands_where_the_command_line_says_nothing() -> None:
     before = stored(precision="bf16", train={"threads": 3, "max_steps": 7}, world={"device": "cuda"}, seed=9)
-    config = reconfigure(before, ["data.val_fraction=0.5", "world.device=cpu"], 3)
+    config = evaluation_config(before, "run", ["data.val_fraction=0.5", "world.device=cpu"], 3)
     data, model = config.data.model_dump(), config.model.model_dump()
     assert (model["n_layer"], config.batch.micro_size, config.precision, config.train.threads) == (1, 4, "bf16", 3)
     assert (data["path"], data["val_fraction"], config.world.device) == ("x", 0.5, "cpu")
-    config = reconfigure(before, ["precision=fp32", "batch.micro_size=2", "data=byte", "data.path=y"], 1)
+    config = evaluation_config(before, "run", ["precision=fp32", "batch.micro_size=2", "data=byte", "data.path=y"], 1)
     data = config.data.model_dump()
     assert (config.precision, config.batch.micro_size, data["tokens"], data["path"]) == ("fp32", 2, "byte", "y")
 
@@ -275,7 +275,7 @@ def test_no_code_is_imported_because_a_snapshot_names_it(
     (tmp_path / "dangerous.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError):
-        reconfigure(stored(**sections), overrides, 1)
+        evaluation_config(stored(**sections), "run", overrides, 1)
     assert "dangerous" not in sys.modules
 
 
@@ -394,12 +394,12 @@ def test_bytes_of_words_are_those_that_decoding_gives() -> None:
 def test_a_place_that_a_stranger_wrote_must_be_given_again(key: str, path: str) -> None:
     data = {"kind": "text", "path": "x", "tokens": "bpe", "tokenizer": "y"}
     with pytest.raises(UserError) as refused:
-        reconfigure(stored(data=data | {key: path}), [], 1)
+        evaluation_config(stored(data=data | {key: path}), "run", [], 1)
     [problem] = refused.value.problems
     assert problem.startswith(f"data.{key} is ")
     assert problem.endswith(f": give data.{key}=…")
     assert problem.isprintable()
-    config = reconfigure(stored(data=data | {key: path}), [f"data.{key}=/mine"], 1)
+    config = evaluation_config(stored(data=data | {key: path}), "run", [f"data.{key}=/mine"], 1)
     assert config.data.model_dump()[key] == "/mine"
 
 
@@ -407,24 +407,28 @@ def test_a_place_that_a_stranger_wrote_must_be_given_again(key: str, path: str) 
     "path", ["x", "data/a.txt", "data/a b..txt", "s3://bucket/x", "gs://b/x", "az://c/x", "abfs://c/x"]
 )
 def test_a_plain_place_is_taken_from_a_snapshot(path: str) -> None:
-    assert reconfigure(stored(data={"kind": "text", "path": path}), [], 1).data.model_dump()["path"] == path
+    assert (
+        evaluation_config(stored(data={"kind": "text", "path": path}), "run", [], 1).data.model_dump()["path"] == path
+    )
 
 
 def test_a_place_in_a_list_is_a_place() -> None:
     with pytest.raises(UserError, match="http://inside/"):
-        reconfigure(stored(data={"kind": "text", "path": "x", "urls": ["a", {"b": "http://inside/"}]}), [], 1)
+        evaluation_config(
+            stored(data={"kind": "text", "path": "x", "urls": ["a", {"b": "http://inside/"}]}), "run", [], 1
+        )
 
 
 def test_what_costs_memory_and_processors_is_not_a_strangers_to_say() -> None:
     data = {"kind": "shards", "path": "x", "cache_bytes": 2**62, "workers": 1000, "cache_dir": "/etc"}
-    kept = reconfigure(stored(data=data), [], 1).data.model_dump()
+    kept = evaluation_config(stored(data=data), "run", [], 1).data.model_dump()
     assert (kept["cache_bytes"], kept["workers"], kept["cache_dir"]) == (2**35, 0, "~/.cache/mingpt")
     many = stored(batch={"micro_size": 10**7}, train={"threads": 1024})
     with pytest.raises(UserError) as refused:
-        reconfigure(many, [], 1)
+        evaluation_config(many, "run", [], 1)
     assert [problem.rpartition(": ")[2] for problem in refused.value.problems] == [
         "give batch.micro_size=…",
         "give train.threads=…",
     ]
-    config = reconfigure(many, ["batch.micro_size=512", "train.threads=65"], 1)
+    config = evaluation_config(many, "run", ["batch.micro_size=512", "train.threads=65"], 1)
     assert (config.batch.micro_size, config.train.threads) == (512, 65)

@@ -3,15 +3,18 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Any
 
-from mingpt.atomic import write_whole
+import yaml
+
 from mingpt.config.compose import as_yaml
 from mingpt.config.schema import Config
+from mingpt.folder import Folder
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
 
 NAME = "config.yaml"
+DEEPEST = 16  # a mixture's keys have 5 levels
+LONGEST = 2**17  # bytes; the largest of ours has some 3,000
 
 
 def overrides_line(overrides: Sequence[str], config: Config) -> str:
@@ -34,12 +37,29 @@ def overrides_line(overrides: Sequence[str], config: Config) -> str:
 def write_config(config: Config, log: Callable[[str], None]) -> None:
     """Called by one process, once the attempt may go on in this run.dir. A failure is logged and ends nothing."""
     try:
-        fs, root = open_fs(config.run.dir, "run.dir")
-        path, content = f"{root.rstrip('/')}/{NAME}", as_yaml(config).encode()
-        with place("run.dir", config.run.dir):
-            if is_local(fs):
-                write_whole(Path(path), [content])
-            else:
-                fs.pipe_file(path, content)
+        Folder(config.run.dir).write(NAME, as_yaml(config).encode())
     except Exception as error:
         log(f"{NAME} can't be written: {str(error) or type(error).__name__}. The run goes on.")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases, of which a few bytes can stand for gigabytes, and of a bounded depth."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent) or self.depth > DEEPEST:
+            raise yaml.YAMLError("an alias, or too deep")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def read_config(run_dir: str) -> dict[str, Any] | None:
+    """What config.yaml says, which may be a stranger's; None where there is none, or it is no config."""
+    try:
+        config = yaml.load(Folder(run_dir, "RUN").read(NAME, LONGEST) or b"", _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None

@@ -1,0 +1,261 @@
+"""The one way to take a config that a run has stored. It may be a stranger's: it chooses no code, places or programs.
+
+What is written in it is not resolved, and no code that it names is imported. A command line lies over it, and it is
+validated as a command line is. Raises UserError with every problem.
+"""
+
+import os
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from mingpt.config.affecting import settings
+from mingpt.config.commandline import SEARCHPATH, CommandLine, quoted
+from mingpt.config.compose import configure
+from mingpt.config.groups import groups
+from mingpt.config.keys import KINDS, choices, keys, kind_of, takes_any, value_of
+from mingpt.config.schema import AUTO, Config
+from mingpt.errors import UserError
+from mingpt.redact import BLANK, printable, without_secrets
+
+NAME = "stored-config"  # of the file that the command line is laid over
+OF_EACH_RUN = ("run.name", "run.dir", "snapshot.dir", "resume")
+OWN_PLACE = ("workers", "cache_dir", "cache_timeout_seconds", "cache_bytes")  # of data: this machine's own to say
+
+# What may be set for a program that works on a snapshot and does not train; for one that computes a step again.
+EVALUATION = ("data", "world", "precision", "batch.micro_size", "train.threads")
+REPLAY = ("data", "world", "model._target_")
+# What the steps of a run follow from, besides what affects the result.
+SECTIONS = ("model", "data", "batch", "optimizer", "schedule", "seed", "reduce", "precision")
+OF_STEPS = (*SECTIONS, "train.max_steps", "health.max_skips")
+
+# What a stored config may say of the place of its data. No web address: that could be one of this machine's own
+# network, such as a cloud's metadata server. And the most that it may say of what costs memory and processors.
+BUCKETS = ("s3", "gs", "gcs", "az", "abfs")
+MOST = {"batch.micro_size": 256, "train.threads": 64}
+
+
+def fork_config(
+    stored: Mapping[str, Any], overrides: Sequence[str], name: str, run_dir: str, source: str, trust: bool = False
+) -> tuple[Config, dict[str, Any]]:
+    """What a fork in run_dir trains with, and the places that it has from the stored config, by key.
+
+    A key that the command line does not name keeps its value, also where a default would follow another key.
+    source: the run's directory. trust: it is the user's own run: its places stay.
+    """
+    own = [f"run.name={quoted(name)}", f"run.dir={quoted(run_dir)}"]
+
+    def wanted(key: str) -> bool:
+        return not is_below(key, OF_EACH_RUN) and (trust or not is_own_place(key))
+
+    values, problems = _taken(stored, [*own, *overrides], wanted, source, trust)
+    config = _composed(values, [*own, *overrides], problems)
+    return config, {key: value for key, value in values.items() if _is_place(key, value) and not is_own_place(key)}
+
+
+def replay_config(
+    stored: Mapping[str, Any], source: str, here: Sequence[str] = (), changed: Sequence[str] = ()
+) -> Config:
+    """What steps follow from, for computing them again; all else is left to the defaults.
+
+    source: the run's directory. here: overrides for this machine, such as data.path=…; none may affect the result.
+    changed: settings that may.
+    """
+    before, affecting = settings(stored)
+
+    def wanted(key: str) -> bool:
+        return _of_weights(key) and (is_below(key, OF_STEPS) or key in affecting)
+
+    values, problems = _taken(stored, [*here, *changed], wanted, source)
+    new = _named(changed)
+    problems += _elsewhere(here, REPLAY)
+    problems += [
+        f"--set {key}: the samples of a step are those of the run: fork the run for other data"
+        for key in new
+        if key.partition(".")[0] == "data"
+    ]
+    config = _composed(values, [*here, *changed], problems)
+    after, affecting = settings(config.model_dump())
+    problems = [
+        f"{key}={after[key]} would affect the result, and the run had {before.get(key)}: leave it out"
+        for key in sorted(affecting)
+        if after[key] != before.get(key) and is_below(key, _named(here))
+    ]
+    idle = [key for key in new if not any(f"{name}.".startswith(f"{key}.") for name in affecting)]
+    problems += [f"--set {key}: this key does not affect the result: leave it out" for key in idle]
+    if problems:
+        raise UserError(*problems)
+    return config
+
+
+def evaluation_config(stored: Mapping[str, Any], source: str, arguments: Sequence[str], world_size: int) -> Config:
+    """A snapshot's config for a program that does not train. source: the run's directory."""
+    if takes_any("model", kind_of("model", stored.get("model"))):
+        raise UserError("a model of one's own is never imported because a snapshot names it: evaluate it in a program")
+    kept = ("model", *EVALUATION[:1], *EVALUATION[2:])
+    values, problems = _taken(stored, arguments, lambda key: _of_weights(key) and is_below(key, kept), source)
+    problems += _elsewhere(arguments, EVALUATION)
+    problems += [
+        f"{key}={values[key]} in the snapshot's config: more than {most} is not taken from a snapshot, which may be a "
+        f"stranger's: give {key}=…"
+        for key, most in MOST.items()
+        if isinstance(values.get(key), int) and values[key] > most
+    ]
+    size = values.get("batch.micro_size", _named(arguments).get("batch.micro_size"))
+    if isinstance(size, int):
+        # validate() wants global_size to fit the world; nothing trains here.
+        values["batch.global_size"] = size * world_size
+    return _composed(values, arguments, problems, world_size)
+
+
+def problems_of_places(value: object, source: str) -> list[str]:
+    """What keeps the texts in a stored value from being taken for places. source: the run's directory."""
+    if isinstance(value, (list, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return [problem for v in inner for problem in problems_of_places(v, source)]
+    if not isinstance(value, str):
+        return []
+    scheme, separator, _ = value.partition("://")
+    if separator and BLANK in value:
+        return ["has a secret in its URL, and snapshots keep no secrets"]
+    shown = f"is {str(without_secrets(value))!r} in the snapshot's config, which may be a stranger's"
+    if "::" in value or not value.isprintable():
+        return [f"{shown}: chained URLs and control characters are not taken from there"]
+    if separator and scheme not in BUCKETS:
+        return [f"{shown}: of URLs, only those of buckets ({', '.join(BUCKETS)}) are taken from there"]
+    if not separator and (re.match("[/~\\\\]|[A-Za-z0-9+.-]*:", value) or ".." in re.split(r"[/\\]", value)):
+        return [f"{shown}: of paths, only those below the working directory are taken from there"]
+    if f"{_absolute(value)}/".startswith(f"{_absolute(source)}/"):
+        return [f"{shown}: nothing in the run's own directory is taken from there"]
+    return []
+
+
+def is_below(key: str, names: Container[str]) -> bool:
+    """Whether a key, or a section that it is in, is among `names`."""
+    parts = key.split(".")
+    return any(".".join(parts[:n]) in names for n in range(1, len(parts) + 1))
+
+
+def is_own_place(key: str) -> bool:
+    return key.startswith("data.") and key.rpartition(".")[2] in OWN_PLACE
+
+
+def shown_key(key: str) -> str:
+    """A stored key for a message: a line end in a stranger's would forge a line."""
+    return printable(str(without_secrets(key)))
+
+
+def leaves(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a plain config, and of the sections in it, by key."""
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _taken(
+    stored: Mapping[str, Any],
+    arguments: Sequence[str],
+    wanted: Callable[[str], bool],
+    source: str,
+    trust: bool | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """The stored values that stand below a command line, by key, and what is wrong with others.
+
+    trust: whether its places are taken; None: that can't be asked for.
+    """
+    names, values, problems = _named(arguments), dict[str, Any](), list[str]()
+    other = {kind for kind in KINDS if f"{kind}.kind" in names}
+    other |= {k for k in KINDS if f"{k}._target_" in names and not takes_any(k, kind_of(k, stored.get(k)))}
+    for key, value in leaves(stored):
+        # No other sections: Hydra would heed one of its own.
+        if key.partition(".")[0] not in Config.model_fields or is_below(key, {*names, *other}) or not wanted(key):
+            continue
+        values[key] = value
+        cure = f"give {shown_key(key)}=…"
+        if problem := _unresolved(key, value):
+            problems.append(f"{shown_key(key)} {problem}: {cure}")
+        elif not trust and _is_place(key, value):
+            cure += "" if trust is None else ", or --trust if the run is your own"
+            problems += [f"{shown_key(key)} {problem}: {cure}" for problem in _problems(key, value, source)]
+    return values, problems
+
+
+def _unresolved(key: str, value: object) -> str | None:
+    if key.rpartition(".")[2] == "_target_":
+        return "names code of one's own, which is never imported because a snapshot names it"
+    if "${" in key or "${" in str(value):
+        return "holds ${…} in the snapshot's config, which is not resolved from there"
+    return None
+
+
+def _problems(key: str, value: object, source: str) -> list[str]:
+    """What keeps a value that may be a place from being taken."""
+    if key.partition(".")[0] in KINDS or key in settings({})[1]:
+        return problems_of_places(value, source)
+    return [f"is {without_secrets(value)!r} in the snapshot's config, which may be a stranger's"]
+
+
+def _is_place(key: str, value: object) -> bool:
+    """Whether a value may name a place or a program: a text that is none of the schema's words, or a list of names."""
+    words, own = set(_texts(value)), key.partition(".")[0] not in KINDS
+    if not words or value == BLANK or (own and (key not in keys() or value == value_of(key, {}))):
+        return False
+    return not words <= set(choices(key)) or (own and isinstance(value, list))
+
+
+def _texts(value: object) -> list[str]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [value] if isinstance(value, str) else [text for v in inner for text in _texts(v)]
+
+
+def _absolute(place: str) -> str:
+    return place.rstrip("/") if "://" in place else os.path.realpath(place)
+
+
+def _named(arguments: Sequence[str]) -> dict[str, Any]:
+    return {override.key_or_group: override.value() for override in CommandLine.of(arguments).overrides}
+
+
+def _of_weights(key: str) -> bool:
+    """Whether a program that takes its weights from a snapshot needs this key of its config."""
+    return not is_own_place(key) and key != "model.init_from"
+
+
+def _elsewhere(arguments: Sequence[str], allowed: Sequence[str]) -> list[str]:
+    """A problem for each argument that is not this program's."""
+    names = [shown_key(key) for key in sorted(_named(arguments)) if not is_below(key, allowed)]
+    names += ["--config-name"] if CommandLine.of(arguments).config_name != "train" else []
+    return [f"{name} can't be set here, only {', '.join(allowed)}" for name in names]
+
+
+def _composed(
+    values: Mapping[str, Any], arguments: Sequence[str], problems: Sequence[str], world_size: int = 1
+) -> Config:
+    """The command line, laid over stored values. problems: raised before code that the command line names runs."""
+    if problems:
+        raise UserError(*problems)
+    plain: dict[str, Any] = {}
+    for key, value in values.items():
+        *above, leaf = key.split(".")
+        holder = plain
+        for name in above:
+            inner = holder.get(name)
+            holder[name] = inner if isinstance(inner, dict) else {}
+            holder = holder[name]
+        holder[leaf] = value
+    # So that the command line may choose an option of a group, too.
+    plain["defaults"] = ["_self_", *({group: None} for group in groups())]
+    with TemporaryDirectory() as folder:
+        Path(folder, f"{NAME}.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
+        place = f"{SEARCHPATH}=[{quoted(f'file://{folder}')}]"
+        config = configure([*arguments, place, f"--config-name={NAME}"], world_size)
+    assert config
+    if config.batch.micro_size == AUTO:
+        raise UserError("batch.micro_size=auto is for the first start of a run: give a number, or leave it out")
+    return config

@@ -1,0 +1,162 @@
+"""The files of a run's directory: any fsspec URL, and perhaps a stranger's.
+
+On a local disk no link below it is followed, and only plain files and folders are opened (plainfile.py). Nothing is
+read that is larger than a run writes.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from mingpt.atomic import write_in
+from mingpt.errors import UserError
+from mingpt.plainfile import check_file, open_below, open_folder
+from mingpt.redact import without_secrets
+from mingpt.storage import is_local, open_fs, place
+
+LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
+# What is written there, besides snapshots.
+FILES = ("run-id", "micro-size", "config.yaml", "sick-hosts", "report.html")
+FOLDERS = ("attempts", "metrics", "trace", "tensorboard", "ledger", "profile", "memory")
+ANY = re.compile(".*", re.S)
+
+
+class File(NamedTuple):
+    """name: below the run's directory. size: None if the store does not report it."""
+
+    match: "re.Match[str]"
+    name: str
+    size: int | None
+
+
+class Folder:
+    """The run's directory at `url`. key: the config key or argument that names it, for messages.
+
+    Methods raise what `storage.place` makes of errors: UserError for a link.
+    """
+
+    def __init__(self, url: str, key: str = "run.dir") -> None:
+        self.url, self.key = url, key
+        self.fs, path = open_fs(url, key)
+        self.root = path.rstrip("/") or "/"
+        self.local = is_local(self.fs)
+
+    def path(self, name: str) -> str:
+        return f"{self.root.rstrip('/')}/{name}"
+
+    def check(self) -> None:
+        """Raise UserError for a link, a FIFO or a device in place of what a run writes; locally."""
+        if self.local:
+            with place(self.key, self.url):
+                for name in FILES:
+                    with suppress(FileNotFoundError):
+                        check_file(self.path(name))
+            for name in FOLDERS:
+                self.find(name, ANY)
+
+    def read(self, name: str, most: int = LARGEST) -> bytes | None:
+        """A file; None if there is none. Raises UserError for one of more than `most` bytes."""
+        with place(self.key, self.url):
+            try:
+                if not self.local:
+                    self.fs.invalidate_cache()
+                    return self._bounded(name, self._cat(name, self.fs.info(self.path(name))["size"], most), most)
+                with open(open_below(self.root, name), "rb") as file:
+                    return self._bounded(name, file.read(min(os.fstat(file.fileno()).st_size, most) + 1), most)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def read_all(self, files: Iterable[File], most: int = LARGEST) -> dict[str, bytes]:
+        """Files by name, without those that are gone. Object stores answer for many at a time."""
+        files = [*files]
+        if self.local or any(not file.size for file in files):
+            read = {file.name: self.read(file.name, most) for file in files}
+            return {name: raw for name, raw in read.items() if raw is not None}
+        with place(self.key, self.url):
+            ends = [min(file.size or 0, most + 1) for file in files]
+            raw = self.fs.cat_ranges([self.path(f.name) for f in files], [0] * len(files), ends, on_error="return")
+            for content in raw:
+                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                    raise content
+        return {f.name: self._bounded(f.name, c, most) for f, c in zip(files, raw, strict=True) if isinstance(c, bytes)}
+
+    def _cat(self, name: str, size: int | None, most: int) -> bytes:
+        # S3 refuses a range of an empty object, and some servers one that ends after the object.
+        end = most + 1 if size is None else min(size, most + 1)
+        return b"" if size == 0 else bytes(self.fs.cat_file(self.path(name), start=0, end=end))
+
+    def _bounded(self, name: str, raw: bytes, most: int) -> bytes:
+        if len(raw) > most:
+            where = f"{self.key}={without_secrets(self.path(name))}"
+            raise UserError(f"{where} has more than {most:,} bytes, which no run writes: remove it")
+        return raw
+
+    def find(self, folder: str, pattern: "re.Pattern[str]") -> list[File]:
+        """The files in a folder whose names match, sorted by name. Raises UserError for a link."""
+        with place(self.key, self.url):
+            try:
+                if self.local:
+                    names: dict[str, int | None] = dict.fromkeys(self._plain(folder))
+                else:
+                    self.fs.invalidate_cache()
+                    listed = self.fs.ls(self.path(folder), detail=True)
+                    names = {Path(entry["name"]).name: entry.get("size") for entry in listed}
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        return [File(m, f"{folder}/{n}", names[n]) for n in sorted(names) if (m := pattern.fullmatch(n))]
+
+    def _plain(self, folder: str) -> list[str]:
+        """The names in a local folder. Raises NotPlain if one is neither a file nor a folder."""
+        descriptor = open_folder(self.root, folder.split("/"))
+        try:
+            with os.scandir(descriptor) as entries:
+                names = [*entries]
+                for entry in names:
+                    if not entry.is_dir(follow_symlinks=False):
+                        with suppress(FileNotFoundError):  # another process has renamed its temporary file
+                            check_file(self.path(f"{folder}/{entry.name}"))
+        finally:
+            os.close(descriptor)
+        return [entry.name for entry in names]
+
+    def write(self, name: str, raw: bytes, sync: bool = True) -> None:
+        """Write a whole file in place of the one that is there."""
+        with place(self.key, self.url):
+            if not self.local:
+                self.fs.pipe_file(self.path(name), raw)
+                return
+            with suppress(FileNotFoundError):
+                check_file(self.path(name))
+            self._write_local(name, raw, sync=sync)
+
+    def create(self, name: str, raw: bytes) -> bool:
+        """Write a small file. False if it is there already, as far as the store can tell."""
+        with place(self.key, self.url):
+            try:
+                if self.local:
+                    self._write_local(name, raw, create=True)
+                    return True
+                try:
+                    self.fs.pipe_file(self.path(name), raw, mode="create")
+                except (TypeError, ValueError, NotImplementedError):  # a client without conditional puts
+                    self.fs.pipe_file(self.path(name), raw)
+            except FileExistsError:
+                return False
+        return True
+
+    def _write_local(self, name: str, raw: bytes, create: bool = False, sync: bool = True) -> None:
+        *above, last = name.split("/")
+        os.makedirs(self.root, exist_ok=True)
+        folder = open_folder(self.root, above, make=True)
+        try:
+            write_in(folder, last, [raw], create, sync)
+        finally:
+            os.close(folder)
+
+    def open_to_append(self, name: str) -> int:
+        """The descriptor of a local file. Raises NotPlain and OSError."""
+        os.makedirs(self.root, exist_ok=True)
+        return open_below(self.root, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

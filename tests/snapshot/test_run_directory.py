@@ -1,0 +1,187 @@
+"""All names in a run's directory, times all odd kinds of files, times all verbs: nothing outside is read or written."""
+
+import os
+import shutil
+import signal
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mingpt.commands import generate, replay, report, snapshots
+from mingpt.commands.audit import audit_command
+from mingpt.commands.diff import diff_command
+from mingpt.commands.fork import fork_command
+from mingpt.commands.log import log_command
+from mingpt.errors import USER_ERROR
+from mingpt.folder import FILES, FOLDERS, Folder
+from mingpt.plainfile import NotPlain, check_tree
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
+
+# What a run writes at its next start, or may have written.
+LATER = ("trace/attempt-00002-000000013.bin", "tensorboard/events.out.tfevents.0000000002.0000000000",
+         "metrics/attempt-00002.jsonl", "ledger/attempt-00002.json", "attempts/00002.json", "profile/x.txt",
+         *FILES, *FOLDERS)  # fmt: skip
+
+
+def put_link(path: Path, outside: Path) -> None:
+    path.symlink_to(outside)
+
+
+def put_dangling(path: Path, outside: Path) -> None:
+    path.symlink_to(outside.parent / "made")
+
+
+def put_fifo(path: Path, outside: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_socket(path: Path, outside: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(path.name)
+    os.chdir(here)
+
+
+def put_device(path: Path, outside: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
+    except PermissionError:  # for root only
+        path.symlink_to("/dev/zero")
+
+
+def put_folder(path: Path, outside: Path) -> None:
+    path.mkdir()
+
+
+KINDS = (put_link, put_dangling, put_fifo, put_socket, put_device, put_folder)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    (tmp_path / "victim/home").mkdir(parents=True)
+    (tmp_path / "victim/keys").write_text("ssh-ed25519 mine")
+    return tmp_path / "victim"
+
+
+def names(run: Path) -> list[str]:
+    return sorted({*LATER, "snapshots", *(str(path.relative_to(run)) for path in run.rglob("*"))})
+
+
+def odd(run: Path, victim: Path, which: Callable[[int], tuple[Callable[[Path, Path], None], ...]]) -> Iterator[str]:
+    """Each name of the run in turn is something odd."""
+    for i, name in enumerate(names(run)):
+        path, aside = run / name, run.parent / "aside"
+        for put in which(i):
+            is_folder = path.is_dir() or name in (*FOLDERS, "snapshots")
+            if put is put_folder and is_folder:
+                continue
+            made = [p for p in path.parents if not p.exists()]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                path.rename(aside)
+            put(path, victim / ("home" if is_folder else "keys"))
+            yield f"{name} {put.__name__}"
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            if aside.exists():
+                aside.rename(path)
+            for folder in made:
+                folder.rmdir()
+
+
+VERBS: dict[str, Callable[[str, str, str], int]] = {
+    "report": lambda run, new, text: report.main([run, "--out", f"{new}.html"]),
+    "log": lambda run, new, text: log_command([run]),
+    "diff": lambda run, new, text: diff_command([run, run]),
+    "audit": lambda run, new, text: audit_command([run, "--sample", "0", text]),
+    "list": lambda run, new, text: snapshots.main(["list", run]),
+    "show": lambda run, new, text: snapshots.main(["show", run]),
+    "verify": lambda run, new, text: snapshots.main(["verify", run]),
+    "prune": lambda run, new, text: snapshots.main(["prune", "--dry-run", run]),
+    "copy": lambda run, new, text: snapshots.main(["copy", run, new]),
+    "fork": lambda run, new, text: fork_command(["--trust", f"{run}@8", new]),
+    "generate": lambda run, new, text: generate.main([run, "--tokens", "1", "--prompt", "t"]),
+    "replay": lambda run, new, text: replay.main([run, "--step", "9", text]),
+    "train": lambda run, new, text: attempt(
+        [f"--config-dir={new}", "--config-name=start", "train.max_steps=13", "track=[tensorboard]"], Lifetime()
+    ),
+}  # fmt: skip
+WHOLE = (
+    "report",
+    "log",
+    "diff",
+    "audit",
+    "replay",
+    "train",
+)  # they look at the run's directory, not at snapshots alone
+SLOW = ("generate", "replay", "audit", "fork", "train", "diff", "copy")  # they get each name with one kind, in turn
+
+
+def listing(folder: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_opens_anything_but_plain_files(
+    run: Path, victim: Path, tmp_path: Path, text: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, new = listing(victim), tmp_path / "new"
+    (tmp_path / "start").mkdir()
+    shutil.copy(run / "config.yaml", tmp_path / "start/start.yaml")
+    wrong = []
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, late)
+    for case in odd(run, victim, lambda i: (KINDS[i % len(KINDS)],) if verb in SLOW else KINDS):
+        signal.alarm(60)  # opening a FIFO blocks
+        code = VERBS[verb](str(run), str(tmp_path / "start") if verb == "train" else str(new), f"data.path={text}")
+        signal.alarm(0)
+        inside = case.split()[0]
+        refused = verb in WHOLE and inside.partition("/")[0] in (*FILES, *FOLDERS) and inside.count("/") < 2
+        if code not in ((USER_ERROR,) if refused and "put_folder" not in case else (0, 1, USER_ERROR)):
+            wrong.append(f"{case}: {code}")
+        capsys.readouterr()
+        shutil.rmtree(new, ignore_errors=True)
+        (tmp_path / "new.html").unlink(missing_ok=True)
+    assert wrong == []
+    assert listing(victim) == before
+
+
+def test_a_run_directory_may_be_a_link_that_the_user_names(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    folder = Folder(str(tmp_path / "link"))
+    folder.check()
+    folder.write("run-id", b"x")
+    assert (run / "run-id").read_bytes() == b"x"
+    assert fork_command(["--trust", f"{run}@8", str(tmp_path / "link/inner")]) == 0
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "run-id", "metrics/attempt-00001.jsonl", "ledger/attempt-00001.json"])
+def test_a_file_larger_than_any_run_writes_is_refused(run: Path, name: str) -> None:
+    os.truncate(run / name, 2**40)
+    verb = VERBS["fork" if name == "run-id" else "report"]
+    assert verb(str(run), f"{run.parent}/new", "") == USER_ERROR
+
+
+def test_a_trackers_folder_may_hold_links_within_and_none_that_lead_out(tmp_path: Path) -> None:
+    (tmp_path / "wandb/run-1").mkdir(parents=True)
+    (tmp_path / "wandb/latest").symlink_to("run-1")
+    check_tree(str(tmp_path / "wandb"))
+    (tmp_path / "wandb/run-1/files").symlink_to(tmp_path)
+    with pytest.raises(NotPlain):
+        check_tree(str(tmp_path / "wandb"))
