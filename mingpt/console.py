@@ -39,6 +39,12 @@ def complain(text: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 process`, `2,000 processes`."""
+    plural = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:,} {noun}{plural * (number != 1)}"
+
+
 def ended(code: int) -> int:
     """The code to end with, once all output is written: CRASHED in place of FINISHED if some of it is lost."""
     put("")

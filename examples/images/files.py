@@ -105,11 +105,7 @@ def unpack(packed: Files) -> Files:
     return files
 
 
-<<<<<<< HEAD
-def limited(file: "IO[bytes] | gzip.GzipFile", name: str) -> bytes:
-=======
 def limited(file: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
->>>>>>> wt-images
     content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"{name} unpacks to more than {LARGEST} bytes, as no images do")
@@ -117,13 +113,9 @@ def limited(file: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
 
 
 def idx(files: Files) -> list[Split]:
-<<<<<<< HEAD
-    return [(of_idx(files[x], x, 3)[:, None], of_idx(files[y], y, 1).long()) for x, y in IDX]
-=======
     return [
         (of_idx(files[images], images, 3)[:, None], of_idx(files[labels], labels, 1).long()) for images, labels in IDX
     ]
->>>>>>> wt-images
 
 
 def of_idx(raw: bytes, name: str, dimensions: int) -> Tensor:
@@ -140,11 +132,7 @@ def cifar(files: Files) -> list[Split]:
     for names in CIFAR:
         for name in names:
             if not files[name] or len(files[name]) % RECORD:
-<<<<<<< HEAD
-                raise ValueError(f"{name} has {len(files[name])} bytes, not a multiple of {RECORD} (a label, an image)")
-=======
                 raise ValueError(f"{name} has {len(files[name])} bytes, not a multiple of {RECORD} (label and image)")
->>>>>>> wt-images
         rows = torch.frombuffer(bytearray(b"".join(files[n] for n in names)), dtype=torch.uint8).reshape(-1, RECORD)
         splits.append((rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].long()))
     return splits

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mingpt.command import UNFIT, command, program
-from mingpt.console import say
+from mingpt.console import counted, say
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import as_lines
 
@@ -146,7 +146,7 @@ def _tensor(t: "TensorDifference") -> str:
     if t.largest is None or t.at is None:
         return f"{text}; {t.why}"
     place, a, b = t.at
-    units = f"{t.largest:,} unit{'s' * (t.largest != 1)} in the last place"
+    units = f"{counted(t.largest, 'unit')} in the last place"
     return f"{text}, by at most {units}: at {place} {a} -> {b}"
 
 

@@ -10,10 +10,11 @@ from mingpt.commands.tasks import OF_TASKS, answer_tasks
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.stored import evaluation_config
-from mingpt.console import say
+from mingpt.console import complain, say
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError
 from mingpt.evaluate import parser
+from mingpt.observe.console import ConsoleLines
 from mingpt.redact import without_secrets
 from mingpt.snapshot.forking import run_of
 from mingpt.train.attempt import agree_on_inputs, report_failure
@@ -54,6 +55,7 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
                 byte_lengths(source.vocabulary),
                 seed=config.seed,
                 step=opened.manifest.step,
+                publish=ConsoleLines(opened.manifest.step, complain).on if world.is_main else lambda event: None,
             )
             if not figures.targets:
                 raise UserError(

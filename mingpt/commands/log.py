@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mingpt.command import command, program
-from mingpt.console import complain, say
+from mingpt.console import complain, counted, say
 from mingpt.errors import UserError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _of_run(run: "Run") -> Node:
     there = [found for step in sorted(run.snapshots) if (found := manifest_or_none(store, step))]
     aside = [found for step in sorted(store.folders()) for _, found in rewound(store, step)]
     count = sum(a.end not in ("rewind", "undo") for a in run.attempts)
-    text = f"{run.name} ({run.url}): step {run.last_step:,}, {count} attempt{'s' * (count != 1)}"
+    text = f"{run.name} ({run.url}): step {run.last_step:,}, {counted(count, 'attempt')}"
     if parent := run.parent:
         text += f"; forked from {parent.run} after step {parent.step:,}"
         text += f", with other {', '.join(parent.keys)}" if parent.keys else ""

@@ -1,5 +1,6 @@
 """torch's elastic agent with our rules: when workers are restarted, how they are stopped, what ends the launch."""
 
+import logging
 import os
 import signal
 import time
@@ -24,6 +25,8 @@ from mingpt.world.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
 from mingpt.world.platforms import OPTIONS
 from mingpt.world.secret import STATIC
 
+# The beginnings of torch's lines about an end whose reason our own lines say.
+REPEATS = "Received %s death signal", "Sending process %s closing signal", "failed (exitcode: %s)"
 NOW_SECONDS = 3  # from a second request to stop until SIGKILL
 WAITING_SECONDS = 1.5  # torch answers how many nodes wait from what it has read within the last second
 
@@ -134,6 +137,8 @@ class Agent(LocalElasticAgent):
         self._shutdown(timeout=self._grace_seconds)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        if self.has_workers and self.stop_requests:
+            self.say("asked to stop: the workers end after a snapshot")
         # After a second request, workers that hang (a stopped process, a dead disk) get NOW_SECONDS.
         super()._shutdown(death_sig, timeout if len(self.stop_requests) < 2 else min(timeout, NOW_SECONDS))
         if self._pcontext is None or self._pcontext is self._ended_workers:
@@ -168,6 +173,10 @@ def run(
         )
         return agents[0]
 
+    for name in ("agent.server.api", "multiprocessing.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
+            lambda record: not str(record.msg).startswith(REPEATS)
+        )
     rendezvous.register()
     # torchrun would read its options from these, too; launch/torchrun.py has read them, and all are arguments now.
     for name in [f"PET_{option.upper()}" for option in (*OPTIONS, "standalone", "no_python", "run_path", "module")]:

@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from mingpt.console import counted
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
 from mingpt.world.failures import LOST_PEER
 from mingpt.world.lifetime import STOP_SIGNALS
@@ -99,7 +100,10 @@ def verdict(ending: Ending | None, had_workers: bool, failed: BaseException | No
         return code, "stopped on request: start the same command again to go on"
     if code == CRASHED and problem:
         return code, problem
-    gave_up = f"gave up after {limit} attempts in a row without a new snapshot (launch.max_attempts_without_progress): "
+    gave_up = (
+        f"gave up after {counted(limit, 'attempt')} in a row without a new snapshot "
+        f"(launch.max_attempts_without_progress): "
+    )
     return code, (gave_up if code == CRASHED and not asked else "") + ending.reasons[0]
 
 

@@ -16,7 +16,7 @@ TURN_SECONDS = 0.05  # most are done by then, so that what they print comes in t
 
 @dataclass(frozen=True)
 class AttemptStarted:
-    """Before the first step. start: steps done before it. host: of rank 0. tokens_per_step: of all processes."""
+    """Before the first step. start: steps done before it. host: of rank 0."""
 
     attempt: int
     start: int
@@ -24,8 +24,6 @@ class AttemptStarted:
     world_size: int
     device: str
     host: str
-    parameters: int
-    tokens_per_step: int
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mingpt.console import counted
 from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.snapshot.files import SNAPSHOTS, File
@@ -155,7 +156,7 @@ def render_manifest(m: Manifest) -> str:
     for kind in ("model", "optimizer"):
         parts = [part.size for name, part in m.parts.items() if name.startswith(kind)]
         tensors = sum(t.part.startswith(kind) for t in m.tensors.values())
-        lines.append(f"{kind}: {_size(sum(parts))} in {len(parts)} parts, {tensors} tensors")
+        lines.append(f"{kind}: {_size(sum(parts))} in {counted(len(parts), 'part')}, {counted(tensors, 'tensor')}")
     vocabulary = json.dumps(m.vocabulary, ensure_ascii=False)
     if len(vocabulary) > VOCABULARY_SHOWN:
         vocabulary = f"{vocabulary[:VOCABULARY_SHOWN]}… ({len(vocabulary):,} characters)"

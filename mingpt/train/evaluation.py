@@ -1,10 +1,11 @@
-"""Evaluates a model on a whole split: its loss, and its accuracy if the samples have answers.
+"""Evaluates a model on a split or its beginning: its loss, and its accuracy if the samples have answers.
 
 The figures do not depend on the world size: losses are added along one tree, and counts are whole numbers.
 """
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +18,7 @@ from mingpt.data.mixture import MixedSplit
 from mingpt.data.source import EvalSplit
 from mingpt.data.vocabulary import Spelling, Vocabulary
 from mingpt.model.language import IGNORE
+from mingpt.observe.events import Evaluating
 from mingpt.world.world import Progress, World
 
 
@@ -60,6 +62,17 @@ def byte_lengths(vocabulary: Vocabulary) -> list[int]:
     return vocabulary.byte_lengths() if isinstance(vocabulary, Spelling) else []
 
 
+def first_microbatches(split: EvalSplit, most: int) -> list[int]:
+    """The microbatches that an evaluation takes, `most` at most: the first ones. 0: all.
+
+    Of a mixture, the first ones of each component, by its size, and at least one.
+    """
+    size = len(split)
+    parts = split.parts.values() if isinstance(split, MixedSplit) else [range(size)]
+    most = min(most or size, size)
+    return [microbatch for part in parts for microbatch in part[: -(-len(part) * most // size)]]
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -71,16 +84,22 @@ def evaluate(
     *,
     seed: int,
     step: int,
+    most: int = 0,
+    publish: Callable[[Evaluating], None] = lambda event: None,
 ) -> Figures:
     """The model's figures on a split of at least one microbatch. Collective: all processes call it and get the same.
 
     answer_length: see Source; accuracy is measured for models with `loss_and_logits` only. byte_lengths: see Spelling.
-    seed, step: of the run. They seed torch for each microbatch, for models that draw random numbers.
+    seed, step: of the run. They seed torch for each microbatch, for models that draw random numbers. most: see
+    first_microbatches. publish: called after each microbatch of this process.
     """
     model.eval()
     lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
     rows: list[Tensor] = []
-    for microbatch in world.share(len(split)):
+    chosen, began = first_microbatches(split, most), time.monotonic()
+    share = world.share(len(chosen))
+    for place in share:
+        microbatch = chosen[place]
         Progress.microbatches += 1
         tensors = [x.to(world.device) for x in split[microbatch]]
         targets, right, questions = tensors[1], none, none
@@ -96,10 +115,12 @@ def evaluate(
             of_targets = lengths[targets.where(targets != IGNORE, -1)]
             spelled = of_targets.sum() if len(tensors) == 2 else (of_targets * tensors[2].double()).sum()
         rows.append(torch.stack([x.double() for x in (loss, count, right, questions, spelled)]))
+        publish(Evaluating(step, len(rows) / len(share), time.monotonic() - began))
     mine = torch.stack(rows).tolist() if rows else []
     all_rows = [row for part in world.gather(mine) for row in part]
     parts = split.parts.items() if isinstance(split, MixedSplit) else ()
-    return summed(all_rows, {name: summed(all_rows[mine.start : mine.stop]) for name, mine in parts})
+    rows_of = {name: [row for m, row in zip(chosen, all_rows, strict=True) if m in span] for name, span in parts}
+    return summed(all_rows, {name: summed(own) for name, own in rows_of.items()})
 
 
 def summed(rows: Sequence[Sequence[float]], parts: dict[str, Figures] | None = None) -> Figures:

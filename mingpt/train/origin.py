@@ -61,7 +61,7 @@ def restore(config: Config, source: Source, compute: Compute, checkpointer: Chec
         where = checkpointer.store.url  # a fork's copy may have failed
         say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")
     if origin.loaded:
-        _resume(origin, origin.loaded, config, world)
+        _resume(origin, origin.loaded, config, source, world)
         since = origin.loaded.manifest.attempt
         compute.plan = leave_out(compute.plan, compute.update.guard.dropped, config, since, world)
         compute.update.guard.dropped = compute.plan.dropped
@@ -86,12 +86,15 @@ def take_over(manifest: Manifest, config: Config, source: Source, compute: Compu
     return put
 
 
-def _resume(origin: Origin, loaded: Restored, config: Config, world: World) -> None:
+def _resume(origin: Origin, loaded: Restored, config: Config, source: Source, world: World) -> None:
     manifest = loaded.manifest
     origin.step, origin.history = manifest.step, manifest.history
-    if manifest.metrics.best_val_loss is not None:
+    other = resume.other_validation(manifest, config, source.validation)
+    if manifest.metrics.best_val_loss is not None and not other:
         origin.best_val_loss = manifest.metrics.best_val_loss
     origin.numerics["init_from"] = manifest.fingerprint.get("init_from")  # model.init_from is not read again
     origin.changes = resume.check(manifest, config, origin.numerics, world, say)
     if world.is_main:
         say(f"resumed from step {manifest.step} of {loaded.url} (digest {manifest.digest})")
+        if other:
+            say(other)

@@ -21,7 +21,7 @@ def check_module(made: object, settings: Own) -> None:
     """Raise UserError if what the user's code has built is no torch module, or its state can't be stored."""
     shown = f"model._target_={settings.target}"
     if not isinstance(made, nn.Module):
-        raise UserError(f"{shown} returned a {type(made).__name__}, not a torch.nn.Module")
+        raise UserError(f"{shown} returned a value of type {type(made).__name__}, not a torch.nn.Module")
     if lazy := [n for n, p in made.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise UserError(
             f"{shown}: {', '.join(lazy)} have no shape before the first forward: give the layers their sizes"

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.mixture import MixedPlan
 from mingpt.config.schema import Config
+from mingpt.console import counted
 from mingpt.data.mixture import MixedSamples
 from mingpt.data.source import Source
 from mingpt.data.windows import WindowDataset
+from mingpt.train.evaluation import first_microbatches
 
 MANY_EPOCHS = 50  # with more, a model memorises its data
 
@@ -32,6 +34,10 @@ def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str
                 f"WARNING: {epochs:,.0f} epochs{of}: a model that sees its data so often learns it by heart: take more "
                 f"data, or lower train.max_steps"
             )
+    if total := len(source.validation):
+        number = len(first_microbatches(source.validation, config.train.most_eval_batches(config.batch)))
+        every = counted(config.train.eval_every or steps, "step")
+        yield f"validation: the first {number:,} of {counted(total, 'microbatch')} every {every} (train.eval_batches)"
     if config.schedule.warmup_steps >= config.train.max_steps:
         yield (
             f"WARNING: schedule.warmup_steps={config.schedule.warmup_steps}, but train.max_steps="

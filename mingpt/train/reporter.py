@@ -35,7 +35,7 @@ class Reporter:
         self.update, self.start, self.done = compute.update, start, start
         self.tokens_per_step = compute.plan.global_size * config.model.block_size
         self.marks = deque([(start, 0.0)], maxlen=2)  # logged steps, and the seconds of training up to them
-        self.first = 0.0, 0.0  # seconds up to the end of the first step: all, and of training
+        self.first = start, 0.0  # the first step of this attempt, and the seconds up to its end
         flops = peak_flops(world.device, config.precision)
         self.peak = None
         if flops and isinstance(compute.model, LanguageModel):
@@ -51,8 +51,6 @@ class Reporter:
             world_size=self.world.size,
             device=run.compute.device_name(),
             host=socket.gethostname(),
-            parameters=sum(p.numel() for p in run.compute.model.parameters()),
-            tokens_per_step=self.tokens_per_step,
         )
         self.observers.publish(event)
 
@@ -64,7 +62,7 @@ class Reporter:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": self._trained()}
                 say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
             clock.enter("step")  # the first one is counted as "compile" if the model is compiled
-            self.first = sum(clock.account().values()), self._trained()
+            self.first = self.done, sum(clock.account().values())
         with clock.within("report"):
             self.observers.publish(self._done(figures))
 
@@ -75,7 +73,9 @@ class Reporter:
         step_seconds = (trained - seconds) / (step - before)
         if logged:
             self.marks.append((step, trained))
-        speed = self.tokens_per_step / step_seconds
+        speed, (first, until) = self.tokens_per_step / step_seconds, self.first
+        elapsed = sum(self.lifetime.clock.account().values()) - until
+        pace = elapsed / (step - first) if step > first else step_seconds  # with evaluations and snapshots
         return StepDone(
             step=step,
             loss=figures.loss,
@@ -87,17 +87,11 @@ class Reporter:
             tokens_per_second=speed,
             step_seconds=step_seconds,
             tokens_seen=step * self.tokens_per_step,
-            seconds_left=(last - step) * step_seconds * self._overhead(trained),
+            seconds_left=(last - step) * pace,
             peak_memory=peak_memory(self.world.device),
             mfu=speed / self.peak if self.peak else None,
             world_size=self.world.size,
         )
-
-    def _overhead(self, trained: float) -> float:
-        """All time over that of training, evaluations and snapshots included, since the first step."""
-        all_first, trained_first = self.first
-        elapsed = sum(self.lifetime.clock.account().values()) - all_first
-        return elapsed / (trained - trained_first) if trained > trained_first else 1.0
 
     def _trained(self) -> float:
         return sum(map(self.lifetime.clock.seconds, STEPS))

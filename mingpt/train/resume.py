@@ -20,11 +20,13 @@ from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import batch_factor, schedule_factor
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import filled
-from mingpt.config.schema import Batch, Config, Optimizer, Schedule
+from mingpt.config.schema import Batch, Config, Optimizer, Schedule, Train
+from mingpt.data.source import EvalSplit
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.forking import Parent, new_named
 from mingpt.snapshot.format import Manifest
+from mingpt.train.evaluation import first_microbatches
 from mingpt.train.factory import some
 from mingpt.world.world import World
 
@@ -103,6 +105,28 @@ def same_past(manifest: Manifest, config: Config, step: int) -> bool:
     schedule = _schedule(manifest)
     return schedule is not None and all(
         schedule_factor(schedule, s) == schedule_factor(config.schedule, s) for s in range(step)
+    )
+
+
+def other_validation(manifest: Manifest, config: Config, split: EvalSplit) -> str:
+    """What to say if evaluations take other microbatches than those up to the snapshot; otherwise nothing.
+
+    Their losses can't be compared. A config without train.eval_batches is of a version that took the whole split.
+    """
+    if not len(split):
+        return ""
+    try:
+        train = Train(**{"eval_batches": 0, **section_of(manifest.config, "train")})
+        batch = Batch(**filled(manifest.config)["batch"])
+    except ValidationError:  # a manifest of another version, or a damaged one
+        return ""
+    limits = train.most_eval_batches(batch), config.train.most_eval_batches(config.batch)
+    before, now = (len(first_microbatches(split, most)) for most in limits)
+    return (
+        f"train.eval_batches: evaluations take the first {now} of {len(split)} microbatches from now on, and took "
+        f"{before}: the best validation loss begins anew"
+        if before != now
+        else ""
     )
 
 

@@ -99,6 +99,8 @@ class Evaluation:
                 self.byte_lengths,
                 seed=self.config.seed,
                 step=done,
+                most=self.config.train.most_eval_batches(self.config.batch),
+                publish=self.observers.publish,
             )
             self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
             self.best_val_loss = figures.loss if best else self.best_val_loss

@@ -18,7 +18,7 @@ from mingpt.compute.reduction import ExactReduction, Reduction
 from mingpt.config.configfile import write_config
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
-from mingpt.console import say
+from mingpt.console import counted, say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
@@ -271,8 +271,8 @@ def announce(run: Run) -> None:
         return
     plan, world = run.compute.plan, run.world
     say(
-        f"attempt {run.record.attempt}: steps {run.start + 1} to {run.last_step}, {world.size} processes on "
-        f"{world.device.type} ({world.backend}), {plan.microbatches} microbatches of {plan.micro_size} x "
+        f"attempt {run.record.attempt}: steps {run.start + 1} to {run.last_step}, {counted(world.size, 'process')} on "
+        f"{world.device.type} ({world.backend}), {counted(plan.microbatches, 'microbatch')} of {plan.micro_size} x "
         f"{run.config.model.block_size} tokens, {sum(p.numel() for p in run.compute.model.parameters()):,} parameters"
     )
     if run.config.reduce == "fast":

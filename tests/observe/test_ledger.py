@@ -145,7 +145,7 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
 
     go("step", 5)
     accountant = Accountant(str(tmp_path), clock, 2.0, print, now=lambda: wall[0])
-    started = AttemptStarted(4, 100, 200, 8, "NVIDIA L4", "n7", 1000, 64)
+    started = AttemptStarted(4, 100, 200, 8, "NVIDIA L4", "n7")
     accountant.on(started)
     assert accountant.file
     write = accountant.file.flush  # a thread does it once a second
@@ -177,7 +177,7 @@ def test_the_end_of_a_run_says_its_goodput(tmp_path: Path) -> None:
     accountant = Accountant(str(tmp_path), clock, 36.0, said.append, now=lambda: now[0])
     now[0] = 25.0
     clock.enter("step")
-    accountant.on(AttemptStarted(1, 0, 10, 1, "cpu", "n", 1, 1))
+    accountant.on(AttemptStarted(1, 0, 10, 1, "cpu", "n"))
     now[0] = 100.0
     accountant.on(AttemptEnded(10, True, "d"))
     assert said == ["goodput 75.0% of 1 min 40 s in 1 attempt, cost 1.00; the rest: start-up 25.0%"]

@@ -27,7 +27,7 @@ from mingpt.observe.live import LiveLine
 from mingpt.observe.speed import flops_per_token, peak_flops
 from run_kit import TINY
 
-STARTED = AttemptStarted(3, 100, 1000, 8, "NVIDIA L4", "n1", 1000, 4096)
+STARTED = AttemptStarted(3, 100, 1000, 8, "NVIDIA L4", "n1")
 DONE = StepDone(
     200,
     3.0,

@@ -54,7 +54,7 @@ def on_cuda(steps: str, run_dir: str, start: int, last: int) -> list[str]:
     said: list[str] = []
     profile = Profile(steps, run_dir, 1, cuda=False, say=said.append)
     profile.late = 1
-    profile.on(AttemptStarted(1, start, last, 1, "cuda", "n1", 1, 1))
+    profile.on(AttemptStarted(1, start, last, 1, "cuda", "n1"))
     for step in range(start + 1, last + 1):
         torch.nn.Linear(3, 3)(torch.ones(2, 3))
         profile.on(StepDone(step, 1.0, 1.0, (), ()))

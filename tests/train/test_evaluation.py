@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
 
 from bpe_kit import small, write_tokenizer
+from config_kit import configured
 from mingpt.commands import evaluate as evaluator
 from mingpt.compute.tree import tree_sum_of
 from mingpt.config.stored import evaluation_config
@@ -24,7 +25,8 @@ from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import IGNORE
-from mingpt.train.evaluation import Figures, count_answers, evaluate
+from mingpt.observe.events import Evaluating
+from mingpt.train.evaluation import Figures, count_answers, evaluate, first_microbatches
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World, share
 from snapshot_kit import ALONE
@@ -65,12 +67,14 @@ class Pretended(World):
         return [self.said[rank] for rank in sorted(self.said)]
 
 
-def in_worlds_of(size: int, model: nn.Module, data: EvalSplit, answer_length: int) -> Figures:
+def in_worlds_of(size: int, model: nn.Module, data: EvalSplit, answer_length: int, most: int = 0) -> Figures:
     world = Pretended(0, size, 0, torch.device("cpu"), "gloo")
-    for rank in sorted(range(size), key=lambda rank: not share(rank, size, len(data))):  # the last one has heard all
+    for rank in sorted(
+        range(size), key=lambda rank: not share(rank, size, most or len(data))
+    ):  # the last one has heard all
         whole = [data[i] for i in range(len(data))]  # no mixture: of that, the first ones hear too little
-        evaluate(model, whole, replace(world, rank=rank), nullcontext(), answer_length, seed=1, step=2)
-    return evaluate(model, data, replace(world, rank=rank), nullcontext(), answer_length, seed=1, step=2)
+        evaluate(model, whole, replace(world, rank=rank), nullcontext(), answer_length, seed=1, step=2, most=most)
+    return evaluate(model, data, replace(world, rank=rank), nullcontext(), answer_length, seed=1, step=2, most=most)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -95,6 +99,57 @@ def test_a_mixture_has_the_figures_of_each_component_in_any_world(model: GPT, si
     assert replace(alone, parts={}) == evaluate(model, split(2) + split(5), ALONE, nullcontext(), seed=1, step=2)
     assert evaluator.as_dict(alone)["parts"]["web"]["loss"] == alone.parts["web"].loss
     assert evaluator.as_text(alone).splitlines()[-1].startswith(f"of web         {alone.parts['web'].loss:.4f} nats")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_beginning_of_a_split_has_the_figures_of_that_beginning_in_any_world(model: GPT, size: int) -> None:
+    beginning = evaluate(model, split(7)[:4], ALONE, nullcontext(), 2, seed=1, step=2)
+    assert in_worlds_of(size, model, split(7), 2, most=4) == beginning
+    shares, seconds = list[float](), list[float]()
+
+    def note(event: Evaluating) -> None:
+        assert event.step == 2
+        shares.append(event.share)
+        seconds.append(event.seconds)
+
+    evaluate(model, split(7), ALONE, nullcontext(), seed=1, step=2, most=4, publish=note)
+    assert shares == [0.25, 0.5, 0.75, 1]
+    assert 0 < seconds[0] < seconds[-1]
+
+
+def test_the_beginning_of_a_mixture_is_that_of_each_component() -> None:
+    parts = {"data.mix.code": split(2), "data.mix.none": [], "data.mix.web": split(8)}
+    mixed = MixedSplit({key: (TextData(), part) for key, part in parts.items()})
+    chosen = {most: first_microbatches(mixed, most) for most in (0, 1, 5, 9, 10, 11)}
+    everything = [*range(10)]
+    assert chosen == {
+        0: everything,
+        1: [0, 2],
+        5: [0, 2, 3, 4, 5],
+        9: everything,
+        10: everything,
+        11: everything,
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "most"),
+    [
+        ((), 333),  # 1000 steps of 4 microbatches, 4 evaluations: 4 * 333 / 3 is a ninth of 4000
+        (("train.eval_every=0",), 1333),
+        (("train.eval_every=999",), 666),  # the second one is at the end
+        (("train.max_steps=1",), 1),
+        (("train.max_steps=1", "batch.micro_size=1"), 21),
+        (("batch.per_process_size=128",), 666),
+        (("train.eval_batches=7",), 7),
+        (("train.eval_batches=0",), 0),
+    ],
+)
+def test_evaluation_takes_a_tenth_of_the_time_unless_the_config_says_otherwise(
+    overrides: tuple[str, ...], most: int
+) -> None:
+    config = configured(*overrides)
+    assert config.train.most_eval_batches(config.batch) == most
 
 
 @pytest.mark.parametrize("weighted", [False, True])

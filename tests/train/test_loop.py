@@ -1,6 +1,7 @@
 """Loop, session and checkpointer in a world of one: a fake clock, snapshots in memory, observers that fail."""
 
 import errno
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train import loop, own_model, session
 from mingpt.train.factory import build
+from mingpt.train.resume import other_validation
 from mingpt.train.run import Run
 from mingpt.train.stats import DelayedRead
 from mingpt.world.clock import Clock
@@ -132,14 +134,18 @@ def test_a_run_is_its_events(open_run: Callable[..., Run]) -> None:
     recorder = Recorder()
     run = open_run(observers=(recorder,))
     assert loop.train(run) == FINISHED
+    evaluated = run.config.train.most_eval_batches(run.config.batch)
+    assert evaluated == 5  # a third of two steps of 8 microbatches
     kinds = [(type(event), event.step) for event in recorder.events if not isinstance(event, AttemptStarted)]
     assert kinds == [
         (StepDone, 1),
         (StepDone, 2),
+        *[(Evaluating, 2)] * evaluated,
         (Evaluated, 2),
         (SnapshotCommitted, 2),
         (StepDone, 3),
         (StepDone, 4),
+        *[(Evaluating, 4)] * evaluated,
         (Evaluated, 4),
         (SnapshotCommitted, 4),
         (AttemptEnded, 4),
@@ -324,10 +330,10 @@ def test_whatever_the_snapshot_thread_raises_ends_the_run_with_the_next_step(
 
 
 def test_the_session_claims_an_attempt_and_names_it_in_each_manifest(open_run: Callable[..., Run]) -> None:
-    first = open_run()
+    first = open_run("train.eval_batches=0")
     loop.train(first)
     digest = digest_at(first, STEPS)
-    second = open_run(f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
+    second = open_run("train.eval_batches=0", f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
     assert (second.start, second.record.attempt) == (STEPS, 2)
     assert (
         second.evaluation.best_val_loss == read(Store(first.config.snapshot.dir), STEPS).manifest.metrics.best_val_loss
@@ -338,6 +344,25 @@ def test_the_session_claims_an_attempt_and_names_it_in_each_manifest(open_run: C
         (STEPS, digest, 1),
     ]
     assert [h["attempt"] for h in second.record.provenance["history"]] == [1, 2]
+
+
+def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
+    open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A config of an earlier version does not have the key, and that version took the whole split."""
+    first = open_run("train.eval_batches=0")
+    loop.train(first)
+    total = len(first.source.validation)
+    longer = (f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
+    capsys.readouterr()
+    for setting, said in ((f"train.eval_batches={total}", 0), ("train.eval_batches=1", 1)):
+        second = open_run(setting, *longer)
+        assert math.isinf(second.evaluation.best_val_loss) == bool(said)
+        assert capsys.readouterr().out.count("train.eval_batches: ") == said
+    manifest = read(Store(first.config.run.dir + "/snapshots"), STEPS).manifest
+    del manifest.config["train"]["eval_batches"]
+    assert other_validation(manifest, first.config, first.source.validation) == ""
+    assert other_validation(manifest, second.config, first.source.validation).startswith("train.eval_batches: ")
 
 
 def test_a_start_says_what_reduce_fast_gives_up(

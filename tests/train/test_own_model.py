@@ -103,7 +103,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("own_kit.gives_none", "returned a NoneType, not a torch.nn.Module"),
+        ("own_kit.gives_none", "returned a value of type NoneType, not a torch.nn.Module"),
         ("own_kit.fails model.hidden=3", r"failed with \(hidden=3\): ValueError: 3 is odd \(.*own_kit.py, line \d+\)"),
         ("own_kit.quits", r"failed with \(\): SystemExit: 0 \(.*own_kit.py, line \d+\)"),
         (
