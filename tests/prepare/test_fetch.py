@@ -288,13 +288,16 @@ def test_data_of_ones_own_that_are_missing_are_not_to_be_fetched(tmp_path: Path)
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([], ""),
-        (["data=gpt2", "data.path=data/shakespeare.txt"], "bpe"),
-        (["experiment=gpt2_124m", "data.path=hf://datasets/me/tokens"], "bpe hf"),
-        (["train.eval_tasks=[hellaswag]"], "eval"),
-        (["experiment=mnist", "data.path=s3://bucket/mnist"], "s3"),
-        (["data=gpt2", "data.path=https://host/book.txt", "run.dir=gs://bucket/run"], "bpe gcs http"),
-        (["run.dir=az://container/run", "data=shards", "data.path=abfs://container/data"], "azure bpe"),
+        ([], "tensorboard"),
+        (["track=[]"], ""),
+        (["track=[trackio,wandb]"], "trackio wandb"),
+        (["track=[mlflow,tensorboard]"], "mlflow tensorboard"),
+        (["data=gpt2", "data.path=data/shakespeare.txt"], "bpe tensorboard"),
+        (["experiment=gpt2_124m", "data.path=hf://datasets/me/tokens"], "bpe hf tensorboard"),
+        (["train.eval_tasks=[hellaswag]"], "eval tensorboard"),
+        (["experiment=mnist", "data.path=s3://bucket/mnist"], "s3 tensorboard"),
+        (["data=gpt2", "data.path=https://host/book.txt", "run.dir=gs://bucket/run"], "bpe gcs http tensorboard"),
+        (["run.dir=az://container/run", "data=shards", "data.path=abfs://container/data"], "azure bpe tensorboard"),
     ],
 )
 def test_the_extras_that_a_run_needs(overrides: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:

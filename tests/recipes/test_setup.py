@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.config import compose
-from mingpt.prepare.extras import extras
 from paths_kit import ROOT
 from recipe_kit import BUCKET, envs, recipe
 
@@ -183,13 +181,6 @@ def test_gpus_that_torch_cannot_use_fail_the_set_up_and_not_the_speed(machine: M
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 PACKAGES = (*TRACKERS, "s3fs", "gcsfs", "adlfs", "tiktoken", "tokenizers", "pyarrow", "huggingface_hub", "lm_eval")
-
-
-@pytest.mark.parametrize("track", ["", "[]", *(f"[{name}]" for name in TRACKERS), "[wandb,tensorboard]"])
-def test_the_trackers_of_a_run_are_among_what_it_needs(track: str) -> None:
-    config = compose.configure([f"track={track}"] if track else [])
-    assert config is not None
-    assert extras(config) == set(re.findall(r"\w+", track or "tensorboard"))
 
 
 @pytest.mark.parametrize("name", ["train", "train-rdzv", "train-spot", "train-bucket", "evaluate", "generate", "serve"])
