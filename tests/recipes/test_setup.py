@@ -180,7 +180,7 @@ def test_gpus_that_torch_cannot_use_fail_the_set_up_and_not_the_speed(machine: M
 
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
-PACKAGES = (*TRACKERS, "s3fs", "gcsfs", "adlfs", "tiktoken", "tokenizers", "pyarrow", "huggingface_hub", "lm_eval")
+PACKAGES = (*TRACKERS, "s3fs", "gcsfs", "adlfs", "tokenizers", "pyarrow", "huggingface_hub", "lm_eval")
 
 
 @pytest.mark.parametrize("name", ["train", "train-rdzv", "train-spot", "train-bucket", "evaluate", "generate", "serve"])
