@@ -98,7 +98,7 @@ def test_help_says_each_default(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("searchpath", ["/conf"]),
         ("defaults", ["experiment/mine"]),
-        ("defaults-tree", ["  train", "    model/tiny"]),
+        ("defaults-tree", ["  train:", "model: tiny"]),
         ("plugins", ["Hydra Plugins"]),
     ],
 )
