@@ -51,7 +51,9 @@ def ended(code: int) -> int:
     return CRASHED if lost and code == FINISHED else code
 
 
-def _write(stream: TextIO, text: str) -> OSError | ValueError | None:
+def _write(stream: TextIO | None, text: str) -> OSError | ValueError | None:
+    if stream is None:  # the process was started without it
+        return ValueError("closed")
     try:
         try:
             stream.write(text)

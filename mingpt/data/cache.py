@@ -25,14 +25,14 @@ TELL_SECONDS = 30.0  # a longer wait for another process is told
 
 
 class ArrayFile:
-    """A .npy file, written block by block. The first block's type is that of all."""
+    """A .npy file, written block by block. The first block's type is that of all, also if it is empty."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.length = file, 0
         self._type, self._row = np.dtype(float), tuple[int, ...]()
 
     def append(self, block: NDArray[Any]) -> None:
-        if not self.length:
+        if not self.file.tell():
             self._type, self._row = block.dtype, block.shape[1:]
             self._write_header()
         self.file.write(np.ascontiguousarray(block).data)

@@ -133,6 +133,16 @@ def test_a_program_says_so_too_and_a_run_ends_before_that(verb: str, run: Mingpt
     assert verb != "train" or [*run.folder.glob("there/snapshots/*/manifest.json")]
 
 
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["log", "nowhere"], 64)], ids=str)
+def test_without_standard_output_a_command_ends_as_with_it(
+    arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mingpt", *arguments])
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it after `mingpt … >&-`
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main() == code
+
+
 @pytest.mark.slow
 def test_output_that_nobody_reads_any_more_is_none(run: Mingpt) -> None:
     with run.start("mingpt", "generate", RUN, "--tokens=1000000") as process:

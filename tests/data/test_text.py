@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import bpe_kit
 from mingpt.data import bpe
 from mingpt.data import text as text_module
-from mingpt.data.cache import node_lock
+from mingpt.data.cache import ArrayFile, node_lock
 from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
 from mingpt.data.text import open_text
@@ -233,6 +233,16 @@ def test_tokens_that_the_disk_has_no_room_for_are_a_mistake(
     assert message.startswith(f"data.cache_dir={tmp_path / 'cache'}: 0.00 GB are needed")
     assert cached(tmp_path) == []
     assert len(all_tokens(open_text(settings_for(path, tmp_path, tokens=kind), 1))) == 12
+
+
+def test_an_empty_block_begins_an_array_once(tmp_path: Path) -> None:
+    """A tokenizer may have no tokens for the beginning of a text."""
+    with open(tmp_path / "array.npy", "wb") as file:
+        array = ArrayFile(file)
+        for block in ([], [258, 1], []):
+            array.append(np.array(block, np.uint16))
+        array.finish()
+    assert np.load(tmp_path / "array.npy").tolist() == [258, 1]
 
 
 def test_a_process_that_goes_on_is_waited_for_however_long_it_takes(
