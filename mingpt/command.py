@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -50,6 +51,9 @@ def command(interrupted: str = "") -> Callable[[Main], Main]:
                 if interrupted:
                     complain(interrupted)
                 return end.args[0] if end.args else INTERRUPTED
+            except Exception:  # a bug of ours: not 1, which says that a check has failed
+                traceback.print_exc()
+                return CRASHED
 
         return guarded
 

@@ -17,6 +17,7 @@ from bpe_kit import write_gpt2
 from cli_kit import ROOT, Mingpt
 from mingpt import console
 from mingpt.cli import GROUPS, VERBS, main
+from mingpt.command import command
 from mingpt.gone import KEYS
 
 
@@ -152,6 +153,15 @@ def test_output_that_nobody_reads_any_more_is_none(run: Mingpt) -> None:
         assert process.stderr
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+def test_an_error_that_nobody_expects_is_no_failed_check(capsys: pytest.CaptureFixture[str]) -> None:
+    @command()
+    def broken(arguments: list[str]) -> int:
+        raise KeyError(arguments[0])
+
+    assert broken(["key"]) == 70
+    assert "KeyError: 'key'" in capsys.readouterr().err
 
 
 # --- what a verb does is what `python -m` of its module does ---
