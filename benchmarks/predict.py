@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from mingpt.compute.exchange import bytes_a_step
+from bytes import bytes_a_step
 
 # Of a link's speed, what an exchange of two hops and back gets: fitted to 100 Mbit/s of links.py. Four phases come one
 # after the other, and the small model there has two buckets, so next to nothing is sent during backward. A large one

@@ -40,7 +40,7 @@ def command(interrupted: str = "") -> Callable[[Main], Main]:
         def guarded(arguments: list[str]) -> int:
             try:
                 with _raising() if interrupted else nullcontext():
-                    return main(arguments)
+                    return ended(main(arguments))
             except UserError as error:
                 return _end(error, USER_ERROR)
             except TransientError as error:
@@ -95,4 +95,4 @@ def run(module: str) -> NoReturn:
             main: Main = import_module(module).main
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    sys.exit(ended(main(sys.argv[1:])))
+    sys.exit(main(sys.argv[1:]))

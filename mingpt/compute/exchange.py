@@ -125,15 +125,3 @@ class Gathering:
             packing.unpack(found.to(bucket.weights.device).view(bucket.size, -1))
         elif found is not bucket.weights:
             bucket.weights.copy_(found)
-
-
-def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> int:
-    """How many bytes the busiest node sends to other nodes for one exact sum. processes: of each node."""
-    of_each = processes if len(set(processes)) > 1 else [1] * len(processes)  # otherwise nodes add up inside first
-    world, first, most = sum(of_each), 0, 0.0
-    pieces = [len(nodes) for nodes in held(world, microbatches)]
-    for count in of_each:
-        most = max(most, sum(pieces[first : first + count]) * (world - count) / world)  # slices for other nodes
-        first += count
-    most += (world - 1) / world  # all-gather: each slice once, around a ring
-    return int(most * 4 * parameters)

@@ -9,6 +9,8 @@ from multiprocessing.pool import AsyncResult
 from typing import Any
 from uuid import uuid4
 
+from pydantic import TypeAdapter
+
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.launch.torchrun import Torchrun
@@ -16,6 +18,7 @@ from mingpt.preflight import compare, links, machine, meeting, places
 from mingpt.preflight.finding import Finding, Level, Report, exit_code, findings_of
 from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.preflight.links import LIMIT, Echo
+from mingpt.preflight.messages import FINDINGS, MET, NODES, PLACES, RESULTS, T, read
 from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.platforms import find_placement
@@ -74,14 +77,15 @@ class Inspection:
             self.store.end()
             self.files.end()
 
-    def _gather(self, value: Any, seconds: float) -> list[Any]:
-        if self.node.most == 1:
-            return [value]
-        try:
-            asked = self.store.ask(meeting.gather, value, seconds)
-            return list(answer(asked, seconds + 2 * meeting.SLACK_SECONDS))
-        except (Unreached, OSError) as error:
-            raise Unreached(f"the head's preflight has ended or stopped answering ({error})") from error
+    def _gather(self, shape: TypeAdapter[list[T]], value: Any, seconds: float) -> list[T]:
+        answers = [value]
+        if self.node.most > 1:
+            try:
+                asked = self.store.ask(meeting.gather, value, seconds)
+                answers = answer(asked, seconds + 2 * meeting.SLACK_SECONDS)
+            except (Unreached, OSError) as error:
+                raise Unreached(f"the head's preflight has ended or stopped answering ({error})") from error
+        return read(shape, answers, self.node.most)
 
     # --- the link to the head ---
 
@@ -108,7 +112,7 @@ class Inspection:
             raise Unreached
         self._open(head)
         self.own = "" if head else network.address_towards(node.host)
-        others = [told for told in self._gather([self.identity, self.own], self.seconds) if told]
+        others = [told for told in self._gather(MET, [self.identity, self.own], self.seconds) if told]
         if not any(told[0] == self.identity for told in others):
             text = f"another node has the number {self.rank}, or the others had begun before this one came"
             raise Unreached(text)
@@ -215,21 +219,21 @@ class Inspection:
     def _together(self) -> Report:
         """The report is the same on every node, since each has all findings that were gathered."""
         echo = Echo(self.identity)
-        nodes = [n for n in self._gather(self._about_me(echo.port), IMPORT_SECONDS) if n]
+        about = self._gather(NODES, self._about_me(echo.port), IMPORT_SECONDS)
+        nodes = [n.model_dump() | {"rank": rank} for rank, n in enumerate(about) if n]
         clock, head = time.time(), nodes[0]["facts"]["host"]
         # Test the links to the next PEERS nodes by rank: to all in a large job would be too many connections.
         peers = sorted(nodes, key=lambda n: (n["rank"] - self.rank) % self.node.most)[1 : PEERS + 1]
         self.mine += links.findings(self.name, peers)
         written = self._check_place()
-        told = self._gather([clock, written, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
+        told = self._gather(PLACES, [clock, written, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
+        assert told[0] is not None
         self.mine += compare.clock(self.name, told[0][0] - clock, head)
         if written:
             self._check_seen({identity: host for _, wrote, identity, host in filter(None, told) if wrote})
-        found = self._gather([vars(f) for f in self.mine], PLACE_SECONDS)
+        found = self._gather(FINDINGS, [vars(f) for f in self.mine], PLACE_SECONDS)
         whole = [n for n in nodes if found[n["rank"]] is not None]
-        findings = [Finding(**f) for of_node in found for f in of_node or ()] + compare.alike(
-            [n["facts"] for n in whole]
-        )
+        findings = [f for of_node in found for f in of_node or ()] + compare.alike([n["facts"] for n in whole])
         findings += [
             Finding("unreachable", n["facts"]["host"], "nodes", ENDED, "see what its log says")
             for n in nodes
@@ -257,7 +261,7 @@ class Inspection:
             result = answer(self.store.ask(meeting.reduce, environment, REDUCE_SECONDS / 2), REDUCE_SECONDS)
         except (Unreached, OSError) as error:
             result = str(error)
-        results = self._gather(result, REDUCE_SECONDS + SHORT_SECONDS)
+        results = self._gather(RESULTS, result, REDUCE_SECONDS + SHORT_SECONDS)
         advice = "open all TCP ports between the nodes, and look at the interfaces above"
         for node, result in zip(nodes, results, strict=True):
             if not isinstance(result, float):
@@ -265,4 +269,4 @@ class Inspection:
                 findings.append(Finding("problem", node["facts"]["host"], "all-reduce", text, advice))
         if exit_code(findings) != FINISHED:
             return []
-        return [f"all-reduce over TCP: {results[0] / 1e6:.0f} MB/s from each node"]
+        return [f"all-reduce over TCP: {float(results[0] or 0) / 1e6:.0f} MB/s from each node"]

@@ -134,6 +134,12 @@ def test_a_program_says_so_too_and_a_run_ends_before_that(verb: str, run: Mingpt
     assert verb != "train" or [*run.folder.glob("there/snapshots/*/manifest.json")]
 
 
+def test_output_of_a_module_that_is_a_program_is_lost_as_that_of_its_verb() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "mingpt.commands.log", RUN], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 70
+
+
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["log", "nowhere"], 64)], ids=str)
 def test_without_standard_output_a_command_ends_as_with_it(
     arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch

@@ -7,16 +7,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 import mingpt
 from mingpt.errors import UserError
 from mingpt.preflight import command as preflight
-from mingpt.preflight import compare
+from mingpt.preflight import compare, meeting, messages
 from mingpt.preflight.finding import Finding, exit_code, findings_of
+from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.preflight.machine import source_sha256
 from net_kit import Net, hosts, needs_hosts
 from node_kit import free_port
@@ -323,6 +326,41 @@ def test_two_launchers_on_one_machine(tmp_path: Path) -> None:
     outputs = [process.communicate(timeout=LIMIT)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert [[n["environment"] for n in parsed(output)["nodes"]] for output in outputs] == [[None, None]] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "answers"),
+    [
+        (messages.MET, [["a", "b"], [7]]),
+        (messages.MET, [["a", "b"]]),
+        (messages.MET, [None, ["a", "b"]]),
+        (messages.NODES, [{}]),
+        (messages.PLACES, {}),
+        (messages.FINDINGS, [[], [{"level": "fine"}]]),
+        (messages.RESULTS, [1.0, {}]),
+    ],
+)
+def test_answers_of_another_shape_are_none(shape: TypeAdapter[list[Any]], answers: object) -> None:
+    with pytest.raises(Unreached):
+        messages.read(shape, answers, 2)
+
+
+@pytest.mark.slow
+def test_a_message_of_another_version_is_one_finding(tmp_path: Path) -> None:
+    port, node = free_port(), Helper()
+    head = on_loopback(tmp_path, 0, port)
+    try:
+        while True:
+            with suppress(OSError, Unreached):
+                answer(node.ask(meeting.meet, "127.0.0.1", port, None, 1, 2, 5.0), LIMIT)
+                break
+        node.ask(meeting.gather, [7], 0.0)
+        output, _ = head.communicate(timeout=LIMIT)
+    finally:
+        node.end()
+    (finding,) = parsed(output)["findings"]
+    assert (head.returncode, finding["level"], finding["check"]) == (70, "unreachable", "nodes")
+    assert "node 1" in finding["text"]
 
 
 def test_under_slurm_the_head_has_no_loopback_address(tmp_path: Path) -> None:
