@@ -15,7 +15,7 @@ from mingpt.config.groups import config_dir, folders
 from mingpt.console import complain
 from mingpt.errors import USER_ERROR
 from mingpt.gone import instead
-from mingpt.redact import without_secrets
+from mingpt.redact import printable, without_secrets
 
 INFO = ("defaults", "defaults-tree", "plugins", "searchpath")
 # Hydra's options that there are not here, and what to do in their place.
@@ -41,13 +41,19 @@ def quoted(text: str) -> str:
 class Parser(argparse.ArgumentParser):
     """argparse with our exit code for a mistake."""
 
+    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
+        """Of @FILE, which somebody else may have written: no options, and no other files."""
+        if not arg_line or arg_line[0] in "-@":
+            self.error(f"@FILE: {printable(arg_line)!r} is no source: write one a line, without empty lines")
+        return [arg_line]
+
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             verb = self.prog.replace(".", " ").split()[-1]
             for argument in message.split()[2:]:
                 name = argument.partition("=")[0]
                 message = instead(f"{verb} {name}", name) or message
-                if "_" in name or "." in name:
+                if name.startswith("-") and ("_" in name or "." in name):
                     message = f"unrecognized arguments: {argument}: keys have no dashes: write train.max_steps=5"
                 for names, cure in NOT_THERE.items():
                     if name in names.split():

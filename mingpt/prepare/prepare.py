@@ -203,7 +203,10 @@ def parser() -> argparse.ArgumentParser:
 
 @command("interrupted: the same command goes on")
 def main(arguments: list[str]) -> int:
-    given = parser().parse_args(arguments)
+    try:
+        given = parser().parse_args(arguments)
+    except UnicodeDecodeError as error:
+        raise UserError(f"@FILE is not UTF-8 at byte {error.start}: convert it") from error
     fraction, tokens, processes = given.val_fraction, given.shard_tokens, given.processes
     bounds = {
         f"--val-fraction {fraction}: from 0 to less than 1": 0 <= fraction < 1,

@@ -58,7 +58,7 @@ def this_process() -> dict[str, Any]:
         machine = sha256(where.encode()).hexdigest()[:16]
     except OSError:  # not Linux
         machine = ""
-    agent = str(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else ""
+    agent = f"{machine} {os.getppid()}" if "TORCHELASTIC_RUN_ID" in os.environ else ""
     launcher = os.environ.get("SKYPILOT_TASK_ID") or os.environ.get("SLURM_JOB_ID") or agent
     pid = os.getpid()
     return {
@@ -79,10 +79,11 @@ def runs_here(record: Record) -> bool | None:
     """Whether the process that made a claim is alive on this machine. None: it was on another one, or nobody knows."""
     process, ours = record.process or {}, this_process()
     pid, started, launcher = process.get("pid"), process.get("started"), process.get("launcher")
+    if launcher and launcher == ours["launcher"]:  # it started this process in its place, perhaps on another node
+        return False
     if type(pid) is not int or not started or not ours["machine"] or process.get("machine") != ours["machine"]:
         return None
-    own = pid == ours["pid"] or (launcher and launcher == ours["launcher"])
-    return not own and _started(pid) == started
+    return pid != ours["pid"] and _started(pid) == started
 
 
 def line_of(claims: Mapping[int, Record], newest: int | None = None) -> dict[int, tuple[int, int | None]]:

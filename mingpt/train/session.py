@@ -105,8 +105,8 @@ def another_running(config: Config) -> str:
         return ""
     process = newest.process or {}
     seen = f", last seen {duration(max(0.0, silent))} ago" if account else ""
-    host = printable(str(process.get("host") or (account and account.host)))
-    who = f"attempt {newest.number} ({host}, pid {process.get('pid')}{seen})"
+    host = process.get("host") or (account and account.host)
+    who = printable(f"attempt {newest.number} ({host}, pid {process.get('pid')}{seen})")
     if here and not config.resume.take_over:
         raise UserError(
             f"run.dir={without_secrets(config.run.dir)}: {who} is training this run on this machine: stop it, give "

@@ -178,9 +178,11 @@ def test_a_run_that_trains_on_this_machine_is_not_taken_over_unawares(
         ({"started": "1"}, ""),  # the pid is another process's by now
         ({"end": "finished"}, ""),
         ({"launcher": "mine"}, ""),  # which has started this process in its place
+        ({"machine": "another", "launcher": "mine"}, ""),  # there, too
         ({"machine": "another"}, "seems to be running"),  # or another container of this one
         ({"machine": "another", "until": 1.0}, ""),
         ({"pid": "../1"}, "seems to be running"),
+        ({"pid": "1\nfinished"}, "pid 1\\nfinished"),  # a stranger's
     ],
 )
 def test_who_takes_over_says_so_only_if_it_may_be_so(
