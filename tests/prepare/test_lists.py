@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bpe_kit import write_gpt2
 from mingpt.prepare.prepare import main, parser
 
 
@@ -32,5 +33,5 @@ def test_a_list_of_somebody_else_sets_no_option(tmp_path: Path, line: bytes, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("to be or not to be")
     (tmp_path / "list").write_bytes(f"{tmp_path}/a.txt\n".encode() + line + b"\n")
-    assert code_of([f"--out={tmp_path}/out", "--tokenizer=byte", f"@{tmp_path}/list"]) == 64
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "list"]
+    assert code_of([f"--out={tmp_path}/out", f"--tokenizer={write_gpt2(tmp_path / 'gpt2')}", f"@{tmp_path}/list"]) == 64
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "gpt2", "list"]
