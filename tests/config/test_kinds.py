@@ -70,7 +70,7 @@ def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest
         config = configured(chosen, "data.start=99")
         assert config.data == CountdownData(start=99)
         assert config.model_dump()["data"] == {"kind": "countdown", "workers": 0, "start": 99}
-    assert extras(config) == {"drum"}
+    assert extras(config) == {"drum", "tensorboard"}
     assert machine.state_bytes(config) == 12 * config.model.parameters(100)
     assert compose.configure(["--help"]) is None
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
