@@ -10,9 +10,12 @@ import signal
 import sys
 from types import FrameType
 
+# What a platform starts again after STOPPED (mingpt/errors.py), also before any step.
+_code = 75 if {"train", "launch", "sweep"}.intersection(sys.argv[1:2]) else None
+
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)
+    os._exit(_code or 128 + number)
 
 
 for _number in (signal.SIGINT, signal.SIGTERM):  # until Lifetime is imported
@@ -25,7 +28,7 @@ from mingpt.world.lifetime import Lifetime  # noqa: E402
 
 
 def main() -> int:
-    Lifetime(trains=False).begin()
+    Lifetime(trains=False, code=_code).begin()
     return cli.main()
 
 

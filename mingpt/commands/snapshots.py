@@ -125,7 +125,8 @@ def prune_command(options: Options) -> int:
 
 
 def rewind_command(options: Options) -> int:
-    url, at = run_dir_of(options.url), split_url(options.url)[1]
+    above, at = split_url(options.url)
+    url = run_dir_of(above)
     step = at if options.step is None else options.step
     if (step is None) != options.undo or at not in (None, step):
         raise UserError("give one step to go back to, as RUN@9000 or with --step, or --undo without a step")

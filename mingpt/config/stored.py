@@ -95,7 +95,10 @@ def replay_config(
 def evaluation_config(stored: Mapping[str, Any], source: str, arguments: Sequence[str], world_size: int) -> Config:
     """A snapshot's config for a program that does not train. source: the run's directory."""
     if takes_any("model", kind_of("model", stored.get("model"))):
-        raise UserError("a model of one's own is never imported because a snapshot names it: evaluate it in a program")
+        raise UserError(
+            "a model of one's own is never imported because a snapshot names it: train.eval_every=… in its run measures it, "
+            "`mingpt replay RUN@STEP model._target_=… data._target_=…` computes a step of it"
+        )
     kept = ("model", *EVALUATION[:1], *EVALUATION[2:])
     values, problems = _taken(stored, arguments, lambda key: _of_weights(key) and is_below(key, kept), source)
     problems += _elsewhere(arguments, EVALUATION)

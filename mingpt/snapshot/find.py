@@ -20,16 +20,23 @@ class Found:
 def split_url(url: str) -> tuple[str, int | None]:
     """The URL without the step that it names as `RUN@12000` or as a step's folder, and that step; else None."""
     above, _, step = url.rpartition("@")
-    if above and step.isascii() and step.isdecimal():
-        return above, int(step)
+    return (above, int(step)) if above and step.isascii() and step.isdecimal() else _split_folder(url)
+
+
+def _split_folder(url: str) -> tuple[str, int | None]:
     parent, _, last = url.rstrip("/").rpartition("/")
     named = STEP_FOLDER.fullmatch(last)
     return (parent or ("/" if url.startswith("/") else "."), int(named[1])) if named else (url, None)
 
 
 def run_dir_of(url: str) -> str:
-    """The run's directory, of which the snapshots folder, a step's folder or RUN@STEP may be given."""
-    above = split_url(url)[0].rstrip("/") or "/"
+    """The run's directory, of which the snapshots folder or a step's folder may be given.
+
+    Raises UserError for RUN@STEP: what asks for it is about the whole run.
+    """
+    if split_url(url) != _split_folder(url):
+        raise UserError(f"{without_secrets(url)} names one step: give the run's directory")
+    above = _split_folder(url)[0].rstrip("/") or "/"
     parent, _, last = above.rpartition("/")
     return (parent or ("/" if "/" in above else ".")) if last == SNAPSHOTS else above
 

@@ -37,7 +37,8 @@ def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str
     if total := len(source.validation):
         number = len(first_microbatches(source.validation, config.train.most_eval_batches(config.batch)))
         every = counted(config.train.eval_every or steps, "step")
-        yield f"validation: the first {number:,} of {counted(total, 'microbatch')} every {every} (train.eval_batches)"
+        which = "all" if number == total else f"the first {number:,} of"
+        yield f"validation: {which} {counted(total, 'microbatch')} every {every} (train.eval_batches)"
     if config.schedule.warmup_steps >= config.train.max_steps:
         yield (
             f"WARNING: schedule.warmup_steps={config.schedule.warmup_steps}, but train.max_steps="

@@ -43,11 +43,12 @@ class Lifetime:
     """Handles stop signals according to the phase of this process. stop: whether this process was asked to stop.
 
     prefix: printed before the reason if a signal ends this process; may contain {code}, the exit code.
-    trains: False: nothing is lost at a stop, which ends this process at once, as shells report a signal (130, 143).
+    trains: False: nothing is lost at a stop, which ends this process at once, with `code`, or as shells report a signal
+        (130, 143).
     """
 
-    def __init__(self, prefix: str = "", trains: bool = True) -> None:
-        self.prefix, self.trains = prefix, trains
+    def __init__(self, prefix: str = "", trains: bool = True, code: int | None = None) -> None:
+        self.prefix, self.trains, self.code = prefix, trains, code
         self.failed: Callable[[BaseException], None] = lambda error: None  # for observers; the reason is printed
         self.phase = Phase.STARTING
         self.stop = False
@@ -106,7 +107,7 @@ class Lifetime:
             return
         if not self.trains:
             if signal.getsignal(number) is _leave_to_thread:  # else a handler of the command's own cleans up
-                os._exit(128 + number)
+                os._exit(self.code or 128 + number)
             return
         if not self.stop:
             self.stop, self._asked_at = True, time.monotonic()

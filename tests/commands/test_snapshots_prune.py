@@ -90,7 +90,7 @@ def test_show_tells_the_manifest(run: Path, capsys: Captured) -> None:
     assert out.startswith("run name, step 4, format 3\ndigest ")
     for line in (
         "loss 0.5000, validation loss 2.0000",
-        "model: 0.2 KiB in 1 parts, 2 tensors",
+        "model: 0.2 KiB in 1 part, 2 tensors",
         "1        -          4           2026-01-01T00:00:00+00:00",
         '  torch="2"',
         "  optimizer.eps=1e-08",

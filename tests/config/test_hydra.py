@@ -1,9 +1,11 @@
 """What users of Hydra expect: configs of one's own, --info, and a sentence for what is not there."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,18 @@ def test_help_says_each_default(capsys: pytest.CaptureFixture[str]) -> None:
         assert lines[key].endswith(f" {default}")
 
 
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """Hydra's --info sets up logging, to an output that is closed after the test."""
+    loggers = [logging.getLogger(), logging.getLogger("hydra")]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+@pytest.mark.usefixtures("logging_as_before")
 @pytest.mark.parametrize(
     ("what", "expected"),
     [

@@ -60,7 +60,8 @@ class Sweeps:
     def __call__(self, *arguments: str, **says: str) -> int:
         said = {name.replace("_", "-", 1): what for name, what in says.items()}
         self.monkeypatch.setenv("SAYS", json.dumps(said))
-        return sweep.main([f"--dir={self.folder}", f"train.max_steps={STEPS}", "train.eval_every=1", *arguments])
+        there = [f"data.path={__file__}", f"train.max_steps={STEPS}", "train.eval_every=1"]
+        return sweep.main([f"--dir={self.folder}", *there, *arguments])
 
 
 def wait_for(what: Callable[[], object]) -> None:

@@ -86,8 +86,12 @@ def lines(samples: int, *arguments: str) -> list[str]:
 
 
 def test_the_start_tells_how_often_the_data_is_seen() -> None:
-    assert lines(3687, "train.max_steps=300") == ["data: 3,686 samples, 64 a step, 5.2 epochs"]
-    assert lines(3687, "train.max_steps=9000") == [
+    every = "every 250 steps (train.eval_batches)"
+    assert lines(3687, "train.max_steps=300") == [
+        "data: 3,686 samples, 64 a step, 5.2 epochs",
+        f"validation: all 52 microbatches {every}",
+    ]
+    assert lines(3687, "train.max_steps=9000")[:2] == [
         "data: 3,686 samples, 64 a step, 156 epochs",
         "WARNING: 156 epochs: a model that sees its data so often learns it by heart: take more data, or lower "
         "train.max_steps",
@@ -96,7 +100,8 @@ def test_the_start_tells_how_often_the_data_is_seen() -> None:
 
 def test_a_warm_up_longer_than_the_run_is_told() -> None:
     assert lines(3687, "train.max_steps=6")[1:] == [
-        "WARNING: schedule.warmup_steps=100, but train.max_steps=6: the learning rate never reaches optimizer.lr"
+        "validation: the first 16 of 52 microbatches every 250 steps (train.eval_batches)",
+        "WARNING: schedule.warmup_steps=100, but train.max_steps=6: the learning rate never reaches optimizer.lr",
     ]
 
 
@@ -109,7 +114,7 @@ def test_of_a_text_tokens_are_told(text: Any, cache: Any) -> None:
         "train.max_steps=106",
     )
     plan = BatchPlan(5384, 1, 32, 16)
-    assert list(proportions(plan, source_of(config), config)) == ["data: 5,400 tokens, 512 a step, 10.1 epochs"]
+    assert next(proportions(plan, source_of(config), config)) == "data: 5,400 tokens, 512 a step, 10.1 epochs"
     assert [count(n) for n in (999_999, 1_000_000, 9_960_000_000)] == ["999,999", "1.0 M", "10.0 G"]
 
 

@@ -60,7 +60,14 @@ def test_what_does_not_affect_the_result_gives_no_alarm(setting: str) -> None:
 
 def test_each_other_key_affects_the_result() -> None:
     """The schema's marks, as a list that a new key has to be put into here, too."""
-    free = {"train.max_steps", "train.log_every", "train.eval_every", "optimizer.reference_batch", "model.init_from"}
+    free = {
+        "train.max_steps",
+        "train.log_every",
+        "train.eval_every",
+        "train.eval_batches",
+        "optimizer.reference_batch",
+        "model.init_from",
+    }
     free |= {"health.spike_window", "health.max_skips"}  # where there is no window, or no rollback
     free |= {f"train.eval_tasks{more}" for more in ("", "_every", "_limit", "_path")}
     free |= {
