@@ -96,7 +96,7 @@ def evaluation_config(stored: Mapping[str, Any], source: str, arguments: Sequenc
     """A snapshot's config for a program that does not train. source: the run's directory."""
     if takes_any("model", kind_of("model", stored.get("model"))):
         raise UserError(
-            "a model of one's own is never imported because a snapshot names it: train.eval_every=… in its run measures it, "
+            "a model of one's own is never imported because a snapshot names it: train.eval_every=… measures it, and "
             "`mingpt replay RUN@STEP model._target_=… data._target_=…` computes a step of it"
         )
     kept = ("model", *EVALUATION[:1], *EVALUATION[2:])
