@@ -172,6 +172,8 @@ def _token_file(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[
             raise UserError(f"{shown}: a folder; name one text file")
         if info["type"] == "other":  # a pipe or a device may never end
             raise UserError(f"{shown}: no regular file; name one text file")
+        if is_local(fs):
+            open(remote, "rb").close()  # whether it may be read is told before what is wrong with the cache
     source = ["text", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
 
     def make(array: ArrayFile) -> dict[str, Any]:

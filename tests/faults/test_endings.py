@@ -251,7 +251,7 @@ def test_a_world_shrinks_when_a_node_is_lost_and_grows_when_one_comes(new_run: C
 
     def worlds(*nodes: Node) -> list[int]:
         """The sizes of the attempts, in order."""
-        lines = re.findall(r"^attempt (\d+): .* (\d) processes on ", "".join(node.output for node in nodes), re.M)
+        lines = re.findall(r"^attempt (\d+): .* (\d) process(?:es)? on ", "".join(node.output for node in nodes), re.M)
         return [int(size) for _, size in sorted(lines, key=lambda line: int(line[0]))]
 
     head = start(0)
