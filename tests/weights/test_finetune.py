@@ -130,4 +130,4 @@ def test_weights_that_do_not_fit_end_all_processes_with_64(new_run: NewRun, fold
     assert started.wait() == (64 if world == 1 else 1), started.output
     assert "the weights have n_layer 2, the model has n_layer 3: set model.n_layer=2" in (started.output)
     assert world > 1 or "Traceback" not in started.output  # torchrun has one of its own
-    assert len(re.findall(r"error: (?:rank 1 on \S+: )?model\.init_from=", started.output)) == 1
+    assert len(re.findall(r"error: .*2 problems:", started.output)) == 1
