@@ -114,7 +114,8 @@ def at_step(wanted: int, act: Callable[[], None]) -> Callable[[str], None]:
 def ask_twice(node: Node, number: int) -> None:
     """A request to a node's launcher, and a second one: what follows within AGAIN_SECONDS of the first is the same."""
     os.kill(node.process.pid, number)
-    wait_until(lambda: "launch: asked to stop" in node.output, "the first request is seen")
+    said = re.compile("launch: asked to stop|death signal")  # mingpt launch's words, torchrun's words
+    wait_until(lambda: said.search(node.output) is not None, "the first request is seen")
     time.sleep(AGAIN_SECONDS + 0.5)
     with suppress(ProcessLookupError):  # torchrun itself may have ended by now
         os.kill(node.process.pid, number)
