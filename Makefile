@@ -19,7 +19,7 @@ AZURITE := .azurite
 AZURITE_INSTALLED := $(AZURITE)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-matrix test-nightly mutations fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
+.PHONY: help train test test-all test-nightly mutations fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -39,18 +39,15 @@ test: lint ## before a commit: lint, the fast tests, and one real kill, resize, 
 test-all: ## make test, then all other tests (of the lab, the short ones)
 	@$(MAKE) --no-print-directory -j3 $(INSTALLED) $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite)
 	@$(MAKE) --no-print-directory test
-	$(BIN)/python -m pytest -n $(SLOW_JOBS) --durations=12 -m "slow and not (lab or example or matrix)"
+	$(BIN)/python -m pytest -n $(SLOW_JOBS) --durations=12 -m "slow and not (lab or example or nightly)"
 	@$(MAKE) --no-print-directory short-lab
-
-test-matrix: $(INSTALLED) ## the combinations of faults, bad input and launchers that test-all leaves out
-	$(BIN)/python -m pytest -n $(SLOW_JOBS) -m matrix
 
 mutations: $(INSTALLED) ## break the code in one place at a time, and see that the tests notice
 	$(BIN)/python tests/mutations/run.py
 
 test-nightly: ## make test-all, all other faults, 60 kills, the mutation round; the lab is make lab-up test-lab
 	@$(MAKE) --no-print-directory test-all
-	@$(MAKE) --no-print-directory test-matrix
+	$(BIN)/python -m pytest -n $(SLOW_JOBS) -m nightly
 	@$(MAKE) --no-print-directory crash-campaign N=60
 	@$(MAKE) --no-print-directory mutations
 

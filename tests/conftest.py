@@ -12,9 +12,14 @@ from hypothesis import HealthCheck, settings
 
 from run_kit import Run
 from store_kit import Stores, forget_clients
+from told import Told
 
 # While the tests are imported, nothing is garbage: 14 CPU seconds in place of 24, in each of the processes that test.
 gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-messages", action="store_true", help="write tests/messages.txt, to be reviewed as text")
 
 
 def pytest_collection_finish() -> None:
@@ -36,27 +41,17 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)
 
 
+@pytest.fixture
+def told(request: pytest.FixtureRequest) -> Told:
+    """Compares a message with tests/messages.txt: see kits/told.py."""
+    return Told(request.node.nodeid, request.config.getoption("--write-messages"))
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text of 6,000 characters with something to learn in it: lines of words from a small vocabulary."""
     chooser = random.Random(1)
-    words = [
-        "the",
-        "king",
-        "is",
-        "dead",
-        "long",
-        "live",
-        "queen",
-        "and",
-        "all",
-        "her",
-        "men",
-        "O",
-        "woe",
-        "thou",
-        "art",
-    ]
+    words = ("the", "king", "is", "dead", "long", "live", "queen", "and", "all", "her", "men", "O", "woe", "thou", "art")
     lines = (" ".join(chooser.choices(words, k=6)) + ",.;!?"[chooser.randrange(5)] for _ in range(1000))
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("\n".join(lines)[:6000])

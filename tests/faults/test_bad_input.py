@@ -38,11 +38,11 @@ def test_the_table_is_long_enough_and_each_case_has_a_name_of_its_own() -> None:
 
 
 def played() -> Iterator[ParameterSet]:
-    """Each case in each of its forms; of those with two, one is `matrix`, by turns."""
+    """Each case in each of its forms; of those with two, one is `nightly`, by turns."""
     for turn, case in enumerate(CASES):
         for i, form in enumerate(case.forms):
             others = len(case.forms) > 1 and (turn + i) % 2
-            yield pytest.param(case, form, marks=[pytest.mark.matrix] * others, id=f"{case.name}-{form}")
+            yield pytest.param(case, form, marks=[pytest.mark.nightly] * others, id=f"{case.name}-{form}")
 
 
 @pytest.mark.parametrize(("case", "form"), list(played()))
