@@ -1,73 +1,203 @@
-"""Bad input: one clear message that names the key or place and the cure, the right exit code, in bounded time, and no
-process left behind. Each case runs for real, alone (mingpt.train) and with two workers (mingpt.launch)."""
+"""Bad input: one clear message that names the key or place and the cure, the right exit code, in bounded time.
 
+In this process what ends before a process group starts (bad_input.yaml); one real start for each way out, with no
+process left behind.
+"""
+
+import os
 import re
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
+import yaml
 
-from bad_input_cases import CASES
-from bad_input_kit import Case, Result, Scene, play, s3_server
-from run_kit import Run
+from mingpt.launch.launcher import launch
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import STOP_SIGNALS, Lifetime
+from node_kit import Node, free_port, needs_mount
+from run_kit import TINY
+from store_kit import HIDDEN, Moto
+from told import Told
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="session")
-def good_snapshots(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -> Path:
-    """Of a good run: steps 2 and 4."""
-    run = Run(str(tmp_path_factory.mktemp("good")), text, cache)
-    run.finish(1, "train.max_steps=4", "snapshot.every_steps=2")
-    return Path(run.dir) / "snapshots"
+ROWS = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text())
 
 
-@pytest.fixture(scope="session")
-def s3() -> Iterator[Callable[[str], str]]:
-    """Starts an S3 server of a kind when it is first asked for, and gives its URL."""
-    with ExitStack() as servers:
-        yield lru_cache(lambda kind: servers.enter_context(s3_server(kind)))
+@pytest.fixture
+def own_process() -> Iterator[None]:
+    """What a command changes in its process is as before after it."""
+    before, handlers = dict(os.environ), {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
-def test_the_table_is_long_enough_and_each_case_has_a_name_of_its_own() -> None:
-    assert len(CASES) >= 30
-    assert len({case.name for case in CASES}) == len(CASES)
+def places(folder: Path, text: Path) -> list[str]:
+    (folder / "text.txt").write_bytes(text.read_bytes())
+    few = ("train.max_steps=12", "launch.max_attempts_without_progress=1")
+    return [*TINY, *few, f"run.dir={folder}/run", f"data.path={folder}/text.txt", f"data.cache_dir={folder}/cache"]
 
 
-def played() -> Iterator[ParameterSet]:
-    """Each case in each of its forms; of those with two, one is `nightly`, by turns."""
-    for turn, case in enumerate(CASES):
-        for i, form in enumerate(case.forms):
-            others = len(case.forms) > 1 and (turn + i) % 2
-            yield pytest.param(case, form, marks=[pytest.mark.nightly] * others, id=f"{case.name}-{form}")
+def make(path: Path, content: str | None) -> None:
+    if content is None:
+        path.unlink()
+    elif content == "folder":
+        path.mkdir()
+    elif content == "pipe":
+        os.mkfifo(path)
+    elif content.startswith("-> "):
+        path.symlink_to(content[3:])
+    else:
+        path.write_bytes(content.encode("latin-1"))
 
 
-@pytest.mark.parametrize(("case", "form"), list(played()))
-def test_bad_input_has_its_message_and_its_exit_code(
-    case: Case, form: str, tmp_path: Path, text: Path, good_snapshots: Path, s3: Callable[[str], str]
+@pytest.mark.parametrize("name", ROWS)
+def test_bad_input_is_told(
+    name: str, tmp_path: Path, text: Path, own_process: None, capsys: pytest.CaptureFixture[str], told: Told
 ) -> None:
-    (folder := tmp_path / form).mkdir()
-    scene = Scene(folder, form, good_snapshots, s3)
-    scene.text.write_bytes(text.read_bytes())
-    check(case, form, play(case, scene))
+    row = ROWS[name] if isinstance(ROWS[name], dict) else {"run": ROWS[name]}
+    free = free_port()
+    with socket.create_server(("", 0)) as busy:
+        port = busy.getsockname()[1]
+        words = shlex.split(row["run"].replace("{dir}", str(tmp_path)).replace("{free}", str(free)))
+        words = [word.replace("{busy}", str(port)).replace("\\n", "\n") for word in words]
+        given = words.index("train" if "train" in words else "launch")
+        os.environ.update(variable.split("=", 1) for variable in words[:given])
+        arguments = [*places(tmp_path, text), *words[given + 1 :]]
+        for file, content in row.get("files", {}).items():
+            make(tmp_path / file, content)
+        assert {"train": attempt, "launch": launch}[words[given]](arguments, Lifetime()) == row.get("code", 64)
+    output, errors = capsys.readouterr()
+    if "launch: exit code" in output:  # the detail in brackets is torch's, and has its seconds in it
+        errors += output.splitlines()[-1].partition(" (")[0]
+    told(errors, tmp_path, free, port, socket.gethostname())
 
 
-def check(case: Case, form: str, result: Result) -> None:
-    shown = f"mingpt.{form}, {result.seconds:.1f} s:\n{result.output}"
-    assert result.code == case.code, shown
-    assert "Traceback" not in result.output, shown
-    assert "nobody-may-see" not in result.output, shown
-    for words in (case.where, case.cure):
-        assert re.search(words, result.last_words), f"{words!r} is not in the last words of {shown}"
-    for words in case.also:
-        assert re.search(words, result.output), f"{words!r} is not in {shown}"
-    if form == "launch":
-        assert result.workers == case.workers, shown
-    if case.code == 64 and case.once:
-        told = [line for line in result.output.splitlines() if re.search(case.where, line)]
-        # What the command line set, the command, and the reason of the end.
-        told = [line for line in told if not line.startswith(("config: ", "launch: "))]
-        assert len(told) == 1, f"told {len(told)} times by {shown}"
+# --- real starts ---
+
+
+@dataclass(frozen=True)
+class Start:
+    """A way out. where: what the last thing that is said names. workers: whether mingpt.launch starts any before."""
+
+    form: str
+    where: str
+    arguments: tuple[str, ...] = ()
+    spoil: Callable[[Path], object] = lambda folder: None
+    prefix: str = ""  # of the command
+    code: int = 64
+    workers: bool = False
+
+
+def mounted(options: str) -> str:
+    """Below a small file system, which only this command sees and which ends with it."""
+    return f"""unshare -m bash -c 'mount -t tmpfs -o {options} tmpfs {{dir}}/small && exec "$@"' bash"""
+
+
+def moved_out(folder: Path) -> None:
+    """The newest snapshot's first part lies outside its folder, and a link leads there."""
+    part = min((folder / "run/snapshots/step-000000008").glob("*.safetensors"))
+    part.rename(folder / "outside")
+    part.symlink_to(folder / "outside")
+
+
+# Root reads files of mode 0 because of these capabilities; without them it is told no like anybody else.
+ANYBODY = "setpriv --bounding-set=-dac_override,-dac_read_search" if os.geteuid() == 0 else ""
+SKYPILOT = 'env SKYPILOT_NODE_IPS="127.0.0.1\n127.0.0.2"'
+SHORT = ("world.init_timeout_seconds=2", "world.timeout_seconds=20")
+STATIC = ("--rdzv-backend=static", "--node-rank=1", "--master-addr=127.0.0.1")
+STARTS = {
+    "no option of ours": Start("train", "--help-me", ("--help-me",)),
+    "before workers start": Start("launch", r"modle\.n_head", ("modle.n_head=1",)),
+    "before they meet": Start(
+        "launch", r"data\.path=\S+/text\.txt", (), lambda f: (f / "text.txt").unlink(), workers=True
+    ),
+    "after they have met": Start(
+        "launch", "snapshot of step 8 .* another vocabulary", (), lambda f: (f / "text.txt").write_text("hello" * 99),
+        workers=True,
+    ),
+    "damage is none of the user's": Start("launch", "finished", (), moved_out, code=0, workers=True),
+    "no permission": Start(
+        "train", r"data\.path=\S+/text\.txt: permission", (), lambda f: (f / "text.txt").chmod(0), ANYBODY
+    ),
+    "the other never comes": Start(
+        "train", r"world\.init_timeout_seconds", SHORT,
+        prefix="env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={free}", code=70,
+    ),
+    "something else listens": Start(
+        "launch", r"world\.init_timeout_seconds", (*SHORT, "--nnodes=2", "--rdzv-endpoint=127.0.0.1:{busy}"), code=70
+    ),
+    "something else listens, static": Start(
+        "launch", r"world\.init_timeout_seconds", (*SHORT, "--nnodes=2", *STATIC, "--master-port={busy}"), code=70
+    ),
+    "head never answers": Start(
+        "launch", r"world\.init_timeout_seconds", (*SHORT, "--rdzv-endpoint=127.0.0.1:{free}"),
+        prefix=f"{SKYPILOT} SKYPILOT_NODE_RANK=1", code=70,
+    ),
+    "a bucket's server is not there": Start(
+        "launch", "dir=s3://bucket/run", ("run.dir=s3://bucket/run",), code=70, workers=True
+    ),
+    "wrong credentials": Start("train", r"dir=s3://bucket/run\S*: permission denied", ("run.dir=s3://bucket/run",)),
+    "a full disk": Start(
+        "train", r"data\.cache_dir=\S+/small", ("data.cache_dir={dir}/small",), prefix=mounted("size=8k")
+    ),
+    "a disk that is read-only": Start("train", r"run\.dir=\S+/small", ("run.dir={dir}/small",), prefix=mounted("ro")),
+}  # fmt: skip
+NIGHTLY = {"something else listens, static", "head never answers", "a disk that is read-only"}
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Credentials, and a server that knows nobody; or none, whose port is closed."""
+    server = Moto(tmp_path / "store")
+    server.own_environment = lambda: {"INITIAL_NO_AUTH_ACTION_COUNT": "0"}  # type: ignore[method-assign]
+    if request.node.callspec.id == "wrong credentials":
+        server.start()
+    yield server.environment(server.port) | {"AWS_MAX_ATTEMPTS": "1"}  # the client's own tries take 7 s
+    server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.nightly] * (n in NIGHTLY) + [needs_mount] * ("disk" in n)) for n in STARTS],
+    ids=lambda name: name,
+)
+def test_each_way_out_for_real(name: str, tmp_path: Path, text: Path, trained: Path, bucket: dict[str, str]) -> None:
+    start, free = STARTS[name], free_port()
+    shutil.copytree(trained / "snapshots", tmp_path / "run/snapshots")
+    shutil.rmtree(tmp_path / "run/snapshots/step-000000012")
+    (tmp_path / "small").mkdir()
+    usual = places(tmp_path, text)
+    start.spoil(tmp_path)
+    with socket.create_server(("", 0)) as busy:
+        names = {"{dir}": str(tmp_path), "{free}": str(free), "{busy}": str(busy.getsockname()[1])}
+        words = [*shlex.split(start.prefix), sys.executable, "-m", f"mingpt.{start.form}"]
+        words += ["--nproc-per-node=2"] * (start.form == "launch") + [*usual, *start.arguments]
+        node = Node([reduce(lambda word, n: word.replace(n, names[n]), names, word) for word in words], bucket)
+        workers = False
+        while node.process.poll() is None:
+            workers = workers or bool(node.workers())
+            time.sleep(0.1)
+        assert node.wait() == start.code, node.output
+        node.assert_nothing_left()
+    assert "Traceback" not in node.output
+    assert HIDDEN not in node.output
+    last = re.split(r"^(?=error: |launch: exit code )", node.output, flags=re.M)[-1]
+    assert re.search(start.where, last), node.output
+    assert workers == start.workers
+    if start.code == 64:  # all processes find the same, and one of them tells it; then the launcher ends with it
+        said = [line for line in node.lines if re.search(start.where, line)]
+        assert len([line for line in said if not line.startswith(("config: ", "launch: "))]) == 1, node.output
+    if start.code == 0:
+        assert re.search("(?s)DAMAGED SNAPSHOT of step 8 .*resumed from step 4.*finished: step 12", node.output)
