@@ -1,11 +1,11 @@
 """run.dir/sick-hosts: who reads it, and who adds to it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from mingpt.launch.sick import main
 from mingpt.observe import sick
-from paths_kit import ROOT
 
 
 def test_a_host_is_added_once_and_a_person_may_edit_the_file(tmp_path: Path) -> None:
@@ -26,9 +26,8 @@ def test_where_nothing_can_be_appended() -> None:
     assert sick.read(run) == ["n1", "n2"]
 
 
-def test_job_sh_is_told_the_newest_step_and_the_hosts(tmp_path: Path) -> None:
+def test_job_sh_is_told_the_newest_step_and_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sick.add(f"{tmp_path}/run", "n2")
     sick.add(f"{tmp_path}/run", "n3")
-    command = [sys.executable, "-m", "mingpt.launch.sick", "--nproc-per-node=2", f"run.dir={tmp_path}/run"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout) == (0, "0 n2 n3\n"), done.stderr
+    assert main(["--nproc-per-node=2", f"run.dir={tmp_path}/run"]) == 0
+    assert capsys.readouterr().out == "0 n2 n3\n"
