@@ -1,12 +1,13 @@
 """The watchdog: what a process says of itself, what all of them together mean, and when it is no hang."""
 
+import json
 import os
 import subprocess
 import sys
 import threading
 import time as clock
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -20,9 +21,10 @@ from mingpt.errors import CRASHED
 from mingpt.world import hang, hangreport
 from mingpt.world.hang import Watchdog
 from mingpt.world.hangreport import Report, locate, summary
-from mingpt.world.lifetime import Lifetime, Phase, leave_reason
+from mingpt.world.lifetime import Lifetime, Phase
 from mingpt.world.world import Progress, World
 from paths_kit import KITS, ROOT
+from told import Told
 
 NAMES = ["all_gather", "all_to_all", "all_gather"] * 20
 
@@ -32,31 +34,22 @@ def report(collectives: int, place: str = "train/step.py:30", host: str = "n1", 
     return replace(Report(host, 1, True, collectives, recent, place), **changes)  # type: ignore[arg-type]
 
 
-def test_the_summary_names_who_has_not_entered_what_and_where_it_is() -> None:
-    reports = {0: report(12), 1: report(10, "data/shards.py:61", "n3"), 2: report(12)}
-    assert summary(reports, set()) == "rank 1 on n3 has not entered all_to_all #11; it is in data/shards.py:61"
+SKIPPED = [*NAMES[:6], *NAMES[7:9], "all_gather", "all_to_all"]  # it has left out the seventh
+HANGS = {
+    "has not entered": ({0: report(12), 1: report(10, "data/shards.py:61", "n3"), 2: report(12)}, set[int]()),
+    "does not answer": ({0: report(12), 1: report(12, host="n2")}, {1}),
+    "has never answered": ({0: report(12)}, {2}),
+    "has left one out": (
+        {0: report(11), 1: report(10, "train/stats.py:70", "n2", recent=SKIPPED), 2: report(11)},
+        set(),
+    ),
+    "all of nine": ({r: report(12, f"data/shards.py:{r}") for r in range(9)}, set()),
+}
 
 
-def test_the_summary_names_who_does_not_answer_and_what_it_last_entered() -> None:
-    text = summary({0: report(12), 1: report(12, host="n2")}, {1})
-    assert text.startswith("rank 1 on n2 does not answer")
-    assert text.endswith("its last known collective is all_gather #12")
-    assert "rank 2 does not answer" in summary({0: report(12)}, {2})
-
-
-def test_the_summary_names_who_has_left_out_a_collective() -> None:
-    names = NAMES[:9]
-    skipped = report(10, "train/stats.py:70", "n2", recent=[*names[:6], *names[7:], "all_gather", "all_to_all"])
-    text = summary({0: report(11), 1: skipped, 2: report(11)}, set())
-    assert text.startswith(
-        "rank 1 on n2 has entered all_to_all as #7, where others have entered all_gather: one of them"
-    )
-
-
-def test_the_summary_of_a_hang_of_all() -> None:
-    text = summary({r: report(12, f"data/shards.py:{r}") for r in range(9)}, set())
-    assert text.startswith("rank 0 on n1 last entered all_gather #12, and is in data/shards.py:0; rank 1")
-    assert "rank 4" not in text
+@pytest.mark.parametrize("name", HANGS)
+def test_the_summary_names_who_holds_the_others_up(name: str, told: Told) -> None:
+    told(summary(*HANGS[name]))
 
 
 Where = tuple[str, set[str]]
@@ -85,23 +78,20 @@ def test_a_place_is_the_innermost_line_that_is_ours_or_the_users(library: Path) 
     assert inside(mine, inside(PACKAGE / "data/shards.py", inside(library, where)))()[0] == "data/shards.py:2"
 
 
-def test_a_wait_for_a_snapshot_takes_long_but_not_what_it_asks_the_loop_for() -> None:
-    snapshot, loop = PACKAGE / "snapshot/writer.py", PACKAGE / "train/loop.py"
-    assert inside(loop, inside(snapshot, where))() == ("snapshot/writer.py:2", {"snapshot"})
-    assert inside(loop, inside(snapshot, inside(PACKAGE / "storage.py", where)))() == ("storage.py:2", {"snapshot"})
-    assert inside(loop, inside(snapshot, inside(PACKAGE / "train/run.py", where)))() == ("train/run.py:2", set())
-
-
-def test_a_compiler_takes_long() -> None:
+def test_what_takes_long_is_known_by_who_waits_for_it() -> None:
     assert DYNAMO.exists(), "torch has moved it: the watchdog would take a compiler for a hang"
-    assert inside(PACKAGE / "train/step.py", inside(DYNAMO, where))() == ("train/step.py:2", {"compile"})
-
-
-def test_the_questions_of_a_task_take_long_to_write_but_not_to_answer() -> None:
     assert TASK.exists(), "lm-eval has moved it: the watchdog would take a long task for a hang"
-    assert inside(PACKAGE / "train/run.py", inside(TASK, where))() == ("train/run.py:2", {"tasks"})
-    harness = PACKAGE / "train/harness.py"
-    assert inside(TASK.parents[1] / "evaluator.py", inside(harness, where))() == ("train/harness.py:2", set())
+    inner, slow = PACKAGE / "storage.py", {"snapshot"}
+    snapshot, loop, run = (PACKAGE / f for f in ("snapshot/writer.py", "train/loop.py", "train/run.py"))
+    harness, evaluator = PACKAGE / "train/harness.py", TASK.parents[1] / "evaluator.py"
+    assert inside(loop, inside(snapshot, where))() == ("snapshot/writer.py:2", slow)
+    assert inside(loop, inside(snapshot, inside(inner, where)))() == ("storage.py:2", slow)
+    # But not what a snapshot asks the loop for.
+    assert inside(loop, inside(snapshot, inside(run, where)))() == ("train/run.py:2", set())
+    assert inside(run, inside(DYNAMO, where))() == ("train/run.py:2", {"compile"})
+    # The questions of a task take long to write, but not to answer.
+    assert inside(run, inside(TASK, where))() == ("train/run.py:2", {"tasks"})
+    assert inside(evaluator, inside(harness, where))() == ("train/harness.py:2", set())
 
 
 # --- two watchdogs of one process, with a real store between them, and a clock of their own ---
@@ -133,68 +123,72 @@ def pair(time: Time) -> tuple[Watchdog, Watchdog]:
     return one, two
 
 
-def beat(time: Time, dog: Watchdog, seconds: float, others: dict[int, Report]) -> bool:
-    """Some beats of the watchdog's thread, in which the others say the same again and again; whether it hangs then."""
-    hangs = False
-    for _ in range(int(seconds / dog.beat_seconds)):
-        time.now += dog.beat_seconds
-        for rank, said in others.items():
-            raw = hang.json.dumps(hang.asdict(replace(said, beat=int(time.now * 10)))).encode()
-            dog._hear([rank], [raw])
-        hangs = dog.hangs()
-    return hangs
+@dataclass
+class Beats:
+    """One watchdog of two, and its clock."""
+
+    time: Time
+    dog: Watchdog
+
+    def __call__(self, seconds: float, *others: Report) -> bool:
+        """Some beats of its thread, in which the other says the same again and again; whether it hangs then."""
+        hangs = False
+        for _ in range(int(seconds / self.dog.beat_seconds)):
+            self.time.now += self.dog.beat_seconds
+            for said in others:
+                raw = json.dumps(asdict(replace(said, beat=int(self.time.now * 10)))).encode()
+                self.dog._hear([1], [raw])
+            hangs = self.dog.hangs()
+        return hangs
 
 
-def test_it_is_a_hang_once_no_process_makes_progress(time: Time, pair: tuple[Watchdog, Watchdog]) -> None:
-    dog, _ = pair
-    assert not beat(time, dog, 95, {1: report(3)})
-    assert beat(time, dog, 10, {1: report(3)})
+@pytest.fixture
+def beats(time: Time, pair: tuple[Watchdog, Watchdog]) -> Beats:
+    return Beats(time, pair[0])
 
 
-def test_it_is_no_hang_while_another_process_makes_progress(time: Time, pair: tuple[Watchdog, Watchdog]) -> None:
-    dog, _ = pair
-    assert not beat(time, dog, 1000, {1: report(3, stuck=False)})
+STUCK, GOES_ON = report(3), report(3, stuck=False)
 
 
-def test_a_process_that_is_silent_makes_no_progress(time: Time, pair: tuple[Watchdog, Watchdog]) -> None:
-    dog, _ = pair
-    assert not beat(time, dog, 95, {1: report(3, stuck=False)})
-    assert beat(time, dog, dog.silence_seconds + 10, {})
-    assert dog.silent() == {1}
+def test_it_is_a_hang_once_no_process_makes_progress(beats: Beats) -> None:
+    assert not beats(95, STUCK)
+    assert beats(10, STUCK)
+    assert not beats(1000, GOES_ON)  # it waits for a slower one
+
+
+def test_a_process_that_is_silent_makes_no_progress(beats: Beats) -> None:
+    assert not beats(95, GOES_ON)
+    assert beats(beats.dog.silence_seconds + 10)
+    assert beats.dog.silent() == {1}
 
 
 @pytest.mark.parametrize("what", ["collectives", "microbatches"])
-def test_progress_begins_the_time_anew(
-    what: str, time: Time, pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dog, _ = pair
-    assert not beat(time, dog, 60, {1: report(3)})
+def test_progress_begins_the_time_anew(what: str, beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not beats(60, STUCK)
     monkeypatch.setattr(Progress, what, getattr(Progress, what) + 1)
-    assert not beat(time, dog, 60, {1: report(3)})
-    assert beat(time, dog, 60, {1: report(3)})
+    assert not beats(60, STUCK)
+    assert beats(60, STUCK)
 
 
-def test_a_process_that_was_stopped_for_hours_goes_on(time: Time, pair: tuple[Watchdog, Watchdog]) -> None:
+def test_a_process_that_was_stopped_for_hours_goes_on(beats: Beats) -> None:
     """SIGSTOP, Slurm's suspend, a laptop's lid: the whole node has slept, and nobody else has waited."""
-    dog, _ = pair
-    assert not beat(time, dog, 50, {1: report(3)})
-    time.now += 7200
-    assert not beat(time, dog, 20, {1: report(3)})
-    assert beat(time, dog, 50, {1: report(3)})
+    assert not beats(50, STUCK)
+    beats.time.now += 7200
+    assert not beats(20, STUCK)
+    assert beats(50, STUCK)
 
 
-def test_the_first_step_has_more_time(time: Time, pair: tuple[Watchdog, Watchdog]) -> None:
-    dog, _ = pair
-    dog.lifetime.phase = Phase.JOINED
-    assert not beat(time, dog, 690, {1: report(3)})  # health.hang_seconds and world.timeout_seconds (600)
-    assert beat(time, dog, 20, {1: report(3)})
+def test_the_first_step_has_more_time(beats: Beats) -> None:
+    beats.dog.lifetime.phase = Phase.JOINED
+    assert not beats(690, STUCK)  # health.hang_seconds and world.timeout_seconds (600)
+    assert beats(20, STUCK)
 
 
 def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
-    time: Time, pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    beats: Beats, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The other process makes progress, so it is no hang; gloo has this limit itself, NCCL ends with SIGABRT."""
-    dog, _ = pair
+    dog = beats.dog
     codes, told = list[int](), list[str]()
     monkeypatch.setattr(hang.os, "_exit", codes.append)
     dog.lifetime.failed = lambda error: told.append(type(error).__name__)
@@ -202,7 +196,7 @@ def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
     for device, overdue in (("cpu", False), ("cuda", True)):
         dog.world = replace(dog.world, device=torch.device(device))
         for seconds, late in ((590, False), (20, overdue)):  # world.timeout_seconds=600
-            assert not beat(time, dog, seconds, {1: report(3, stuck=False)})
+            assert not beats(seconds, GOES_ON)
             assert dog.overdue is late, (device, seconds)
         dog._done = (-1, -1)  # progress
     dog.overdue = True
@@ -210,8 +204,7 @@ def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
     dog._look_out()
     hang.faulthandler.cancel_dump_traceback_later()
     assert (codes, told) == ([CRASHED], ["Hang"])
-    assert "error: rank 0 on" in (said := capfd.readouterr().err)
-    assert ": no answer (600 s; in " in said
+    assert ": no answer (600 s; in " in capfd.readouterr().err
 
 
 def test_reports_go_through_the_store(pair: tuple[Watchdog, Watchdog]) -> None:
@@ -237,12 +230,11 @@ class Broken:
         raise RuntimeError("the store is gone\nC++ stack")
 
 
-def test_without_a_store_each_process_decides_alone(time: Time, pair: tuple[Watchdog, Watchdog]) -> None:
-    dog, _ = pair
-    dog.world = replace(dog.world, store=Broken())  # type: ignore[arg-type]
-    dog._talk()
-    assert dog.trouble == "the store is gone"
-    assert beat(time, dog, 110, {})
+def test_without_a_store_each_process_decides_alone(beats: Beats) -> None:
+    beats.dog.world = replace(beats.dog.world, store=Broken())  # type: ignore[arg-type]
+    beats.dog._talk()
+    assert beats.dog.trouble == "the store is gone"
+    assert beats(110)
 
 
 HANG = """
@@ -271,17 +263,14 @@ def test_a_disk_that_is_full_does_not_save_a_process_that_hangs() -> None:
     assert 'File "<string>", line' in ended.stderr  # the stacks
 
 
-def test_a_report_begins_on_a_line_of_its_own(
-    time: Time, pair: tuple[Watchdog, Watchdog], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_begins_on_a_line_of_its_own(beats: Beats, capfd: pytest.CaptureFixture[str]) -> None:
     """Also while faulthandler writes a line of another process, in pieces, to the same pipe."""
-    dog, _ = pair
-    beat(time, dog, 110, {})
+    beats(110)
     os.write(2, b'  File "some')
-    dog._dump()
+    beats.dog._dump()
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == '  File "some'
-    assert lines[1].startswith(f"rank 0 on {dog.host}: no progress for 100 s ")
+    assert lines[1].startswith(f"rank 0 on {beats.dog.host}: no progress for 100 s ")
 
 
 def test_who_holds_its_interpreter_lock_prints_later_than_the_others_and_before_they_end(
@@ -325,7 +314,7 @@ def test_who_tells_of_the_hang_ends_first(
     monkeypatch.setattr(hang, "time", clock)
     monkeypatch.setattr(hang.os, "_exit", lambda code: ended.append(threading.current_thread().name))
     for dog in pair:
-        dog.silence_seconds, dog._asking = 0.2, True
+        dog.silence_seconds, dog.beat_seconds, dog._asking = 0.2, 0.05, True
         dog.reports |= {0: report(3), 1: report(3)}
         dog.failed = tell
     pair[0].heard[1] = pair[1].heard[0] = pair[0].awake
@@ -333,7 +322,7 @@ def test_who_tells_of_the_hang_ends_first(
     ending = [threading.Thread(target=dog._end, args=[dog._tell], name=str(dog.world.rank)) for dog in pair]
     for thread in (*talking, *ending):
         thread.start()
-    ending[1].join(2)  # more than it needs to end
+    ending[1].join(1)  # more than it needs to end
     assert ended == []
     told.set()
     for thread in ending:
@@ -342,11 +331,3 @@ def test_who_tells_of_the_hang_ends_first(
     assert capfd.readouterr().err.count("error: the run hangs") == 1
     for dog in pair:
         dog.stopped.set()
-
-
-def test_the_first_reason_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the watchdogs end the processes, each loses the others, and would leave that as its reason."""
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    for reason in ("the run hangs", "lost contact with another process"):
-        leave_reason(reason)
-    assert "the run hangs" in (tmp_path / "error.json").read_text()
