@@ -4,13 +4,14 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fault_kit import LONG, STEPS, at_step, finish, launch, training
-from node_kit import Node, free_port, listening, needs_mount, signals, wait_until
+from fault_kit import LONG, STEPS, ask_twice, at_step, finish, launch, training
+from node_kit import Node, ask_to_stop, free_port, listening, needs_mount, signals, wait_until
 from paths_kit import ROOT
 from recipe_kit import HEAD, OTHER, sky_variables
 from run_kit import Run
@@ -28,7 +29,7 @@ def takes_sigterm(pid: int) -> bool:
     return signal.SIGTERM not in signals(pid, "SigBlk")
 
 
-@pytest.mark.parametrize("launcher", ["mingpt.launch", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mingpt.launch", pytest.param("torchrun", marks=pytest.mark.nightly)])
 def test_workers_whose_agent_dies_while_they_import_torch_end_too(launcher: str, new_run: Callable[..., Run]) -> None:
     run = new_run()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
@@ -47,46 +48,54 @@ def test_a_signal_before_the_first_step_ends_at_once_with_75(new_run: Callable[.
     wait_until(lambda: len(node.workers()) == 2, "two workers")
     wait_until(lambda: takes_sigterm(node.process.pid), "the launcher has started them")
     os.kill(node.process.pid, signal.SIGTERM)
-    output = finish(node, 75)
-    again, early = "stopped on request: start the same command again to go on", "SIGTERM: stopped on request before the"
-    assert output.splitlines()[-1] in (f"launch: exit code 75: {again}", f"launch: exit code 75: {early} first step")
+    finish(node, 75)
     assert run.store.steps() == []
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_to_any_one_process_stops_all(rank: int, new_run: Callable[..., Run]) -> None:
-    run = new_run("snapshot.every_steps=0")
-    node = Node(launch(run))
-    node.on_line = at_step(20, lambda: os.kill(node.workers()[rank], signal.SIGUSR1))
-    finish(node, 75)
-    (stopped_at,) = run.store.steps()
-    assert 20 <= stopped_at < STEPS
+def everybody(node: Node) -> None:
+    """As Slurm and SkyPilot do it; the loader's processes survive it."""
+    for pid in node.processes():
+        os.kill(pid, signal.SIGUSR1)
 
 
-def test_a_run_that_has_diverged_does_not_go_on_for_the_weekend(new_run: Callable[..., Run]) -> None:
-    run = new_run("train.max_steps=300", "train.log_every=10", "optimizer.lr=1e9", "train.eval_every=0")
-    started = run.start(2)
-    assert started.wait() != 0
-    # The first step's gradient is finite, the next 100 are not.
-    assert re.search(r"^step 100/300 .*  SKIPPED$", started.output, re.M)
-    assert not re.search(r"^step 110/300", started.output, re.M)
-    assert re.search(
-        r"^error: nothing was learnt since step 1: 100 steps in a row were skipped\. The "
-        r"run has diverged, and nothing was stored: the same command with a lower optimizer\.lr starts afresh",
-        started.output,
-        re.M,
-    )
-    assert run.start(1).wait() == 64
+def at_once(node: Node) -> None:
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
+    ask_to_stop(node.process.pid, workers=node.workers(), by=signals)
 
 
-def test_a_closed_terminal_does_not_stop_a_run_under_nohup(
-    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+def twice(node: Node) -> None:
+    """While a process will never end."""
+    os.kill(node.workers()[1], signal.SIGSTOP)
+    threading.Thread(target=ask_twice, args=(node, signal.SIGINT)).start()
+
+
+UNREAD = ("bash", "-c", '"$@" 2>&1 | head -n 5; exit ${PIPESTATUS[0]}', "bash")
+# What happens at step 50, to a command with this prefix and these overrides, and how it ends.
+EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Node], object], int]] = {
+    "one is asked to stop": ((), ("snapshot.every_steps=0",), lambda n: os.kill(n.workers()[1], signal.SIGUSR1), 75),
+    "all are asked to stop": ((), ("data.workers=2",), everybody, 75),
+    "many signals are one request": ((), ("snapshot.every_steps=0",), at_once, 75),
+    "a second request": ((), ("launch.shutdown_timeout_seconds=3000",), twice, 70),
+    "the terminal is closed, under nohup": (("nohup",), (), lambda n: os.kill(n.process.pid, signal.SIGHUP), 0),
+    "nobody reads the output": (UNREAD, (), lambda n: None, 0),
+    "a loader dies": ((), ("data.workers=1",), lambda n: os.kill(n.loaders()[0], signal.SIGKILL), 0),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_what_ends_a_run_and_what_does_not(
+    event: str, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
 ) -> None:
-    run = new_run()
-    node = Node(["nohup", *launch(run)])
-    node.on_line = at_step(20, lambda: os.kill(node.process.pid, signal.SIGHUP))
-    finish(node, 0)
-    assert run.digest() == undisturbed(*LONG).digest()
+    prefix, overrides, act, code = EVENTS[event]
+    run = new_run(*overrides)
+    node = Node([*prefix, *launch(run)])
+    node.on_line = at_step(50, lambda: act(node))
+    output = finish(node, code)
+    assert output.count("launch: starting again") == output.count("resumed from step ") == (event == "a loader dies")
+    if code == 75:
+        assert 50 <= run.store.steps()[0] < STEPS
+    if code == 0:
+        assert run.digest() == undisturbed(*LONG).digest()
 
 
 def test_a_run_that_makes_no_progress_is_given_up(new_run: Callable[..., Run]) -> None:
@@ -103,34 +112,10 @@ def test_a_run_that_makes_no_progress_is_given_up(new_run: Callable[..., Run]) -
     output = finish(node, 70)
     assert len(killed) == 3
     assert output.count("launch: starting again") == 2
-    assert "launch: starting again (2 of 3 attempts in a row without a new snapshot) after process " in output
-    assert re.search(
-        r"^launch: exit code 70: gave up after 3 attempts in a row without a new snapshot "
-        r"\(launch\.max_attempts_without_progress\): process \d: killed \(SIGKILL\)\.",
-        output.splitlines()[-1],
-    )
+    assert "launch.max_attempts_without_progress" in output.splitlines()[-1]
 
 
-def test_a_run_that_makes_progress_is_never_given_up(
-    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
-) -> None:
-    run = new_run()
-    node = Node(launch(run, "launch.max_attempts_without_progress=2"))
-    killed: list[int] = []
-
-    def kill(line: str) -> None:
-        # After a new snapshot each time: four attempts fail, and two in a row would end the run.
-        if (match := re.match(r"step +(\d+)/", line)) and int(match[1]) >= 25 + 30 * len(killed) and len(killed) < 4:
-            killed.append(int(match[1]))
-            os.kill(node.workers()[0], signal.SIGKILL)
-
-    node.on_line = kill
-    output = finish(node, 0)
-    assert len(killed) == 4
-    assert output.count("resumed from step ") == 4
-    assert run.digest() == undisturbed(*LONG).digest()
-
-
+@pytest.mark.nightly
 def test_a_process_that_hangs_costs_the_time_limit_and_a_restart(
     new_run: Callable[..., Run], undisturbed: Callable[..., Run]
 ) -> None:
@@ -142,7 +127,7 @@ def test_a_process_that_hangs_costs_the_time_limit_and_a_restart(
         if re.match(r"step +50/", line) and not stopped:
             stopped.append(node.workers()[1])
             os.kill(stopped[0], signal.SIGSTOP)
-        elif "has not answered for world.timeout_seconds" in line and "error: " in line and len(stopped) == 1:
+        elif line.startswith("error: ") and "world.timeout_seconds" in line and len(stopped) == 1:
             # It would be killed in the end, but torchrun takes 30 s for that.
             os.kill(stopped[0], signal.SIGCONT)
             stopped.append(0)
@@ -150,38 +135,10 @@ def test_a_process_that_hangs_costs_the_time_limit_and_a_restart(
     node.on_line = stop_and_go_on
     output = finish(node, 0)
     assert len(stopped) == 2, output[-4000:]
-    assert "resumed from step 40 of " in output
     assert run.digest() == undisturbed(*LONG).digest()
 
 
-def test_a_loader_process_that_dies_costs_a_restart(
-    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
-) -> None:
-    run = new_run()
-    node = Node(launch(run, "data.workers=1"))
-    node.on_line = at_step(50, lambda: os.kill(node.loaders()[0], signal.SIGKILL))
-    output = finish(node, 0)
-    assert re.search(r"launch: starting again .*process \d: a data loader process died: ", output), output[-4000:]
-    assert len(re.findall(r"resumed from step \d+ of ", output)) == 1
-    assert run.digest() == undisturbed(*LONG).digest()
-
-
-def test_loader_processes_survive_the_signal_that_stops_their_trainer(new_run: Callable[..., Run]) -> None:
-    run = new_run()
-    node = Node(launch(run, "data.workers=2"))
-
-    def signal_everything() -> None:  # as Slurm and SkyPilot do
-        for pid in node.processes():
-            os.kill(pid, signal.SIGUSR1)
-
-    node.on_line = at_step(50, signal_everything)
-    finish(node, 75)
-    assert 50 <= run.store.steps()[0] < STEPS
-
-
-def test_nodes_that_do_not_share_the_run_directory_are_told_at_the_start(
-    tmp_path: Path, new_run: Callable[..., Run]
-) -> None:
+def test_nodes_that_do_not_share_the_run_directory(tmp_path: Path, new_run: Callable[..., Run]) -> None:
     run, port = new_run(), free_port()
     nodes = []
     for rank in (0, 1):
@@ -190,11 +147,8 @@ def test_nodes_that_do_not_share_the_run_directory_are_told_at_the_start(
         env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, "-m", "mingpt.train", *training(run, "run.dir=run")]
         nodes.append(Node(command, {**env, "PYTHONPATH": str(ROOT)}, folder))
-    for node in nodes:
-        output = finish(node, 64)
-        assert not re.search(r"^step ", output, re.M)
-    told = "error: run.dir=run is not shared by all: process 1 does not see what process 0 has written there: "
-    assert any(line.startswith(told) for line in nodes[0].lines), nodes[0].output
+    assert [re.findall("^step ", finish(node, 64), re.M) for node in nodes] == [[], []]
+    assert re.search("^error: run.dir=run ", nodes[0].output, re.M)
 
 
 @needs_mount
@@ -216,10 +170,8 @@ def test_a_disk_that_fills_up_in_mid_snapshot_loses_nothing(
     """
     node = Node(["unshare", "-m", "bash", "-c", script, "bash", *launch(run)])
     output = finish(node, 0)
-    assert "first: 64\n" in output, output[-5000:]
     before, after = output.split("first: 64\n")
-    assert re.search(r"^launch: exit code 64: process \d: the snapshot of step \d+ could not be ", before, re.M)
-    assert f"snapshot.dir={disk}/run/snapshots: the disk is full: free some space or choose another place" in before
+    assert f"snapshot.dir={disk}/run/snapshots: " in before.splitlines()[-1]
     good = re.findall(r"step-0*(\d+)/manifest\.json", after.split("launch:")[0])
     assert f"resumed from step {good[-1]} of " in after
     assert "second: 0\n" in after
@@ -242,7 +194,6 @@ def test_a_world_shrinks_when_a_node_is_lost_and_grows_when_one_comes(new_run: C
         # taken for lost, too, and two worlds would train), and for others that may still join.
         waits = "keep_alive_interval=1,keep_alive_max_attempt=20,last_call_timeout=2"
         options = ("--nnodes=1:2", f"--rdzv-endpoint={HEAD}:{port}", f"--local-addr=127.0.0.{rank + 1}")
-        # As SkyPilot's dynamic node set does it: the head starts while the other node is missing.
         there = "\n".join((HEAD, OTHER)[: rank + 1])
         environment = {**sky_variables(rank), "SKYPILOT_NODE_IPS": there}
         return Node(

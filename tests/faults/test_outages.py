@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_proxy import BlackHole, FaultProxy, Stall
+from fault_proxy import FaultProxy, Stall
 from mingpt.observe.jsonl import read_metrics
 from mingpt.snapshot.reader import read
 from node_kit import Node, wait_until
@@ -100,34 +100,10 @@ def test_a_server_that_never_returns_ends_the_run(server: Server, text: Path, ca
     node = train(run, act, "snapshot.max_failures=2")
     assert node.wait() == 70, node.output[-3000:]
     assert re.findall(r"^SNAPSHOT FAILED \((\d+) in a row\)", node.output, re.M) == ["1", "2"]
-    reasons = [line for line in node.lines if line.startswith("error: ")]  # after it, what watches may say its own
-    assert len(reasons) == 1, node.output[-3000:]
-    assert re.match(rf"error: .*: (run\.dir={run.dir}|snapshot\.dir={run.dir}/snapshots): ", reasons[0]), reasons
+    [reason] = [line for line in node.lines if line.startswith("error: ")]  # after it, what watches may say its own
+    assert re.search(rf": (run\.dir={run.dir}|snapshot\.dir={run.dir}/snapshots): ", reason)
     assert "Traceback" not in node.output
     assert [secret for secret in server.secrets() if secret in node.output] == []
     server.start()
     good = re.findall(r"^step (\d+): snapshot (\w{16}) ", node.output, re.M)
     assert [(str(s), read(run.store, s).manifest.digest[:16]) for s in reversed(run.store.steps())] == good
-
-
-def test_metrics_that_cannot_be_stored_wait_for_the_next_snapshot(
-    server: Server, serve: Stores, text: Path, cache: Path
-) -> None:
-    proxy = FaultProxy(server.port)
-    serve.direct_clients(server, proxy.port)
-    run = Run(f"{server.url}/run", text, cache)
-
-    def act(line: str) -> None:
-        if re.match(r"step +20/", line):
-            proxy.set(BlackHole("PUT .*/metrics/"))
-        if "METRICS can't be written" in line:
-            proxy.set()
-            os.kill(node.process.pid, signal.SIGTERM)
-
-    node = train(run, act, "snapshot.every_steps=40")
-    assert node.wait() == 75, node.output[-3000:]
-    last = run.store.steps()[0]
-    told = rf"^METRICS can't be written: run\.dir={run.dir}: no answer within 30 s"
-    assert re.search(told, node.output, re.M), node.output[-3000:]
-    assert [row["step"] for row in read_metrics(run.dir)] == list(range(1, last + 1))
-    proxy.close()

@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import crash_report
-from crash_plan import DOUBLE, ROLLBACK, SERVER_BEFORE, SLOW, Plan
+from crash_plan import DOUBLE, ROLLBACK, SERVER_BEFORE, SLOW, Plan, Story
 from crash_server import Keeper
 from crash_start import CRASHED, Start
 from crash_witness import Violation, Witness
@@ -54,6 +54,7 @@ LONGEST_START = 240  # seconds, without a server
 
 class Campaign:
     def __init__(self, folder: Path, memory: Path, seed: int, kills: int) -> None:
+        """kills: 0 for a short story, the same each time."""
         self.folder, self.random = folder, random.Random(seed)
         self.memories = [memory / "node-0", folder / "node-1"]
         for own in self.memories:
@@ -74,11 +75,12 @@ class Campaign:
         os.environ["MINGPT_STORE_SECONDS"] = STORE_SECONDS
         reference = Run(str(folder / "undisturbed"), self.text, folder / "cache", env=self.env)
         every = ("snapshot.every_steps=1", "snapshot.keep=1000", "snapshot.asynchronous=false")
-        reference.finish(1, *OPTIONS, *every, "snapshot.hot_every_steps=0")
+        self.options = OPTIONS if kills else (*OPTIONS, "train.max_steps=80")
+        reference.finish(1, *self.options, *every, "snapshot.hot_every_steps=0")
         manifests = {step: read(reference.store, step).manifest for step in reference.store.steps()}
         self.undisturbed = {step: manifest.digest for step, manifest in manifests.items()}
         parts = {name.rpartition("-")[0] for name in manifests[max(manifests)].parts}
-        self.plan = Plan.of(kills, self.random, parts)
+        self.plan = (Plan if kills else Story).of(kills, self.random, parts)
         self.keeper = Keeper(folder, seed)
 
     def survive(self, storage: str) -> None:
@@ -88,8 +90,7 @@ class Campaign:
         run = Run(f"{place}/{name}", self.text, self.folder / "cache")
         witness = Witness(run, self.undisturbed, Retention(KEEP, KEEP_EVERY), self.memories)
         while True:
-            nodes: tuple[int, ...] = self.random.choice(((0,), (0,), (1,), (0, 1)))
-            processes = [self.random.choice((1, 1, 1, 2, 2, 3, 4) if len(nodes) == 1 else (1, 1, 2)) for _ in nodes]
+            nodes, processes = self.plan.world()
             self._perhaps_go_back(witness)
             start = self._prepare(witness, storage, nodes, processes)
             codes = self._run(start)
@@ -112,9 +113,9 @@ class Campaign:
     def _prepare(self, witness: Witness, storage: str, nodes: tuple[int, ...], processes: list[int]) -> Start:
         run = witness.run
         places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}", "snapshot.hot_dir=.")
-        crashes = min(self.random.choice((2, 4, 6)), self.plan.left)
+        crashes = min(self.random.choice((2, 4, 6)), self.plan.crashes(storage))
         grace = f"snapshot.grace_seconds={self.random.choice((0, 0.000001, 5))}"
-        training = [*TINY, *OPTIONS, *places, grace]
+        training = [*TINY, *self.options, *places, grace]
         plan, keeper = self.plan, self.keeper
         start = Start(nodes, processes, crashes, training, self.env, witness, plan, storage, keeper, self.random)
         if crashes and storage == "bucket" and self.random.random() < 0.12:
@@ -180,7 +181,7 @@ def folders() -> Iterator[tuple[Path, Path]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=20, help="0: a short story, the same each time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", type=Path, help="a Markdown file to write")
     options = parser.parse_args()

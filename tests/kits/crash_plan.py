@@ -2,8 +2,9 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import cycle
 
 STORAGES = ("disk", "bucket")
 # What each kills: a training process; all of a node; the same, with what the node has in memory; the launcher alone;
@@ -83,6 +84,15 @@ class Plan:
         """How many more crashes are wanted."""
         return max(self.kills - self.kinds.total(), len(self._missing))
 
+    def crashes(self, storage: str) -> int:
+        """How many of these may happen to a run there."""
+        return self.left
+
+    def world(self) -> tuple[tuple[int, ...], list[int]]:
+        """Of the next start: the nodes, and how many processes each has."""
+        nodes: tuple[int, ...] = self.chooser.choice(((0,), (0,), (1,), (0, 1)))
+        return nodes, [self.chooser.choice((1, 1, 1, 2, 2, 3, 4) if len(nodes) == 1 else (1, 1, 2)) for _ in nodes]
+
     @property
     def _missing(self) -> list[Boundary]:
         return [b for b in self.unvisited if b in self.must]
@@ -104,3 +114,39 @@ class Plan:
             new = [b for b in self.unvisited if b.is_in(storage)]
             return self.chooser.choice(missing or new or sorted(b for b in self.visits if b.is_in(storage)))
         return self.chooser.choice((*ANYWHERE, SERVER) if storage == "bucket" else ANYWHERE)
+
+
+@dataclass
+class Story(Plan):
+    """The same crashes each time: in a few starts, what a random campaign meets in many."""
+
+    script: list[tuple[str, "Boundary | str"]] = field(
+        default_factory=lambda: [
+            ("disk", "agent"),
+            ("disk", "worker"),
+            ("bucket", Boundary("durable in a bucket", "manifest", "before", "server")),
+            ("bucket", Boundary("durable in a bucket", "manifest", "after")),
+        ]
+    )
+    sizes: Iterator[int] = field(default_factory=lambda: cycle((1, 2)))
+
+    def count(self, crash: "Boundary | str") -> None:
+        super().count(crash)
+        if self.script and self.script[0][1] == crash:
+            self.script.pop(0)
+
+    @property
+    def left(self) -> int:
+        return len(self.script)
+
+    def crashes(self, storage: str) -> int:
+        return sum(place == storage for place, _ in self.script)
+
+    def world(self) -> tuple[tuple[int, ...], list[int]]:
+        return (0,), [next(self.sizes)]
+
+    def storage(self) -> str:
+        return self.script[0][0]
+
+    def draw(self, storage: str) -> "Boundary | str":
+        return self.script[0][1]

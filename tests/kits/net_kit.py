@@ -12,21 +12,13 @@ Files are shared, but for /etc/hosts, /etc/resolv.conf, /dev/shm and what `net.s
 with what every Linux has (no netem, no iptables).
 """
 
-import ctypes
-import fcntl
-import heapq
 import os
-import random
-import select
 import signal
-import struct
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -84,7 +76,6 @@ class Net:
     folder: Path
     keepers: dict[str, _Keeper] = field(default_factory=dict)
     bridge: _Keeper | None = None
-    relays: list["_Relay"] = field(default_factory=list)
 
     def enter(self, host: str) -> list[str]:
         """What stands before a command that is to run on a host, in this process's folder.
@@ -128,10 +119,6 @@ class Net:
 
     # --- faults ---
 
-    def lose(self, host: str) -> None:
-        """Power off: every process of the host is killed, and its interface is gone."""
-        self.keepers.pop(host).end()
-
     def cut(self, host: str) -> None:
         """Pull the cable."""
         self._on_bridge("link", "set", self._port(host), "down")
@@ -161,17 +148,6 @@ class Net:
         self._on_bridge("link", "set", self._port(host), "mtu", str(mtu))
         for name in self.keepers:  # a veth carries the kernel's bundles of segments whatever their size: don't bundle
             self._ip(name, "link", "set", self.interfaces[name], "gso_max_segs", "1")
-
-    def slow(self, host: str, seconds: float, loss: float = 0.0) -> None:
-        """All that comes to this host or goes from it takes so long each way; a share of it is lost."""
-        relay = _Relay(seconds, loss)
-        self.relays.append(relay)
-        self._ip(host, "link", "del", self.interfaces[host])  # and with it the bridge's port
-        assert self.bridge
-        for name in self.keepers:  # as most machines have it; this one's may be bbr, which does not mind losses
-            self._do(name, "sh", "-c", "echo reno >/proc/sys/net/ipv4/tcp_congestion_control")
-        relay.start((self.keepers[host].pid, self.interfaces[host]), (self.bridge.pid, self._port(host)))
-        self._plug(host)
 
     def small_disk(self, host: str, folder: Path, size: str) -> None:
         """A disk of this size (as tmpfs takes it: 10m) at a folder, which only this host sees."""
@@ -210,8 +186,6 @@ class Net:
         _check(["nsenter", f"--target={self.bridge.pid}", "--net", "ip", *arguments])
 
     def close(self) -> None:
-        for relay in self.relays:
-            relay.stop()
         for keeper in [*self.keepers.values(), *([self.bridge] if self.bridge else [])]:
             keeper.end()
 
@@ -249,54 +223,3 @@ def hosts(
             yield net
         finally:
             net.close()
-
-
-class _Relay:
-    """A cable that is slow and loses packets: a thread between two network devices of its own."""
-
-    TAP, SET_NAME = 0x0002 | 0x1000, 0x400454CA  # IFF_TAP | IFF_NO_PI, TUNSETIFF
-    NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-
-    def __init__(self, seconds: float, loss: float) -> None:
-        self.seconds, self.loss = seconds, loss
-        self.ready, self.stopped = threading.Event(), threading.Event()
-        self.thread: threading.Thread | None = None
-
-    def start(self, *ends: tuple[int, str]) -> None:
-        if not os.path.exists("/dev/net/tun"):
-            pytest.skip("needs /dev/net/tun: a slow network is made with it")
-        self.thread = threading.Thread(target=self._carry, args=(ends,), daemon=True)
-        self.thread.start()
-        assert self.ready.wait(LIMIT), "the devices of a slow network"
-
-    def _device(self, pid: int, name: str) -> int:
-        """A new device in a process's network; this thread stays there."""
-        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
-        assert ctypes.CDLL(None).setns(namespace, self.NEW_NETWORK) == 0, f"can't enter the network of process {pid}"
-        os.close(namespace)
-        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        fcntl.ioctl(device, self.SET_NAME, struct.pack("16sH14x", name.encode(), self.TAP))
-        return device
-
-    def _carry(self, ends: Sequence[tuple[int, str]]) -> None:
-        one, other = (self._device(*end) for end in ends)
-        self.ready.set()
-        chooser, numbers = random.Random(1), count()
-        waiting: list[tuple[float, int, int, bytes]] = []
-        while not self.stopped.is_set():
-            pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 0.1
-            for device in select.select([one, other], [], [], min(pause, 0.1))[0]:
-                frame, target = os.read(device, 65536), other if device == one else one
-                if chooser.random() >= self.loss:
-                    heapq.heappush(waiting, (time.monotonic() + self.seconds, next(numbers), target, frame))
-            while waiting and waiting[0][0] <= time.monotonic():
-                _, _, target, frame = heapq.heappop(waiting)
-                with suppress(OSError):  # its interface is down
-                    os.write(target, frame)
-        os.close(one)
-        os.close(other)
-
-    def stop(self) -> None:
-        self.stopped.set()
-        if self.thread:
-            self.thread.join(LIMIT)

@@ -11,7 +11,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousHandler
 
-from mingpt.errors import STOPPED
+from mingpt.errors import CRASHED, STOPPED
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
 from mingpt.launch.watchdog import RendezvousWatchdog
@@ -65,6 +65,19 @@ def test_an_agent_that_was_asked_itself_ends_at_once() -> None:
     answers = Answers(0)
     assert stopped(answers, 1.0) == 0
     assert answers.asked == 1
+
+
+def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
+    said, steps = list[str](), [0]
+    watchdog, lifetime = RendezvousWatchdog(0, 60, 60, print), Lifetime()
+    own = an_agent(Answers(0), limit=3, newest=lambda: steps[0], say=said.append, watchdog=watchdog, lifetime=lifetime)
+    counts = []
+    for steps[0] in (0, 5, 5, 9, 9, 9, 9):
+        own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
+        counts.append(own._remaining_restarts)
+        own._remaining_restarts = max(0, counts[-1] - 1)  # as torch's loop does
+    assert counts == [2, 3, 2, 3, 2, 1, 0]
+    assert ["2 of 3" in line for line in said] == [False] * 5 + [True]
 
 
 @pytest.fixture

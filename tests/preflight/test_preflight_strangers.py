@@ -74,32 +74,28 @@ def test_what_a_stranger_writes_in_a_nodes_place_is_refused(head: Node, port: in
     forged = signed("another secret than the job's", "preflight 0/1", b'["forged"]')
     stranger.set("0/1", forged)
     assert answer(head.gathers("a", 1.0), LIMIT) == ["a", None]
+    stranger.set("1/1", stranger.get("size"))  # signed with the secret, but as something else
+    assert answer(head.gathers("a", 1.0), LIMIT) == ["a", None]
     stranger.set("size", forged)
     with pytest.raises(UserError) as refused:
         answer(Node(port, 1).meets, LIMIT)
     assert str(refused.value) == REFUSED
 
 
-def test_a_value_is_not_taken_for_another_one(head: Node, port: int) -> None:
-    stranger: Any = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
-    stranger.set("0/1", stranger.get("size"))  # signed with the secret, but as something else
-    assert answer(head.gathers("a", 1.0), LIMIT) == ["a", None]
-
-
 def test_another_secret_is_told(head: Node, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "another secret than the head's")
-    with pytest.raises(UserError, match="set the same MINGPT_RDZV_SECRET on all nodes"):
+    with pytest.raises(UserError, match=SECRET):
         answer(Node(port, 1).meets, LIMIT)
 
 
 def test_another_number_of_nodes_is_refused(head: Node, port: int) -> None:
-    with pytest.raises(UserError, match="the head expects 2 nodes, and this node 3"):
+    with pytest.raises(UserError, match=r" 2 nodes, .* 3"):
         answer(Node(port, 1, 3).meets, LIMIT)
 
 
 def test_nodes_without_numbers_get_them_until_there_are_none(head: Node, port: int) -> None:
     assert answer(Node(port, None).meets, LIMIT) == 1
-    with pytest.raises(Unreached, match="2 nodes have come already: start preflight again on all of them"):
+    with pytest.raises(Unreached, match=r"^2 nodes"):
         answer(Node(port, None).meets, LIMIT)
 
 

@@ -263,26 +263,6 @@ def test_a_disk_that_is_full_does_not_save_a_process_that_hangs() -> None:
     assert 'File "<string>", line' in ended.stderr  # the stacks
 
 
-def test_a_report_begins_on_a_line_of_its_own(beats: Beats, capfd: pytest.CaptureFixture[str]) -> None:
-    """Also while faulthandler writes a line of another process, in pieces, to the same pipe."""
-    beats(110)
-    os.write(2, b'  File "some')
-    beats.dog._dump()
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[0] == '  File "some'
-    assert lines[1].startswith(f"rank 0 on {beats.dog.host}: no progress for 100 s ")
-
-
-def test_who_holds_its_interpreter_lock_prints_later_than_the_others_and_before_they_end(
-    pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dog, _ = pair
-    limits = list[float]()
-    monkeypatch.setattr(hang.faulthandler, "dump_traceback_later", lambda seconds, file: limits.append(seconds))
-    dog.arm()
-    assert limits == [100 + dog.silence_seconds / 2]
-
-
 def test_the_watching_goes_on_after_an_error(
     pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
