@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fault_proxy import FaultProxy, Stall
 from mingpt.observe.jsonl import read_metrics
 from mingpt.snapshot.reader import read
-from node_kit import Node, wait_until
+from node_kit import Node
 from run_kit import TINY, Run
 from store_kit import Server, Stores
 
@@ -39,26 +38,6 @@ def server(serve: Stores, monkeypatch: pytest.MonkeyPatch) -> Server:
 def train(run: Run, on_line: Callable[[str], None], *overrides: str) -> Node:
     places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
     return Node([sys.executable, "-m", "mingpt.train", *TINY, *places, *ENDLESS, *overrides], on_line=on_line)
-
-
-def test_a_server_is_killed_in_mid_write_and_comes_back(
-    server: Server, serve: Stores, text: Path, cache: Path, undisturbed: Callable[..., Run]
-) -> None:
-    proxy = FaultProxy(server.port)
-    serve.direct_clients(server, proxy.port)
-    half_sent = "PUT .*step-000000012/model"
-    proxy.set(Stall(half_sent, times=1, after=1000))
-    run = Run(f"{server.url}/run", text, cache)
-    started = run.start(1, "snapshot.retry_seconds=600")
-    wait_until(lambda: proxy.count(half_sent) or started.process.poll() is not None, "a part is half sent")
-    server.kill()
-    wait_until(lambda: "next try in" in started.output or started.process.poll() is not None, "it is tried again")
-    server.start()
-    assert started.wait() == 0, started.output
-    assert "SNAPSHOT FAILED" not in started.output
-    assert run.store.steps() == [24, 20, 16, 12, 8, 4]
-    assert run.digest() == undisturbed().digest()
-    proxy.close()
 
 
 def test_training_goes_on_while_the_server_is_gone(
