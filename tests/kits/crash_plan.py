@@ -8,12 +8,11 @@ from itertools import cycle
 
 STORAGES = ("disk", "bucket")
 # What each kills: a training process; all of a node; the same, with what the node has in memory; the launcher alone;
-# the storage server. At a random moment; the last one before a start that finds no server. A stop kills nothing.
+# the storage server. At a random moment. A stop kills nothing.
 ANYWHERE = ("worker", "node", "machine", "agent", "stop")
-SERVER, SERVER_BEFORE = "server", "server before a start"
-# Of a whole start: a write that takes longer than the processes wait for each other; the run is started twice at once;
-# before it, somebody goes back to an older step.
-SLOW, DOUBLE, ROLLBACK = "slow write", "double start", "rollback"
+SERVER = "server"
+# Of a whole start: the run is started twice at once; before it, somebody goes back to an older step.
+DOUBLE, ROLLBACK = "double start", "rollback"
 SHARE_OF_BOUNDARIES = 0.55
 
 
@@ -27,10 +26,6 @@ class Boundary:
     victim: str = "process"  # that writes; or server
 
     @property
-    def kind(self) -> str:
-        return f"boundary, {self.victim}"
-
-    @property
     def order(self) -> str:
         """As sitecustomize reads it."""
         return f"{self.when} {self.what} {self.tier.split()[0]} {self.victim}"
@@ -41,14 +36,10 @@ class Boundary:
 
 def boundaries(parts: Iterable[str]) -> list[Boundary]:
     """All of them, for the parts that a snapshot has."""
-    on_disk, in_bucket = "durable on disk", "durable in a bucket"
-    places = (("hot", "process"), (on_disk, "process"), (in_bucket, "process"), (in_bucket, "server"))
-    return [
-        Boundary(tier, what, when, victim)
-        for tier, victim in places
-        for what in (*sorted(parts), "manifest")
-        for when in ("before", "after")
-    ]
+    tiers = ("hot", "durable on disk", "durable in a bucket")
+    places = [(tier, "process") for tier in tiers] + [(tiers[2], "server")]
+    what = [*sorted(parts), "manifest"]
+    return [Boundary(t, name, when, victim) for t, victim in places for name in what for when in ("before", "after")]
 
 
 @dataclass
@@ -66,59 +57,55 @@ class Plan:
         """A long one visits every boundary, a short one at least one where a process and one where the server dies."""
         every = boundaries(parts)
         must = {chooser.choice([b for b in every if b.victim == victim]) for victim in ("process", "server")}
-        if kills >= 3 * len(every):
-            must = set(every)
-        return cls(kills, chooser, Counter(dict.fromkeys(every, 0)), must)
+        return cls(kills, chooser, Counter(dict.fromkeys(every, 0)), set(every) if kills >= 3 * len(every) else must)
 
     def count(self, crash: "Boundary | str") -> None:
         if isinstance(crash, Boundary):
             self.visits[crash] += 1
-        self.kinds[crash if isinstance(crash, str) else crash.kind] += 1
+            crash = f"boundary, {crash.victim}"
+        self.kinds[crash] += 1
 
-    @property
-    def unvisited(self) -> list[Boundary]:
-        return sorted(boundary for boundary, count in self.visits.items() if not count)
+    def unvisited(self, storage: str = "") -> list[Boundary]:
+        return sorted(b for b, count in self.visits.items() if not count and b.is_in(storage))
 
     @property
     def left(self) -> int:
         """How many more crashes are wanted."""
-        return max(self.kills - self.kinds.total(), len(self._missing))
+        return max(self.kills - self.kinds.total(), len(self.must.intersection(self.unvisited())))
 
     def crashes(self, storage: str) -> int:
-        """How many of these may happen to a run there."""
-        return self.left
+        """How many of these the next start there may see."""
+        return min(self.chooser.choice((2, 4, 6)), self.left)
 
     def world(self) -> tuple[tuple[int, ...], list[int]]:
         """Of the next start: the nodes, and how many processes each has."""
         nodes: tuple[int, ...] = self.chooser.choice(((0,), (0,), (1,), (0, 1)))
         return nodes, [self.chooser.choice((1, 1, 1, 2, 2, 3, 4) if len(nodes) == 1 else (1, 1, 2)) for _ in nodes]
 
-    @property
-    def _missing(self) -> list[Boundary]:
-        return [b for b in self.unvisited if b in self.must]
-
-    @property
-    def _hurry(self) -> bool:
-        """Whether what is missing goes before all else."""
-        return self.left <= 2 * len(self._missing)
-
     def storage(self) -> str:
-        """For the next run."""
-        useful = [s for s in STORAGES if any(b.is_in(s) for b in self._missing)]
+        """For the next run: where something is missing, if that goes before all else."""
+        useful = [storage for storage in STORAGES if self._missing(storage)]
         return self.chooser.choice(useful if self._hurry and useful else STORAGES)
 
     def draw(self, storage: str) -> "Boundary | str":
         """The next crash of a run whose snapshots are there."""
-        missing = [b for b in self._missing if b.is_in(storage)]
+        missing = self._missing(storage)
         if self.chooser.random() < SHARE_OF_BOUNDARIES or (missing and self._hurry):
-            new = [b for b in self.unvisited if b.is_in(storage)]
-            return self.chooser.choice(missing or new or sorted(b for b in self.visits if b.is_in(storage)))
+            every = sorted(b for b in self.visits if b.is_in(storage))
+            return self.chooser.choice(missing or self.unvisited(storage) or every)
         return self.chooser.choice((*ANYWHERE, SERVER) if storage == "bucket" else ANYWHERE)
+
+    def _missing(self, storage: str) -> list[Boundary]:
+        return [b for b in self.unvisited(storage) if b in self.must]
+
+    @property
+    def _hurry(self) -> bool:
+        return self.left <= 2 * len(self.must.intersection(self.unvisited()))
 
 
 @dataclass
 class Story(Plan):
-    """The same crashes each time: in a few starts, what a random campaign meets in many."""
+    """The same crashes each time: in three starts, what a random campaign meets in many."""
 
     script: list[tuple[str, "Boundary | str"]] = field(
         default_factory=lambda: [

@@ -1,27 +1,10 @@
 """What a campaign of crashes has done: figures for programs, a report for people."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from crash_plan import Plan
 
-if TYPE_CHECKING:
-    from crash_campaign import Campaign
-
-KINDS = {
-    "worker": "one training process",
-    "agent": "the launcher's own process",
-    "node": "all processes of a node, with the other node alive where there are two",
-    "machine": "as node, and the node's memory is lost",
-    "boundary, process": "the process that writes, at a boundary of a snapshot's writes",
-    "boundary, server": "the storage server, at a boundary of a snapshot's writes",
-    "server": "the storage server, at a random moment",
-    "stop": "no process: SIGTERM to a launcher, with much, little or no time for the last snapshot",
-    "slow write": "no process: a write takes longer than the processes wait for each other; they end and are restarted",
-    "double start": "no process: the run is started twice at once; the older attempt ends with 64",
-    "rollback": "no process: `snapshots rewind` to an older step, while a node has newer ones in its memory",
-    "server before a start": "the storage server; this start ends with 70 in bounded time, the next one continues",
-}
 EXPLANATION = """\
 Each run trains a tiny GPT for 200 steps, with a durable snapshot every 7 steps and a hot one every 3. It uses one of
 two nodes or both, and a number of processes that changes from start to start. Its directory is on a disk or in a
@@ -40,60 +23,25 @@ Before the next start, all hot snapshots of its nodes are, too. These rules must
 - A launcher that was not killed ends with 0; with 70 if the other node or the storage server died; with 75 if it was
   asked to stop; or with 64 if a newer attempt has started.
 
+What is killed: `worker`, one training process; `agent`, the launcher's own process; `node`, all processes of a node;
+`machine`, the same, and the node's memory is lost; `server`, the storage server; at a boundary of a snapshot's writes,
+the process that writes, or the storage server. Nothing is killed by `stop`, SIGTERM to a launcher with much, little or
+no time for the last snapshot; by `double start`, of the run at once on two machines; by `rollback`, `snapshots rewind`
+to an older step, while a node has newer ones in its memory.
+
 `tests/kits/crash_campaign.py` runs the campaign; `tests/faults/test_crash_campaign.py` runs a short one in the tests.
 """
 
 
-def figures(campaign: "Campaign", seed: int, seconds: int) -> dict[str, Any]:
-    plan = campaign.plan
-    tiers: dict[str, dict[str, int]] = {}
-    for boundary, count in sorted(plan.visits.items()):
-        column = boundary.tier + (", the server dies" if boundary.victim == "server" else "")
-        tiers.setdefault(column, {})[f"{boundary.when} {boundary.what}"] = count
-    return {
-        "kills": plan.kinds.total(),
-        "asked for": plan.kills,
-        "seed": seed,
-        "torch": torch.__version__,
-        "seconds": seconds,
-        "by kind": dict(sorted(plan.kinds.items())),
-        "boundaries": tiers,
-        "boundaries not visited": len(plan.unvisited),
-        "runs finished with the undisturbed digest": dict(sorted(campaign.runs.items())),
-        "starts": campaign.starts,
-        "attempts": campaign.attempts,
-        "starts by processes": dict(sorted(campaign.worlds.items())),
-        "digest": max(campaign.undisturbed.items())[1],
-    }
+def boundaries(plan: Plan) -> dict[str, int]:
+    return {f"{b.when} {b.what}, {b.tier}, {b.victim}": count for b, count in sorted(plan.visits.items())}
 
 
-def _table(titles: list[str], rows: list[list[Any]]) -> list[str]:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return [f"| {' | '.join(map(str, line))} |" for line in lines] + [""]
-
-
-def markdown(f: Mapping[str, Any]) -> str:
-    names = {"disk": "on disk", "bucket": "in a bucket (S3)"}
-    runs = " and ".join(
-        f"{count} runs {names[s]}" for s, count in f["runs finished with the undisturbed digest"].items()
-    )
-    tiers: dict[str, dict[str, int]] = f["boundaries"]
-    places = next(iter(tiers.values()))
-    left = f["boundaries not visited"]
-    visited = f"{left} boundaries of writes were not visited" if left else "every boundary of a write was visited"
-    return "\n".join(
-        [
-            "# Crash campaign",
-            "",
-            f"`make crash-campaign N={f['asked for']} SEED={f['seed']}`, torch {f['torch']}, "
-            f"{f['seconds'] / 60:.0f} minutes.",
-            "",
-            f"**{f['kills']} kills, no violation**; {visited}. {f['starts']} starts of a launcher, {f['attempts']} "
-            f"attempts, {runs}; each of them ended with the digest of an undisturbed run, `{f['digest']}`.",
-            "",
-            EXPLANATION,
-            *_table(["killed", "what that is", "times"], [[k, KINDS[k], n] for k, n in f["by kind"].items()]),
-            *_table(["boundary", *tiers], [[place, *(tiers[tier][place] for tier in tiers)] for place in places]),
-            *_table(["processes", "starts"], [[world, count] for world, count in f["starts by processes"].items()]),
-        ]
-    )
+def markdown(figures: Mapping[str, Any]) -> str:
+    """The figures' numbers as a list, and a table of each of their dicts."""
+    lines = ["# Crash campaign", "", f"**{figures['kills']} kills, no violation**.", "", EXPLANATION]
+    lines += [f"- {name}: {value}" for name, value in figures.items() if not isinstance(value, dict)]
+    for name, counts in figures.items():
+        if isinstance(counts, dict):
+            lines += ["", f"| {name} | times |", "| --- | --- |", *(f"| {k} | {n} |" for k, n in counts.items())]
+    return "\n".join([*lines, ""])

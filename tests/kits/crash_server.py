@@ -19,9 +19,8 @@ class Keeper:
         self.chooser, self.pid_file = random.Random(seed), folder / "server-pid"
         self.server = ProxiedMoto(folder / "store")
         self.deaths = 0
-        self.present, self.may_start, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.present, self.closed = threading.Event(), threading.Event()
         self.problem: BaseException | None = None
-        self.may_start.set()
         self._start()
         os.environ.update(self.server.environment(self.server.port))
         forget_clients()
@@ -37,25 +36,18 @@ class Keeper:
 
     def _keep(self) -> None:
         try:
-            while True:
+            while not self.closed.is_set():
                 assert self.server.process
                 self.server.process.wait()
                 self.present.clear()
-                if self.closed.is_set():
-                    return
                 self.deaths += 1
-                self.closed.wait(self.chooser.uniform(0.1, LONGEST_ABSENCE))
-                self.may_start.wait()
-                if self.closed.is_set():
-                    return
-                self._start()
+                if not self.closed.wait(self.chooser.uniform(0.1, LONGEST_ABSENCE)):
+                    self._start()
         except BaseException as problem:
             self.problem = problem
 
-    def kill(self, stay_away: bool = False) -> bool:
-        """False if it is dead already. stay_away: until `come_back`."""
-        if stay_away:
-            self.may_start.clear()
+    def kill(self) -> bool:
+        """False if it is dead already."""
         if not self.present.is_set():
             return False
         before = self.deaths
@@ -65,13 +57,11 @@ class Keeper:
 
     def come_back(self) -> None:
         """Wait until it is there."""
-        self.may_start.set()
         wait_until(lambda: self.present.is_set() or self.problem, "the server is there again")
         if self.problem:
             raise self.problem
 
     def close(self) -> None:
         self.closed.set()
-        self.may_start.set()
         self.server.close()
         self._thread.join()

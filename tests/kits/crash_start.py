@@ -8,17 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crash_plan import DOUBLE, SERVER, SLOW, Boundary, Plan
+from crash_plan import DOUBLE, SERVER, Boundary, Plan
 from crash_server import Keeper
 from crash_witness import Violation, Witness, wipe
 from node_kit import Node, free_port, listening, wait_until
 
 KILLED, USER_ERROR, CRASHED, STOPPED = -signal.SIGKILL, 64, 70, 75
-SLOW_WRITE = Boundary("durable", "optimizer-00001", "before", "slow")
-GROUP_SECONDS = "3"  # what SLOW_WRITE takes longer than
 MOST_STEPS_BETWEEN = 25  # two crashes
 LIMIT = 600  # seconds; a hang is a violation
 
@@ -27,8 +26,8 @@ LIMIT = 600  # seconds; a hang is a violation
 class Start:
     """nodes: the numbers of those that take part, with as many processes each as `processes` says.
 
-    crashes: how many to cause. training: the trainer's overrides. env: for sitecustomize. special: SLOW, DOUBLE or
-    nothing.
+    crashes: how many to cause. training: the trainer's overrides. env: for sitecustomize. double: the run is started
+    twice at once, on two nodes that know nothing of each other.
     """
 
     nodes: Sequence[int]
@@ -41,7 +40,7 @@ class Start:
     storage: str
     keeper: Keeper
     chooser: random.Random
-    special: str = ""
+    double: bool = False
     stopped: bool = False
     launchers: list[Node] = field(default_factory=list)
     happened: list[str] = field(default_factory=list)
@@ -50,23 +49,15 @@ class Start:
     _countdown: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def world(self) -> str:
-        return "+".join(map(str, self.processes))
-
     def run(self) -> list[int]:
         """The launchers' exit codes, after nothing of them is left. Raises Violation for one that must not be."""
-        self._file.unlink(missing_ok=True)
-        self._taken.unlink(missing_ok=True)
+        self._disarm()
         self._wait_some_steps()
-        if self.special == SLOW:
-            self.env = {**self.env, "CRASH_GROUP_SECONDS": GROUP_SECONDS}
-            self._arm(SLOW_WRITE)
-        server_dead, deaths = not self.keeper.present.is_set(), self.keeper.deaths
-        port = free_port()
+        deaths, port = self.keeper.deaths, free_port()
         for rank, node in enumerate(self.nodes):
-            if rank == 1 and self.special != DOUBLE:
-                wait_until(lambda: listening(port) or self._head_is_dead(), "the rendezvous listens")
+            if rank == 1 and not self.double:
+                head = self.launchers[0].process
+                wait_until(lambda: listening(port) or head.poll() is not None, "the rendezvous listens")  # noqa: B023
             cwd = self.witness.memories[node]  # snapshot.hot_dir is relative: each node has its own under one name
             self.launchers.append(Node(self._command(rank, port), self.env, cwd, self._read))
         try:
@@ -77,21 +68,18 @@ class Start:
             for launcher in self.launchers:
                 launcher.kill()
         self._see_whether_it_happened()
-        self._file.unlink(missing_ok=True)
-        may_crash = server_dead or self.keeper.deaths > deaths or (len(self.nodes) == 2 and self.dead)
+        self._disarm()
+        may_crash = self.keeper.deaths > deaths or (len(self.nodes) == 2 and self.dead)
         # A stop that comes when a worker has just died finds nobody who could store anything.
         may_crash = may_crash or (self.stopped and len(self.happened) > 1)
-        allowed = {
-            0, *([CRASHED] if may_crash else []), *([STOPPED] if self.stopped else []),
-            *([USER_ERROR] if self.special == DOUBLE else []),
-        }  # fmt: skip
-        if self.special == DOUBLE:
+        reasons = {0: True, CRASHED: may_crash, STOPPED: self.stopped, USER_ERROR: self.double}
+        for rank, code in enumerate(codes):
+            if not reasons.get(code, code == KILLED and rank in self.dead):
+                raise Violation(f"exit codes {codes} after {self.happened}:\n{self.output}")
+        if self.double:
             self._happened(DOUBLE)
             if 0 not in codes:
                 raise Violation(f"exit codes {codes}: none of two runs has finished:\n{self.output}")
-        for rank, code in enumerate(codes):
-            if code not in {*allowed, *([KILLED] if rank in self.dead else [])}:
-                raise Violation(f"exit codes {codes} after {self.happened}:\n{self.output}")
         return codes
 
     @property
@@ -106,19 +94,19 @@ class Start:
     def _taken(self) -> Path:
         return self._file.with_name("taken")
 
+    def _disarm(self) -> None:
+        self._file.unlink(missing_ok=True)
+        self._taken.unlink(missing_ok=True)
+
     def _command(self, rank: int, port: int) -> list[str]:
         options = [f"--nproc-per-node={self.processes[rank]}"]
-        if len(self.nodes) == 2 and self.special != DOUBLE:
+        if len(self.nodes) == 2 and not self.double:
             # The second launcher starts once the first one listens: there its import of torch counts, too.
-            hosting = f"--rdzv-conf=is_host={'true' if rank == 0 else 'false'},join_timeout=300"
-            own = f"--local-addr=127.0.0.{rank + 1}"
             # c10d: nodes with numbers would wait for a dead one once for each attempt.
-            meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=campaign"]
-            options += ["--nnodes=2", *meeting, own, hosting]
+            options += ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=campaign"]
+            hosting = f"is_host={'true' if rank == 0 else 'false'},join_timeout=300"
+            options += [f"--local-addr=127.0.0.{rank + 1}", f"--rdzv-conf={hosting}"]
         return [sys.executable, "-m", "mingpt.launch", *options, *self.training]
-
-    def _head_is_dead(self) -> bool:
-        return self.launchers[0].process.poll() is not None
 
     def _wait_some_steps(self) -> None:
         self._countdown = self.chooser.randint(1, MOST_STEPS_BETWEEN)
@@ -138,26 +126,20 @@ class Start:
             return
         crash = self.plan.draw(self.storage)
         if isinstance(crash, Boundary):
-            self._arm(crash)
+            self._armed = crash
+            temporary = self._file.with_name("crash-at.tmp")
+            temporary.write_text(crash.order)
+            temporary.rename(self._file)
             return
         time.sleep(self.chooser.random() * 0.03)  # anywhere in a step
-        try:
-            if not self._kill(crash):
-                return
-        except (ProcessLookupError, IndexError):  # it was quicker
-            return
-        self._happened(crash)
-
-    def _arm(self, boundary: Boundary) -> None:
-        self._armed = boundary
-        temporary = self._file.with_name("crash-at.tmp")
-        temporary.write_text(boundary.order)
-        temporary.rename(self._file)
+        with suppress(ProcessLookupError, IndexError):  # it was quicker
+            if self._kill(crash):
+                self._happened(crash)
 
     def _see_whether_it_happened(self) -> None:
         if self._armed and self._taken.exists():
             self._taken.unlink()
-            self._happened(SLOW if self._armed is SLOW_WRITE else self._armed)
+            self._happened(self._armed)
             self._armed = None
 
     def _happened(self, crash: "Boundary | str") -> None:
@@ -175,15 +157,14 @@ class Start:
         if kind == "stop":
             os.kill(launcher.process.pid, signal.SIGTERM)
             self.stopped, self.crashes = True, 0  # the last one of this start
-            return True
-        if kind == "worker":
+        elif kind == "worker":
             os.kill(self.chooser.choice(launcher.workers()), signal.SIGKILL)
-            return True
-        self.dead.add(rank)
-        if kind == "agent":
-            os.kill(launcher.process.pid, signal.SIGKILL)
-            return True
-        launcher.kill()
-        if kind == "machine":
-            wipe(self.witness.memories[self.nodes[rank]])
+        else:
+            self.dead.add(rank)
+            if kind == "agent":
+                os.kill(launcher.process.pid, signal.SIGKILL)
+            else:
+                launcher.kill()
+            if kind == "machine":
+                wipe(self.witness.memories[self.nodes[rank]])
         return True

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from _pytest.mark import ParameterSet
 
 from node_kit import free_port, listening, wait_until
 from paths_kit import KITS, ROOT
@@ -222,3 +223,8 @@ def forget_clients() -> None:
     for conf in [name for name in fsspec.config.conf if name in ("s3", "gcs")]:
         del fsspec.config.conf[conf]
     fsspec.config.set_conf_env(fsspec.config.conf)
+
+
+def nightly(*kinds: str) -> ParameterSet:
+    """Kinds of stores that only `make test-nightly` tries."""
+    return pytest.param(*kinds, marks=[pytest.mark.slow, pytest.mark.nightly])

@@ -43,8 +43,8 @@ def writer(store: Store, said: list[str], **options: Any) -> SnapshotWriter:
 
 
 def test_what_is_written_is_the_state_at_the_start_whatever_training_does_meanwhile(tmp_path: Path) -> None:
-    store, said, committed = Gate(str(tmp_path)), list[str](), list[tuple[int, str]]()
-    under_way = writer(store, said, committed=lambda step, digest, seconds: committed.append((step, digest)))
+    store, committed = Gate(str(tmp_path)), list[tuple[int, str]]()
+    under_way = writer(store, [], committed=lambda step, digest, seconds: committed.append((step, digest)))
     state = state_of(1)
     under_way.start(1, state)
     assert under_way.busy
@@ -68,7 +68,6 @@ def test_a_write_that_fails_is_tried_again(tmp_path: Path) -> None:
     # Both of its parts, written at the same time, have failed once; or one of them twice.
     pauses = [re.sub(r".*next try in", "", line) for line in said]
     assert pauses in ([" 0.5 s", " 0.5 s"], [" 0.5 s", " 1 s"])
-    assert said[0].startswith(f"snapshot.dir={tmp_path}: [Errno 5] Input/output error")
 
 
 def test_a_write_that_keeps_failing_is_told_and_counted_and_the_next_one_may_succeed(tmp_path: Path) -> None:
@@ -76,13 +75,11 @@ def test_a_write_that_keeps_failing_is_told_and_counted_and_the_next_one_may_suc
     store.open.set()
     failing = writer(store, said)
     failing.start(1, state_of(1))
-    with pytest.raises(SnapshotFailed, match="the snapshot of step 1 could not be written"):
+    with pytest.raises(SnapshotFailed, match="step 1"):
         failing.wait()
     assert failing.failures == 1
-    assert len(said) == 1
-    assert said[0].startswith(
-        "SNAPSHOT FAILED (1 in a row): the snapshot of step 1 could not be written: snapshot.dir="
-    )
+    [line] = said
+    assert line.startswith("SNAPSHOT FAILED (1 in a row): ")
     failing.start(2, state_of(2))
     failing.wait()
     assert failing.failures == 0
@@ -96,13 +93,8 @@ def test_a_late_attempt_replaces_nothing(tmp_path: Path, url: str) -> None:
     first = save(store, 3)
     manifest = store.read_manifest(3)
     late = writer(Store(url.format(tmp_path)), said, retry_seconds=0)
-    with pytest.raises(Superseded) as end:
+    with pytest.raises(Superseded, match=f"attempt 1.*{first[:16]}"):
         late.save(3, state_of(4))  # the same step with other bits
-    ours = save(Store(str(tmp_path / "other")), 3, state_of(4))
-    assert str(end.value) == (
-        f"step 3 of {store.url} is there, from attempt 1, with another digest ({first[:16]}, and ours is {ours[:16]}): "
-        f"it stays, this run ends"
-    )
     assert late.broken
     assert store.read_manifest(3) == manifest
     assert read(store, 3).manifest.digest == first
@@ -176,24 +168,19 @@ def test_a_prune_deletes_nothing_whose_manifest_came_meanwhile(tmp_path: Path) -
     assert verify(store, 3).digest == digest
 
 
+def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = list[str]()
+    with pytest.raises(UserError, match=r"snapshot\.dir=.*/file/snapshots: "):
+        writer(Store(f"{tmp_path}/file/snapshots"), said, retry_seconds=60).save(1, state_of(1))
+    assert said == []
+
+
 # --- whole runs ---
 
 
 def training(run: Run, *more: str) -> list[str]:
     return launch(run, "snapshot.asynchronous=true", *more)
-
-
-@pytest.mark.slow
-def test_a_run_that_saves_beside_its_training_has_the_same_bits(
-    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
-) -> None:
-    run = new_run()
-    node = Node(training(run, "snapshot.every_steps=3"))
-    assert node.wait() == 0, node.output
-    assert run.digest() == undisturbed(*LONG).digest()
-    steps = [int(step) for step in re.findall(r"^step (\d+): snapshot ", node.output, re.M)]
-    left_out = [int(step) for step in re.findall(r"^step (\d+): no snapshot, that of step \d+ is", node.output, re.M)]
-    assert sorted(steps + left_out) == list(range(3, 151, 3))
 
 
 @needs_mount
@@ -210,7 +197,6 @@ def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(tmp_path: Path, n
     failed = re.findall(r"^SNAPSHOT FAILED \((\d) in a row\): the snapshot of step (\d+) could", node.output, re.M)
     assert [count for count, _ in failed] == ["1", "2"], node.output[-4000:]
     assert int(failed[1][1]) == int(failed[0][1]) + 20
-    assert "the disk is full: free some space or choose another place. The run goes on." in node.output
     assert f"step-{int(failed[0][1]) - 20:09d}/manifest.json" in node.output
 
 
@@ -233,10 +219,7 @@ def test_a_stop_with_a_limit_leaves_the_step_in_memory_when_storage_is_too_slow(
     node.on_line = stop
     assert node.wait() == 75, node.output
     told = re.search(
-        rf"^step (\d+): the snapshot did not reach {run.dir}/snapshots within snapshot\.grace_seconds=1e-06: the next "
-        rf"attempt starts from step (\d+) on these nodes \(in their memory\), and from the newest step in {run.dir}",
-        node.output,
-        re.M,
+        r"^step (\d+): .*snapshot\.grace_seconds=1e-06: .*attempt starts from step (\d+) on", node.output, re.M
     )
     assert told, node.output[-3000:]
     assert told[1] == told[2]
@@ -244,11 +227,3 @@ def test_a_stop_with_a_limit_leaves_the_step_in_memory_when_storage_is_too_slow(
     assert node.wait() == 0, node.output
     assert f"resumed from step {told[1]} of {memory}" in node.output
     assert run.digest() == undisturbed(*LONG).digest()
-
-
-def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said = list[str]()
-    with pytest.raises(UserError, match=r"snapshot\.dir="):
-        writer(Store(f"{tmp_path}/file/snapshots"), said, retry_seconds=60).save(1, state_of(1))
-    assert said == []

@@ -1,6 +1,5 @@
 """A resume takes over no tensor that is not what this model and this optimizer would have written."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,10 +15,10 @@ from mingpt.snapshot.reader import Loaded
 from mingpt.train.factory import build
 from mingpt.train.resume import check_fits
 from snapshot_kit import PROVENANCE
+from told import Told
 from update_kit import one_step, state_of, update_of
 
 TARGETS = ("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows")
-Change = Callable[[dict[str, Tensor]], object]
 
 
 def configured(*overrides: str) -> Config:
@@ -55,51 +54,46 @@ def check(loaded: Loaded, config: Config) -> None:
     check_fits(manifest, config, rows(4).vocabulary.to_json(), build(config, 0))
 
 
-@pytest.mark.parametrize("now", [(), ("precision=fp16",), ("train.freeze=['*.bias']",)], ids=str)
-@pytest.mark.parametrize("then", [(), ("precision=fp16",), ("train.freeze=['*.bias']",)], ids=str)
-def test_what_was_written_is_taken_over(then: tuple[str, ...], now: tuple[str, ...]) -> None:
-    check(stored(configured(*then)), configured(*now))
-
-
-def put(name: str, tensor: Tensor) -> Change:
-    return lambda state: state.update({name: tensor})
+def test_what_was_written_is_taken_over() -> None:
+    kinds = (), ("precision=fp16",), ("train.freeze=['*.bias']",)
+    for then in kinds:
+        loaded = stored(configured(*then))
+        for now in kinds:
+            check(loaded, configured(*now))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "wrong",
     [
-        (put("layer.weight.exp_avg", torch.zeros(16)), "layer.weight.exp_avg is float32 [16] in place of float32 [2,"),
-        (put("layer.bias.exp_avg_sq", torch.zeros(0)), "layer.bias.exp_avg_sq is float32 [0] in place of float32 [2]"),
-        (put("layer.bias.exp_avg", torch.zeros(2).half()), "layer.bias.exp_avg is float16 [2] in place of float32 [2]"),
-        (put("layer.bias.step", torch.tensor(1)), "layer.bias.step is int64 [] in place of float32 []"),
-        (put("layer.weight.evil", torch.zeros(2, 10)), "layer.weight.evil is unknown"),
-        (put("no.such.exp_avg", torch.zeros(2, 10)), "no.such.exp_avg is unknown"),
-        (put("loss_scale", torch.tensor([1.0])), "loss_scale is float32 [1] in place of float32 []"),
-        (lambda state: state.pop("loss_scale.finite_steps"), "loss_scale.finite_steps is missing"),
-        (lambda state: state.pop("layer.bias.exp_avg"), "layer.bias.exp_avg is missing"),
-        (
-            lambda state: [state.pop("layer.bias.step"), state.update(x=torch.zeros(()))],
-            "layer.bias.step is missing, x is unknown",
-        ),
+        {"layer.weight.exp_avg": torch.zeros(16)},
+        {"layer.bias.exp_avg_sq": torch.zeros(0)},
+        {"layer.bias.exp_avg": torch.zeros(2).half()},
+        {"layer.bias.step": torch.tensor(1)},
+        {"layer.weight.evil": torch.zeros(2, 10)},
+        {"no.such.exp_avg": torch.zeros(2, 10)},
+        {"loss_scale": torch.tensor([1.0])},
+        {"loss_scale.finite_steps": None},
+        {"layer.bias.step": None, "x": torch.zeros(())},
     ],
-)  # fmt: skip
-def test_an_optimizer_tensor_that_does_not_fit_is_refused_before_it_is_used(change: Change, message: str) -> None:
+    ids=" ".join,
+)
+def test_an_optimizer_tensor_that_does_not_fit_is_refused_before_it_is_used(
+    wrong: dict[str, Tensor | None], told: Told
+) -> None:
     config = configured("precision=fp16")
     loaded = stored(config)
-    change(loaded.state["optimizer"])
+    state = {name: tensor for name, tensor in (loaded.state["optimizer"] | wrong).items() if tensor is not None}
     with pytest.raises(UserError) as mistake:
-        check(loaded, config)
-    assert f"does not have this optimizer's state: {message}" in str(mistake.value)
+        check(replace(loaded, state={**loaded.state, "optimizer": state}), config)
+    told(str(mistake.value))
 
 
 def test_weights_of_another_dtype_are_refused() -> None:
     config = configured()
     loaded = stored(config)
     model = {name: tensor.half() for name, tensor in loaded.state["model"].items()}
-    with pytest.raises(
-        UserError, match=r"is one of another model \(layer.bias is float16 \[2\] in place of float32 \[2\]"
-    ):
-        check(replace(loaded, state={"model": model, "optimizer": loaded.state["optimizer"]}), config)
+    with pytest.raises(UserError, match=r"layer.bias is float16"):
+        check(replace(loaded, state={**loaded.state, "model": model}), config)
 
 
 def test_the_config_of_a_manifest_may_be_anything() -> None:

@@ -15,21 +15,28 @@ import pytest
 from mingpt.errors import UserError
 from mingpt.snapshot import hot
 from node_kit import Node, free_port, needs_mount, wait_until
-from paths_kit import CRASH_SITE, ROOT
 from run_kit import TINY, Run
 from snapshot_kit import save
 
+MIB = 2**20
 # The only durable snapshot is that at the end.
 HOT = ("train.max_steps=120", "train.eval_every=0", "snapshot.every_steps=0", "snapshot.hot_every_steps=10")
 
 
-def command(run: Run, folder: Path, *launcher: str, more: tuple[str, ...] = ()) -> list[str]:
-    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
-    tier = (f"snapshot.hot_dir={folder}", "snapshot.asynchronous=true")
-    return [sys.executable, *launcher, *TINY, *HOT, *places, *tier, *more]
-
-
 LAUNCH = ("-m", "mingpt.launch", "--nproc-per-node=2")
+Runs = Callable[..., Run]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+def command(run: Run, memory: Path, *launcher: str, more: tuple[str, ...] = ()) -> list[str]:
+    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
+    tier = (f"snapshot.hot_dir={memory}", "snapshot.asynchronous=true")
+    return [sys.executable, *launcher, *TINY, *HOT, *places, *tier, *more]
 
 
 def step_of(line: str, memory: Path) -> int:
@@ -61,49 +68,24 @@ def kill_at(node: Node, step: int, memory: Path) -> None:
 
 @pytest.mark.slow
 def test_after_a_crash_a_run_goes_on_from_the_memory_of_its_node(
-    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+    memory: Path, new_run: Runs, undisturbed: Runs
 ) -> None:
     """In 16 bits, where a process has no more than its slice of the weights in float32."""
-    run, memory, narrow = new_run(), tmp_path / "memory", ("precision=bf16",)
-    memory.mkdir()
+    run, narrow = new_run(), ("precision=bf16",)
     node = Node(command(run, memory, *LAUNCH, more=narrow))
     kill_at(node, 55, memory)
     node.wait()
     assert run.store.steps() == []
     node = Node(command(run, memory, "-m", "mingpt.train", more=narrow))  # another number of processes
     assert node.wait() == 0, node.output
-    resumed = re.findall(rf"resumed from step (\d+) of {memory}", node.output)
-    assert len(resumed) == 1, node.output
-    assert resumed == ["50"]
+    assert re.findall(rf"resumed from step (\d+) of {memory}", node.output) == ["50"]
     assert run.digest() == undisturbed(*HOT, *narrow).digest()
     assert list(memory.glob("mingpt-*/*")) == []  # removed: the run has finished
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_after_its_last_snapshot_leaves_nothing_in_memory(
-    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
-) -> None:
-    run, memory = new_run(), tmp_path / "memory"
-    memory.mkdir()
-    (tmp_path / "crash-at").write_text("after manifest durable process")
-    env = {
-        "PYTHONPATH": os.pathsep.join((str(CRASH_SITE), str(ROOT))),
-        "CRASH_AT": str(tmp_path / "crash-at"),
-        "CRASH_PART_BYTES": "40000",
-    }
-    node = Node(command(run, memory, *LAUNCH), env)
-    assert node.wait() == 0, node.output
-    assert "nothing to do: the run has reached step 120" in node.output
-    assert run.digest() == undisturbed(*HOT).digest()
-    assert list(memory.glob("mingpt-*/*")) == []
-
-
-@pytest.mark.slow
-def test_a_run_that_only_leaves_hot_snapshots_makes_progress(
-    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
-) -> None:
-    run, memory = new_run(), tmp_path / "memory"
-    memory.mkdir()
+def test_a_run_that_only_leaves_hot_snapshots_makes_progress(memory: Path, new_run: Runs, undisturbed: Runs) -> None:
+    run = new_run()
     node = Node(command(run, memory, *LAUNCH, more=("launch.max_attempts_without_progress=1",)))
     killed: list[int] = []
 
@@ -121,10 +103,9 @@ def test_a_run_that_only_leaves_hot_snapshots_makes_progress(
 @needs_mount
 @pytest.mark.slow
 def test_a_node_that_was_replaced_gets_the_step_from_another_ones_memory(
-    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+    memory: Path, new_run: Runs, undisturbed: Runs
 ) -> None:
-    run, memory = new_run(), tmp_path / "memory"
-    memory.mkdir()
+    run = new_run()
 
     def start() -> list[Node]:
         port, nodes = free_port(), []
@@ -146,53 +127,16 @@ def test_a_node_that_was_replaced_gets_the_step_from_another_ones_memory(
     assert run.digest() == undisturbed(*HOT).digest()
 
 
-@pytest.mark.slow
-def test_a_deleted_run_starts_afresh_whatever_is_left_in_memory(tmp_path: Path, new_run: Callable[..., Run]) -> None:
-    run, memory = new_run(), tmp_path / "memory"
-    memory.mkdir()
-    node = Node(command(run, memory, "-m", "mingpt.train"))
-    kill_at(node, 35, memory)
-    node.wait()
-    shutil.rmtree(run.dir)
-    node = Node(command(run, memory, "-m", "mingpt.train", more=("train.max_steps=5",)))
-    assert node.wait() == 0, node.output
-    assert "resumed" not in node.output
-
-
-@pytest.mark.slow
-def test_a_damaged_hot_snapshot_is_set_aside_for_the_durable_one(
-    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
-) -> None:
-    run, memory = new_run(), tmp_path / "memory"
-    memory.mkdir()
-    more = ("snapshot.every_steps=25", "snapshot.asynchronous=false")
-    node = Node(command(run, memory, "-m", "mingpt.train", more=more))
-    kill_at(node, 44, memory)
-    node.wait()
-    (part,) = memory.glob("mingpt-*/*/step-*/optimizer-*")
-    part.write_bytes(part.read_bytes()[:-1])
-    node = Node(command(run, memory, *LAUNCH, more=more))
-    assert node.wait() == 0, node.output
-    assert f"in {part.parent.parent}: optimizer-00001-" in node.output
-    assert re.search(rf"resumed from step 25 of {run.dir}/snapshots", node.output)
-    assert run.digest() == undisturbed(*HOT).digest()
-
-
 def test_memory_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"^snapshot\.hot_dir={tmp_path}: .* {2 * free // MIB} MiB, .* \d+ MiB"):
         hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, free)
-    assert re.fullmatch(
-        rf"snapshot\.hot_dir={tmp_path}: two snapshots take \d+ MiB, and \d+ MiB are free: give it more "
-        r"\(docker: --shm-size\), or set snapshot\.hot_every_steps=0",
-        str(caught.value),
-    )
 
 
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"mingpt-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="belongs to another user"):
+    with pytest.raises(UserError, match="another user"):
         hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, 10)
 
 
@@ -207,30 +151,28 @@ def test_what_killed_runs_left_is_removed_after_a_day(tmp_path: Path) -> None:
     assert sorted(p.name[:3] for p in Path(own.root).parent.iterdir()) == ["own", "you"]
 
 
-@pytest.mark.parametrize("look", range(1, 8))
+@pytest.mark.parametrize("look", range(1, 5))
 def test_another_run_that_is_removed_while_a_folder_is_opened_does_no_harm(
     look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each of the looks that are taken at its folder."""
-    other, looks = hot.open_hot(str(tmp_path), str(tmp_path / "other"), "a" * 32, 10), list[str]()
+    """After each of the four looks that are taken at its folder: is it a folder, what is in it, and two dates."""
+    other, looks = hot.open_hot(str(tmp_path), str(tmp_path / "other"), "a" * 32, 10), list[object]()
     save(other, 1)
 
     def meanwhile(function: Callable[..., object]) -> Callable[..., object]:
         def call(path: object, *args: object, **options: object) -> object:
-            if str(path).startswith(other.root) and not removing:
-                looks.append(str(path))
+            if str(path).startswith(other.root) and len(looks) < look:
+                looks.append(path)
                 if len(looks) == look:
-                    removing.append(True)
                     hot.remove(other)
             return function(path, *args, **options)
 
         return call
 
-    removing = list[bool]()
     for name in ("stat", "scandir", "listdir"):
         monkeypatch.setattr(os, name, meanwhile(getattr(os, name)))
     own = hot.open_hot(str(tmp_path), str(tmp_path / "own"), "b" * 32, 10)
-    assert removing or look > 4, looks  # four looks: is it a folder, what is in it, and two dates
+    assert len(looks) == look
     assert Path(own.root).is_dir()
 
 

@@ -22,21 +22,22 @@ from snapshot_kit import PROVENANCE, save, state_of
 
 
 class History:
-    """A run whose attempts claim and commit as real ones do, without the training."""
+    """A run whose attempts claim and commit as real ones do, without the training. The first has left steps 10 to 30"""
 
     def __init__(self, folder: str) -> None:
         self.dir = folder
         self.store = Store(f"{folder}/snapshots")
         self.said: list[str] = []
+        self.attempt(0, 10, 20, 30)
+        self.first = self.digests()
 
-    def attempt(self, start: int, *steps: int, shift: int = 0) -> int:
+    def attempt(self, start: int, *steps: int, shift: int = 0) -> None:
         """Continue from `start`, and commit these steps; `shift` makes their bits others."""
         parent = read_manifest(self.store, start) if start else None
         claim = Attempt.claim(self.dir, start, parent.digest if parent else None, parent.attempt if parent else 0)
         history = [{"attempt": claim.number, "from_step": start}]
         for step in steps:
             save(self.store, step, state_of(step + shift), provenance=PROVENANCE | {"history": history})
-        return claim.number
 
     def rewind(self, step: int) -> None:
         rewind(self.dir, self.store, step, "/nowhere", self.said.append)
@@ -55,47 +56,39 @@ def run(tmp_path: Path) -> History:
 
 
 def test_undo_brings_back_what_the_rewind_has_set_aside(run: History) -> None:
-    run.attempt(0, 10, 20)
-    run.attempt(20, 30, 40)
+    run.attempt(30, 40)
     before = run.digests()
     run.rewind(10)
     assert [*run.digests()] == [10]
     run.undo()
     assert run.digests() == before
-    assert run.said[-1] == f"the next attempt starts from step 40, digest {before[40]}"
+    assert before[40] in run.said[-1]
     run.attempt(40, 50)
     assert [*run.digests()] == [50, 40, 30, 20, 10]
 
 
 def test_what_was_computed_after_the_rewind_is_set_aside_in_turn(run: History) -> None:
-    run.attempt(0, 10, 20, 30)
-    before = run.digests()
     run.rewind(10)
     run.attempt(10, 20, 25, shift=100)
     assert [*run.digests()] == [25, 20, 10]
     run.undo()
-    assert run.digests() == before
-    aside = [f.name for f in run.store.files(25) if f.was_rewound]
-    assert len(aside) == 1  # nothing is deleted
+    assert run.digests() == run.first
+    assert [f.was_rewound for f in run.store.files(25)].count(True) == 1  # nothing is deleted
 
 
 def test_a_rewind_to_where_the_run_is_already_keeps_no_other_from_being_undone(run: History) -> None:
-    run.attempt(0, 10, 20, 30)
-    first = run.digests()
     for step in (20, 20, 20, 10):
         run.rewind(step)
     run.undo()
     assert [*run.digests()] == [20, 10]
     assert read_run(run.dir).last_step == 20
     run.undo()
-    assert run.digests() == first
-    with pytest.raises(UserError, match="no rewind is there that could be undone"):
+    assert run.digests() == run.first
+    with pytest.raises(UserError, match="no rewind"):
         run.undo()
 
 
 def test_two_rewinds_are_undone_one_after_the_other(run: History) -> None:
-    run.attempt(0, 10, 20, 30)
-    first = run.digests()
     run.rewind(20)
     run.attempt(20, 30, 40, shift=100)
     second = run.digests()
@@ -103,9 +96,7 @@ def test_two_rewinds_are_undone_one_after_the_other(run: History) -> None:
     run.undo()
     assert run.digests() == second
     run.undo()
-    assert run.digests() == first
-    with pytest.raises(Exception, match="no rewind is there that could be undone"):
-        run.undo()
+    assert run.digests() == run.first
 
 
 @pytest.mark.parametrize(("scheme", "deletions"), [("", None), ("memory:/", None), ("memory:/", 0), ("memory:/", 1)])
@@ -114,8 +105,6 @@ def test_an_interrupted_undo_is_finished_by_the_same_command(
 ) -> None:
     """It is killed before it brings anything back, or after some deletions: an object store copies, then deletes."""
     run = History(f"{scheme}{tmp_path}")
-    run.attempt(0, 10, 20, 30)
-    before = run.digests()
     run.rewind(10)
     delete, deleted = run.store.fs.rm_file, list[str]()
 
@@ -137,15 +126,14 @@ def test_an_interrupted_undo_is_finished_by_the_same_command(
             run.undo()
     assert deletions is None or run.store.steps()[0] == 30  # an attempt that starts now loses nothing
     run.undo()
-    assert run.digests() == before
-    assert not [file for step in before for file in run.store.files(step) if file.is_set_aside]
-    with pytest.raises(UserError, match="no rewind is there"):
+    assert run.digests() == run.first
+    assert not [file for step in run.first for file in run.store.files(step) if file.is_set_aside]
+    with pytest.raises(UserError, match="no rewind"):
         run.undo()
 
 
 def test_a_damaged_snapshot_of_the_line_costs_none_of_those_before_it(run: History) -> None:
     """Steps older than an undone rewind are on the line again, and not overtaken by it."""
-    run.attempt(0, 10, 20, 30)
     run.rewind(10)
     run.undo()
     Path(run.store.folder(30), MANIFEST).write_bytes(b"{}")
@@ -153,34 +141,27 @@ def test_a_damaged_snapshot_of_the_line_costs_none_of_those_before_it(run: Histo
     assert [*run.digests()] == [20, 10]
 
 
-def test_what_retention_has_left_is_brought_back_and_the_rest_is_told(run: History) -> None:
-    run.attempt(0, 10, 20, 30)
+def test_what_retention_has_left_is_brought_back_and_without_any_nothing_changes(run: History) -> None:
     run.rewind(10)
     next(Path(run.store.folder(30)).glob("model-*")).unlink()
     run.undo()
     assert [*run.digests()] == [20, 10]
-    assert any(line.startswith("step 30: can't be brought back: ") for line in run.said)
-
-
-def test_nothing_to_bring_back_is_an_error_that_changes_nothing(run: History) -> None:
-    run.attempt(0, 10, 20)
+    assert any(line.startswith("step 30: ") and "model-" in line for line in run.said)
     run.rewind(10)
     shutil.rmtree(run.store.folder(20))
     claims = records(run.dir)
-    with pytest.raises(Exception, match="the rewind to step 10 can't be undone"):
+    with pytest.raises(UserError, match="step 10"):
         run.undo()
     assert records(run.dir) == claims
 
 
 def test_retention_deletes_nothing_that_a_rewind_has_set_aside(run: History) -> None:
-    run.attempt(0, 10, 20, 30)
-    before = run.digests()
     run.rewind(10)
     run.attempt(10, 20, 40, 50, shift=100)  # it has a step 20 of its own
     plan(run.store, Retention(1, keep_best=False, orphan_age=1e-6), 50, {}).apply(run.store)  # all is older than that
     assert run.store.steps() == [50]
     run.undo()
-    assert run.digests() == {step: before[step] for step in (20, 30)}
+    assert run.digests() == {step: run.first[step] for step in (20, 30)}
 
 
 def test_metrics_and_ledger_follow_the_undoing(tmp_path: Path) -> None:
@@ -190,17 +171,14 @@ def test_metrics_and_ledger_follow_the_undoing(tmp_path: Path) -> None:
     made.claim(4, 30, 1, by="rewind")
     path = tmp_path / "attempts/00004.json"
     path.write_text(path.read_text().replace("}", ', "undoes": 2}'))
-    assert {r["attempt"] for r in read_metrics(str(tmp_path))} == {1}
-    assert len(read_metrics(str(tmp_path))) == 30
+    assert [r["attempt"] for r in read_metrics(str(tmp_path))] == [1] * 30
     assert kept_until(records(str(tmp_path)), {1: 30, 3: 15}) == {1: 30, 3: 10}
 
 
-def test_the_verb_takes_the_step_behind_an_at(run: History, capsys: pytest.CaptureFixture[str]) -> None:
-    run.attempt(0, 10, 20)
+def test_the_verb_takes_the_step_behind_an_at(run: History) -> None:
     assert snapshots.main(["rewind", f"{run.dir}@10"]) == 0
     assert run.store.steps() == [10]
     assert snapshots.main(["rewind", run.dir, "--undo"]) == 0
-    assert run.store.steps() == [20, 10]
+    assert run.store.steps() == [30, 20, 10]
     for wrong in ([run.dir], [f"{run.dir}@10", "--undo"], [f"{run.dir}@10", "--step", "20"]):
         assert snapshots.main(["rewind", *wrong]) == USER_ERROR
-    assert "RUN@9000" in capsys.readouterr().err

@@ -13,20 +13,16 @@ from uuid import uuid4
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor
 
-from mingpt.errors import Damaged, SnapshotFailed, UserError
+from mingpt.errors import SnapshotFailed, UserError
 from mingpt.snapshot import format as snapshot_format
 from mingpt.snapshot import manifest as snapshot_manifest
 from mingpt.snapshot import staging
-from mingpt.snapshot.format import DTYPES, Kind, Manifest, Part, PartInfo, State, lay_out
+from mingpt.snapshot.format import DTYPES, Manifest, Part, PartInfo, State, lay_out
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, canonical, equal, files, raw, read_newest, save, state_of
-
-
-def bytes_of(sizes: dict[str, int]) -> dict[str, Tensor]:
-    return {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+from told import Told
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -56,11 +52,9 @@ def encoded(state: State, part_bytes: int) -> tuple[Manifest, dict[str, bytearra
 
 
 def test_the_layout_follows_sorted_names_and_sizes() -> None:
-    state: dict[Kind, dict[str, Tensor]] = {
-        "optimizer": bytes_of({"z": 1}),
-        "model": bytes_of({"e": 4, "b": 6, "a": 4, "c": 11, "d": 0, "f": 7}),
-    }
-    assert lay_out(state, part_bytes=10) == [
+    sizes = {"e": 4, "b": 6, "a": 4, "c": 11, "d": 0, "f": 7}
+    model = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+    assert lay_out({"optimizer": {"z": torch.zeros(())}, "model": model}, part_bytes=10) == [
         Part("model", 1, ("a", "b")),  # exactly full
         Part("model", 2, ("c",)),  # larger than a part: alone
         Part("model", 3, ("d", "e")),
@@ -69,40 +63,25 @@ def test_the_layout_follows_sorted_names_and_sizes() -> None:
     ]
 
 
-def test_the_layout_does_not_depend_on_the_order_of_the_dicts() -> None:
+def test_parts_do_not_depend_on_the_order_of_the_dicts() -> None:
     state = state_of(1)
     turned: State = {kind: dict(reversed(list(state[kind].items()))) for kind in reversed(list(state))}
-    assert list(turned) != list(state)
     for size in (1, 8, 24, 1000):
-        assert lay_out(turned, size) == lay_out(state, size)
         assert encoded(turned, size)[1] == encoded(state, size)[1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)], ids=str)
-def test_every_dtype_and_shape_comes_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(1)
-    tensor = torch.randint(0, 2, shape, generator=generator).to(dtype)
-    if dtype.is_floating_point and tensor.numel() > 1:
-        tensor.view(-1)[0] = -0.0  # compares equal to 0.0: only its bytes tell
-        tensor.view(-1)[1] = torch.nan
-    state: State = {"model": {"t": tensor}}
-    manifest, contents = encoded(state, 100)
-    [name] = contents
-    decoded = snapshot_format.decode_part(manifest, name, memoryview(contents[name]))
-    assert equal({"model": decoded}, state)
-
-
-def test_a_transposed_tensor_comes_back_with_its_own_bytes() -> None:
-    state: State = {"model": {"t": torch.arange(6.0).view(2, 3).t()}}
-    manifest, contents = encoded(state, 100)
-    [name] = contents
-    assert snapshot_format.decode_part(manifest, name, memoryview(contents[name]))["t"].tolist() == [
-        [0, 3],
-        [1, 4],
-        [2, 5],
-    ]
-    assert manifest.tensors["t"].sha256 == sha256(pack("<6f", 0, 3, 1, 4, 2, 5)).hexdigest()
+def test_every_dtype_and_shape_comes_back(dtype: torch.dtype) -> None:
+    for shape in ((), (0,), (3, 0, 2), (5,), (2, 3)):
+        tensor = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
+        if dtype.is_floating_point and tensor.numel() > 1:
+            tensor.view(-1)[0] = -0.0  # compares equal to 0.0: only its bytes tell
+            tensor.view(-1)[1] = torch.nan
+        for stored in (tensor, tensor.T if len(shape) == 2 else tensor):
+            manifest, contents = encoded({"model": {"t": stored}}, 100)
+            [name] = contents
+            decoded = snapshot_format.decode_part(manifest, name, memoryview(contents[name]))
+            assert equal({"model": decoded}, {"model": {"t": stored}})
 
 
 def test_parts_are_what_safetensors_itself_writes() -> None:
@@ -137,18 +116,10 @@ def test_the_digest_is_that_of_the_specification() -> None:
 
 
 def test_the_digest_sees_every_bit_name_dtype_and_shape() -> None:
-    def digest(name: str, tensor: Tensor) -> str:
-        return encoded({"model": {name: tensor}}, 100)[0].digest
-
     zeros = torch.zeros(4)
-    others = [
-        digest("x", zeros),
-        digest("y", zeros),
-        digest("x", zeros.view(2, 2)),
-        digest("x", zeros.view(torch.int32)),
-        digest("x", torch.tensor([0.0, 0.0, 0.0, -0.0])),
-    ]
-    assert len(set(others)) == len(others)
+    others = [zeros, zeros.view(2, 2), zeros.view(torch.int32), torch.tensor([0.0, 0.0, 0.0, -0.0])]
+    digests = {encoded({"model": {name: tensor}}, 100)[0].digest for name in "xy" for tensor in others}
+    assert len(digests) == 8
 
 
 def test_a_snapshot_is_its_parts_and_a_manifest_and_nothing_else(store: Store) -> None:
@@ -194,7 +165,9 @@ def test_many_parts_come_back_and_have_the_same_digest(store: Store, monkeypatch
     assert save(store, 2, state_of(7)) == whole
     assert len([name for name in listing(store) if name.startswith("step-000000002/")]) == 5
     assert equal(read(store, 2).state, state_of(7))
-    assert read(store, 2, kinds=("model",)).state.keys() == {"model"}
+    name = next(name for name in listing(store) if "/optimizer-" in name)
+    store.fs.pipe_file(f"{store.root}/{name}", b"damaged")  # only what is asked for is read
+    assert read(store, 1, kinds=("model",)).state.keys() == {"model"}
 
 
 def test_writing_a_step_again_changes_no_file(tmp_path: Path) -> None:
@@ -203,14 +176,6 @@ def test_writing_a_step_again_changes_no_file(tmp_path: Path) -> None:
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
     save(store, 1)
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
-
-
-def test_only_the_newest_are_kept(store: Store) -> None:
-    for step in (1, 5, 2, 7, 10):  # any order, as after a fallback to an older step
-        save(store, step, keep=3)
-    assert store.steps() == [10, 7, 5]
-    assert {name.split("/")[0] for name in listing(store)} == {"step-000000005", "step-000000007", "step-000000010"}
-    assert equal(read(store, 5).state, state_of(5))
 
 
 def test_an_old_snapshot_loses_its_manifest_before_its_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +208,9 @@ def test_what_is_no_committed_step_is_not_listed(tmp_path: Path) -> None:
     assert Store(str(tmp_path / "nowhere")).steps() == []
 
 
-def test_a_full_disk_is_a_mistake_and_what_was_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_mistake_and_what_was_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
+) -> None:
     store = Store(str(tmp_path))
     save(store, 1, keep=1)
     before = files(tmp_path)
@@ -254,33 +221,18 @@ def test_a_full_disk_is_a_mistake_and_what_was_there_stays(tmp_path: Path, monke
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError) as mistake:
         save(store, 2, keep=1)
-    assert str(mistake.value) == (
-        f"the snapshot of step 2 could not be written: snapshot.dir={tmp_path}: the disk is full: free some space or "
-        f"choose another place"
-    )
+    told(str(mistake.value), tmp_path)
     assert files(tmp_path) == [*before, "step-000000002"]  # no temporary file; an empty folder means nothing
     assert equal(read(store, 1).state, state_of(1))
 
 
-def test_a_file_in_place_of_the_folder_is_a_mistake(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"snapshot\.dir=.*/file/snapshots: Not a directory: choose another place$"):
-        save(Store(f"{tmp_path}/file/snapshots"), 1)
-
-
-def test_a_part_that_the_store_dropped_stops_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_the_store_dropped_stops_the_commit(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     store = Store(f"memory://{uuid4().hex}")
     real = store.fs.pipe_file
     monkeypatch.setattr(store.fs, "pipe_file", lambda path, content: real(path, content[:-1]))
     with pytest.raises(SnapshotFailed) as failed:
         save(store, 1)
-    name = Path(listing(store)[0]).name
-    size = store.size(1, name)
-    assert str(failed.value) == (
-        f"the snapshot of step 1 could not be committed in {store.url}: {store.folder_url(1)}: {name} has {size} bytes "
-        f"in place of {size + 1} after it was written; with several nodes, snapshot.dir must be a place that all of "
-        f"them share"
-    )
+    told(str(failed.value), store.url)
     assert store.steps() == []
 
 
@@ -291,12 +243,3 @@ def test_a_snapshot_that_could_not_be_read_back_is_not_committed(tmp_path: Path)
     with pytest.raises((SnapshotFailed, ValueError)):
         save(store, 1, state)
     assert store.steps() == []
-
-
-def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    save(store, 1)
-    next(tmp_path.glob("*/optimizer-*")).write_bytes(b"damaged")
-    assert read(store, 1, kinds=("model",)).state.keys() == {"model"}
-    with pytest.raises(Damaged, match=r"^optimizer-"):
-        read(store, 1)

@@ -18,7 +18,7 @@ from mingpt.snapshot.store import Store
 from mingpt.snapshot.uploads import unfinished_uploads
 from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, equal, save, state_of
-from store_kit import Stores
+from store_kit import BUCKET, Stores
 
 
 def flip_on_the_way(store: Store, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], times: int) -> None:
@@ -38,18 +38,14 @@ def test_a_server_that_accepts_and_never_answers_is_left_in_time(monkeypatch: py
     monkeypatch.setenv("MINGPT_STORE_SECONDS", "0.5")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/run"
-        with pytest.raises(TransientError) as unavailable:
+        with pytest.raises(TransientError, match=rf"snapshot\.dir={url}: .* 0.5 s: .*MINGPT_STORE_SECONDS"):
             Store(url).steps()
-    assert str(unavailable.value) == (
-        f"snapshot.dir={url}: no answer within 0.5 s: look at the network and the address; MINGPT_STORE_SECONDS in the "
-        f"environment sets another limit"
-    )
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "inf", "nan", "soon"])
-def test_a_limit_that_is_none_is_a_mistake(monkeypatch: pytest.MonkeyPatch, given: str, tmp_path: Path) -> None:
-    monkeypatch.setenv("MINGPT_STORE_SECONDS", given)
-    with pytest.raises(UserError, match=rf"^MINGPT_STORE_SECONDS={given} in the environment: give a number of seconds"):
+@pytest.mark.parametrize("limit", ["0", "-1", "inf", "nan", "soon"])
+def test_a_limit_that_is_none_is_a_mistake(monkeypatch: pytest.MonkeyPatch, limit: str, tmp_path: Path) -> None:
+    monkeypatch.setenv("MINGPT_STORE_SECONDS", limit)
+    with pytest.raises(UserError, match=rf"^MINGPT_STORE_SECONDS={limit} "):
         Store(str(tmp_path))
 
 
@@ -57,21 +53,21 @@ def test_a_byte_flipped_on_the_way_is_seen_at_once_where_parts_are_read_back(mon
     store = Store(f"memory://{uuid4().hex}")
     flip_on_the_way(store, monkeypatch, ("model",), times=1)
     said: list[str] = []
-    careful = SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append, retry_seconds=10, verify=True)
-    careful.save(1, state_of(1))
-    assert len(said) == 1
-    assert "was read back with other bytes than were written: next try in 0.5 s" in said[0]
+
+    def writer(**options: Any) -> SnapshotWriter:
+        return SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append, **options)
+
+    writer(retry_seconds=10, verify=True).save(1, state_of(1))
+    [line] = said
+    assert "read back" in line
     assert equal(read(store, 1).state, state_of(1))
 
     flip_on_the_way(store, monkeypatch, ("optimizer",), times=9)
-    impatient = SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append, verify=True)
-    with pytest.raises(SnapshotFailed, match=r"optimizer-.*was read back with other bytes than were written"):
-        impatient.save(2, state_of(2))
+    with pytest.raises(SnapshotFailed, match=r"optimizer-.*read back"):
+        writer(verify=True).save(2, state_of(2))
     assert store.steps() == [1]
-
-    trusting = SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append)
-    trusting.save(3, state_of(3))  # its size is right
-    with pytest.raises(Damaged, match=r"^optimizer-.*does not match its checksum in the manifest$"):
+    writer().save(3, state_of(3))  # its size is right
+    with pytest.raises(Damaged, match=r"^optimizer-"):
         read(store, 3)
 
 
@@ -90,19 +86,10 @@ def test_of_a_manifest_no_more_is_read_than_its_server_has_announced(monkeypatch
     store.fs.pipe_file(f"{store.folder(1)}/manifest.json", content * 9)
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "MANIFEST_LIMIT", announced)
-        with pytest.raises(Damaged, match=rf"^manifest\.json is larger than {announced} bytes"):
+        with pytest.raises(Damaged, match=rf"^manifest\.json .*{announced}"):
             store.read_manifest(1)
     monkeypatch.setattr(store, "size", lambda *_: announced)
     assert store.read_manifest(1) == content
-
-
-def test_a_manifest_without_content_is_damaged(serve: Stores) -> None:
-    """A range of nothing is an error of S3's."""
-    store = Store(f"{serve('moto').url}/{uuid4().hex}")
-    save(store, 1)
-    store.fs.pipe_file(f"{store.folder(1)}/manifest.json", b"")
-    with pytest.raises(Damaged):
-        read(store, 1)
 
 
 def test_a_download_that_was_cut_off_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,38 +103,33 @@ def test_a_download_that_was_cut_off_is_no_damage(monkeypatch: pytest.MonkeyPatc
         return content if path.endswith(".json") else content[:-1]
 
     monkeypatch.setattr(store.fs, "cat_file", cut)
-    with pytest.raises(TransientError, match=r"snapshot\.dir=memory://.*: \d+ bytes came in place of \d+: try again"):
+    with pytest.raises(TransientError, match=r"snapshot\.dir=memory://.*: \d+ bytes"):
         read(store, 1)
 
 
 @pytest.mark.slow
-def test_unfinished_uploads_go_after_a_safe_age_and_others_stay(
-    serve: Stores, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unfinished_uploads_go_after_a_safe_age_and_others_stay(serve: Stores) -> None:
     """What a writer leaves that was killed between two pieces of a large part."""
     url = f"{serve('moto').url}/run/snapshots"
     store = Store(url)
     save(store, 1)
-    s3 = store.fs
     part = "step-000000002/model-00001-0123456789abcdef.safetensors"
-    for key in (f"run/snapshots/{part}", "run/snapshots/step-000000002/notes.txt", f"other/snapshots/{part}"):
-        upload = s3.call_s3("create_multipart_upload", Bucket="runs", Key=key)
-        s3.call_s3("upload_part", Bucket="runs", Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"half")
+    keys = [f"other/snapshots/{part}", f"run/snapshots/{part}", "run/snapshots/step-000000002/notes.txt"]
+    for key in keys:
+        upload = store.fs.call_s3("create_multipart_upload", Bucket=BUCKET, Key=key)
+        piece = {"UploadId": upload["UploadId"], "PartNumber": 1, "Body": b"half"}
+        store.fs.call_s3("upload_part", Bucket=BUCKET, Key=key, **piece)
 
     def left() -> list[str]:
-        return sorted(u["Key"] for u in s3.call_s3("list_multipart_uploads", Bucket="runs").get("Uploads", ()))
+        return sorted(u["Key"] for u in store.fs.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", ()))
 
-    everything = left()
-    assert len(everything) == 3
     assert [u.path for u in unfinished_uploads(store)] == [part]
     # This server says of each that it was begun in 2010.
     assert plan(store, Retention(9, orphan_age=1e9), 1, {}).uploads == []  # its writer may be alive
     assert snapshots.main(["prune", url, "--dry-run"]) == 0
-    assert f"would delete the unfinished upload of {part}\n" in capsys.readouterr().out
-    assert left() == everything
+    assert left() == keys
     assert snapshots.main(["prune", url]) == 0
-    assert f"deleted the unfinished upload of {part}\n" in capsys.readouterr().out
-    assert left() == [f"other/snapshots/{part}", "run/snapshots/step-000000002/notes.txt"]
+    assert left() == [keys[0], keys[2]]
     assert store.steps() == [1]
 
 

@@ -3,7 +3,7 @@
 CRASH_AT is a file. While it exists it says `<when> <what> <tier> <victim>`, as in `before manifest hot process`: the
 first process that comes there takes the file away and kills itself, or the storage server whose process id is in the
 file CRASH_SERVER, and then goes on without it, or (victim slow) goes on after SLOW_SECONDS. CRASH_PART_BYTES makes
-parts small, so that tiny models have several. CRASH_GROUP_SECONDS limits how long processes wait for each other.
+parts small, so that tiny models have several.
 """
 
 import os
@@ -12,14 +12,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-SLOW_SECONDS = 10  # longer than CRASH_GROUP_SECONDS
+SLOW_SECONDS = 10
 
 
 def crash(victim: str) -> None:
@@ -67,19 +66,6 @@ def make_parts_small(module: Any) -> None:
     module.lay_out.__defaults__ = (int(os.environ["CRASH_PART_BYTES"]),)
 
 
-def limit_the_group(module: Any) -> None:
-    if seconds := os.environ.get("CRASH_GROUP_SECONDS"):
-        plain, set_limit = module.World.side_group, module.dist.distributed_c10d._set_pg_timeout
-
-        def side_group(self: Any, limit_seconds: float) -> Any:
-            world = plain(self, limit_seconds)
-            if world.group is not None:
-                set_limit(timedelta(seconds=float(seconds)), world.group)  # to make it may take longer
-            return world
-
-        module.World.side_group = side_group
-
-
 class AfterImport(MetaPathFinder):
     """Changes modules of mingpt when they are imported."""
 
@@ -87,7 +73,6 @@ class AfterImport(MetaPathFinder):
         self.changes = {
             "mingpt.snapshot.store": instrument_store,
             "mingpt.snapshot.format": make_parts_small,
-            "mingpt.world.world": limit_the_group,
         }
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
