@@ -72,7 +72,7 @@ def test_bad_input_is_told(
         words = shlex.split(row["run"].replace("{dir}", str(tmp_path)).replace("{free}", str(free)))
         words = [word.replace("{busy}", str(port)).replace("\\n", "\n") for word in words]
         given = words.index("train" if "train" in words else "launch")
-        os.environ.update(variable.split("=", 1) for variable in words[:given])
+        os.environ.update(dict(variable.split("=", 1) for variable in words[:given]))
         arguments = [*places(tmp_path, text), *words[given + 1 :]]
         for file, content in row.get("files", {}).items():
             make(tmp_path / file, content)

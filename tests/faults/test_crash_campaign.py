@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 def test_a_few_crashes_change_nothing(tmp_path: Path) -> None:
     """On a disk and in a bucket; of a trainer, a launcher and the store; by one process and by two."""
     report = tmp_path / "report.md"
-    command = [sys.executable, KITS / "crash_campaign.py", "--kills", "0", "--seed", "5", "--report", report]
+    command = [sys.executable, f"{KITS}/crash_campaign.py", "--kills=0", "--seed=5", f"--report={report}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     summary = json.loads(done.stdout[done.stdout.index("{\n") :])

@@ -71,7 +71,7 @@ def twice(node: Node) -> None:
 
 UNREAD = ("bash", "-c", '"$@" 2>&1 | head -n 5; exit ${PIPESTATUS[0]}', "bash")
 # What happens at step 50, to a command with this prefix and these overrides, and how it ends.
-EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Node], object], int]] = {
+EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Node], None], int]] = {
     "one is asked to stop": ((), ("snapshot.every_steps=0",), lambda n: os.kill(n.workers()[1], signal.SIGUSR1), 75),
     "all are asked to stop": ((), ("data.workers=2",), everybody, 75),
     "many signals are one request": ((), ("snapshot.every_steps=0",), at_once, 75),

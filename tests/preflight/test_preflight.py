@@ -74,6 +74,10 @@ class Nodes:
     def alone(self, host: str) -> None:
         self.on = (host,)
 
+    def no_power(self) -> None:
+        self.net.cut("a")
+        self.alone("b")
+
 
 FAULTS: dict[str, Callable[[Nodes], object]] = {
     "none": lambda n: None,
@@ -90,7 +94,7 @@ MORE: dict[str, Callable[[Nodes], object]] = {  # nightly
     "another torch": Nodes.other_torch,
     "a node that does not come": lambda n: n.alone("a"),
     "a head that does not come": lambda n: n.alone("b"),
-    "a head without power": lambda n: (n.net.cut("a"), n.alone("b")),
+    "a head without power": Nodes.no_power,
 }
 
 
