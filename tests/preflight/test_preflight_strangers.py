@@ -4,8 +4,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing.pool import AsyncResult
-from typing import Any
+from multiprocessing.pool import ThreadPool
 
 import pytest
 from torch.distributed import TCPStore
@@ -13,38 +12,17 @@ from torch.distributed import TCPStore
 from mingpt.errors import UserError
 from mingpt.preflight import meeting
 from mingpt.preflight.helper import Helper, Unreached, answer
+from mingpt.preflight.meeting import Meeting
 from mingpt.world.secret import REFUSED, SECRET, signed
 from node_kit import free_port
 
-LIMIT = 100.0
-NONSENSE = {
-    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
-    "many bytes": b"x" * 1_000_000,
-    "nothing": b"",
-}
+NONSENSE = {"HTTP": b"GET / HTTP/1.1\r\n\r\n", "many bytes": b"x" * 1_000_000, "nothing": b""}
 
 
-helpers = list[Helper]()
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    while helpers:
-        helpers.pop().end()
-
-
-class Node:
+def meet(port: int, rank: int | None, size: int = 2) -> Meeting:
     """The side of preflight that meets the others. Rank None: the head chooses one."""
-
-    def __init__(self, port: int, rank: int | None, size: int = 2) -> None:
-        self.helper = Helper()
-        helpers.append(self.helper)
-        own = "127.0.0.1" if rank == 0 else None
-        self.meets = self.helper.ask(meeting.meet, "127.0.0.1", port, own, rank, size, 30.0)
-
-    def gathers(self, value: object, seconds: float = LIMIT) -> AsyncResult[list[object]]:
-        return self.helper.ask(meeting.gather, value, seconds)
+    meeting.meet("127.0.0.1", port, "127.0.0.1" if rank == 0 else None, rank, size, 30.0)
+    return meeting._met
 
 
 @pytest.fixture
@@ -53,52 +31,67 @@ def port() -> int:
 
 
 @pytest.fixture
-def head(port: int) -> Node:
-    node = Node(port, 0)
-    assert answer(node.meets, LIMIT) == 0
-    return node
+def head(port: int) -> Meeting:
+    return meet(port, 0)
+
+
+@pytest.fixture
+def stranger(head: Meeting, port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
 
 
 @pytest.mark.parametrize("raw", NONSENSE.values(), ids=NONSENSE)
-def test_nonsense_and_silence_hold_nobody(raw: bytes, head: Node, port: int) -> None:
+def test_nonsense_and_silence_hold_nobody(raw: bytes, head: Meeting, port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)) as loud, socket.create_connection(("127.0.0.1", port)):
         with suppress(OSError):  # the store need not hear it to its end
             loud.sendall(raw)
-        node = Node(port, 1)
-        gathered = [head.gathers("a"), node.gathers("b")]
-        assert [answer(asked, LIMIT) for asked in gathered] == [["a", "b"]] * 2
+        nodes = [head, meet(port, 1)]
+        with ThreadPool(2) as pool:
+            assert pool.starmap(lambda node, value: node.gather(value, 100.0), zip(nodes, "ab", strict=True)) == [
+                ["a", "b"],
+                ["a", "b"],
+            ]
 
 
-def test_what_a_stranger_writes_in_a_nodes_place_is_refused(head: Node, port: int) -> None:
-    stranger: Any = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
+def test_what_a_stranger_writes_in_a_nodes_place_is_refused(head: Meeting, port: int, stranger: TCPStore) -> None:
     forged = signed("another secret than the job's", "preflight 0/1", b'["forged"]')
     stranger.set("0/1", forged)
-    assert answer(head.gathers("a", 1.0), LIMIT) == ["a", None]
-    stranger.set("1/1", stranger.get("size"))  # signed with the secret, but as something else
-    assert answer(head.gathers("a", 1.0), LIMIT) == ["a", None]
+    assert head.gather("a", 1.0) == ["a", None]
     stranger.set("size", forged)
     with pytest.raises(UserError) as refused:
-        answer(Node(port, 1).meets, LIMIT)
+        meet(port, 1)
     assert str(refused.value) == REFUSED
 
 
-def test_another_secret_is_told(head: Node, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_is_not_taken_for_another_one(head: Meeting, stranger: TCPStore) -> None:
+    stranger.set("0/1", stranger.get("size"))  # signed with the secret, but as something else
+    assert head.gather("a", 1.0) == ["a", None]
+
+
+def test_another_secret_is_told(head: Meeting, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "another secret than the head's")
     with pytest.raises(UserError, match=SECRET):
-        answer(Node(port, 1).meets, LIMIT)
+        meet(port, 1)
 
 
-def test_another_number_of_nodes_is_refused(head: Node, port: int) -> None:
+def test_another_number_of_nodes_is_refused(head: Meeting, port: int) -> None:
     with pytest.raises(UserError, match=r" 2 nodes, .* 3"):
-        answer(Node(port, 1, 3).meets, LIMIT)
+        meet(port, 1, 3)
 
 
-def test_nodes_without_numbers_get_them_until_there_are_none(head: Node, port: int) -> None:
-    assert answer(Node(port, None).meets, LIMIT) == 1
+def test_nodes_without_numbers_get_them_until_there_are_none(head: Meeting, port: int) -> None:
+    assert meet(port, None).rank == 1
     with pytest.raises(Unreached, match=r"^2 nodes"):
-        answer(Node(port, None).meets, LIMIT)
+        meet(port, None)
 
 
-def test_a_program_that_never_answers_is_given_up(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(Unreached, match="no answer within 3 s"):
-        answer(Node(port, 1).meets, 3.0)
+@pytest.fixture
+def helper() -> Iterator[Helper]:
+    helper = Helper()
+    yield helper
+    helper.end()
+
+
+def test_a_program_that_never_answers_is_given_up(port: int, helper: Helper) -> None:
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(Unreached, match=r"within 3 s"):
+        answer(helper.ask(meeting.meet, "127.0.0.1", port, None, 1, 2, 30.0), 3.0)
