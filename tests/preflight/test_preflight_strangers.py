@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.pool import ThreadPool
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -36,7 +37,7 @@ def head(port: int) -> Meeting:
 
 
 @pytest.fixture
-def stranger(head: Meeting, port: int) -> TCPStore:
+def stranger(head: Meeting, port: int) -> Any:
     return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
 
 
@@ -53,7 +54,7 @@ def test_nonsense_and_silence_hold_nobody(raw: bytes, head: Meeting, port: int) 
             ]
 
 
-def test_what_a_stranger_writes_in_a_nodes_place_is_refused(head: Meeting, port: int, stranger: TCPStore) -> None:
+def test_what_a_stranger_writes_in_a_nodes_place_is_refused(head: Meeting, port: int, stranger: Any) -> None:
     forged = signed("another secret than the job's", "preflight 0/1", b'["forged"]')
     stranger.set("0/1", forged)
     assert head.gather("a", 1.0) == ["a", None]
@@ -63,7 +64,7 @@ def test_what_a_stranger_writes_in_a_nodes_place_is_refused(head: Meeting, port:
     assert str(refused.value) == REFUSED
 
 
-def test_a_value_is_not_taken_for_another_one(head: Meeting, stranger: TCPStore) -> None:
+def test_a_value_is_not_taken_for_another_one(head: Meeting, stranger: Any) -> None:
     stranger.set("0/1", stranger.get("size"))  # signed with the secret, but as something else
     assert head.gather("a", 1.0) == ["a", None]
 
