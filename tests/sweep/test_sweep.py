@@ -71,7 +71,7 @@ def test_zip_makes_pairs_and_glob_takes_options() -> None:
         "seed=1,2 --optimize=val_loss --trials=3 --on=slurm",
         "seed=1,2 --prune=median --on=slurm",
         "optimizer.lr=interval(-2,-1) --optimize=val_loss --trials=3",
-        "seed=1,2 --prune=median train.max_steps=3 train.eval_every=3",
+        "experiment=synthetic seed=1,2 --prune=median train.max_steps=3 train.eval_every=3",
     ],
 )
 def test_what_makes_no_trials_is_refused(
