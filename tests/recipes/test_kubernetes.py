@@ -101,22 +101,6 @@ def test_each_manifest_is_what_its_schema_allows() -> None:
     assert [problems(thing) for thing in things] == [[]] * len(things)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("backoffLimit", "backOffLimit"),
-        ("medium: Memory", "medium: [Memory]"),
-        ("replicatedJobs", "replicatedJob"),
-        ("numNodes", "nodes"),
-        ("OnFailure", "Sometimes"),
-    ],
-)
-def test_a_slip_of_the_pen_is_found(right: str, wrong: str) -> None:
-    for file in FOLDER.glob("*.yaml"):
-        if right in (text := file.read_text()):
-            assert any(problems(thing) for thing in yaml.safe_load_all(text.replace(right, wrong))), file
-
-
 def pods() -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """Each pod's specification, and that of its Job, if it has one."""
     for thing in objects():

@@ -4,11 +4,11 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from config_kit import configured
 from mingpt.config import compose
 from paths_kit import ROOT
 from recipe_kit import BUCKET, DEFAULT, HEAD, OTHER, TEACHING, envs, recipe, sky_variables
@@ -18,89 +18,81 @@ SKY = ROOT / ".venv-sky/bin/python"
 
 # --- SkyPilot's own reading ---
 
+# Reads [[the recipe, what its user gives], …]; prints of each what SkyPilot has made of it, or its error.
 ASK_SKY = """
-import json, sys, yaml
+import json, sys
 connections = []
 sys.addaudithook(lambda event, args: connections.append(str(args[1])) if event == "socket.connect" else None)
 import sky
-given = json.loads(sys.argv[2])
-task = sky.Task.from_yaml_config(yaml.safe_load(open(sys.argv[1])), env_overrides=list(given.items()))
-print(json.dumps({
-    "name": task.name, "num_nodes": task.num_nodes, "workdir": task.workdir,
-    "accelerators": sorted((r.accelerators or {} for r in task.resources), key=str),
-    "spot": [r.use_spot for r in task.resources], "recovery": [r.job_recovery for r in task.resources],
-    "autostop": [vars(r.autostop_config) if r.autostop_config else None for r in task.resources],
-    "buckets": [[s.name, s.mode.value, [t.value for t in s.stores]] for s in task.storage_mounts.values()],
-    "envs": task.envs, "setup": task.setup, "run": task.run, "connections": connections,
-}))
+def read(recipe, given):
+    secrets = [("VLLM_API_KEY", "k")] if "VLLM_API_KEY" in recipe.get("secrets", {}) else []
+    try:
+        task = sky.Task.from_yaml_config(recipe, env_overrides=list(given.items()), secrets_overrides=secrets or None)
+    except Exception as error:
+        return {"error": str(error)}
+    return {
+        "num_nodes": task.num_nodes, "workdir": task.workdir, "ports": sorted({str(r.ports) for r in task.resources}),
+        "accelerators": sorted((r.accelerators or {} for r in task.resources), key=str),
+        "spot": sorted(r.use_spot for r in task.resources), "recovery": [r.job_recovery for r in task.resources],
+        "autostop": [vars(r.autostop_config) if r.autostop_config else None for r in task.resources],
+        "buckets": [[s.name, s.mode.value, [t.value for t in s.stores]] for s in task.storage_mounts.values()],
+        "envs": task.envs, "setup": task.setup, "run": task.run, "probe": task.service and task.service.readiness_path,
+    }
+print(json.dumps([[read(*given) for given in json.load(sys.stdin)], connections]))
 """
+GPUS = [{"A10G": 1}, {"L4": 1}, {"L4": 2}]
+RECIPES: dict[str, tuple[int, list[dict[str, int]]]] = {
+    "train": (2, GPUS),
+    "train-rdzv": (2, GPUS),
+    "train-bucket": (2, GPUS),
+    "train-spot": (2, [{k: n} for k in ("A10G", "L4") for n in (1, 1, 4, 4)]),
+    "generate": (1, [{}]),
+    "evaluate": (1, GPUS[:2]),
+    "serve": (1, [{"A10G": 1}, {"L4": 1}]),
+}
+GIT = {"url": "https://github.com/you/mingpt", "ref": "v1"}
 
 
-def ask_sky(file: Path, home: Path, given: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+@pytest.mark.slow
+def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> None:
     if not SKY.exists():
         pytest.skip("needs SkyPilot in .venv-sky: make .venv-sky/.installed")
+    wishes = {name: BUCKET.get(name, {"RUN_DIR": "s3://b/run 1"} if name == "serve" else {}) for name in RECIPES}
+    cases = [(recipe(name), wish) for name, wish in wishes.items()]
+    cases += [({**recipe("serve"), "workdir": GIT}, wishes["serve"])]
+    cases += [(recipe("train-spot"), {}), ({**recipe("train"), "num_node": 2}, {})]  # mistakes
     # A home of its own, so that nothing of the user's is read; no usage collection, so that nothing is sent.
-    env = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    command = [str(SKY), "-c", ASK_SKY, str(file), json.dumps(given or {})]
-    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "nodes", "accelerators"),
-    [
-        ("train", 2, [{"A10G": 1}, {"L4": 1}, {"L4": 2}]),
-        ("train-rdzv", 2, [{"A10G": 1}, {"L4": 1}, {"L4": 2}]),
-        ("train-bucket", 2, [{"A10G": 1}, {"L4": 1}, {"L4": 2}]),
-        ("train-spot", 2, [{k: n} for k in ("A10G", "L4") for n in (1, 1, 4, 4)]),
-        ("generate", 1, [{}]),
-        ("evaluate", 1, [{"A10G": 1}, {"L4": 1}]),
-    ],
-)
-def test_skypilot_reads_the_recipe_without_sending_anything(
-    name: str, nodes: int, accelerators: list[dict[str, int]], tmp_path: Path
-) -> None:
-    given = BUCKET.get(name, {})
-    done = ask_sky(ROOT / "recipes" / f"{name}.yaml", tmp_path, given)
+    env = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    command = [str(SKY), "-c", ASK_SKY]
+    done = subprocess.run(
+        command, input=json.dumps(cases), env=env, cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
-    task = json.loads(done.stdout.splitlines()[-1])
-    assert (task["num_nodes"], task["accelerators"], task["workdir"]) == (nodes, accelerators, ".")
-    assert task["envs"] == envs(name, **given)
-    assert task["setup"].strip().endswith("bash recipes/setup.sh")
-    assert task["run"].strip() == str(recipe(name)["run"]).strip()
-    assert task["connections"] == []
-    assert task["buckets"] == ([["my-runs", "MOUNT", ["S3"]]] if name == "train-bucket" else [])
-    if name == "train-spot":
-        again = {"recover_on_exit_codes": [70, 75, 143], "max_restarts_on_errors": 0}
-        assert (sorted(task["spot"]), [r | again for r in task["recovery"]]) == (
-            [False] * 4 + [True] * 4,
-            task["recovery"],
-        )
-    else:  # a managed job's machines end with the job
-        assert {(stop["idle_minutes"], stop["down"]) for stop in task["autostop"]} == {(10, True)}
-
-
-@pytest.mark.slow
-def test_a_managed_job_without_a_bucket_is_refused_before_it_costs_anything(tmp_path: Path) -> None:
-    done = ask_sky(ROOT / "recipes/train-spot.yaml", tmp_path)
-    assert done.returncode != 0
-    assert "Environment variable 'BUCKET' is None. Please set a value for it" in done.stderr
-
-
-@pytest.mark.slow
-def test_skypilot_names_a_misspelt_key(tmp_path: Path) -> None:
-    file = tmp_path / "misspelt.yaml"
-    file.write_text((ROOT / "recipes/train.yaml").read_text().replace("num_nodes:", "num_node:"))
-    done = ask_sky(file, tmp_path)
-    assert done.returncode != 0
-    assert "num_node" in done.stderr
+    (*tasks, in_git, no_bucket, misspelt), connections = json.loads(done.stdout.splitlines()[-1])
+    assert connections == []
+    assert "BUCKET" in no_bucket["error"]  # before it costs anything
+    assert "num_node" in misspelt["error"]
+    assert in_git["workdir"] == GIT
+    for (name, (nodes, accelerators)), task in zip(RECIPES.items(), tasks, strict=True):
+        assert (task["num_nodes"], task["accelerators"], task["workdir"]) == (nodes, accelerators, "."), name
+        assert task["envs"] == envs(name, **wishes[name])
+        assert "bash recipes/setup.sh" in task["setup"]
+        assert task["run"].strip() == str(recipe(name)["run"]).strip()
+        assert task["buckets"] == ([["my-runs", "MOUNT", ["S3"]]] if name == "train-bucket" else [])
+        if name == "train-spot":
+            assert task["spot"] == [False] * 4 + [True] * 4
+            again = {"recover_on_exit_codes": [70, 75, 143], "max_restarts_on_errors": 0}
+            assert all(recovery == recovery | again for recovery in task["recovery"])
+        elif name == "serve":
+            assert (task["probe"], task["ports"]) == ("/health", ["['8000']"])
+        else:  # a managed job's machines end with the job
+            assert {(stop["idle_minutes"], stop["down"]) for stop in task["autostop"]} == {(10, True)}
 
 
 @pytest.mark.parametrize(
     ("ips", "given", "refused"),
     [
         ("a\nb", {}, True),
-        ("a\nb", {"RUN_DIR": "runs/mine"}, True),
         ("a\nb", {"RUN_DIR": "runs/mine", "OVERRIDES": "data.path=s3://b/tokens"}, True),
         ("a\nb", {"RUN_DIR": "s3://b/run", "OVERRIDES": "run.dir=runs/mine"}, True),
         ("a\nb", {"RUN_DIR": "/mnt/my shared/run"}, False),
@@ -125,13 +117,8 @@ def test_several_machines_without_a_shared_place_end_before_anything_is_installe
 
 
 def test_the_default_experiment_runs_unedited_on_four_nodes_of_four_gpus() -> None:
-    for name in TEACHING:
-        assert envs(name)["EXPERIMENT"] == DEFAULT.removeprefix("experiment=")
-    config = compose.configure([DEFAULT], world_size=16)
-    assert config is not None
-    assert (
-        config.data == (compose.configure(["data=shakespeare-complete"]) or config).data
-    )  # the text that set-up fetches
+    assert {envs(name)["EXPERIMENT"] for name in TEACHING} == {DEFAULT.removeprefix("experiment=")}
+    configured(DEFAULT, world_size=16)
 
 
 # --- what a run section makes of its variables; torchrun and python are stubs that print their arguments ---
@@ -161,8 +148,7 @@ def arguments(name: str, folder: Path, rank: int, gpus: int = 0, **changed: obje
 @pytest.mark.parametrize("name", TEACHING)
 @pytest.mark.parametrize(
     ("gpus", "wish", "processes"),
-    [(4, "", "4"), (0, "", "1"), (4, "3", "3"), (0, "2", "2"), (4, "two", "two")],  # two: torchrun refuses it
-    ids=["GPUs", "none", "3", "2", "text"],
+    [(4, "", "4"), (0, "", "1"), (4, "3", "3"), (4, "two", "two")],  # two: torchrun refuses it
 )
 def test_a_process_for_each_gpu_or_one_unless_told_otherwise(
     name: str, gpus: int, wish: str, processes: str, tmp_path: Path
@@ -186,26 +172,21 @@ def test_overrides_are_several_words_that_the_shell_leaves_alone(name: str, tmp_
     assert words[words.index("-m") :][:4] == ["-m", "mingpt.train", DEFAULT, "OMP=1"]  # nothing that is empty
 
 
-def test_static_ranks_meet_at_the_first_address(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        words, _ = arguments("train", tmp_path, rank, MASTER_PORT=1234)
-        expected = {
-            f"--node_rank={rank}",
-            f"--master_addr={HEAD}",
-            "--master_port=1234",
-            "--max_restarts=0",
-            "--nnodes=2",
-        }
-        assert expected <= set(words)
-
-
-def test_the_head_of_a_c10d_rendezvous_hosts_it_and_calls_itself_localhost(tmp_path: Path) -> None:
-    for rank, host, is_host in ((0, "localhost", "true"), (1, HEAD, "false")):
-        words, _ = arguments("train-rdzv", tmp_path, rank)
-        assert f"--rdzv_endpoint={host}:29500" in words
-        assert f"--rdzv_conf=is_host={is_host},join_timeout=600" in words
-        assert f"--rdzv_id={sky_variables(0)['SKYPILOT_TASK_ID']}" in words
-        assert {"--max_restarts=3", "UNSHARED=1"} <= set(words)
+@pytest.mark.parametrize(
+    ("name", "rank", "expected"),
+    [
+        *(("train", rank, f"--node_rank={rank} --master_addr={HEAD} --master_port=1234 --max_restarts=0 --nnodes=2")
+          for rank in (0, 1)),
+        # The head of a c10d rendezvous hosts it, and calls itself localhost.
+        ("train-rdzv", 0, "--rdzv_endpoint=localhost:29500 --rdzv_conf=is_host=true,join_timeout=600"),
+        ("train-rdzv", 1, f"--rdzv_endpoint={HEAD}:29500 --rdzv_conf=is_host=false,join_timeout=600 --max_restarts=3"),
+        ("train-rdzv", 1, f"--rdzv_id={sky_variables(0)['SKYPILOT_TASK_ID']} UNSHARED=1"),
+    ],
+)  # fmt: skip
+def test_nodes_meet_at_the_first_address(name: str, rank: int, expected: str, tmp_path: Path) -> None:
+    port = {"MASTER_PORT": 1234} if name == "train" else {}
+    words, _ = arguments(name, tmp_path, rank, **port)
+    assert {*expected.split()} <= {*words}
 
 
 def test_a_managed_job_finds_its_snapshots_by_the_id_that_recoveries_keep(tmp_path: Path) -> None:
@@ -241,11 +222,8 @@ def test_machines_are_looked_at_before_training(name: str, tmp_path: Path) -> No
 
 def test_evaluate_and_generate_take_the_snapshots_of_the_recipes_by_default(tmp_path: Path) -> None:
     for name in compose.groups()["experiment"]:
-        config = compose.configure(
-            [f"experiment={name}", *(["data.path=x"] if name in ("finetune", "gpt2_124m") else [])]
-        )
+        config = configured(f"experiment={name}", *(["data.path=x"] if name in ("finetune", "gpt2_124m") else []))
         words, _ = arguments("evaluate", tmp_path, 0, EXPERIMENT=name)
-        assert config is not None
         assert words[:3] == ["-m", "mingpt.evaluate", config.run.dir]
     words, _ = arguments("generate", tmp_path, 0, RUN_DIR="s3://b/run 1", PROMPT="-- To be", OPTIONS="--tokens 3")
     assert words[:6] == ["-m", "mingpt.generate", "s3://b/run 1", "--prompt=-- To be", "--tokens", "3"]

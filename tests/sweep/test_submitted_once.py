@@ -118,13 +118,15 @@ def test_what_skypilot_gets(project: Path, capfd: pytest.CaptureFixture[str], to
     assert (project / "sky.said").read_text().splitlines()[1:] == ["jobs launch -n sweep-seed-5"]
 
 
-@pytest.mark.parametrize("how", [[*ON_SKY, "--name=7"], [*ON_SKY[1:], "data.path='a b'"], [*ON_SKY, "--config-dir=/"]])
+@pytest.mark.parametrize(
+    "how", [[*ON_SKY, "--name=7"], [*ON_SKY[1:], "data.path='a b'"], [*ON_SKY, "--config-dir=/"]], ids=str
+)
 def test_what_skypilot_can_not_take(how: list[str], capfd: pytest.CaptureFixture[str], told: Told) -> None:
     assert sweep.main([*how, "--dry-run"]) == 64
     told(capfd.readouterr().err)
 
 
-@pytest.mark.parametrize("how", [SWEEP, ON_SKY])
+@pytest.mark.parametrize("how", [SWEEP, ON_SKY], ids=str)
 def test_where_nothing_can_be_submitted_nothing_is_written(
     how: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], told: Told
 ) -> None:
