@@ -1,7 +1,6 @@
-"""What the pages name is there, and nothing that is there is denied."""
+"""What the pages name is there."""
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from mingpt.cli import VERBS
 from mingpt.config.groups import groups
-from mingpt.config.keys import KINDS, choices, keys, named
+from mingpt.config.keys import KINDS, keys, named
 from paths_kit import ROOT
 
 # The log and the changelog tell of what was.
@@ -20,51 +19,10 @@ PAGES = [
     *sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs/log.md"}),
 ]
 BLOCK = re.compile(r"^```.*?^```", re.M | re.S)
-DENIED = re.compile(
-    r"\bnot there\b|\bnot supported\b|\bthere (?:is|are) (?:only|no)\b|\bis refused\b|\bno trackers\b", re.I
-)
 KEY = re.compile(r"(?<![\w.$/{-])((?:[a-z]+)(?:\.[a-z_]+)+)=")
 CHOICE = re.compile(r"(?<![\w./-])([a-z]+(?:/[a-z]+)?)=([A-Za-z][\w.-]*)(?=[\s`,'\"]|$)")
 THEIRS = {"mine", "countdown", "model.hidden"}  # names that the pages' examples give to a user's own
 OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]+")
-
-
-@cache
-def names() -> frozenset[str]:
-    """What a sentence may call a verb, a kind, or another choice of the config that is there, in small letters."""
-    words = {*VERBS, *choices("track"), "--multirun", "sweeps", "weights & biases"}
-    words |= {choice for group in groups().values() for choice in group}
-    return frozenset(words - {"own", "text", "random", "files", "default", "log", "train", "launch"})  # English, too
-
-
-def sentences(text: str) -> Iterator[str]:
-    """Of a page without its blocks; a list that a sentence with a colon begins belongs to this sentence."""
-    opening = ""
-    for paragraph in re.split(r"\n\s*\n|\n(?=[|*-] ?)", BLOCK.sub("", text)):
-        flat = " ".join(paragraph.split())
-        parts = re.split(r"(?<=[.;!?])\s+", flat)
-        for part in parts:
-            yield f"{opening} {part}" if flat.startswith("- ") and part == parts[0] else part
-        if not flat.startswith("- "):
-            opening = parts[-1] if flat.endswith(":") else ""
-
-
-def denied(sentence: str) -> set[str]:
-    if not DENIED.search(sentence):
-        return set()
-    return {name for name in names() if re.search(rf"(?<![\w=-]){re.escape(name)}(?![\w-])", sentence.lower())}
-
-
-def test_a_denial_is_seen() -> None:
-    assert denied("**Sweeps.** Not there: Hydra's `--multirun` is refused.") == {"sweeps", "--multirun"}
-    assert denied("**Another optimizer.** There is only AdamW.") == {"adamw"}
-    assert denied("**TensorBoard, Weights & Biases.** Not there yet.") == {"tensorboard", "weights & biases"}
-    assert denied("there is no FSDP") == set()
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_no_page_denies_what_is_there(page: Path) -> None:
-    assert [s for s in sentences(page.read_text()) if denied(s)] == []
 
 
 def code(page: Path) -> list[str]:

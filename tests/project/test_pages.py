@@ -1,39 +1,39 @@
-"""The commands of docs/time-machine.md and docs/branches.md, executed in order on a run as the pages make it."""
+"""The commands of docs/time-machine.md and docs/branches.md, executed in order on a run as the pages make it: each ends
+with 0, or with the code that the page shows for `echo $?`.
+"""
 
-import shutil
+import os
+import re
+import shlex
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import lockstep
+import mingpt.cli
 from mingpt.snapshot.format import Kind
 from mingpt.snapshot.store import Store
-from page_kit import Shell, commands, differences, fits
 from paths_kit import ROOT
 from rewriting_kit import rewrite
 
-MADE = 3  # commands of time-machine.md: they make the run
+LIMIT = 600  # seconds for one command
+FLIPPED = "one bit of step 200's snapshot was flipped"  # what comments ask for before a command
+KILLED = re.compile(r"killed at step (\d+)")
 
 
-def test_what_fits() -> None:
-    shown = ["digest 0123456789abcdef, loss 1.5", "…", "step   3 …"]
-    assert fits(shown, ["digest aaaaaaaaaaaaaaaa, loss 2.25", "step 3 was done"])
-    assert fits(shown, ["digest aaaaaaaaaaaaaaaa, loss 2.25", "a", "b", "step 3 x"])
-    assert not fits(shown, ["digest aaaaaaaaaaaaaaaa, loss 2.25", "a", "step 4 x"])
-    assert not fits(shown, ["digest aaaa, loss 2.25", "step 3 x"])
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the run of the page: attempts with 1, 2 and 3 processes, two of them killed."""
-    folder = tmp_path_factory.mktemp("page")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(folder)
-        for line in commands(ROOT / "docs/time-machine.md")[:MADE]:
-            shell = Shell()
-            printed = shell.run(line.command)
-            assert fits(line.lines, printed), "\n".join(printed)
-    return folder
+def commands(page: str) -> list[tuple[str, str, int]]:
+    """Each command of the page's ```console blocks, its comment, and its exit code."""
+    text = (ROOT / f"docs/{page}.md").read_text()
+    lines = "".join(re.findall(r"^```console\n(.*?)^```", text, re.M | re.S))
+    return [
+        (command, comment, int(code or 0))
+        for command, comment, code in re.findall(
+            r"^\$ (mingpt .*?)(?:  # (.*))?$(?:\n(?!\$).*)*(?:\n\$ echo \$\?\n(\d+)$)?", lines, re.M
+        )
+    ]
 
 
 def flip() -> None:
@@ -45,13 +45,42 @@ def flip() -> None:
     rewrite(Store("runs/three/snapshots"), 200, change)
 
 
+def run(verb: str, arguments: list[str], kill_at: str) -> int:
+    if verb not in ("train", "launch"):
+        try:
+            return mingpt.cli.run(verb, arguments)
+        except SystemExit as end:
+            return int(end.code or 0)
+    process = lockstep.start(
+        [sys.executable, "-m", f"mingpt.{verb}", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    assert process.stdout
+    for line in process.stdout:
+        if kill_at and re.match(rf"step +{kill_at}/", line):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.wait(LIMIT)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["time-machine", "branches"])
-def test_a_page_shows_what_its_commands_print(
-    page: str, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.nightly
+def test_the_commands_of_the_pages_end_as_the_pages_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(three, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    shell = Shell({"one bit of step 200's snapshot was flipped": flip})
-    wrong = differences(ROOT / f"docs/{page}.md", shell, after=MADE if page == "time-machine" else 0)
-    assert not wrong, "\n\n".join(wrong)
+    monkeypatch.chdir(tmp_path)
+    made, branches = [commands(page) for page in ("time-machine", "branches")]
+    assert [comment for _, comment, _ in made[:3]] == ["killed at step 101", "killed at step 201", ""]
+    # The second page's commands need the run as the first page's first ones made it.
+    for command, comment, code in [*made[:3], *branches, *made[3:]]:
+        if comment == FLIPPED:
+            flip()
+        program, _, into = command.partition(" > ")
+        _, verb, *arguments = shlex.split(program)
+        kill_at = "".join(KILLED.findall(comment))
+        capfd.readouterr()
+        ended = run(verb, arguments, kill_at)
+        out, err = capfd.readouterr()
+        assert kill_at or ended == code, f"$ {command}\n{out}{err}"
+        if into:
+            Path(into).write_text(out)

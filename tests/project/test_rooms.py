@@ -99,35 +99,6 @@ def test_arrows_between_rooms_point_down() -> None:
     assert up == []
 
 
-# What is loaded by a name in a text, and so has no arrow: kinds of models and data (their packages are named in
-# config/kinds, which knows nothing else of them), code that the command line names, and a command's own module.
-BY_NAME = {"cli", "command", "completion", "config/kinds", "config/plugin"}
-
-
-def test_only_what_is_known_is_loaded_by_name() -> None:
-    found = {
-        module
-        for module, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__"))
-    }
-    assert found == BY_NAME
-
-
-def test_a_kind_is_light_to_load() -> None:
-    """At its top it imports what the schema is made of; readers, torch and the like only in its methods."""
-    heavy = {
-        f"{module} imports {name}"
-        for module, tree in modules().items()
-        if module.startswith(("data/kinds/", "model/kinds/"))
-        for node in tree.body
-        for name in imports(ast.Module([node], []), set(modules()))
-        if isinstance(node, ast.ImportFrom)
-        and not name.startswith(("config/", "data/kinds/", "model/kinds/", "errors", "redact"))
-    }
-    assert heavy == set()
-
-
 LAYOUT = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER"}
 
 

@@ -60,14 +60,16 @@ def section(folder: Path, **variables: str) -> dict[str, str]:
     [("exit 0", 0), ("exit 64", 64), ("exit 70", 70), ("exit 75", 75), ("exit 1", 70), ("kill -KILL $$", 70)],
 )
 def test_a_node_ends_with_a_code_that_skypilot_is_told_of(end: str, code: int, tmp_path: Path) -> None:
-    launched = tmp_path / "launched"
-    for look, launch in (("exit 0", f"touch launched; {end}"), (end, "touch launched")):
-        launched.unlink(missing_ok=True)
-        env = section(tmp_path, LOOK=look, LAUNCH=launch, SKYPILOT_NUM_NODES="1")
+    """By its preflight, by its launcher, and by the launcher without a preflight."""
+    for look, launch, more in (
+        (end, "touch launched", {}),
+        ("exit 0", f"touch launched; {end}", {}),
+        ("touch looked", end, {"PREFLIGHT": "0"}),
+    ):
+        (tmp_path / "launched").unlink(missing_ok=True)
+        env = section(tmp_path, LOOK=look, LAUNCH=launch, SKYPILOT_NUM_NODES="1", **more)
         assert subprocess.run(["bash", "run.sh"], env=env, cwd=tmp_path, timeout=600).returncode == code
-        assert launched.exists() == (look == "exit 0")
-    env = section(tmp_path, LOOK="touch looked", LAUNCH=end, SKYPILOT_NUM_NODES="1", PREFLIGHT="0")
-    assert subprocess.run(["bash", "run.sh"], env=env, cwd=tmp_path, timeout=600).returncode == code
+        assert (tmp_path / "launched").exists() == (look == "exit 0")
     assert not (tmp_path / "looked").exists()
 
 
