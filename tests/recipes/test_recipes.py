@@ -48,7 +48,7 @@ RECIPES: dict[str, tuple[int, list[dict[str, int]]]] = {
     "train-spot": (2, [{k: n} for k in ("A10G", "L4") for n in (1, 1, 4, 4)]),
     "generate": (1, [{}]),
     "evaluate": (1, GPUS[:2]),
-    "serve": (1, [{"A10G": 1}, {"L4": 1}]),
+    "serve": (1, GPUS[1:2]),
 }
 GIT = {"url": "https://github.com/you/mingpt", "ref": "v1"}
 

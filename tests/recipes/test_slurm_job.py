@@ -22,7 +22,7 @@ rmdir step
 [ $code = 0 ] || echo "srun: error: n1: task 0: Exited with exit code $code" >&2
 exit $code
 """
-SET_UP = """echo "set-up $*" >>log; exit "${SET_UP_ENDS_WITH:-0}" """
+SET_UP = """echo set-up "$@" >>log; exit "${SET_UP_ENDS_WITH:-0}" """
 PYTHON = """#!/bin/bash
 case "$*" in
   *mingpt.launch.sick*) [ -z "$FOUND" ] || { echo "$FOUND"; sleep 0.2; } ;;

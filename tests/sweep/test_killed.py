@@ -1,5 +1,5 @@
-"""Real trials: the sweep is killed, between two trials and in one, its trials are, and it is stopped: started again, it
-leaves finished trials as they are.
+"""The sweep itself is killed, between two trials and in one: started again, it leaves finished trials as they are.
+Or it is stopped before it has started one.
 """
 
 import fcntl
@@ -8,17 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import psutil
 import pytest
 
-from mingpt.commands import report, sweep
-from node_kit import pending, suspend
 from paths_kit import CRASH_SITE, ROOT
 from run_kit import TINY, Run
-from sweep_kit import WAIT, has_opened, meanwhile, wait_for
+from sweep_kit import WAIT, has_opened, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -86,48 +82,3 @@ def test_a_sweep_that_is_stopped_before_its_first_trial(tmp_path: Path, number: 
         told, _ = process.communicate(timeout=WAIT)
     assert (process.returncode, told.count("\n")) == (75, 1)
     assert os.listdir(lock.parent) == ["sweep.lock"]
-
-
-@pytest.mark.nightly
-def test_a_trial_is_killed_and_the_sweep_stopped_and_started_again(
-    tmp_path: Path, text: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two at a time, killed and stopped: the bits of a search with one at a time, which nothing disturbs."""
-    few = ("batch.global_size=2", "train.max_steps=320", "train.eval_every=160", "snapshot.every_steps=40")
-    how = [*TINY, f"data.path={text}", f"data.cache_dir={cache}", *few, f"--dir={tmp_path}", "seed=1,2"]
-    grid, folder, found = [*how, "--parallel=2"], tmp_path / "sweep", dict[int, int]()
-
-    def go_on() -> None:
-        wait_for(lambda: signal.SIGTERM in pending(found[2]))
-        os.kill(found[2], signal.SIGCONT)
-
-    def halt(seed: int) -> bool:
-        """At its first snapshot."""
-        if seed not in found and any(folder.glob(f"seed-{seed}/snapshots/*/manifest.json")):
-            children = psutil.Process().children()
-            (found[seed],) = (child.pid for child in children if f"{folder}/seed-{seed}" in " ".join(child.cmdline()))
-            suspend(found[seed])
-        return seed in found
-
-    def disturb() -> None:
-        """Halt both; kill one, and ask the sweep to stop."""
-        wait_for(lambda: sum(map(halt, (1, 2))) == 2)
-        os.kill(found[1], signal.SIGKILL)
-        threading.Thread(target=go_on, daemon=True).start()
-
-    def states() -> dict[str, str]:
-        capsys.readouterr()
-        assert report.main([str(folder)]) == 0
-        return dict(re.findall(r"^(\d) +(finished|stopped|running, or killed) ", capsys.readouterr().out, re.M))
-
-    meanwhile(disturb)
-    assert sweep.main(grid) == 75
-    assert states() == {"1": "running, or killed", "2": "stopped"}
-    assert sweep.main(grid) == 0
-    assert states() == {"1": "finished", "2": "finished"}
-    search = ["train", "-m", *how, "--name=search", "--optimize=val_loss", "--trials=9"]
-    program = [sys.executable, "-c", "from mingpt.cli import main; raise SystemExit(main())"]
-    subprocess.run([*program, *search], cwd=ROOT, check=True, timeout=2 * WAIT)
-    for seed in (1, 2):
-        runs = (Run(f"{tmp_path}/{name}/seed-{seed}", text, cache) for name in ("sweep", "search"))
-        assert len({run.digest() for run in runs}) == 1

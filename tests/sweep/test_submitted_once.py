@@ -185,16 +185,31 @@ def test_one_that_is_stopped_as_it_submits_is_known_to_the_next(start: Start, pr
     assert len(submissions(project)) == 1
 
 
-def test_one_whose_submission_failed_can_be_started_again(
-    project: Path, capfd: pytest.CaptureFixture[str], told: Told
+@pytest.mark.parametrize(
+    ("file", "content", "again"),
+    [
+        ("refuse", b"no such partition: \xff", 0),
+        ("kill", b"", 64),  # it has no number: perhaps it has submitted
+        ("answer", b"warning: hello\nSubmitted batch job 17\n", 64),
+        ("answer", b"", 64),
+        ("answer", b"17;\n", 64),
+        ("answer", b"17\n18\n", 64),
+        ("answer", b"17;caf\xe9 \xff", 64),
+    ],
+)
+def test_a_submission_that_goes_wrong(
+    file: str, content: bytes, again: int, project: Path, capfd: pytest.CaptureFixture[str], told: Told
 ) -> None:
-    (project / "refuse").write_bytes(b"no such partition: \xff")
+    (project / file).write_bytes(content)
     assert sweep.main(SWEEP) == 64
     told("".join(capfd.readouterr()))
-    assert sorted(os.listdir("runs/sweep")) == ["sweep.json", "sweep.lock", "trials.txt"]
-    (project / "refuse").unlink()
-    assert sweep.main(SWEEP) == 0
-    assert len(submissions(project)) == 2
+    if file == "refuse":
+        (project / file).unlink()
+    assert sweep.main(SWEEP) == again
+    assert len(submissions(project)) == (2 if again == 0 else 1)
+    Path("runs/sweep/slurm-job").write_text("17;cluster\n")  # as the message says
+    assert sweep.main(SWEEP) == 64
+    assert "job 17 " in capfd.readouterr().err
 
 
 def test_one_whose_sbatch_does_not_answer_lets_it_go_on(
@@ -208,53 +223,29 @@ def test_one_whose_sbatch_does_not_answer_lets_it_go_on(
     wait_for(lambda: Path("runs/sweep/slurm-job").read_text())
 
 
-@pytest.mark.parametrize("said", [b"slurm_load_jobs error: Unable to contact slurm controller\n", b"caf\xe9\n", b""])
-def test_one_that_squeue_knows_nothing_of_is_not_submitted_again(
-    project: Path, capfd: pytest.CaptureFixture[str], said: bytes, told: Told
-) -> None:
+@pytest.mark.parametrize(
+    ("file", "content", "code"),
+    [
+        ("fail", b"slurm_load_jobs error: Unable to contact slurm controller\n", 70),
+        ("fail", b"caf\xe9\n", 70),
+        ("fail", b"", 70),
+        ("fail", b"slurm_load_jobs error: Invalid job id specified\n", 0),  # it has forgotten the job
+        ("queue", b"CLUSTER: cluster\n", 0),  # older Slurms say that without a header, too
+        ("queue", b"17_1 caf\xe9\n", 64),
+    ],
+)
+def test_what_squeue_knows_of_the_job_decides(
+    file: str, content: bytes, code: int, project: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str], told: Told,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")  # the user's variables hide no job
+    monkeypatch.setenv("SLURM_CLUSTERS", "other")
     assert sweep.main(SWEEP) == 0
     capfd.readouterr()
-    (project / "fail").write_bytes(said)
-    assert sweep.main(SWEEP) == 70
-    told("".join(capfd.readouterr()))
-    (project / "fail").unlink()
-    assert sweep.main(SWEEP) == 64
-    assert len(submissions(project)) == 1
-
-
-def test_one_that_squeue_has_forgotten_is_submitted_again(project: Path) -> None:
-    assert sweep.main(SWEEP) == 0
-    (project / "fail").write_text("slurm_load_jobs error: Invalid job id specified\n")
-    assert sweep.main(SWEEP) == 0
-    (project / "fail").unlink()
-    (project / "queue").write_text("CLUSTER: cluster\n")  # older Slurms say that without a header, too
-    assert sweep.main(SWEEP) == 0
-    assert len(submissions(project)) == 3
-
-
-def test_the_user_s_variables_hide_no_job(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "answer").write_text("17\n")
-    (project / "where").write_text("")
-    assert sweep.main(SWEEP) == 0
-    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
-    monkeypatch.setenv("SLURM_CLUSTERS", "other")
-    (project / "queue").write_bytes(b"17_1 caf\xe9\n")
-    assert sweep.main(SWEEP) == 64
-
-
-@pytest.mark.parametrize(
-    "answer", [b"warning: hello\nSubmitted batch job 17\n", b"", b"17;\n", b"17\n18\n", b"17;caf\xe9 \xff", None]
-)
-def test_one_whose_number_is_unknown_is_not_submitted_again(
-    project: Path, capfd: pytest.CaptureFixture[str], answer: bytes | None, told: Told
-) -> None:
-    (project / ("kill" if answer is None else "answer")).write_bytes(answer or b"")
-    assert [sweep.main(SWEEP), sweep.main(SWEEP)] == [64, 64]
-    told("".join(capfd.readouterr()))
-    assert len(submissions(project)) == 1
-    Path("runs/sweep/slurm-job").write_text("17;cluster\n")
-    assert sweep.main(SWEEP) == 64
-    assert "job 17 " in capfd.readouterr().err
+    (project / file).write_bytes(content)
+    assert sweep.main(SWEEP) == code
+    told(capfd.readouterr().err)
+    assert len(submissions(project)) == (2 if code == 0 else 1)
 
 
 def test_a_folder_without_locks_is_told(

@@ -1,10 +1,13 @@
 """Sweeps: which trials there are, what can be none, and what is known of them."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mingpt import cli
 from mingpt.commands import sweep
 from mingpt.errors import UserError
 from mingpt.sweep import local, record
@@ -82,6 +85,16 @@ def test_what_makes_no_trials_is_refused(
     out, err = capfd.readouterr()
     assert (out, [*tmp_path.iterdir()]) == ("", [])
     told(err)
+
+
+@pytest.mark.parametrize("option", ["-m", "--multirun"])
+def test_hydras_word_for_it(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[tuple[str, list[str]]]()
+    run = SimpleNamespace(main=lambda: started.append(("sweep", sys.argv[1:])))
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setitem(sys.modules, "mingpt.sweep.__main__", run)
+    assert cli.run("train", ["seed=1,2", option]) == 0
+    assert started == [("sweep", ["seed=1,2"])]
 
 
 @pytest.mark.parametrize("option", ["--dir=http://user:S3CRET@h/x", "--name=http://user:S3CRET@h"])
