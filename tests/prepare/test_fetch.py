@@ -16,7 +16,6 @@ import bpe_kit
 import hub_kit
 from config_kit import configured
 from examples.images import files
-from mingpt.config import compose
 from mingpt.data.bpe import read_tokenizer
 from mingpt.errors import TransientError
 from mingpt.prepare import extras, fetch
@@ -176,15 +175,6 @@ def test_what_a_run_reads_is_fetched(
     (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\ndefaults: [synthetic]\n")
     assert fetch.main(["--for", *overrides.split()]) == 0
     assert fetched == [fetch.CORPORA[name] for name in names.split()]
-
-
-@pytest.mark.parametrize("experiment", compose.groups()["experiment"])
-def test_every_experiment_has_its_data_from_a_corpus(experiment: str) -> None:
-    own = experiment in ("finetune", "gpt2_124m")  # whose data the user brings
-    config = configured(f"experiment={experiment}", *(["data.path=x"] if own else []))
-    reads = str(getattr(config.data, "path", "")).startswith("data/")
-    # No package index has CIFAR-10.
-    assert bool(fetch.corpora_for(config)) == reads or experiment == "cifar10" or own
 
 
 @pytest.mark.usefixtures("mirror")
