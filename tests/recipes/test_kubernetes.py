@@ -108,6 +108,7 @@ def pytorchjob(rank: int, nodes: int, port: int) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pod_is_killed_one_is_evicted_and_the_weights_are_those_of_one_process(
     undisturbed: Callable[..., Run], tmp_path: Path, text: Path, cache: Path
 ) -> None:

@@ -16,7 +16,7 @@ from recipe_kit import DEFAULT, HEAD, OTHER, envs, recipe, sky_variables
 from run_kit import TINY, Run
 
 pytestmark = pytest.mark.slow
-Undisturbed = Callable[..., Run]
+Launch, Make = Callable[..., list[Node]], Callable[..., Run]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def workdir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def launch(workdir: Path, text: Path, cache: Path) -> Callable[..., list[Node]]:
+def launch(workdir: Path, text: Path, cache: Path) -> Launch:
     """Starts a recipe's run section on both nodes, the head first: on loopback each could host a rendezvous."""
 
     def start(
@@ -79,9 +79,9 @@ def stored(line: str) -> bool:
 
 
 def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resized(
-    launch: Callable[..., list[Node]], undisturbed: Undisturbed, tmp_path: Path, text: Path, cache: Path
+    launch: Launch, undisturbed: Make, new_run: Make
 ) -> None:
-    run = Run(str(tmp_path / "run"), text, cache)
+    run = new_run()
     nodes: list[Node] = []
 
     def stop(line: str) -> None:
@@ -102,10 +102,8 @@ def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resize
 
 
 @pytest.mark.example
-def test_train_rdzv_yaml_starts_a_killed_process_again(
-    launch: Callable[..., list[Node]], undisturbed: Undisturbed, tmp_path: Path, text: Path, cache: Path
-) -> None:
-    run = Run(str(tmp_path / "run"), text, cache)
+def test_train_rdzv_yaml_starts_a_killed_process_again(launch: Launch, undisturbed: Make, new_run: Make) -> None:
+    run = new_run()
     nodes: list[Node] = []
     killed: list[int] = []
 
@@ -138,14 +136,9 @@ def network() -> Iterator[list[str]]:
 
 
 def test_a_spot_job_that_loses_a_machine_goes_on_elsewhere(
-    launch: Callable[..., list[Node]],
-    network: list[str],
-    undisturbed: Undisturbed,
-    tmp_path: Path,
-    text: Path,
-    cache: Path,
+    launch: Launch, network: list[str], undisturbed: Make, new_run: Make, tmp_path: Path
 ) -> None:
-    run = Run(str(tmp_path / "bucket" / sky_variables(0)["SKYPILOT_TASK_ID"]), text, cache)
+    run = new_run(name=f"bucket/{sky_variables(0)['SKYPILOT_TASK_ID']}")
     nodes: list[Node] = []
 
     def lose(line: str) -> None:
@@ -162,9 +155,7 @@ def test_a_spot_job_that_loses_a_machine_goes_on_elsewhere(
 
 
 @pytest.mark.nightly
-def test_what_was_trained_is_evaluated_and_continued(
-    launch: Callable[..., list[Node]], workdir: Path, tmp_path: Path, text: Path
-) -> None:
+def test_what_was_trained_is_evaluated_and_continued(launch: Launch, workdir: Path, tmp_path: Path, text: Path) -> None:
     run = str(tmp_path / "run")
     nodes = launch("train", run, (1, 1))
     assert ends(nodes) == [0, 0], said(nodes)
@@ -180,9 +171,9 @@ def test_what_was_trained_is_evaluated_and_continued(
 
 @pytest.mark.nightly
 def test_the_command_of_by_hand_md_runs_on_two_machines(
-    workdir: Path, undisturbed: Undisturbed, tmp_path: Path, text: Path, cache: Path
+    workdir: Path, undisturbed: Make, new_run: Make, text: Path, cache: Path
 ) -> None:
-    run = Run(str(tmp_path / "run"), text, cache)
+    run = new_run()
     page = (ROOT / "docs/by-hand.md").read_text()
     (variables,) = re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
     (command,) = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)

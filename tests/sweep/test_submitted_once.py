@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -136,20 +135,6 @@ def test_where_nothing_can_be_submitted_nothing_is_written(
     assert sweep.main(how) == 64
     told("".join(capfd.readouterr()))
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_two_that_start_at_once_submit_one_array(start: Start, project: Path) -> None:
-    (project / "hold").touch()
-    both = [start(), start()]
-    wait_for(lambda: submissions(project))
-    for process in both:  # one waits, while the other submits
-        wait_for(partial(has_opened, process.pid, f"{project}/runs/sweep/sweep.lock"))
-    (project / "hold").unlink()
-    (_, one), (_, other) = (process.communicate(timeout=WAIT) for process in both)
-    assert sorted(process.returncode for process in both) == [0, 64], one + other
-    assert "job 17 " in one + other
-    assert len(submissions(project)) == 1
 
 
 @pytest.mark.slow
