@@ -167,5 +167,5 @@ def test_a_user_error_ends_a_managed_job_and_all_else_starts_it_again_whichever_
     cases = [case for case in product((True, False), ENDS, (0, 1)) if case[0] or case[1] != "a lost node"]
     with ThreadPoolExecutor(8) as pool:
         folders = [tmp_path / str(number) for number in range(len(cases))]
-        again = pool.map(lambda folder, case: ended(folder, *case, seconds), folders, cases)
+        again = pool.map(lambda folder, case: ended(folder, *case, seconds=seconds), folders, cases)
         assert dict(zip(cases, again, strict=True)) == {case: ENDS[case[1]][2] for case in cases}
