@@ -147,8 +147,9 @@ def recovered(codes: list[int]) -> bool:
     return bool(set(codes) & set(resources["job_recovery"]["recover_on_exit_codes"]))
 
 
-def ended(folder: Path, on_slurm: bool, end: str, first: int, seconds: float) -> bool:
+def ended(folder: Path, case: tuple[bool, str, int], seconds: float) -> bool:
     """Whether SkyPilot starts a job again whose second node ends so many seconds after the first."""
+    on_slurm, end, first = case
     line, other, _ = ENDS[end]
     lines = {first: line, 1 - first: f"sleep {seconds}; {other}"}
     job = Job(folder, on_slurm, (lines[0], lines[1]))
@@ -167,5 +168,5 @@ def test_a_user_error_ends_a_managed_job_and_all_else_starts_it_again_whichever_
     cases = [case for case in product((True, False), ENDS, (0, 1)) if case[0] or case[1] != "a lost node"]
     with ThreadPoolExecutor(8) as pool:
         folders = [tmp_path / str(number) for number in range(len(cases))]
-        again = pool.map(lambda folder, case: ended(folder, *case, seconds=seconds), folders, cases)
+        again = pool.map(lambda folder, case: ended(folder, case, seconds), folders, cases)
         assert dict(zip(cases, again, strict=True)) == {case: ENDS[case[1]][2] for case in cases}
