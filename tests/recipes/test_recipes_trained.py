@@ -16,7 +16,8 @@ from recipe_kit import DEFAULT, HEAD, OTHER, envs, recipe, sky_variables
 from run_kit import TINY, Run
 
 pytestmark = pytest.mark.slow
-Launch, Make = Callable[..., list[Node]], Callable[..., Run]
+Launch = Callable[..., list[Node]]
+Make = Callable[..., Run]
 
 
 @pytest.fixture
