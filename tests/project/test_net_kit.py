@@ -73,18 +73,21 @@ def test_each_host_has_its_own_name_network_and_processes(net: Net) -> None:
     assert net.run("a", ["getent", "hosts", "a"]).stdout.split() == ["127.0.1.1", "a"]
 
 
-def test_faults_are_real_and_end(net: Net, server: "subprocess.Popen[str]", tmp_path: Path) -> None:
+def test_faults_are_real_and_end(net: Net, server: object) -> None:
     assert net.run("b", ["ip", "route", "get", "192.0.2.1"]).stdout == "RTNETLINK answers: Network is unreachable\n"
     assert reach(net) == "large"
     net.cut("a")
     assert reach(net, "connected") == "nothing"
     net.mend("a")
     assert reach(net) == "large"
-    net.swallow("b")
-    assert reach(net, "large") == "small"
     net.close_port("a", "29000-29999")
     assert reach(net, "connected") == "nothing"
     assert net.run("a", [sys.executable, "-c", CLIENT]).stdout.split()[0] == "large"  # the host itself passes
+
+
+def test_a_black_hole_a_small_disk_and_a_lost_host(net: Net, server: "subprocess.Popen[str]", tmp_path: Path) -> None:
+    net.swallow("b")
+    assert reach(net, "large") == "small"
     net.small_disk("b", tmp_path, "64k")
     filled = net.run("b", ["dd", "if=/dev/zero", f"of={tmp_path}/file", "bs=128k", "count=1"])
     assert "No space left on device" in filled.stdout
