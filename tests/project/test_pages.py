@@ -65,6 +65,7 @@ def run(verb: str, arguments: list[str], kill_at: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_the_commands_of_the_pages_end_as_the_pages_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
