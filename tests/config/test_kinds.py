@@ -10,10 +10,9 @@ import pytest
 import torch
 from pydantic import Field
 
-import mingpt
 from config_kit import configured
 from mingpt.config import compose
-from mingpt.config.kinds import KINDS, PLUGINS, Data, register
+from mingpt.config.kinds import KINDS, Data, register
 from mingpt.config.schema import Config
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
@@ -115,17 +114,3 @@ def test_the_classes_of_kinds_are_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def test_no_file_outside_a_kinds_module_tells_kinds_apart() -> None:
-    package = Path(mingpt.__file__).parent
-    plugins = [package.parent / name.replace(".", "/") for name in PLUGINS.values()]
-    named = [f"{kind.__name__}" for kinds in KINDS.values() for kind in kinds.values()]
-    telling = {
-        f"{file.relative_to(package)}: {name}"
-        for file in package.rglob("*.py")
-        if not any(file.is_relative_to(plugin) for plugin in plugins)
-        for name in named
-        if f"isinstance(config.data, {name})" in (text := file.read_text()) or f"case {name}(" in text
-    }
-    assert telling == set()

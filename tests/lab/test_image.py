@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,18 +22,6 @@ pytestmark = [
     needs_hosts,
     pytest.mark.skipif(not shutil.which("debootstrap"), reason="needs debootstrap: apt-get install debootstrap"),
 ]
-
-
-def test_a_stage_may_have_the_name_of_the_base_folder_or_none(tmp_path: Path) -> None:
-    first = "FROM python:3.12-slim-bookworm@sha256:" + 64 * "0"
-    dockerfile = tmp_path / "Dockerfile"
-    dockerfile.write_text(f"{first} AS base\nFROM base AS final\nCOPY a .\nFROM base\nCOPY --from=final /a /b\n")
-    (tmp_path / "Dockerfile.dockerignore").write_text("!a\n")
-    (tmp_path / "base").mkdir()
-    (tmp_path / "a").write_text("text")
-    image = root_kit.build(dockerfile, tmp_path, tmp_path / "base", tmp_path)
-    assert [(path.name, path.read_text()) for path in image.root.iterdir()] == [("b", "text")]
-    assert [*(tmp_path / "base").iterdir()] == []
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from net_kit import Net, hosts, needs_hosts
 from paths_kit import KITS
 
-pytestmark = needs_hosts
+pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.nightly]
 
 # Says how far a conversation with the server at 10.98.0.11 gets, and how many tenths of a second that takes.
 # Only what is named must be answered within a second.
@@ -73,33 +73,21 @@ def test_each_host_has_its_own_name_network_and_processes(net: Net) -> None:
     assert net.run("a", ["getent", "hosts", "a"]).stdout.split() == ["127.0.1.1", "a"]
 
 
-def test_a_good_network(net: Net, server: object) -> None:
-    assert reach(net) == "large"
-
-
-def test_no_route_leads_out(net: Net) -> None:
+def test_faults_are_real_and_end(net: Net, server: object) -> None:
     assert net.run("b", ["ip", "route", "get", "192.0.2.1"]).stdout == "RTNETLINK answers: Network is unreachable\n"
-
-
-def test_cut_and_mended(net: Net, server: object) -> None:
+    assert reach(net) == "large"
     net.cut("a")
     assert reach(net, "connected") == "nothing"
     net.mend("a")
     assert reach(net) == "large"
-
-
-def test_closed_port(net: Net, server: object) -> None:
     net.close_port("a", "29000-29999")
     assert reach(net, "connected") == "nothing"
     assert net.run("a", [sys.executable, "-c", CLIENT]).stdout.split()[0] == "large"  # the host itself passes
 
 
-def test_black_hole_for_large_packets(net: Net, server: object) -> None:
+def test_a_black_hole_and_a_small_disk(net: Net, server: object, tmp_path: Path) -> None:
     net.swallow("b")
     assert reach(net, "large") == "small"
-
-
-def test_small_disk(net: Net, tmp_path: Path) -> None:
     net.small_disk("b", tmp_path, "64k")
     filled = net.run("b", ["dd", "if=/dev/zero", f"of={tmp_path}/file", "bs=128k", "count=1"])
     assert "No space left on device" in filled.stdout

@@ -16,6 +16,7 @@ SHORT = ("experiment=synthetic", "train.max_steps=3", "train.eval_every=0", "wor
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
     """Its own folder on the path is all that an installation adds; packages it needs are those of the tests."""
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path / "dist"), versions=["standard"])

@@ -60,14 +60,16 @@ def section(folder: Path, **variables: str) -> dict[str, str]:
     [("exit 0", 0), ("exit 64", 64), ("exit 70", 70), ("exit 75", 75), ("exit 1", 70), ("kill -KILL $$", 70)],
 )
 def test_a_node_ends_with_a_code_that_skypilot_is_told_of(end: str, code: int, tmp_path: Path) -> None:
-    launched = tmp_path / "launched"
-    for look, launch in (("exit 0", f"touch launched; {end}"), (end, "touch launched")):
-        launched.unlink(missing_ok=True)
-        env = section(tmp_path, LOOK=look, LAUNCH=launch, SKYPILOT_NUM_NODES="1")
+    """By its preflight, by its launcher, and by the launcher without a preflight."""
+    for look, launch, more in (
+        (end, "touch launched", {}),
+        ("exit 0", f"touch launched; {end}", {}),
+        ("touch looked", end, {"PREFLIGHT": "0"}),
+    ):
+        (tmp_path / "launched").unlink(missing_ok=True)
+        env = section(tmp_path, LOOK=look, LAUNCH=launch, SKYPILOT_NUM_NODES="1", **more)
         assert subprocess.run(["bash", "run.sh"], env=env, cwd=tmp_path, timeout=600).returncode == code
-        assert launched.exists() == (look == "exit 0")
-    env = section(tmp_path, LOOK="touch looked", LAUNCH=end, SKYPILOT_NUM_NODES="1", PREFLIGHT="0")
-    assert subprocess.run(["bash", "run.sh"], env=env, cwd=tmp_path, timeout=600).returncode == code
+        assert (tmp_path / "launched").exists() == (look == "exit 0")
     assert not (tmp_path / "looked").exists()
 
 
@@ -145,8 +147,9 @@ def recovered(codes: list[int]) -> bool:
     return bool(set(codes) & set(resources["job_recovery"]["recover_on_exit_codes"]))
 
 
-def ended(folder: Path, on_slurm: bool, end: str, first: int, seconds: float) -> bool:
+def ended(folder: Path, case: tuple[bool, str, int], seconds: float) -> bool:
     """Whether SkyPilot starts a job again whose second node ends so many seconds after the first."""
+    on_slurm, end, first = case
     line, other, _ = ENDS[end]
     lines = {first: line, 1 - first: f"sleep {seconds}; {other}"}
     job = Job(folder, on_slurm, (lines[0], lines[1]))
@@ -157,11 +160,14 @@ def ended(folder: Path, on_slurm: bool, end: str, first: int, seconds: float) ->
 
 
 @pytest.mark.slow
-def test_a_user_error_ends_a_managed_job_and_all_else_starts_it_again_whichever_node_ends_first(tmp_path: Path) -> None:
-    on_slurm = [*product([True], ENDS, [0, 1], [0, 0.5, 5])]
-    elsewhere = [*product([False], ENDS.keys() - {"a lost node"}, [0, 1], [0.5])]  # SkyPilot looks at machines there
-    cases = [*on_slurm, *elsewhere]
+@pytest.mark.parametrize("seconds", [0.5, *(pytest.param(s, marks=pytest.mark.nightly) for s in (0, 5))])
+def test_a_user_error_ends_a_managed_job_and_all_else_starts_it_again_whichever_node_ends_first(
+    tmp_path: Path, seconds: float
+) -> None:
+    cases = [*product([True], ENDS, (0, 1))]
+    if seconds == 0.5:  # elsewhere; SkyPilot looks at machines there
+        cases += product([False], sorted(ENDS.keys() - {"a lost node"}), (0, 1))
     with ThreadPoolExecutor(8) as pool:
         folders = [tmp_path / str(number) for number in range(len(cases))]
-        table = dict(zip(cases, pool.map(lambda folder, case: ended(folder, *case), folders, cases), strict=True))
-    assert table == {case: ENDS[case[1]][2] for case in cases}
+        again = pool.map(lambda folder, case: ended(folder, case, seconds), folders, cases)
+        assert dict(zip(cases, again, strict=True)) == {case: ENDS[case[1]][2] for case in cases}
