@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from paths_kit import ROOT
 from run_kit import Run
 

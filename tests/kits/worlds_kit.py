@@ -1,4 +1,4 @@
-"""`worlds_kit.py '{"run.dir": [settings], …}'`: trains tiny runs, one after the other, in this process or torchrun's."""
+"""`worlds_kit.py '{"run.dir": [settings], …}'`: trains tiny runs one after the other, alone or under torchrun."""
 
 import json
 import os
