@@ -19,7 +19,7 @@ def train_in_world(world: int, runs: Mapping[str, Sequence[str]], *settings: str
         env={**os.environ, "PYTHONPATH": f"{KITS}:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,  # a busy machine needs minutes
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
