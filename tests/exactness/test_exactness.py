@@ -87,7 +87,6 @@ def test_a_buffer_that_begins_to_change_is_told_before_it_is_committed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], persistent: bool
 ) -> None:
     run = own_run(tmp_path, "LateBuffer", f"model.persistent={persistent}")
-    overrides = run.command(1)
-    assert attempt(overrides[overrides.index("mingpt.train") + 1 :], Lifetime()) == 64
+    assert attempt(run.arguments(), Lifetime()) == 64
     assert capsys.readouterr().err.count("error: model._target_=own_kit.LateBuffer") == 1
     assert run.store.steps() == []  # it changes in the fourth step, which has the first snapshot

@@ -91,7 +91,7 @@ def test_models_numbers_and_batches(tmp_path: Path, text: Path, cache: Path) -> 
         assert fast["loss"] == pytest.approx(exact["loss"], rel=1e-3)  # the same samples and the same law otherwise
     # A process that has trained nothing before has the bits of one that has.
     cold = Run(f"{tmp_path}/cold", text, cache, ("batch.global_size=8", "train.eval_every=4", "train.max_steps=12"))
-    cold.finish(1)
+    assert cold.start(1).wait() == 0
     assert cold.digest() == found["plain"]["snapshots"][0][1]
 
 
