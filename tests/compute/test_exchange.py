@@ -24,11 +24,9 @@ def world_of(nodes: int, each: int, rank: int) -> World:
     )
 
 
-@pytest.mark.parametrize(("nodes", "each"), [(2, 2), (2, 3), (3, 2), (4, 4), (5, 3)])
-@pytest.mark.parametrize("microbatches", [15, 16, 33, 64])
+@pytest.mark.parametrize(("nodes", "each"), [(2, 3), (3, 2), (4, 4), (5, 3)])
+@pytest.mark.parametrize("microbatches", [16, 33])
 def test_two_hops_add_up_along_the_tree(nodes: int, each: int, microbatches: int) -> None:
-    if microbatches < nodes * each:
-        return
     values = torch.randn(microbatches, generator=torch.Generator().manual_seed(0)).exp2().unbind()
     size, ways = nodes * each, [hops(world_of(nodes, each, r), microbatches) for r in range(nodes * each)]
     of_nodes = []
@@ -56,8 +54,6 @@ def test_one_node_or_one_process_a_node_has_one_hop() -> None:
     ("told", "each"),
     [
         ([[2, 0], [2, 1], [2, 0], [2, 1]], 2),
-        ([[4, 0], [4, 1], [4, 2], [4, 3]], 4),
-        ([[1, 0], [1, 0], [1, 0], [1, 0]], 1),
         ([[3, 0], [3, 1], [3, 2], [1, 0]], 1),  # not as many on each
         ([[2, 0], [2, 0], [2, 1], [2, 1]], 1),  # in another order
         ([[3, 0], [3, 1], [3, 2], [3, 0]], 1),  # more than there are

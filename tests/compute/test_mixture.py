@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +19,6 @@ def plan_of(
     return MixedPlan(sum(sizes), seed, batch, 8, mixture=mixture)
 
 
-weighted = st.lists(st.floats(0.05, 9), min_size=1, max_size=4)
-
-
 @st.composite
 def plans(draw: st.DrawFn) -> MixedPlan:
     sizes = draw(st.lists(st.integers(40, 900), min_size=1, max_size=4))
@@ -33,15 +28,9 @@ def plans(draw: st.DrawFn) -> MixedPlan:
     return plan_of(sizes, phases, draw(st.integers(0, 2**63 - 1)), 8 * draw(st.integers(1, 12)))
 
 
-@given(weighted)
-def test_a_block_is_full_and_each_share_is_off_by_less_than_one_sample(weights: list[float]) -> None:
-    counts, whole = shares(weights), sum(map(Fraction, weights))
-    assert sum(counts) == BLOCK
-    assert all(abs(n - BLOCK * Fraction(w) / whole) < 1 for n, w in zip(counts, weights, strict=True))
-
-
 def test_shares_are_pinned() -> None:
     """Other numbers are other samples in every run with a mixture."""
+    assert BLOCK == 4096
     assert shares([0.7, 0.3]) == shares([7, 3]) == (2867, 1229)
     assert shares([1, 1, 1]) == (1366, 1365, 1365)
     assert shares([2, 0]) == (BLOCK, 0)
@@ -51,7 +40,7 @@ def test_the_order_is_pinned() -> None:
     plan = plan_of([10, 5], [(0, [0.7, 0.3]), (1, [0.2, 0.8])], batch=16)
     assert plan.sample_ids(0).tolist() == [9, 11, 5, 10, 0, 4, 1, 2, 6, 8, 3, 7, 3, 7, 5, 12]
     assert plan.sample_ids(1).tolist() == [14, 13, 14, 12, 10, 11, 2, 13, 12, 14, 8, 6, 11, 13, 10, 12]
-    assert plan.sample_ids(1000).tolist() == [10, 13, 4, 14, 11, 12, 10, 11, 14, 12, 13, 12, 14, 2, 13, 10]
+    assert plan.sample_ids(10**11)[:4].tolist() == [3, 10, 14, 12]  # far positions need no memory and no time
 
 
 @settings(max_examples=15)
@@ -91,30 +80,6 @@ def test_any_positions_in_any_order_give_what_the_whole_sequence_has(plan: Mixed
     assert fresh.samples_at(asked).tolist() == whole[asked].tolist()
 
 
-def test_far_positions_need_no_memory_and_no_time() -> None:
-    plan = plan_of([10**12, 10**9], [(0, [0.9, 0.1]), (10**9, [0.5, 0.5])], batch=512)
-    ids = plan.sample_ids(2 * 10**9)
-    assert len(set(ids.tolist())) == 512
-    assert ((ids >= 0) & (ids < 10**12 + 10**9)).all()
-
-
-def test_a_later_change_of_weights_changes_no_earlier_step() -> None:
-    constant = plan_of([500, 300], [(0, [0.7, 0.3])])
-    changing = plan_of([500, 300], [(0, [0.7, 0.3]), (10, [0.1, 0.9])])
-    assert all((constant.sample_ids(s) == changing.sample_ids(s)).all() for s in range(10))
-    early, late = (np.mean([changing.sample_ids(s) < 500 for s in steps]) for steps in (range(10), range(10, 40)))
-    assert 0.6 < early < 0.8
-    assert 0.05 < late < 0.15
-
-
-def test_a_component_of_weight_zero_is_not_shown_in_that_phase_and_begins_afresh_after_it() -> None:
-    plan = plan_of([500, 300], [(0, [1, 0]), (10, [1, 1])])
-    assert all((plan.sample_ids(step) < 500).all() for step in range(10))
-    assert plan.shown(10) == (640, 0)
-    later = np.concatenate([plan.sample_ids(step) for step in range(10, 15)])
-    assert len(later[later >= 500]) == len(set(later[later >= 500].tolist())) > 100
-
-
 def test_a_component_keeps_its_own_order_whatever_the_weights_and_the_others() -> None:
     def own(plan: MixedPlan) -> list[int]:
         ids = plan.samples_at(np.arange(2000))
@@ -126,13 +91,6 @@ def test_a_component_keeps_its_own_order_whatever_the_weights_and_the_others() -
     assert alone == BatchPlan(50, derive("component", 1, "a"), 1, 1).samples_at(np.arange(2000)).tolist()
 
 
-def test_another_seed_gives_another_order_of_components_and_of_samples() -> None:
-    one, two = (plan_of([5000, 3000], [(0, [0.7, 0.3])], seed=seed) for seed in (1, 2))
-    assert (one.draws(np.arange(999))[0] != two.draws(np.arange(999))[0]).any()
-    ids, others = (plan.samples_at(np.arange(999)) for plan in (one, two))
-    assert np.mean(ids == others) < 0.05
-
-
 def test_dropped_batches_are_left_out_and_the_others_keep_their_samples() -> None:
     """Phases go with the batches: three that were dropped let the second phase begin three steps earlier."""
     plan = plan_of([500, 300], [(0, [0.7, 0.3]), (10, [0.1, 0.9])])
@@ -140,9 +98,3 @@ def test_dropped_batches_are_left_out_and_the_others_keep_their_samples() -> Non
     assert isinstance(without, MixedPlan)
     for step in range(20):
         assert (without.sample_ids(step) == plan.sample_ids(step if step < 4 else step + 3)).all()
-
-
-@pytest.mark.parametrize("batch", [8, 64, 320])
-def test_the_batch_size_changes_no_sample_while_the_weights_stay(batch: int) -> None:
-    ids = [plan_of([500, 300], [(0, [0.7, 0.3])], batch=b).samples_at(np.arange(5000)) for b in (batch, 16)]
-    assert (ids[0] == ids[1]).all()

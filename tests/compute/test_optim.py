@@ -13,22 +13,15 @@ from torch import Tensor, nn
 
 from mingpt.compute import optimizer as optim
 from mingpt.compute.buckets import CHUNK
-from mingpt.compute.groups import Rule, roles, rules
-from mingpt.compute.optimizer import Update, batch_factor, pairwise_sum, schedule_factor, sums_of_squares
+from mingpt.compute.groups import muon_names, roles
+from mingpt.compute.layout import state_layout
+from mingpt.compute.optimizer import Update, batch_factor, schedule_factor, sums_of_squares
 from mingpt.config.schema import Optimizer, Schedule
 from update_kit import state_of, sums_of, update_of
 
+ADAMW, MUON = Optimizer(lr=0.01), Optimizer(name="muon", lr=0.01)
 CONSTANT = Schedule(kind="constant", warmup_steps=0)
 COSINE = Schedule(kind="cosine", warmup_steps=3, decay_steps=10, min_ratio=0.1)
-
-
-def test_wsd_is_stable_until_it_falls_in_a_straight_line() -> None:
-    wsd = Schedule(kind="wsd", warmup_steps=3, decay_steps=20, min_ratio=0.0)
-    assert (wsd.stable_until, COSINE.stable_until) == (16, 0)
-    shares = [schedule_factor(wsd, step) for step in range(22)]
-    assert shares == pytest.approx([0.25, 0.5, 0.75, *[1.0] * 13, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
-    assert Schedule(kind="wsd", decay_steps=20, cooldown_steps=5).stable_until == 15
-    assert Schedule(kind="wsd", decay_steps=20, cooldown_steps=50).stable_until == 0
 
 
 class Net(nn.Module):
@@ -55,10 +48,10 @@ def microbatches(step: int, scale: float = 1.0) -> list[tuple[Tensor, Tensor]]:
 
 
 def update_for(
-    model: nn.Module, config: Optimizer | None = None, schedule: Schedule = CONSTANT, fp16: bool = False
+    model: nn.Module, config: Optimizer = ADAMW, schedule: Schedule = CONSTANT, fp16: bool = False
 ) -> Update:
     # The tokens are no power of two, and not the real count: they must cancel out.
-    return update_of(model, config or Optimizer(lr=0.01), schedule, tokens_per_microbatch=7, fp16=fp16)
+    return update_of(model, config, schedule, tokens_per_microbatch=7, fp16=fp16)
 
 
 Spoil = Callable[[Net], None]
@@ -96,20 +89,9 @@ def assert_same_bits(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None
 # --- groups, learning rate ---
 
 
-def test_matrices_decay_and_nothing_else_does() -> None:
-    model = net()
-    config = Optimizer(lr=0.02, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3)
-    found = rules(model.named_parameters(), config, roles(model))
-    matrix, vector = Rule(False, 0.02, 0.3), Rule(False, 0.02, 0.0)
-    assert found == {
-        **dict.fromkeys(("first.weight", "last.weight"), matrix),
-        **dict.fromkeys(("first.bias", "last.bias", "norm.bias", "norm.weight"), vector),
-    }
-
-
 @pytest.mark.parametrize(
     ("scaling", "global_size", "expected"),
-    [("none", 256, 1), ("linear", 256, 4), ("linear", 16, 0.25), ("sqrt", 256, 2), ("sqrt", 16, 0.5), ("sqrt", 64, 1)],
+    [("none", 256, 1), ("linear", 16, 0.25), ("sqrt", 256, 2)],
 )
 def test_the_learning_rate_grows_with_the_batch_as_configured(scaling: str, global_size: int, expected: float) -> None:
     config = Optimizer.model_validate({"lr": 0.01, "lr_scaling": scaling, "reference_batch": 64})
@@ -133,18 +115,18 @@ def test_the_schedule_warms_up_and_falls_to_its_floor(kind: str, expected: list[
     assert factors == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["cosine", "linear"])
-def test_a_schedule_may_have_no_warm_up_or_nothing_after_it(kind: str) -> None:
-    none = Schedule.model_validate({"kind": kind, "warmup_steps": 0, "decay_steps": 10, "min_ratio": 0.1})
-    assert schedule_factor(none, 0) == 1
-    only = Schedule.model_validate({"kind": kind, "warmup_steps": 10, "decay_steps": 5, "min_ratio": 0.1})
-    assert [schedule_factor(only, step) for step in (9, 10, 11)] == pytest.approx([10 / 11, 1, 0.1])
+def test_wsd_is_stable_until_it_falls_in_a_straight_line() -> None:
+    wsd = Schedule(kind="wsd", warmup_steps=3, decay_steps=20, min_ratio=0.0)
+    assert (wsd.stable_until, COSINE.stable_until) == (16, 0)
+    shares = [schedule_factor(wsd, step) for step in range(22)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, *[1.0] * 13, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
+    assert Schedule(kind="wsd", decay_steps=20, cooldown_steps=5).stable_until == 15
 
 
 # --- the update ---
 
 
-@pytest.mark.parametrize(("clip_norm", "clips"), [(0.05, True), (1e3, False), (0.0, False)])
+@pytest.mark.parametrize(("clip_norm", "clips"), [(0.05, True), (1e3, False)])
 def test_the_update_is_torchs_adamw_on_the_clipped_gradient_of_the_mean_loss(clip_norm: float, clips: bool) -> None:
     config = Optimizer(lr=0.01, beta1=0.8, beta2=0.9, weight_decay=0.2, clip_norm=clip_norm)
     model, theirs = net(), net()
@@ -163,7 +145,7 @@ def test_the_update_is_torchs_adamw_on_the_clipped_gradient_of_the_mean_loss(cli
         sums = [theirs(x, y) for x, y in microbatches(step)]
         (sum(loss for loss, _ in sums) / sum(count for _, count in sums)).backward()
         their_norm = nn.utils.clip_grad_norm_(theirs.parameters(), clip_norm if clips else math.inf)
-        assert (their_norm.item() > clip_norm) == (clips or clip_norm == 0)
+        assert (their_norm.item() > clip_norm) == clips
         for group in reference.param_groups:
             group["lr"] = 0.01 * schedule_factor(COSINE, step)
         reference.step()
@@ -173,34 +155,20 @@ def test_the_update_is_torchs_adamw_on_the_clipped_gradient_of_the_mean_loss(cli
     assert (model.first.weight - net().first.weight).abs().max() > 0.01  # there was a way to go
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
 @pytest.mark.parametrize("fp16", [False, True])
-def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments_nor_counters(
-    value: float, clip_norm: float, fp16: bool
-) -> None:
-    model = net()
-    update = update_for(model, Optimizer(lr=0.01, clip_norm=clip_norm), fp16=fp16)
-    take(model, update, 0)
-    take(model, update, 1)
-    before = snapshot(model, update)
-    norm = take(model, update, 2, spoil=spoil_with(value))
-    assert not torch.isfinite(norm)
-    after = snapshot(model, update)
-    for key in ("loss_scale", "loss_scale.finite_steps"):
-        assert (before.pop(key, None) is not None) == (after.pop(key, None) is not None) == fp16  # tested below
-    assert_same_bits(before, after)
-    assert after["first.weight.step"].item() == 2
-
-
-def test_training_goes_on_after_a_skipped_step_as_if_it_had_not_been() -> None:
+def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(value: float, fp16: bool) -> None:
     ours, theirs = net(), net()
-    update, other = update_for(ours), update_for(theirs)
-    take(ours, update, 0, spoil=spoil_with(math.nan))  # the very first, when there are no moments yet
-    for step in range(3):
-        take(ours, update, step)
-        take(theirs, other, step)
-    assert_same_bits(snapshot(ours, update), snapshot(theirs, other))
+    update, other = update_for(ours, fp16=fp16), update_for(theirs, fp16=fp16)
+    for step, good in enumerate([False, True, True, False]):  # the very first, when there are no moments yet
+        norm = take(ours, update, step, spoil=None if good else spoil_with(value))
+        assert bool(torch.isfinite(norm)) == good
+        if good:
+            take(theirs, other, step)
+    after, expected = snapshot(ours, update), snapshot(theirs, other)
+    for key in ("loss_scale", "loss_scale.finite_steps"):
+        assert (after.pop(key, None) is not None) == (expected.pop(key, None) is not None) == fp16  # tested below
+    assert_same_bits(after, expected)
 
 
 def test_the_loss_scale_of_fp16_cancels_out_to_the_bit() -> None:
@@ -224,38 +192,27 @@ def test_the_loss_scale_halves_on_a_bad_step_and_doubles_after_enough_good_ones(
     model = net()
     update = update_for(model, fp16=True)
     seen = []
-    for step, good in enumerate([True, True, False, False, True, True, True, True, True, False, True, True, True]):
+    for step, good in enumerate([True, True, False, False, True, True, True, True, True, False]):
         take(model, update, step, spoil=None if good else spoil_with(math.inf))
         state = state_of(update)
         seen.append((math.log2(state["loss_scale"].item()), state["loss_scale.finite_steps"].item()))
-    # fmt: off
-    assert seen == [
-        (16, 1), (16, 2), (15, 0), (14, 0),  # two bad ones: halved twice, and the count starts anew
-        (14, 1), (14, 2), (15, 0),  # three good ones in a row
-        (15, 1), (15, 2), (14, 0), (14, 1), (14, 2), (15, 0),
-    ]
-    # fmt: on
+    assert [scale for scale, _ in seen] == [16, 16, 15, 14, 14, 14, 15, 15, 15, 14]  # three good ones in a row, bad
+    assert [count for _, count in seen] == [1, 2, 0, 0, 1, 2, 0, 1, 2, 0]
 
 
-def test_without_fp16_there_is_no_loss_scale_to_remember() -> None:
-    model = net()
-    update = update_for(model)
-    take(model, update, 0)
-    names = [name for name, _ in model.named_parameters()]
-    assert set(update.state()) == {f"{name}.{slot}" for name in names for slot in ("step", "exp_avg", "exp_avg_sq")}
-
-
-@pytest.mark.parametrize("fp16", [False, True])
-def test_a_loaded_state_continues_to_the_bit_as_the_one_saved(fp16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("config", "fp16"), [(ADAMW, False), (ADAMW, True), (MUON, False)])
+def test_a_loaded_state_continues_to_the_bit_as_the_one_saved(
+    config: Optimizer, fp16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(optim, "GROW_AFTER", 4)  # falls due after the resume, counting steps from before it
     model = net()
-    update = update_for(model, schedule=COSINE, fp16=fp16)
+    update = update_for(model, config, COSINE, fp16=fp16)
     for step in range(3):
         take(model, update, step, spoil=spoil_with(math.inf) if step == 0 else None)
     saved = copy.deepcopy(state_of(update))
     resumed = net()
     resumed.load_state_dict(model.state_dict())
-    other = update_for(resumed, schedule=COSINE, fp16=fp16)
+    other = update_for(resumed, config, COSINE, fp16=fp16)
     other.load(saved)
     assert_same_bits(snapshot(resumed, other), snapshot(model, update))
     kept = {k: v.clone() for k, v in saved.items()}
@@ -263,6 +220,8 @@ def test_a_loaded_state_continues_to_the_bit_as_the_one_saved(fp16: bool, monkey
         assert torch.equal(take(model, update, step), take(resumed, other, step))
         assert_same_bits(snapshot(resumed, other), snapshot(model, update))
     assert_same_bits(saved, kept)  # load takes copies
+    layout = state_layout(model.named_parameters(), fp16, muon_names(config.name, roles(model)))
+    assert layout == {name: (t.shape, t.dtype) for name, t in saved.items()}
 
 
 def test_moments_are_loaded_in_the_order_of_the_parameters_memory() -> None:
@@ -273,20 +232,18 @@ def test_moments_are_loaded_in_the_order_of_the_parameters_memory() -> None:
         model.first.weight = nn.Parameter(model.first.weight.detach().t().contiguous().t())
         return model
 
-    model, plain = turned(), net()
-    update, reference = update_for(model), update_for(plain)
+    model = turned()
+    update = update_for(model)
     for step in range(3):
         take(model, update, step)
-        take(plain, reference, step)
     resumed = turned()
     resumed.load_state_dict(model.state_dict())
     other = update_for(resumed)
     other.load({k: v.contiguous() for k, v in state_of(update).items()})  # as out of a snapshot
     for step in range(3, 6):
-        for each, its_update in ((model, update), (resumed, other), (plain, reference)):
-            take(each, its_update, step)
+        take(model, update, step)
+        take(resumed, other, step)
         assert_same_bits(snapshot(resumed, other), snapshot(model, update))
-    torch.testing.assert_close(resumed.first.weight, plain.first.weight, rtol=0, atol=1e-6)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -301,14 +258,3 @@ def test_a_chunks_sum_depends_neither_on_its_address_nor_on_the_other_chunks(
     alone = [sums_of_squares(values[i * CHUNK : (i + 1) * CHUNK].clone()) for i in range(chunks)]
     assert torch.equal(sums_of_squares(there), torch.cat(alone))
     torch.testing.assert_close(sums_of_squares(values).sum(), values.double().square().sum().float())
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 100])
-def test_the_sum_by_halves_is_the_one_that_is_promised(count: int) -> None:
-    """Pinned: another order would end the equality with every snapshot that exists."""
-    row = torch.randn(count, generator=torch.Generator().manual_seed(count)) * 10.0 ** torch.arange(count).remainder(7)
-    rows = [*row.tolist(), *[0.0] * ((1 << (count - 1).bit_length()) - count)]
-    while len(rows) > 1:
-        half = len(rows) // 2
-        rows = [(torch.tensor(a) + torch.tensor(b)).item() for a, b in zip(rows[:half], rows[half:], strict=True)]
-    assert pairwise_sum(row[None]).tolist() == rows

@@ -35,20 +35,6 @@ def left_fold(values: list[Tensor]) -> Tensor:
     return total
 
 
-def ancestors_of(count: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Each node of the tree over `count` with the nodes above it."""
-    above: dict[tuple[int, int], list[tuple[int, int]]] = {}
-
-    def walk(a: int, b: int, path: list[tuple[int, int]]) -> None:
-        above[a, b] = path
-        if b - a > 1:
-            walk(a, (a + b) // 2, [*path, (a, b)])
-            walk((a + b) // 2, b, [*path, (a, b)])
-
-    walk(0, count, [])
-    return above
-
-
 def test_the_tree_of_five_is_the_one_that_is_promised() -> None:
     """Pinned: another tree would end the equality with every snapshot that exists."""
     assert middle(0, 5) == 2
@@ -64,33 +50,6 @@ def test_the_tree_of_five_is_the_one_that_is_promised() -> None:
     assert tree_sum_of([1.5]) == 1.5
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_each_node_but_the_root_has_one_parent_and_one_sibling(count: int) -> None:
-    family = parents(count)
-    nodes = ancestors_of(count)
-    assert set(family.values()) == {node for node in nodes if node[1] - node[0] > 1}
-    assert len(family) == count - 1
-    children = [child for siblings in family for child in siblings]
-    assert sorted([*children, (0, count)]) == sorted(nodes)
-    for (left, right), parent in family.items():
-        assert (left[0], left[1], right[1]) == (parent[0], right[0], parent[1])
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_the_shares_nodes_tile_all_microbatches_in_order(count: int) -> None:
-    above = ancestors_of(count)
-    for world in range(1, count + 1):
-        shares = [share(rank, world, count) for rank in range(world)]
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        own = [whole_nodes(s.start, s.stop, 0, count) for s in shares]
-        nodes = [node for nodes in own for node in nodes]
-        assert [m for a, b in nodes for m in range(a, b)] == list(range(count))
-        for found, s in zip(own, shares, strict=True):
-            assert all(node in above for node in found)
-            # The largest ones: the node above reaches out of the share.
-            assert all(not (s.start <= a and b <= s.stop) for node in found for a, b in above[node][-1:])
-
-
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_world_adds_up_to_the_same_bits(data: st.DataObject) -> None:
@@ -103,14 +62,6 @@ def test_any_world_adds_up_to_the_same_bits(data: st.DataObject) -> None:
         for a, b in whole_nodes(mine.start, mine.stop, 0, count):
             known[a, b] = tree_sum(a, b, {(m, m + 1): values[m] for m in mine})  # sees no other share's values
     assert torch.equal(tree_sum(0, count, known), tree_sum_of(values))
-
-
-@pytest.mark.parametrize("count", range(4, 41))
-def test_a_left_fold_gives_other_bits(count: int) -> None:
-    """So that the equalities here can fail."""
-    values = leaves(count, seed=1)
-    assert not torch.equal(left_fold(values), tree_sum_of(values))
-    assert torch.allclose(left_fold(values), tree_sum_of(values), atol=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -164,14 +115,12 @@ def summed(reduction: Reduction, net: nn.Module) -> list[Tensor]:
     return [found[p] for p in net.parameters()]
 
 
-@pytest.mark.parametrize("bucket_bytes", [1000, BUCKET_BYTES])
-@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize(("count", "bucket_bytes"), [(1, 1000), (2, 1000), (4, BUCKET_BYTES), (7, 1000), (8, 1000)])
 def test_exact_reduction_gives_the_tree_sum_of_the_gradients(world: World, count: int, bucket_bytes: int) -> None:
     net = model()
     reduction = reduction_of(net, count, world, bucket_bytes)
     assert isinstance(reduction, ExactReduction)
     expected = [tree_sum_of(column) for column in zip(*gradients(count), strict=True)]
-    folded = [left_fold(list(column)) for column in zip(*gradients(count), strict=True)]
     deepest = list[int]()
 
     def loss(m: int) -> Tensor:
@@ -184,8 +133,8 @@ def test_exact_reduction_gives_the_tree_sum_of_the_gradients(world: World, count
         assert [p.grad for p in net.parameters()] == [None] * 6
     assert max(deepest) <= count.bit_length()  # 1 + log2(count), rounded down
     assert len(reduction.buckets) == (4 if bucket_bytes == 1000 else 1)
-    # A plain accumulation is another sum from four on, so the equality above is no accident. (The tree of three is
-    # a + (b + c), that of two a + b.)
+    # A plain accumulation is another sum (of three on), so the equality above is no accident.
+    folded = [left_fold(list(column)) for column in zip(*gradients(count), strict=True)]
     assert any(not torch.equal(f, e) for f, e in zip(folded, expected, strict=True)) == (count > 2)
 
 
@@ -203,22 +152,19 @@ class Laid(nn.Module):
         return self.last(torch.tanh(self.conv(x.view(-1, 4, 2, 5)).flatten(1) @ self.turned))
 
 
-@pytest.mark.parametrize("bucket_bytes", [1000, BUCKET_BYTES])
-def test_the_order_of_a_parameters_memory_is_respected(world: World, bucket_bytes: int) -> None:
+def test_the_order_of_a_parameters_memory_is_respected(world: World) -> None:
     torch.manual_seed(1)
     net = Laid()
     parameters = list(net.parameters())
     strides = [p.stride() for p in parameters]
     alone = [list(torch.autograd.grad(loss_of(net, m), parameters)) for m in range(6)]
     expected = [tree_sum_of(column) for column in zip(*alone, strict=True)]
-    reduction = reduction_of(net, 6, world, bucket_bytes)
-    for step in range(3):
+    reduction = reduction_of(net, 6, world, 1000)
+    for step in range(2):
         backward(reduction, 6, lambda m: loss_of(net, m))
-        for (name, p), stride, found, e in zip(
-            net.named_parameters(), strides, summed(reduction, net), expected, strict=True
-        ):
-            assert torch.equal(found, e), f"{name}, step {step}"
-            assert p.stride() == found.stride() == stride
+        sums = summed(reduction, net)
+        assert all(torch.equal(found, e) for found, e in zip(sums, expected, strict=True)), f"step {step}"
+        assert [p.stride() for p in parameters] == [found.stride() for found in sums] == strides
 
 
 class Branches(nn.Module):
@@ -236,10 +182,9 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("bucket_bytes", [1000, BUCKET_BYTES])
-@pytest.mark.parametrize("used", [{0, 1, 3}, {1, 4}, {4}, {0, 1, 2, 3, 4}, set()], ids=str)
+@pytest.mark.parametrize("used", [{0, 1, 3}, {4}, set()], ids=str)
 def test_a_parameter_that_a_microbatch_does_not_use_has_a_gradient_of_zeros(
-    world: World, used: Collection[int], bucket_bytes: int, fast: bool
+    world: World, used: Collection[int], fast: bool
 ) -> None:
     torch.manual_seed(1)
     net = Branches(used)
@@ -250,11 +195,10 @@ def test_a_parameter_that_a_microbatch_does_not_use_has_a_gradient_of_zeros(
     )
     add = left_fold if fast else tree_sum_of
     expected = [add(list(column)) for column in columns]
-    reduction = reduction_of(net, 5, world, bucket_bytes, fast)
-    for step in range(3):
+    reduction = reduction_of(net, 5, world, 1000, fast)
+    for step in range(2):
         backward(reduction, 5, net.loss)
-        for i, (found, e) in enumerate(zip(summed(reduction, net), expected, strict=True)):
-            assert torch.equal(found, e), f"parameter {i}, step {step}"
+        assert all(torch.equal(g, e) for g, e in zip(summed(reduction, net), expected, strict=True)), f"step {step}"
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -278,14 +222,6 @@ def test_a_gradient_that_comes_in_parts_is_refused(world: World) -> None:
     once = checkpoint(net, inputs(0).requires_grad_(), use_reentrant=True)
     with pytest.raises(RuntimeError, match=r"the gradient of (weight|bias) came in parts: use checkpoint"):
         checkpoint(net, once, use_reentrant=True).sum().backward()
-
-
-def test_fast_reduction_gives_the_left_fold(world: World) -> None:
-    net = model()
-    reduction = reduction_of(net, 5, world, fast=True)
-    backward(reduction, 5, lambda m: loss_of(net, m))
-    for found, column in zip(summed(reduction, net), zip(*gradients(5), strict=True), strict=True):
-        torch.testing.assert_close(found, left_fold(list(column)))
 
 
 def test_the_stats_have_every_loss_and_adds_along_the_tree(world: World) -> None:

@@ -5,24 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import bpe_kit
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.chat import open_chat, packed
+from mingpt.data.chat import open_chat
 from mingpt.data.kinds.chat import ChatData
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, TextVocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
+from told import Told
 
 ASKED = [{"prompt": f"{n}+1", "answer": f"{n + 1}"} for n in range(10)]  # each 26 characters
-LONG = {"messages": [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "2?"}, {"role": "assistant", "content": "3"},
-    {"role": "user", "content": "4?"}, {"role": "assistant", "content": "5"},
-]}  # fmt: skip
 
 
 def chat(folder: Path, *lines: Any, block_size: int = 60, **settings: Any) -> Source:
@@ -54,14 +49,14 @@ def test_the_answers_count_and_nothing_else(tmp_path: Path) -> None:
         ("User: 0+1\nAssistant: 1\n", " 1\n"),
         ("User: 1+1\nAssistant: 2", " 2\n"),  # the sample's last token is a target alone
     ]
-    assert len(source.train) == 5
-    assert len(source.validation) == 0
+    assert (len(source.train), len(source.validation)) == (5, 0)
 
 
 def test_messages_of_several_turns(tmp_path: Path) -> None:
-    source = chat(tmp_path, LONG, block_size=80, val_fraction=0)
-    text = "Be brief.\nUser: 2?\nAssistant: 3\nUser: 4?\nAssistant: 5"
-    assert shown(source, 0) == [(text, " 3\n 5\n")]
+    turns = (("system", "Be brief."), ("user", "2?"), ("assistant", "3"), ("user", "4?"), ("assistant", "5"))
+    line = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    source = chat(tmp_path, line, block_size=80, val_fraction=0)
+    assert shown(source, 0) == [("Be brief.\nUser: 2?\nAssistant: 3\nUser: 4?\nAssistant: 5", " 3\n 5\n")]
 
 
 def test_the_last_ones_validate_and_share_a_vocabulary(tmp_path: Path) -> None:
@@ -77,7 +72,10 @@ def test_the_last_ones_validate_and_share_a_vocabulary(tmp_path: Path) -> None:
 def test_what_is_too_long_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = chat(tmp_path, ASKED[0], {"prompt": "x" * 99, "answer": "y"}, ASKED[1], val_fraction=0)
     assert len(source.train) == 2
-    assert "1 of 3 conversations are longer than model.block_size=60, and left out" in capsys.readouterr().out
+    assert "model.block_size=60" in capsys.readouterr().out
+    for lines in (ASKED, []):
+        with pytest.raises(UserError):
+            chat(tmp_path, *lines, block_size=7)
 
 
 @pytest.mark.parametrize("write", [bpe_kit.write_gpt2, bpe_kit.write_tokenizer])
@@ -106,40 +104,26 @@ def test_a_tokenizer_that_was_written_anew_makes_new_tokens(tmp_path: Path) -> N
     assert shown(after, 0)[0][1] == " the king<|endoftext|>"
 
 
-def test_packing() -> None:
-    begins, ends, too_long = packed(np.array([3, 3, 5, 9, 2, 4]), 6)
-    assert (begins.tolist(), ends.tolist(), too_long) == ([0, 6, 20], [6, 11, 26], 1)
-
-
 @pytest.mark.parametrize(
-    ("line", "why"),
+    "line",
     [
-        ('{"prompt": "a"}', "it has neither prompt and answer, nor messages"),
-        ("[1]", "not a JSON object"),
-        ("{", "not JSON"),
-        ('{"messages": [{"role": "robot", "content": "a"}]}',
-         "a message needs a role (system, user, assistant) and a text as content"),
-        ('{"messages": 3}', "a message needs a role (system, user, assistant) and a text as content"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', "the assistant says nothing"),
-        ('{"prompt": "a", "answer": 3}', "a message needs a role (system, user, assistant) and a text as content"),
-        ('{"prompt": "a", "answer": ""}', "the assistant says nothing"),
-        ('{"messages": [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": " "}]}',
-         "the assistant says nothing"),
-        ('{"messages": [{"role": ["user"], "content": "a"}]}',
-         "a message needs a role (system, user, assistant) and a text as content"),
-        (r'{"prompt": "a\ud800b", "answer": "hello"}', r"half a character (\ud800) is in it, which is no text"),
+        '{"prompt": "a"}',
+        "[1]",
+        "{",
+        '{"messages": 3}',
+        '{"messages": [{"role": "robot", "content": "a"}]}',
+        '{"messages": [{"role": ["user"], "content": "a"}]}',
+        '{"messages": [{"role": "user", "content": "a"}]}',
+        '{"messages": [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": " "}]}',
+        '{"prompt": "a", "answer": 3}',
+        '{"prompt": "a", "answer": ""}',
+        r'{"prompt": "a\ud800b", "answer": "hello"}',
     ],
-)  # fmt: skip
-def test_a_line_that_is_no_conversation(tmp_path: Path, line: str, why: str) -> None:
+    ids=range(11),
+)
+def test_a_line_that_is_no_conversation(tmp_path: Path, line: str, told: Told) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text(f"{json.dumps(ASKED[0])}\n\n{line}\n")
     with pytest.raises(UserError) as refused:
         open_chat(ChatData.model_validate({"path": str(path), "cache_dir": str(tmp_path / "c")}), 60, 2)
-    assert refused.value.problems == (f"data.path={path}: line 3: {why}: mend it, or take it out",)
-
-
-def test_nothing_to_train_on(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no conversation to train on fits into model\.block_size=7: raise it"):
-        chat(tmp_path, *ASKED, block_size=7)
-    with pytest.raises(UserError, match="no conversation is in it: give JSON lines"):
-        chat(tmp_path)
+    told(str(refused.value), tmp_path)

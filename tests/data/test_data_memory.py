@@ -55,17 +55,6 @@ def test_a_long_string_of_each_of_many_rows_is_unpacked_a_few_at_a_time(tmp_path
     assert mib < 180
 
 
-def test_a_row_group_is_larger_than_the_memory_that_its_texts_take(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    table = pyarrow.table({"text": [f"{i} king " * 500 for i in range(30_000)]})
-    parquet.write_table(table, tmp_path / "a.parquet", compression="zstd", row_group_size=1 << 30)
-    read, mistake, mib = measured(tmp_path / "a.parquet")
-    assert (read, mistake) == (sum(500 * len(f"{i} king ") for i in range(30_000)), "")
-    assert mib < 100
-
-
 def test_a_line_of_json_that_never_ends_is_refused(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.jsonl.gz", "wb", compresslevel=1) as f:
         f.write(b'{"text": "')

@@ -76,22 +76,6 @@ def test_what_is_wrong_with_files_is_said(tmp_path: Path, damage: Callable[[Path
         files.source(str(folder), 4)
 
 
-def test_labels_beyond_the_classes_and_pairs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    folder = write_idx(tmp_path / "images")
-    with pytest.raises(UserError, match=r"the label 3 is beyond data\.classes=3"):
-        files.source(str(folder), 4, classes=3)
-    write_idx(tmp_path / "other", train=59)
-    (tmp_path / "other/train-images-idx3-ubyte").replace(folder / "train-images-idx3-ubyte")
-    with pytest.raises(UserError, match="59 images and 60 labels do not belong together"):
-        files.source(str(folder), 4)
-
-
-def test_the_python_version_of_cifar_is_refused_with_the_one_to_take(tmp_path: Path) -> None:
-    python = {name.removesuffix(".bin"): b"cos\nsystem\n" for name in cifar_files()}
-    with pytest.raises(UserError, match=r"data_batch_1\.bin.* is missing.*cifar-10-binary\.tar\.gz"):
-        files.source(str(write_archive(tmp_path / "cifar-10-python.tar.gz", python)), 4)
-
-
 def test_where_the_files_lie_is_no_part_of_the_experiment_and_the_figures_have_the_accuracy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
@@ -16,16 +14,6 @@ def opened(tmp_path: Path, content: str, vocabulary: Characters | Bytes | None =
     (tmp_path / "source.txt").write_text(content)
     settings = {"path": str(tmp_path / "source.txt"), "cache_dir": str(tmp_path / "cache")}
     return TextData.model_validate(settings | changes).open(4, 2, vocabulary)
-
-
-def test_a_text_is_a_source(tmp_path: Path) -> None:
-    source = opened(tmp_path, "to be or not to be", val_fraction=0.5)
-    tokens, targets = source.train[[0, 4]]
-    assert torch.equal(tokens[:, 1:], targets[:, :-1])
-    assert source.vocabulary == Characters(" benort")
-    assert len(source.train) == 5
-    assert len(source.validation) == 1
-    assert source.validation[0][0].shape == (2, 4)
 
 
 def test_a_snapshots_vocabulary_is_kept(tmp_path: Path) -> None:
@@ -41,9 +29,3 @@ def test_a_snapshots_vocabulary_is_kept(tmp_path: Path) -> None:
 def test_a_text_that_a_snapshots_vocabulary_cannot_spell_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^data\.path=.*: the text has characters that the model never saw: 'xz'"):
         opened(tmp_path, "abxz" * 10, Characters("abc"))
-
-
-def test_the_identity_is_that_of_the_content(tmp_path: Path) -> None:
-    first, second = opened(tmp_path, "ab" * 20), opened(tmp_path, "ba" * 20)
-    assert first.sha256 != second.sha256
-    assert np.array_equal(first.train[[1]][0], second.train[[0]][0])

