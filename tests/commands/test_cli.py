@@ -166,8 +166,6 @@ def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(run: 
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (64, "")
     assert str(package) in done.stderr
-    with run.start(sys.executable, "-m", "mingpt.launch", *arguments[1:]) as module:
-        assert module.wait(600) == 0
 
 
 @pytest.mark.slow
