@@ -1,6 +1,5 @@
 """`mingpt fork`: what it shares with its parent, what it takes from a stranger, and that it goes on as a run."""
 
-import json
 import os
 import re
 import shutil
@@ -342,23 +341,6 @@ def test_a_fork_within_a_bucket_uploads_nothing_but_a_manifest_and_downloads_no_
 
 
 # --- log ---
-
-
-def test_log_draws_a_fork_below_the_attempt_that_it_left(tmp_path: Path, capsys: Captured, told: Told) -> None:
-    assert fork("base@8", tmp_path / "new", "optimizer.lr=0.005") == 0
-    go_on(tmp_path / "new")
-    assert fork("new@12", "third") == 0
-    capsys.readouterr()
-    assert log_command([".", "--graph"]) == 0
-    shown = re.sub(", loss .*", "", capsys.readouterr().out)
-    told(
-        shown,
-        *(manifest(name, step).digest[:16] for name, step in (("base", 4), ("base", 8), ("base", 12), ("new", 12))),
-    )
-    assert log_command([".", "--json"]) == 0
-    new = {run["dir"]: run for run in json.loads(capsys.readouterr().out)}["./new"]
-    assert new["parent"]["step"] == 8
-    assert manifest("new", 12).digest.startswith(new["attempts"][0]["snapshots"][0]["digest"][:16])
 
 
 def test_log_shows_the_other_runs_of_a_folder_where_one_is_unreadable(base: Path, capsys: Captured) -> None:

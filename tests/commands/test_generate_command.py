@@ -1,7 +1,6 @@
 """`mingpt generate`: where prompts come from, several texts, text that is told as it grows, and what is refused."""
 
 import io
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from mingpt.redact import escaped
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, save, state_of
 from told import Told
-from web_kit import served
 
 Captured = pytest.CaptureFixture[str]
 SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
@@ -119,11 +117,6 @@ def test_next_to_no_temperature_and_a_small_top_p_take_the_likeliest(run: Path, 
     assert said(run, capsys, "--top-p", "0.0001") == greedy != said(run, capsys, "--top-p", "1")
     for temperature in ("1e-46", "1e-320"):
         assert said(run, capsys, "--temperature", temperature) == greedy
-
-
-def test_the_speed_is_told_on_stderr(run: Path, capsys: Captured) -> None:
-    assert generate.main([str(run), "--samples", "4", "--tokens", "300", "--speed"]) == 0
-    assert re.fullmatch(r"1,200 tokens in [\d.]+ s: [\d,]+ tokens/s\n", capsys.readouterr().err)
 
 
 def test_text_is_told_as_it_grows_and_the_next_one_after_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,16 +249,6 @@ def test_weights_that_are_numbers_and_whose_logits_are_none_are_one_line(
     """A run that has diverged: no weight of it is nan yet, and its activations overflow."""
     snapshot(tmp_path, change=lambda weight: torch.full_like(weight, 3e38))
     assert "logits" in refused(tmp_path, capsys, options)
-
-
-def test_no_secret_of_an_address_is_shown(run: Path, capsys: Captured) -> None:
-    with served(run) as url:
-        url = url.replace("//", "//user:S3CRET@")
-        for arguments in ([f"{url}/nowhere"], [url, "--file", f"{url}/nowhere?sig=S3CRET"]):
-            assert generate.main(arguments) == 64
-            out, err = capsys.readouterr()
-            assert "***@127.0.0.1" in err
-            assert "S3CRET" not in out + err
 
 
 def test_the_model_goes_to_the_device(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

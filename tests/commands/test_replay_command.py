@@ -1,7 +1,6 @@
 """`mingpt replay`: what it prints, writes and refuses."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from mingpt.report.reading import read_run
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
 from replay_kit import data_of, files_of, train_here
-from run_kit import Run
 from told import Told
 
 Captured = pytest.CaptureFixture[str]
@@ -52,20 +50,6 @@ def copy(run: Path, tmp_path: Path) -> Path:
 def shown(capsys: Captured, *arguments: object) -> Any:
     assert replay.main([*map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
-
-
-def test_first_the_bits_then_the_step(run: Path, here: tuple[str, str], capsys: Captured) -> None:
-    before = files_of(run)
-    assert replay.main([str(run), "--step", "7", *here, "--samples", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [
-        "steps 6 to 7: same loss and norm bits as recorded by attempt 2",
-        f"step 7 of {run}, computed from step 5's snapshot",
-    ]
-    text = "\n".join(lines)
-    assert re.search(r"^transformer\.h\.1 +[\d.]+ +[\d.]+ +[\d.e-]+ +[\d.]+$", text, re.M)
-    assert re.search(r"^worst samples:\n +\d\.\d{4}  at \d \(sample [\d,]+\) +\S+.*\n\nbest samples:\n", text, re.M)
-    assert files_of(run) == before
 
 
 def test_without_samples_with_another_setting_and_what_follows(
@@ -167,19 +151,3 @@ def test_a_run_of_which_only_a_rewind_is_left(tmp_path: Path) -> None:
     (tmp_path / "attempts").mkdir()
     (tmp_path / "attempts/00001.json").write_text(json.dumps(claim))
     assert replay.main([str(tmp_path), "--step", "3"]) == 64
-
-
-@pytest.mark.slow
-def test_attempts_of_other_worlds(tmp_path: Path, text: Path, cache: Path, capsys: Captured) -> None:
-    """Three attempts with 1, 3 and 2 processes; in one process every step, and the state of one."""
-    run = Run(f"{tmp_path}/run", text, cache)
-    for world, last in ((1, 6), (3, 11), (2, 14)):
-        run.finish(world, f"train.max_steps={last}")
-    here = (f"data.path={text}", f"data.cache_dir={cache}")
-    found = shown(capsys, run.dir, "--step", "1", *here, "--then", "13")
-    attempts = [1] * 6 + [2] * 5 + [3] * 3
-    assert [(r["attempt"], r["same"]) for r in found["steps"] + found["then"]] == [(n, True) for n in attempts]
-    alone = Run(f"{tmp_path}/alone", text, cache, ("snapshot.every_steps=1",))
-    alone.finish(1, "train.max_steps=10")
-    assert replay.main([f"{run.dir}@10", "--out", f"{tmp_path}/out", *here]) == 0
-    assert verify(Store(f"{tmp_path}/out/snapshots"), 10).digest == alone.digest()

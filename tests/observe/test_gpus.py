@@ -94,23 +94,6 @@ def test_a_sick_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) == 2, "said again, though there are no more"
 
 
-def test_an_error_that_comes_again_and_again_is_noted_once_and_leaves_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[int]()
-
-    def wait(events: Any, milliseconds: int) -> Any:
-        asked.append(milliseconds)
-        return SimpleNamespace(device="GPU-b", eventData=79)
-
-    monkeypatch.setattr(gpus_module, "SAMPLE_SECONDS", 0.2)
-    nvml, lines = Nvml(), list[str]()
-    monkeypatch.setattr(nvml, "nvmlEventSetWait_v2", wait)
-    gpus = Gpus(nvml, ["a", "b"], lines.append)
-    gpus.wait(None)
-    assert 1 <= len(asked) <= 11
-    assert gpus.sample()["gpu_xids"] == [[], [79]]
-    assert len(lines) == 1
-
-
 def test_without_a_gpu_nothing_is_asked_and_without_nvml_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert open_gpus(torch.device("cpu")) is None
     assert capsys.readouterr().out == ""

@@ -19,7 +19,6 @@ from mingpt.observe.ledger import (
     Accountant,
     Ledger,
     accounts,
-    duration,
     goodput_line,
     launched,
     ledger,
@@ -162,8 +161,3 @@ def test_an_account_that_is_none_is_left_out_and_a_link_refused(tmp_path: Path, 
     (tmp_path / "ledger/attempt-00003.json").symlink_to("attempt-00001.json")
     with pytest.raises(UserError, match="attempt-00003"):
         accounts(str(tmp_path))
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(59.4, "59 s"), (60, "1 min"), (725, "12 min 5 s"), (187200, "2 d 4 h")])
-def test_a_duration_is_read_at_a_glance(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

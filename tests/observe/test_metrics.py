@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from mingpt.observe.console import step_line
-from mingpt.observe.events import StepDone
+from mingpt.observe.events import AttemptEnded, StepDone
 from mingpt.observe.jsonl import MetricsLog, read_metrics
 from mingpt.snapshot.attempts import REWIND, Attempt, newest_number
 
@@ -103,8 +103,9 @@ def test_a_line_is_there_at_once_on_a_disk_and_after_each_flush_in_a_bucket(run_
         segment.file.flush()
         assert told(run_dir)[-1] == (1, step)
     segment.write({"step": 3})
-    segment.file.close()
-    assert told(run_dir) == [(1, 1), (1, 2), (1, 3)]
+    segment.on(AttemptEnded(3, True, None))
+    segment.write({"step": 4})  # of another observer that ends later
+    assert told(run_dir) == [(1, 1), (1, 2), (1, 3), (1, 4)]
 
 
 def test_attempts_are_numbered_from_the_newest_claim_or_segment_on(run_dir: str) -> None:

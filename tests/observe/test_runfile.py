@@ -7,7 +7,6 @@ from uuid import uuid4
 import fsspec
 import pytest
 
-from mingpt import storage
 from mingpt.observe import runfile
 from mingpt.observe.runfile import RunFile
 from node_kit import wait_until
@@ -106,12 +105,3 @@ def test_a_bucket_has_it_soon_without_any_snapshot_though_it_failed(
     assert stored.wait(200)
     assert file.folder.read(file.name) == b"one"
     file.close()
-
-
-def test_no_look_for_secrets_where_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes longer than to write, and each step writes."""
-    file = RunFile(str(tmp_path), "a", print)
-    monkeypatch.setattr(storage, "without_secrets", lambda _: pytest.fail("looked"))
-    file.append(b"one")
-    file.close()
-    assert (tmp_path / "a").read_bytes() == b"one"

@@ -1,9 +1,7 @@
 """Steps that are computed again: where their bits differ, and nothing was changed, that is an alarm."""
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -12,12 +10,11 @@ import torch
 from config_kit import configured
 from hook_kit import hook
 from mingpt.errors import FINISHED
-from mingpt.observe import earlier
 from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepDone
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.observe.trace import RECORD, Trace
-from mingpt.snapshot.attempts import RunRecord, segments
+from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
@@ -77,18 +74,6 @@ def observed(run_dir: str, number: int) -> tuple[MetricsLog, SameBits, list[Bits
     log = MetricsLog(run_dir, number, print)
     record = RunRecord(number, None, provenance)
     return log, SameBits(config, record, log.write, differ.append, print), differ
-
-
-def test_a_name_that_is_known_late_reaches_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metrics end before the comparison does."""
-    go_on, find_name = threading.Event(), earlier.equality
-    monkeypatch.setattr(earlier, "equality", lambda *known: (go_on.wait(60), find_name(*known))[1])
-    run_dir = f"memory://same-bits-{uuid4().hex}/run"
-    log, same, _ = observed(run_dir, 1)
-    log.on(AttemptEnded(1, True, None))
-    go_on.set()
-    same.on(AttemptEnded(1, True, None))
-    assert earlier.name_of(run_dir, segments(run_dir)[1])
 
 
 def test_only_steps_and_the_end_are_compared(tmp_path: Path) -> None:

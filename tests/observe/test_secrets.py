@@ -115,7 +115,7 @@ SLIPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("url", [URLS[1], URLS[4]])
+@pytest.mark.parametrize("url", [URLS[1], URLS[3], URLS[4]])
 @pytest.mark.parametrize("slip", SLIPS)
 def test_no_slip_is_told_with_its_secret(
     slip: str, url: str, output: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
