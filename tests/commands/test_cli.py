@@ -13,14 +13,40 @@ import pytest
 
 import mingpt
 from bpe_kit import write_gpt2
-from cli_kit import ROOT, Mingpt
 from mingpt import console
 from mingpt.cli import GROUPS, VERBS, main
 from mingpt.command import command
 from mingpt.gone import KEYS
+from paths_kit import ROOT
 
 Captured = pytest.CaptureFixture[str]
 RUN = str(ROOT / "tests/frozen/runs/resized")
+
+
+class Mingpt:
+    """Runs `mingpt …` in a folder. env: has it on its PATH, as pip writes it from what pyproject.toml says."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = (ROOT / "pyproject.toml").read_text()
+        [(module, name)] = re.findall(r'^\[project.scripts\]\nmingpt = "([\w.]+):(\w+)"$', settings, re.M)
+        script = folder / "bin/mingpt"
+        script.parent.mkdir()
+        program = f"import sys\nfrom {module} import {name}\nif __name__ == '__main__':\n    sys.exit({name}())\n"
+        script.write_text(f"#!{sys.executable}\n{program}")
+        script.chmod(0o755)
+        # Without an empty entry, which would be the current folder.
+        libraries = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self.folder = folder
+        self.env = os.environ | {"PATH": f"{script.parent}:{os.environ['PATH']}", "PYTHONPATH": libraries}
+
+    def start(self, *command: str, **variables: str) -> "subprocess.Popen[str]":
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=self.folder, env=self.env | variables, text=True, **pipes)
+
+    def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        with self.start("mingpt", *arguments) as process:
+            out, err = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.fixture

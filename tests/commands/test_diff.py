@@ -210,7 +210,7 @@ def test_mistakes(
             path = Path(f"old/snapshots/step-{step:09d}/manifest.json")
             path.write_bytes(encode_manifest(manifest.model_copy(update={"history": history})))
     assert diff_command(arguments.format(text=text).split()) == USER_ERROR
-    told(capsys.readouterr().err)
+    told(capsys.readouterr().err, text)
 
 
 @pytest.mark.parametrize(

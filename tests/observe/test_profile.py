@@ -50,7 +50,7 @@ def test_what_is_recorded(steps: str, late: int, first: int, last: int, name: st
     said, run_dir = list[str](), f"memory://{uuid4().hex}/run"
     profile = Profile(steps, run_dir, 2, cuda=False, say=said.append)
     profile.late = late
-    profile.on(AttemptStarted(1, first - 1, 9, 1, "cuda", "n1"))
+    profile.on(AttemptStarted(1, first - 1, last if late else 9, 1, "cuda", "n1"))
     for step in range(first, last + 1):
         torch.nn.Linear(3, 3)(torch.ones(2, 3))
         profile.on(StepDone(step, 1.0, 1.0, (), ()))

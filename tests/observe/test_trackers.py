@@ -183,8 +183,10 @@ def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> No
         "tasks/arc_easy/acc": [(8, 0.75), (16, 0.75)],
         "skipped_in_a_row": [(5, 1)],
     }
-    for name in names:
+    for name in sorted(names, key="mlflow".__eq__):
         curves = globals()[f"of_{name}"](run_dir)
+        if name == "mlflow":  # its folder of files can't have this beside val_loss
+            del expected["val_loss/web"]
         assert curves.keys() == StepDone(1, 2.0, 1.0).curves.keys() | expected.keys(), name
         for key, points in expected.items():
             small = (lambda x: float(np.float32(x))) if name == "tensorboard" else float

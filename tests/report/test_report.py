@@ -226,7 +226,7 @@ def test_the_page_is_written_into_a_local_run_or_here_and_the_run_stays_as_it_is
     three_attempts(tmp_path / "a").snapshot(30)
     monkeypatch.chdir(tmp_path)
     before = {name: Path("a", name).read_bytes() for name in files(tmp_path / "a")}
-    assert report.main(["a/snapshots"]) == 0
+    assert report.main(["a"]) == 0
     page = Path("a/report.html").read_text()
     assert {name: Path("a", name).read_bytes() for name in files(tmp_path / "a")} == before | {
         "report.html": page.encode()
@@ -246,4 +246,4 @@ def test_problems_of_the_user_end_with_64(
     (tmp_path / "linked/config.yaml").symlink_to(tmp_path / "secret")
     monkeypatch.chdir(tmp_path)
     assert report.main(arguments.split()) == 64
-    told(capsys.readouterr().err)
+    told(capsys.readouterr().err, tmp_path)
