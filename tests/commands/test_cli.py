@@ -40,8 +40,8 @@ class Mingpt:
         self.env = os.environ | {"PATH": f"{script.parent}:{os.environ['PATH']}", "PYTHONPATH": libraries}
 
     def start(self, *command: str, **variables: str) -> "subprocess.Popen[str]":
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, cwd=self.folder, env=self.env | variables, text=True, **pipes)
+        pipe, env = subprocess.PIPE, self.env | variables
+        return subprocess.Popen(command, cwd=self.folder, env=env, stdout=pipe, stderr=pipe, text=True)
 
     def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         with self.start("mingpt", *arguments) as process:

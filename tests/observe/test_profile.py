@@ -11,6 +11,7 @@ import torch
 from branch_kit import train
 from config_kit import problems
 from mingpt.folder import Folder
+from mingpt.observe import events
 from mingpt.observe.events import AttemptEnded, AttemptStarted, StepDone
 from mingpt.observe.profile import Profile
 from mingpt.snapshot.reader import read_manifest
@@ -19,15 +20,16 @@ from mingpt.snapshot.store import Store
 
 def spans(folder: str, name: str) -> list[str]:
     """The numbers of the profiled steps of a Chrome trace."""
-    events = json.loads(gzip.decompress(Folder(folder).read(f"{name}.json.gz") or b""))["traceEvents"]
-    assert any(event.get("name") == "aten::addmm" for event in events)
-    names = {str(e.get("name")) for e in events if e.get("ph") == "X"}
+    found = json.loads(gzip.decompress(Folder(folder).read(f"{name}.json.gz") or b""))["traceEvents"]
+    assert any(event.get("name") == "aten::addmm" for event in found)
+    names = {str(e.get("name")) for e in found if e.get("ph") == "X"}
     return sorted(name.removeprefix("ProfilerStep#") for name in names if name.startswith("ProfilerStep#"))
 
 
 def test_a_profile_has_the_steps_that_it_is_asked_for_and_changes_no_bit(
-    trained: Path, tmp_path: Path, text: Path, cache: Path
+    trained: Path, tmp_path: Path, text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(events, "END_SECONDS", 240.0)
     train(tmp_path, text, cache, "profile.steps=5:8")
     assert spans(f"{tmp_path}/profile", "attempt-00001-steps-5-8") == ["5", "6", "7"]
     _, head, _, *rows, _, _ = (tmp_path / "profile/attempt-00001-steps-5-8.txt").read_text().rstrip().splitlines()

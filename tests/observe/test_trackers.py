@@ -117,7 +117,7 @@ def wandb_records(run_dir: str) -> Iterator[Any]:
 
 
 def of_wandb(run_dir: str) -> Curves:
-    curves = defaultdict(list)
+    curves: Curves = defaultdict(list)
     for record in wandb_records(run_dir):
         for item in record.history.item:
             curves[item.key or item.nested_key[0]].append((record.history.step.num, json.loads(item.value_json)))
@@ -146,7 +146,7 @@ def of_trackio(run_dir: str) -> Curves:
 
     [run] = trackio.Api().runs("mingpt")
     assert (run.config or {})["optimizer.lr"] == "0.01"
-    curves = defaultdict(list)
+    curves: Curves = defaultdict(list)
     for row in SQLiteStorage.get_logs("mingpt", run.name):
         for key in row.keys() - {"step", "timestamp"}:
             curves[key].append((row["step"], row[key]))
