@@ -218,10 +218,8 @@ def test_mistakes(
     [
         (torch.float32, [1.0, 2.0], [1.0, 2.0000002384185791], 1, 1),
         (torch.float32, [0.0, 1.0], [-0.0, 1.0], 1, 0),
-        (torch.float32, [1e-45], [-1e-45], 1, 2),
         (torch.bfloat16, [1.0], [1.0078125], 1, 1),
         (torch.float64, [-1.7976931348623157e308], [1.7976931348623157e308], 1, 2 * 0x7FEFFFFFFFFFFFFF),
-        (torch.int64, [-(2**63)], [2**63 - 1], 1, 2**64 - 1),
         (torch.float32, [float("nan"), 1.0], [1.0, 1.5], 2, 2**22),
         (torch.float32, [float("nan")], [1.0], 1, None),
     ],

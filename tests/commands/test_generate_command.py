@@ -184,12 +184,6 @@ def test_a_file_without_text_is_a_mistake(
     refused(run, capsys, "--file", "-", *lines)
 
 
-def test_a_prompt_and_a_file_are_too_much(run: Path) -> None:
-    with pytest.raises(SystemExit) as ended:
-        generate.main([str(run), "--prompt", "a", "--file", "-"])
-    assert ended.value.code == 64
-
-
 def test_without_a_prompt_it_begins_with_a_line_feed_or_the_first_of_plain_numbers(
     tmp_path: Path, capsys: Captured
 ) -> None:
