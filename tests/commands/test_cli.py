@@ -111,31 +111,31 @@ def test_a_mistaken_verb_and_one_of_earlier_versions_say_what_to_use(
 # --- output that is lost ---
 
 
-@pytest.mark.parametrize("arguments", ["diff --help", f"snapshots list {RUN}", f"log {RUN}", f"generate {RUN}"])
+@pytest.mark.parametrize("verb", ["diff --help", "snapshots list", "log", "generate"])
 def test_output_that_a_full_disk_takes_is_an_error(
-    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(console, "lost", False)
     with suppress(OSError), open("/dev/full", "w") as full:  # what is left in its buffer
         monkeypatch.setattr(sys, "stdout", full)
-        assert ended(monkeypatch, *arguments.split()) == 70
+        assert ended(monkeypatch, *verb.split(), RUN) == 70
     assert "No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    ["mingpt train experiment=synthetic train.max_steps=1 run.dir=there", "mingpt launch --help",
-     f"{sys.executable} -m mingpt.commands.log {RUN}"],
-)  # fmt: skip
+@pytest.mark.parametrize("words", ["train experiment=synthetic train.max_steps=1 run.dir=there", "launch --help"])
 def test_a_program_says_so_too_and_a_run_ends_before_that(words: str, run: Mingpt) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            words.split(), cwd=run.folder, env=run.env, stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        command, pipe = ["mingpt", *words.split()], subprocess.PIPE
+        done = subprocess.run(command, cwd=run.folder, env=run.env, stdout=full, stderr=pipe, text=True)
     assert done.returncode == 70, done.stderr
     assert re.fullmatch("error: .*No space left on device.*\n", done.stderr)
     assert "train" not in words or [*run.folder.glob("there/snapshots/*/manifest.json")]
+
+
+def test_output_of_a_module_that_is_a_program_is_lost_as_that_of_its_verb() -> None:
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([sys.executable, "-m", "mingpt.commands.log", RUN], stdout=full).returncode == 70
 
 
 @pytest.mark.parametrize(("arguments", "code"), [("--version", 0), ("log nowhere", 64)])
