@@ -77,7 +77,7 @@ def test_it_continues_the_prompt_with_the_newest_model_and_each_option_counts(tm
     for model, step in ((newer, ()), (older, ("--step", "9"))):
         for changed in ({}, {"seed": 8}, {"top_k": None}, {"temperature": 0.01}):
             used = options | changed
-            row = continue_tokens(model, ids, 30, **used)[0].tolist()  # type: ignore[arg-type]
+            row = continue_tokens(model, ids, 30, **used)[0].tolist()
             given = (f"--{name.replace('_', '-')}={value}" for name, value in used.items() if value)
             texts.append(said(tmp_path, capsys, "--prompt", "ab a", *given, *step))
             assert texts[-1] == "".join(VOCABULARY[i] for i in row) + "\n"

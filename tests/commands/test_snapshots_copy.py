@@ -1,7 +1,7 @@
 """`mingpt snapshots copy`: verified, the manifest last, replacing nothing, mixing no two runs, and going on."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,7 +12,7 @@ from mingpt.commands import snapshots
 from mingpt.observe.jsonl import MetricsLog, read_metrics
 from mingpt.snapshot.attempts import Attempt, newest_number
 from mingpt.snapshot.reader import read
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.store import Buffer, Store
 from snapshot_kit import PROVENANCE, equal, files, save, signed, state_of
 
 Captured = pytest.CaptureFixture[str]
@@ -93,14 +93,18 @@ def test_copy_verifies_and_writes_the_manifest_last(
     assert copy(run, tmp_path / "copy") == 1
     assert f"step 20: DAMAGED, not copied: {run}" in capsys.readouterr().out
     assert store(tmp_path / "copy").steps() == [30, 10, 4]
-    written = list[str]()
+    written, write, commit = list[str](), Store.write, Store.commit
 
-    def watch(method: str, name_of: Callable[..., str]) -> None:
-        real = getattr(Store, method)
-        monkeypatch.setattr(Store, method, lambda *given: (written.append(name_of(*given)), real(*given))[1])
+    def watched_write(store: Store, step: int, name: str, pieces: Sequence[Buffer]) -> None:
+        written.append(name.partition("-")[0])
+        write(store, step, name, pieces)
 
-    watch("write", lambda store, step, name, pieces: name.partition("-")[0])
-    watch("commit", lambda *_: "manifest")
+    def watched_commit(store: Store, step: int, manifest: bytes) -> bool:
+        written.append("manifest")
+        return commit(store, step, manifest)
+
+    monkeypatch.setattr(Store, "write", watched_write)
+    monkeypatch.setattr(Store, "commit", watched_commit)
     assert copy(f"{run}@10", tmp_path / "third") == 0
     assert written == ["model", "optimizer", "manifest"]
 
