@@ -57,8 +57,8 @@ def shown(live: LiveLine, width: int = 160) -> list[str]:
 def test_at_any_width_a_field_is_whole_or_absent(live: LiveLine, told: Told) -> None:
     """The least important ones are absent first; of which little is known little is shown."""
     texts = ["\n".join(shown(live))]
-    for event in (DONE, Evaluating(200, 0.125, 3.0)):
-        live.on(event)
+    live.on(DONE)
+    live.on(Evaluating(200, 0.125, 3.0))
     texts.append("\n".join(shown(live)))
     for event in (Evaluated(200, 3.25, 3.0), SnapshotCommitted(150, "d", 1.0), HotCommitted(190)):
         live.on(event)

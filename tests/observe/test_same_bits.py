@@ -81,8 +81,9 @@ def test_only_steps_and_the_end_are_compared(tmp_path: Path) -> None:
     trace, (log, same, _) = Trace(f"{tmp_path}/run", 1, print), observed(f"{tmp_path}/run", 1)
     steps = [StepDone(step, 2.0, 1 / 3, (), ()) for step in (1, 2)]
     for observer in (trace, same, log):
-        for event in (*steps, AttemptEnded(2, False, None)):
-            observer.on(event)
+        for step in steps:
+            observer.on(step)
+        observer.on(AttemptEnded(2, False, None))
     _, same, differ = observed(f"{tmp_path}/run", 2)
     same.on(steps[0])
     same._thread.join(60)
