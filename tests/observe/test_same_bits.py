@@ -11,7 +11,7 @@ from config_kit import configured
 from hook_kit import hook
 from mingpt.errors import FINISHED
 from mingpt.observe.earlier import SameBits
-from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepDone
+from mingpt.observe.events import AttemptEnded, BitsDiffer, Event, SnapshotCommitted, StepDone
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.observe.trace import RECORD, Trace
 from mingpt.snapshot.attempts import RunRecord
@@ -80,10 +80,10 @@ def test_only_steps_and_the_end_are_compared(tmp_path: Path) -> None:
     """The threads of the snapshots' writers publish, too. A norm of float64 has the same bits again."""
     trace, (log, same, _) = Trace(f"{tmp_path}/run", 1, print), observed(f"{tmp_path}/run", 1)
     steps = [StepDone(step, 2.0, 1 / 3, (), ()) for step in (1, 2)]
-    for observer in (trace, same, log):
-        for step in steps:
-            observer.on(step)
-        observer.on(AttemptEnded(2, False, None))
+    events: list[Event] = [*steps, AttemptEnded(2, False, None)]
+    for event in events:
+        for observer in (trace, same, log):
+            observer.on(event)
     _, same, differ = observed(f"{tmp_path}/run", 2)
     same.on(steps[0])
     same._thread.join(60)
