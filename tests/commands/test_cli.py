@@ -7,18 +7,46 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import mingpt
 from bpe_kit import write_gpt2
-from cli_kit import ROOT, Mingpt
 from mingpt import console
 from mingpt.cli import GROUPS, VERBS, main
 from mingpt.command import command
 from mingpt.gone import KEYS
+from paths_kit import ROOT
+
+Captured = pytest.CaptureFixture[str]
+RUN = str(ROOT / "tests/frozen/runs/resized")
+
+
+class Mingpt:
+    """Runs `mingpt …` in a folder. env: has it on its PATH, as pip writes it from what pyproject.toml says."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = (ROOT / "pyproject.toml").read_text()
+        [(module, name)] = re.findall(r'^\[project.scripts\]\nmingpt = "([\w.]+):(\w+)"$', settings, re.M)
+        script = folder / "bin/mingpt"
+        script.parent.mkdir()
+        program = f"import sys\nfrom {module} import {name}\nif __name__ == '__main__':\n    sys.exit({name}())\n"
+        script.write_text(f"#!{sys.executable}\n{program}")
+        script.chmod(0o755)
+        # Without an empty entry, which would be the current folder.
+        libraries = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self.folder = folder
+        self.env = os.environ | {"PATH": f"{script.parent}:{os.environ['PATH']}", "PYTHONPATH": libraries}
+
+    def start(self, *command: str, **variables: str) -> "subprocess.Popen[str]":
+        pipe, env = subprocess.PIPE, self.env | variables
+        return subprocess.Popen(command, cwd=self.folder, env=env, stdout=pipe, stderr=pipe, text=True)
+
+    def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        with self.start("mingpt", *arguments) as process:
+            out, err = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.fixture
@@ -26,128 +54,97 @@ def run(tmp_path: Path) -> Mingpt:
     return Mingpt(tmp_path)
 
 
-def test_help_groups_the_verbs(run: Mingpt) -> None:
-    done = run("--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    for title, verbs in GROUPS.items():
-        listed = re.search(rf"^{title}:\n((?:  .*\n)+)", done.stdout, re.M)
-        assert listed
-        assert [line.split()[0] for line in listed[1].splitlines()] == list(verbs)
+def python(code: str) -> list[str]:
+    """What this program prints, in words."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
 
 
-def test_without_a_verb_the_help_is_shown_and_nothing_counts_as_done(run: Mingpt) -> None:
+def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of the command, in this process."""
+    monkeypatch.setattr(sys, "argv", ["mingpt", *arguments])
+    return main()
+
+
+def test_help_groups_the_verbs_and_is_shown_without_one(run: Mingpt) -> None:
     done = run()
     assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr == run("-h").stdout == run("help").stdout
-    with run.start(sys.executable, "-m", "mingpt", "--help") as module:
-        assert module.communicate(timeout=600)[0] == done.stderr
+    for words in ("-h", "--help", "help"):
+        told = run(words)
+        assert (told.returncode, told.stdout, told.stderr) == (0, done.stderr, "")
+    for title, verbs in GROUPS.items():
+        assert re.search(rf"^{title}:\n" + "".join(rf"  {verb} .*\n" for verb in verbs), done.stderr, re.M)
 
 
-def test_a_mistaken_verb_is_told_with_the_nearest_one(run: Mingpt) -> None:
-    done = run("snapshot", "list")
-    assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr == "error: unknown command 'snapshot' (did you mean snapshots?); see mingpt --help\n"
-
-
-def test_version_tells_what_bits_depend_on(run: Mingpt) -> None:
+def test_version_tells_what_bits_depend_on(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     import torch
 
-    done = run("--version")
-    assert done.returncode == 0
+    assert ended(monkeypatch, "--version") == 0
     python = ".".join(map(str, sys.version_info[:3]))
     told = f"mingpt {mingpt.__version__}\nnumerics {mingpt.NUMERICS}\ntorch {torch.__version__}\nPython {python}\n"
-    assert done.stdout == told
+    assert capsys.readouterr().out == told
 
 
-def test_each_verb_has_options_that_are_known_without_torch_and_its_name_is_in_its_usage(run: Mingpt) -> None:
+def test_each_verbs_options_are_known_without_torch_and_help_takes_the_standard_library_alone() -> None:
+    code = "import sys; before = {*sys.modules}; import mingpt.cli; print(*({*sys.modules} - before))"
+    assert {name.partition(".")[0] for name in python(code)} - sys.stdlib_module_names == {"mingpt"}
     code = (
         "import sys; from importlib import import_module; from mingpt.cli import VERBS\n"
         "for name, verb in VERBS.items():\n"
         "    sys.argv = [f'mingpt {name}']\n"
-        "    print(import_module(verb.options or verb.module).parser().format_usage().split('[')[0].strip())\n"
+        "    print(import_module(verb.options or verb.module).parser().format_usage().split()[2])\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=run.env, capture_output=True, text=True, timeout=600)
-    *usage, torch = done.stdout.splitlines()
-    assert torch == "False", done.stderr
-    assert [line.removeprefix("usage: ") for line in usage if line.startswith("usage: ")] == [
-        f"mingpt {name}" for name in VERBS
-    ]
+    assert python(code) == [*VERBS, "False"]
 
 
-def test_help_and_completion_import_the_standard_library_alone() -> None:
-    code = "import sys; before = {*sys.modules}; import mingpt.cli; print(*({*sys.modules} - before))"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
-    found = {module.partition(".")[0] for module in done.stdout.split()}
-    assert found - sys.stdlib_module_names == {"mingpt"}, done.stderr
-
-
-def test_every_verb_is_a_program_of_its_own_too() -> None:
-    for verb in VERBS.values():
-        assert callable(import_module(verb.module).main), verb
-
-
-@pytest.mark.parametrize("verb", ["serve", "receipt", "materialize", "sky-check"])
-def test_a_verb_of_earlier_versions_leaves_a_line(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("verb", ["snapshot", "serve", "receipt", "materialize", "sky-check"])
+def test_a_mistaken_verb_and_one_of_earlier_versions_say_what_to_use(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["mingpt", verb, "runs/a"])
-    assert main() == 64
-    assert capsys.readouterr().err == f"error: mingpt {verb} is gone: {KEYS[f'mingpt {verb}']}\n"
+    assert ended(monkeypatch, verb, "runs/a") == 64
+    assert KEYS.get(f"mingpt {verb}", "did you mean snapshots?") in capsys.readouterr().err
 
 
 # --- output that is lost ---
 
-RUN = str(ROOT / "tests/frozen/runs/resized")
-PROGRAMS = {"train", "launch", "evaluate", "sweep"}  # that handle signals, and end their process
-PRINTING = [
-    *([verb, "--help"] for verb in sorted(VERBS.keys() - PROGRAMS)),
-    ["snapshots", "list", RUN],
-    ["log", RUN],
-    ["generate", RUN, "--tokens=2"],
-]
 
-
-@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+@pytest.mark.parametrize("verb", ["diff --help", "snapshots list", "log", "generate"])
 def test_output_that_a_full_disk_takes_is_an_error(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(console, "lost", False)
-    monkeypatch.setattr(sys, "argv", ["mingpt", *arguments])
     with suppress(OSError), open("/dev/full", "w") as full:  # what is left in its buffer
         monkeypatch.setattr(sys, "stdout", full)
-        code = main()
-    assert code == 70
-    assert re.fullmatch("error: .*No space left on device.*\n", capsys.readouterr().err)
+        assert ended(monkeypatch, *verb.split(), RUN) == 70
+    assert "No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", sorted(PROGRAMS))
-def test_a_program_says_so_too_and_a_run_ends_before_that(verb: str, run: Mingpt) -> None:
-    arguments = ["experiment=synthetic", "train.max_steps=1", "run.dir=there"] if verb == "train" else ["--help"]
+@pytest.mark.parametrize("words", ["train experiment=synthetic train.max_steps=1 run.dir=there", "launch --help"])
+def test_a_program_says_so_too_and_a_run_ends_before_that(words: str, run: Mingpt) -> None:
     with open("/dev/full", "w") as full:
-        command = ["mingpt", verb, *arguments]
-        done = subprocess.run(command, cwd=run.folder, env=run.env, stdout=full, stderr=subprocess.PIPE, text=True)
+        command, pipe = ["mingpt", *words.split()], subprocess.PIPE
+        done = subprocess.run(command, cwd=run.folder, env=run.env, stdout=full, stderr=pipe, text=True)
     assert done.returncode == 70, done.stderr
     assert re.fullmatch("error: .*No space left on device.*\n", done.stderr)
-    assert verb != "train" or [*run.folder.glob("there/snapshots/*/manifest.json")]
+    assert "train" not in words or [*run.folder.glob("there/snapshots/*/manifest.json")]
 
 
 def test_output_of_a_module_that_is_a_program_is_lost_as_that_of_its_verb() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "mingpt.commands.log", RUN], stdout=full, stderr=subprocess.PIPE)
-    assert done.returncode == 70
+        assert subprocess.run([sys.executable, "-m", "mingpt.commands.log", RUN], stdout=full).returncode == 70
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["log", "nowhere"], 64)], ids=str)
+@pytest.mark.parametrize(("arguments", "code"), [("--version", 0), ("log nowhere", 64)])
 def test_without_standard_output_a_command_ends_as_with_it(
-    arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+    arguments: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["mingpt", *arguments])
     monkeypatch.setattr(sys, "stdout", None)  # as Python has it after `mingpt … >&-`
     monkeypatch.setattr(sys, "stderr", None)
-    assert main() == code
+    assert ended(monkeypatch, *arguments.split()) == code
 
 
 @pytest.mark.slow
@@ -161,7 +158,7 @@ def test_output_that_nobody_reads_any_more_is_none(run: Mingpt) -> None:
     assert process.returncode == 0
 
 
-def test_an_error_that_nobody_expects_is_no_failed_check(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_that_nobody_expects_is_no_failed_check(capsys: Captured) -> None:
     @command()
     def broken(arguments: list[str]) -> int:
         raise KeyError(arguments[0])
@@ -170,67 +167,31 @@ def test_an_error_that_nobody_expects_is_no_failed_check(capsys: pytest.CaptureF
     assert "KeyError: 'key'" in capsys.readouterr().err
 
 
-# --- what a verb does is what `python -m` of its module does ---
-
-
-@pytest.mark.parametrize(
-    ("verb", "arguments"),
-    [
-        ("launch", ["--nnodes=0"]),
-        pytest.param("train", ["model=gpt3"], marks=pytest.mark.slow),
-        pytest.param("snapshots", ["list", "nowhere"], marks=pytest.mark.slow),
-    ],
-)
-def test_exit_codes_and_words_are_those_of_the_verbs_module(verb: str, arguments: list[str], run: Mingpt) -> None:
-    done = run(verb, *arguments)
-    with run.start(sys.executable, "-m", f"mingpt.{verb}", *arguments) as module:
-        assert (done.stdout, done.stderr) == module.communicate(timeout=600)
-    assert done.returncode == module.returncode == 64
-
-
-def test_launch_has_torchrun_start_workers_as_before(run: Mingpt) -> None:
-    done = run("launch", "--dry-run", "--nproc-per-node=2", "experiment=synthetic")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(" -m mingpt.train experiment=synthetic\n")
+# --- processes of their own ---
 
 
 @pytest.mark.slow
-def test_export_is_a_verb(run: Mingpt) -> None:
-    done = run("export", "nowhere", "folder")
-    assert (done.returncode, done.stderr[:14]) == (64, "error: nowhere")
-    assert run("export", "--help").stdout.startswith("usage: mingpt snapshots export [-h]")
-
-
-@pytest.mark.slow
-def test_code_of_ones_own_is_found_in_the_folder_where_the_command_is_started(run: Mingpt) -> None:
-    (run.folder / "mine.py").touch()
-    done = run("train", "model._target_=mine.Net", "data._target_=mine.rows")
-    assert "the module mine has no Net" in done.stderr
-
-
-@pytest.mark.slow
-def test_code_of_the_current_folder_shadows_no_library(run: Mingpt) -> None:
+def test_code_of_the_current_folder_is_found_and_shadows_no_library(run: Mingpt) -> None:
     for name in ("numpy", "pydantic", "fsspec", "argcomplete"):
         (run.folder / f"{name}.py").write_text(f"open('ran-{name}', 'w')")
+    (run.folder / "mine.py").touch()
     for arguments in ("--help", "completion bash", "snapshots list .", "train model._target_=mine.Net"):
-        run(*arguments.split())
+        done = run(*arguments.split())
         assert not [*run.folder.glob("ran-*")], arguments
+    assert "the module mine has no Net" in done.stderr
 
 
 def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(run: Mingpt) -> None:
     (package := run.folder / "mingpt").symlink_to(ROOT / "mingpt")
     arguments = ("launch", "--dry-run", "--nproc-per-node=2", "experiment=synthetic")
-    assert run(*arguments).returncode == 0
+    done = run(*arguments)
+    assert (done.returncode, done.stdout.endswith(" -m mingpt.train experiment=synthetic\n")) == (0, True)
     package.unlink()
     package.mkdir()
     (package / "__init__.py").touch()
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr == (
-        f"error: the workers would train with {package}, and this launcher is {ROOT / 'mingpt'}: start in another "
-        f"folder, or run `python -m mingpt.launch` here to use the first\n"
-    )
-    assert run("launch", "--help").returncode == 0
+    assert str(package) in done.stderr
 
 
 @pytest.mark.slow
@@ -239,31 +200,49 @@ def test_prepare_starts_its_processes_from_the_console_script(run: Mingpt) -> No
     (run.folder / "a.txt").write_text("to be, or not to be")
     done = run("prepare", "a.txt", "--out", "out", "--tokenizer", ".", "--processes", "2", "--val-fraction", "0")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("train on it: data=shards data.path=out\n")
 
 
-STOPPED = {  # before their first step; the others end as shells report a signal
-    "train": "{}: stopped on request before the first step\n",
-    "launch": "launch: exit code 75: {}: stopped on request before the first step\n",
-    "sweep": "stopped on request: the same command again goes on\n",
-}
+BASH = """
+eval "$(mingpt completion bash)"
+while IFS= read -r COMP_LINE; do
+    COMP_POINT=${#COMP_LINE} COMP_TYPE=9 COMPREPLY=()
+    _python_argcomplete mingpt
+    (IFS='|'; printf '%s\\n' "${COMPREPLY[*]}")
+done
+"""
 WORDS = {
-    "fetch": "interrupted: nothing is half written; the same command begins again\n",
-    "prepare": "interrupted: the same command goes on\n",
-    "selftest": "stopped\n",
-    "preflight": "stopped\n",
+    "mingpt ": "|".join(VERBS),
+    "mingpt snapshots re": "rewind ",
+    "mingpt export --o": "--overwrite ",
+    "mingpt fetch g": "gpt2-vocabulary ",
+    "mingpt train model=gpt2-m": "gpt2-medium ",  # bash takes what follows the = for a word of its own
+    "mingpt launch --nproc-per-node 2 seed=1 --rdzv-b": "--rdzv-backend ",
+    "mingpt preflight --rdzv-backend ": "c10d|static",
+    "mingpt nonsense ": "",
 }
 
 
-def assert_ended(process: "subprocess.Popen[str]", verb: str, number: signal.Signals, *words: str) -> None:
+@pytest.mark.slow
+def test_bash_completes_exactly_these_words(run: Mingpt) -> None:
+    with run.start("bash", "-c", f"{BASH.rstrip()} <<< $'" + "\\n".join(WORDS) + "'") as bash:
+        assert dict(zip(WORDS, bash.communicate(timeout=600)[0].splitlines(), strict=True)) == WORDS
+
+
+# --- signals ---
+
+STOPPED = ("train", "launch", "sweep")  # before their first step; the others end as shells report a signal
+
+
+def assert_ended(process: "subprocess.Popen[str]", verb: str, number: signal.Signals) -> None:
     process.send_signal(number)
     _, errors = process.communicate(timeout=600)
     assert process.returncode == (75 if verb in STOPPED else 128 + number)
-    assert errors in (STOPPED.get(verb, "").format(number.name), *words)
+    assert len(errors.splitlines()) <= 1
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*STOPPED, "fetch", "prepare", "evaluate", "log"])
 def test_a_signal_while_libraries_are_imported_ends_a_verb_without_a_trace(
     verb: str, number: signal.Signals, run: Mingpt, tmp_path: Path
 ) -> None:
@@ -273,43 +252,29 @@ def test_a_signal_while_libraries_are_imported_ends_a_verb_without_a_trace(
     with run.start("mingpt", verb, "x", PYTHONPATH=f"{tmp_path}/libraries:{run.env['PYTHONPATH']}") as process:
         assert process.stdout
         assert process.stdout.readline() == "importing\n"
-        assert_ended(process, verb, number, WORDS.get(verb, ""))
+        assert_ended(process, verb, number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "number"),
     [
-        ["snapshots", "verify", "{}"],
-        ["log", "{}"],
-        *(
-            pytest.param(arguments, marks=pytest.mark.slow)
-            for arguments in (
-                ["generate", "{}"],
-                ["evaluate", "{}"],
-                ["report", "{}"],
-                ["replay", "{}@1"],
-                ["audit", "{}"],
-                ["diff", "{}", "there"],
-                ["fork", "{}@1", "there"],
-                ["rewind", "{}@1"],
-                ["export", "{}", "there"],
-                ["prepare", "{}/a.txt", "--out=there", "--tokenizer={}/b.json"],
-                ["preflight", "experiment=synthetic", "run.dir={}"],
-            )
-        ),
+        ("snapshots verify {}", signal.SIGTERM),
+        ("fork {}@1 there", signal.SIGINT),
+        ("evaluate {}", signal.SIGTERM),
+        ("prepare {}/a.txt --out=there --tokenizer={}/b.json", signal.SIGINT),
+        ("preflight experiment=synthetic run.dir={}", signal.SIGTERM),
     ],
-    ids=lambda arguments: arguments[0],
 )
 def test_a_signal_while_a_store_is_waited_for_ends_a_verb_without_a_trace(
-    arguments: list[str], number: signal.Signals, run: Mingpt
+    arguments: str, number: signal.Signals, run: Mingpt
 ) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(600)
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        command = ["mingpt", *(argument.format("s3://bucket/run") for argument in arguments)]
-        with run.start(*command, AWS_ENDPOINT_URL=address, **keys) as process:
+        words = arguments.format(*["s3://bucket/run"] * 2).split()
+        with run.start("mingpt", *words, AWS_ENDPOINT_URL=address, **keys) as process:
             connection, _ = silent.accept()
             with connection:
-                assert_ended(process, arguments[0], number, WORDS.get(arguments[0], ""), "")  # cleaning up was too slow
+                assert_ended(process, words[0], number)

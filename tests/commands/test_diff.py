@@ -1,148 +1,216 @@
-"""`mingpt diff`: a planted difference of each kind is named, and nothing else is."""
+"""`mingpt diff`: a planted difference of each kind is named, by what is stored and by what is executed again."""
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import mingpt.train.loop
 from branch_kit import train
 from mingpt.commands.diff import diff_command
-from mingpt.commands.fork import fork_command
 from mingpt.errors import USER_ERROR
 from mingpt.report.parting import measured
-from mingpt.snapshot.reader import read
+from mingpt.snapshot.manifest import encode_manifest
+from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
-from report_kit import Made
+from mingpt.train.step import train_step
+from replay_kit import files_of
+from rewriting_kit import rewrite
 from run_kit import Run
-from snapshot_kit import save
+from told import Told
 
 Captured = pytest.CaptureFixture[str]
+Diff = Callable[..., Any]
+WEIGHT = "transformer.h.1.mlp.c_fc.weight"
 
 
-def diff(capsys: Captured, *arguments: str) -> dict[str, object]:
-    capsys.readouterr()
-    assert diff_command([*arguments, "--json"]) == 0
-    told: dict[str, object] = json.loads(capsys.readouterr().out)
-    return told
+@pytest.fixture
+def diff(text: Path, cache: Path, capsys: Captured) -> Diff:
+    """The answer for programs. --replay knows where the data is."""
+
+    def diff(*arguments: object) -> Any:
+        places = [f"--{side}={key}" for side in "ab" for key in (f"data.path={text}", f"data.cache_dir={cache}")]
+        capsys.readouterr()
+        code = diff_command([*(places if "--replay" in arguments else ()), *map(str, arguments), "--json"])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return json.loads(out)
+
+    return diff
 
 
-def unequal(told: dict[str, object]) -> set[str]:
+@pytest.fixture
+def other(tmp_path: Path, text: Path, cache: Path) -> Callable[..., Path]:
+    """Trains as the first run, but for these keys."""
+
+    def other(*overrides: str, data: Path = text) -> Path:
+        train(tmp_path / "b", data, cache, *overrides)
+        return tmp_path / "b"
+
+    return other
+
+
+@pytest.fixture
+def changed(trained: Path, tmp_path: Path) -> Path:
+    """A copy, to be changed."""
+    return shutil.copytree(trained, tmp_path / "b")
+
+
+def unequal(found: dict[str, Any]) -> set[str]:
     """Which parts of the answer say that something differs."""
-    data = told["data"]
-    assert isinstance(data, list)
-    found = {k for k in ("config", "code", "numerics", "step", "snapshot") if told[k]}
-    return found | ({"data"} if data[0] != data[1] else set())
+    parts = {part for part in ("config", "code", "numerics", "step", "snapshot") if found[part]}
+    return parts | ({"data"} if found["data"][0] != found["data"][1] else set())
 
 
-def test_a_run_is_equal_to_itself(trained: Path, capsys: Captured) -> None:
-    assert diff_command([str(trained), str(trained), "--exit-code"]) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "config: what affects the result is equal",
-        f"data: the same (sha256 {read(Store(f'{trained}/snapshots'), 4).manifest.fingerprint['data'][:16]})",
-        "code: the same",
-        "machine and kernels: the same",
-        "steps: 12 are in both traces, all with the same bits of loss and gradient norm",
-        "snapshots: 3 in both, all equal, the last of step 12",
-    ]
+def first(found: dict[str, Any], at: int = 0) -> dict[str, str | None]:
+    """The name of what differs first in one of the steps that were executed, of each kind."""
+    kinds = {kind: found["replay"]["steps"][at][kind] for kind in ("samples", "outputs", "gradients", "state")}
+    return {kind: what and what["name"] for kind, what in kinds.items()}
 
 
-def test_one_changed_key_is_named_with_the_step_that_shows_it(
-    trained: Path, tmp_path: Path, text: Path, cache: Path, capsys: Captured
+def flip(run: Path, step: int) -> None:
+    def change(state: dict[Any, dict[str, torch.Tensor]]) -> None:
+        state["model"][WEIGHT].view(torch.int32)[3, 5] ^= 1 << 20
+
+    rewrite(Store(f"{run}/snapshots"), step, change)
+
+
+def test_a_key_of_the_model_shows_in_an_output(trained: Path, other: Callable[..., Path], diff: Diff) -> None:
+    b = other("model.dropout=0.2")
+    before = files_of(trained), files_of(b)
+    replayed = (found := diff(trained, b, "--replay"))["replay"]
+    assert (files_of(trained), files_of(b)) == before
+    assert [s["step"] for s in replayed["steps"]] == [1]
+    assert (replayed["step"], replayed["begin"], replayed["before"]) == (1, [0, 0], None)
+    assert (first(found)["samples"], first(found)["outputs"]) == (None, "transformer.h.0.ln_1")
+    assert replayed["steps"][0]["around"]  # the dropout of the embeddings is no module
+    assert replayed["same"] == [True, True]
+
+
+def test_a_key_of_the_optimizer_shows_in_an_update(
+    trained: Path, other: Callable[..., Path], diff: Diff, capsys: Captured
 ) -> None:
-    train(tmp_path / "b", text, cache, "optimizer.weight_decay=0.2", "train.log_every=2")
-    told = diff(capsys, str(trained), str(tmp_path / "b"))
-    assert unequal(told) == {"config", "step", "snapshot"}
-    assert told["config"] == {"optimizer.weight_decay": [0.1, 0.2]}
-    assert told["others"] == {"train.log_every": [1, 2]}
-    assert (told["step"], told["equal"], told["snapshot"]) == (2, None, [4, 4])  # the first update differs
-    assert diff_command([str(trained), str(tmp_path / "b"), "--exit-code"]) == 1
+    """The trace shows it in step 2, whose state it has changed."""
+    b = other("optimizer.weight_decay=0.2", "train.log_every=2")
+    found = diff(trained, b, "--replay")
+    assert unequal(found) == {"config", "step", "snapshot"}
+    assert found["config"] == {"optimizer.weight_decay": [0.1, 0.2]}
+    assert found["others"] == {"train.log_every": [1, 2]}
+    assert (found["step"], found["equal"], found["snapshot"]) == (2, None, [4, 4])
+    assert [step["step"] for step in found["replay"]["steps"]] == [1, 2]
+    assert [*first(found).values()] == [None] * 3 + ["transformer.h.0.attn.c_attn.weight"]
+    assert first(found, 1)["outputs"] == "transformer.wte"
+    assert diff_command([str(trained), str(b), "--exit-code"]) == 1
     assert "  optimizer.weight_decay: 0.1 -> 0.2\n" in capsys.readouterr().out
 
 
-def test_one_byte_of_the_data_is_named(
-    trained: Path, tmp_path: Path, text: Path, cache: Path, capsys: Captured
+def test_a_byte_of_the_data_shows_in_a_sample(
+    trained: Path, other: Callable[..., Path], tmp_path: Path, text: Path, diff: Diff
 ) -> None:
-    other = tmp_path / "other.txt"
-    other.write_text(text.read_text().replace("king", "kong", 1))
-    train(tmp_path / "b", other, cache)
-    told = diff(capsys, str(trained), str(tmp_path / "b"))
-    assert {"data"} <= unequal(told) <= {"data", "step", "snapshot"}
-    assert told["others"] == {"data.path": [str(text), str(other)]}
+    path = tmp_path / "other.txt"
+    path.write_text(text.read_text()[:2000] + text.read_text()[2000:].replace("king", "kong", 1))
+    found = diff(trained, other(data=path), "--replay", f"--b=data.path={path}")
+    assert {"data"} <= unequal(found) <= {"data", "step", "snapshot"}
+    samples = found["replay"]["steps"][0]["samples"]
+    assert (samples["differ"], samples["of"]) == (1, 16)
+    assert first(found)["outputs"] == "transformer.wte"
 
 
 @pytest.mark.slow
-def test_one_kernel_flag_is_named(trained: Path, tmp_path: Path, text: Path, cache: Path, capsys: Captured) -> None:
-    """A flag that no key has: the environment makes torch take the kernels of an older processor."""
+def test_kernels_that_no_key_chose(trained: Path, tmp_path: Path, text: Path, cache: Path, diff: Diff) -> None:
+    """The environment makes torch take the kernels of an older processor."""
     b = Run(f"{tmp_path}/b", text, cache, env={"ATEN_CPU_CAPABILITY": "default"})
     b.finish(1, "train.max_steps=12", "run.name=run")
-    told = diff(capsys, str(trained), b.dir)
-    assert "numerics" in unequal(told) <= {"numerics", "step", "snapshot"}
-    assert any(line.startswith("device: ") and line.endswith("-> cpu DEFAULT") for line in told["numerics"])  # type: ignore[attr-defined]
+    found = diff(trained, b.dir, "--replay")
+    assert "numerics" in unequal(found) <= {"numerics", "step", "snapshot"}
+    assert (found["replay"]["steps"], found["replay"]["same"]) == ([], [True, False])
 
 
-def test_one_flipped_bit_of_a_weight_is_named(trained: Path, tmp_path: Path, capsys: Captured) -> None:
-    b = tmp_path / "b"
-    shutil.copytree(trained, b)
-    store = Store(f"{b}/snapshots")
-    loaded = read(store, 8)
-    name = "transformer.h.1.mlp.c_fc.weight"
-    loaded.state["model"][name].view(torch.int32)[3, 5] ^= 4
-    store.delete(8)
-    provenance = {k: getattr(loaded.manifest, k) for k in ("run", "vocabulary", "config", "fingerprint", "history")}
-    save(store, 8, loaded.state, keep=99, provenance=provenance)
-    told = diff(capsys, str(trained), str(b))
-    assert unequal(told) == {"snapshot"}
-    assert (told["equal"], told["snapshot"], told["tensors"]) == (4, [8, 8], [1, 112])
-    tensor = told["tensor"]
-    assert isinstance(tensor, dict)
-    assert (tensor["name"], tensor["differ"], tensor["largest"], tensor["at"][0]) == (name, 1, 4, [3, 5])
-    diff_command([str(trained), str(b)])
-    out = capsys.readouterr().out
-    assert f"  {name} (F32): 1 of 2,304 values differ, by at most 4 units in the last place: at [3, 5] " in out
-    assert "the other 111 tensors are equal" in out
+def test_one_flipped_bit_of_a_weight_is_named(trained: Path, changed: Path, diff: Diff) -> None:
+    flip(changed, 8)
+    found = diff(trained, changed, "--replay")
+    assert unequal(found) == {"snapshot"}
+    assert (found["equal"], found["snapshot"], found["tensors"]) == (4, [8, 8], [1, 112])
+    tensor = found["tensor"]
+    assert (tensor["name"], tensor["differ"], tensor["largest"], tensor["at"][0]) == (WEIGHT, 1, 1 << 20, [3, 5])
+    # The trace is as it was: the first snapshot that differs says which step to execute.
+    replayed = found["replay"]
+    assert (replayed["step"], replayed["before"]["name"], replayed["same"]) == (9, WEIGHT, [True, False])
+    flip(changed, 8)
+    flip(changed, 12)
+    replayed = diff(trained, changed, "--replay")["replay"]  # no step follows it: the one that leads to it
+    assert (replayed["step"], replayed["steps"], replayed["same"]) == (12, [], [True, True])
 
 
-def test_a_fork_is_known_as_one(trained: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert fork_command(["--trust", f"{trained}@8", str(tmp_path / "b"), "seed=2"]) == 0
-    assert diff_command([str(trained), str(tmp_path / "b")]) == 0
-    out = capsys.readouterr().out
-    assert "B was forked from the other after step 8\nconfig: 1 that affect the result differ\n  seed: 1 -> 2\n" in out
-    assert "snapshots: 1 in both, all equal, the last of step 8" in out
+def test_a_run_that_went_on_from_a_flipped_bit(
+    trained: Path, changed: Path, other: Callable[..., Path], diff: Diff
+) -> None:
+    shutil.rmtree(changed / "snapshots/step-000000012")
+    flip(changed, 8)
+    found = diff(trained, other(), "--replay")
+    assert (found["replay"]["step"], found["replay"]["begin"]) == (9, [8, 8])
+    assert found["replay"]["before"] == {"name": WEIGHT, "differ": 1, "of": 112, "only": ""}
+    assert (first(found)["outputs"], first(found)["samples"]) == ("transformer.h.1.mlp.c_fc", None)
 
 
-def test_two_attempts_of_one_run(tmp_path: Path, capsys: Captured) -> None:
-    """A sick machine: the second attempt computed step 11 again, with other bits."""
-    made = Made(tmp_path).attempt(1, 0, 12).attempt(2, 10, 20, parent=1, losses={11: 7.0}, device="sick")
-    made.snapshot(20)
-    told = diff(capsys, str(tmp_path), "--attempts", "1", "2")
-    assert (told["steps"], told["step"]) == (2, 11)
-    assert told["numerics"] == []  # attempt 2's are those of its snapshot, which the kit does not know
-    assert diff_command([str(tmp_path), "--attempts", "1", "3"]) == USER_ERROR
-    assert "attempt 3: there is none; choose two of 1, 2" in capsys.readouterr().err
+def test_two_attempts_of_which_one_machine_was_sick(
+    changed: Path, other: Callable[..., Path], diff: Diff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempt 2 computes steps 9 to 12 again, with a bit that flips in step 10."""
+    shutil.rmtree(changed / "snapshots/step-000000012")
+
+    def sick(run: Any, step: int) -> Any:
+        if step == 9:
+            dict(run.compute.model.named_parameters())[WEIGHT].data.view(torch.int32)[3, 5] ^= 1 << 20
+        return train_step(run, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mingpt.train.loop, "train_step", sick)
+        other()
+    replayed = diff(changed, "--attempts", "1", "2", "--replay")["replay"]
+    assert (replayed["begin"], replayed["step"], replayed["steps"]) == ([8, 8], 10, [])
+    assert replayed["same"] == [True, False]
 
 
 def test_snapshots_of_two_steps_are_compared_only_where_both_are_named(
-    trained: Path, tmp_path: Path, capsys: Captured
+    trained: Path, changed: Path, diff: Diff
 ) -> None:
-    for name, step in (("a", 8), ("b", 12)):
-        shutil.copytree(trained, tmp_path / name)
-        for other in {4, 8, 12} - {step}:
-            shutil.rmtree(tmp_path / f"{name}/snapshots/step-{other:09d}")
-    told = diff(capsys, f"{tmp_path}/a", f"{tmp_path}/b")
-    assert (told["common"], told["snapshot"], told["differs"]) == (0, None, False)
-    assert diff(capsys, f"{tmp_path}/a@8", f"{tmp_path}/b@12")["snapshot"] == [8, 12]
+    for step in (4, 8):
+        shutil.rmtree(changed / f"snapshots/step-{step:09d}")
+    found = diff(f"{trained}@8", changed)
+    assert (found["common"], found["snapshot"], found["differs"]) == (0, None, False)
+    assert diff(f"{trained}@8", f"{changed}@12")["snapshot"] == [8, 12]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["{run}"], ["{run}", "{run}", "--attempts", "1", "2"], ["{run}", "{run}/nothing"], ["{run}@9", "{run}"]],
+MISTAKES = (
+    "a|a a --attempts 1 2|a a/nothing|a@9 a|a --attempts 1 3|a b --replay|a b --a=data.path=x|a@4 b@8 --replay|"
+    "a old --replay --a=data.path={text} --b=data.path={text}"
 )
-def test_mistakes(arguments: list[str], trained: Path, capsys: Captured) -> None:
-    assert diff_command([a.format(run=trained) for a in arguments]) == USER_ERROR
-    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("arguments", MISTAKES.split("|"))
+def test_mistakes(
+    arguments: str, trained: Path, changed: Path, tmp_path: Path, text: Path, capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch, told: Told,
+) -> None:  # fmt: skip
+    """old: of a version whose numerics this one does not have."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, "a")
+    flip(changed, 8)
+    if "old" in arguments:
+        changed = changed.rename("old")
+        for step in (4, 8, 12):
+            manifest = read_manifest(Store("old/snapshots"), step)
+            history = [h | {"numerics": h["numerics"] | {"mingpt": 999}} for h in manifest.history]
+            path = Path(f"old/snapshots/step-{step:09d}/manifest.json")
+            path.write_bytes(encode_manifest(manifest.model_copy(update={"history": history})))
+    assert diff_command(arguments.format(text=text).split()) == USER_ERROR
+    told(capsys.readouterr().err, text)
 
 
 @pytest.mark.parametrize(
@@ -150,21 +218,16 @@ def test_mistakes(arguments: list[str], trained: Path, capsys: Captured) -> None
     [
         (torch.float32, [1.0, 2.0], [1.0, 2.0000002384185791], 1, 1),
         (torch.float32, [0.0, 1.0], [-0.0, 1.0], 1, 0),
-        (torch.float32, [1e-45], [-1e-45], 1, 2),
         (torch.bfloat16, [1.0], [1.0078125], 1, 1),
-        (torch.float16, [1.0], [-1.0], 1, 2 * 0x3C00),
         (torch.float64, [-1.7976931348623157e308], [1.7976931348623157e308], 1, 2 * 0x7FEFFFFFFFFFFFFF),
-        (torch.int64, [-(2**63)], [2**63 - 1], 1, 2**64 - 1),
         (torch.float32, [float("nan"), 1.0], [1.0, 1.5], 2, 2**22),
         (torch.float32, [float("nan")], [1.0], 1, None),
-        (torch.bool, [True], [False], 1, 1),
     ],
 )
 def test_units_in_the_last_place(
     dtype: torch.dtype, a: list[float], b: list[float], differ: int, largest: int | None
 ) -> None:
-    found = measured("w", "", torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype))
+    pair = torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype)
+    found = measured("w", "", *pair)
     assert (found.differ, found.largest) == (differ, largest)
-    assert replace(found, at=None) == replace(
-        measured("w", "", torch.tensor(b, dtype=dtype), torch.tensor(a, dtype=dtype)), at=None
-    )
+    assert replace(found, at=None) == replace(measured("w", "", *pair[::-1]), at=None)

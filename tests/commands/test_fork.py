@@ -1,6 +1,5 @@
-"""`mingpt fork`: what it shares with its parent, what it says, and that the fork goes on as a run of its own."""
+"""`mingpt fork`: what it shares with its parent, what it takes from a stranger, and that it goes on as a run."""
 
-import json
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ from mingpt.observe.trace import read_trace
 from mingpt.report.auditing import intervals
 from mingpt.snapshot import forking
 from mingpt.snapshot.forking import parent_of
-from mingpt.snapshot.format import MANIFEST
+from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.hot import find_run_id
 from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import read_manifest, verify
@@ -32,254 +31,207 @@ from mingpt.train.past import Past
 from mingpt.train.replaying import replay
 from mingpt.train.resume import check
 from snapshot_kit import ALONE
+from told import Told
 
 Captured = pytest.CaptureFixture[str]
+STEP_8 = "base/snapshots/step-000000008"
 
 
-@pytest.fixture
-def base(trained: Path, tmp_path: Path) -> Path:
-    """A copy, so that a test may change it."""
-    shutil.copytree(trained, tmp_path / "base")
-    return tmp_path / "base"
+@pytest.fixture(autouse=True)
+def base(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, so that a test may change it, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(trained, tmp_path / "base")
 
 
-def store(folder: Path) -> Store:
+def fork(*arguments: object) -> int:
+    return fork_command(["--trust", *map(str, arguments)])
+
+
+def store(folder: object) -> Store:
     return Store(f"{folder}/snapshots")
 
 
-def parts(folder: Path, step: int) -> dict[str, os.stat_result]:
-    found = (folder / f"snapshots/step-{step:09d}").glob("*.safetensors")
-    return {path.name: path.stat() for path in found}
+def manifest(folder: str, step: int) -> Manifest:
+    return read_manifest(store(folder), step)
+
+
+def inodes(folder: str) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in Path(folder).glob("snapshots/step-000000008/*.safetensors")}
 
 
 def test_a_fork_on_the_same_disk_has_the_files_of_its_parent(base: Path, tmp_path: Path, capsys: Captured) -> None:
-    before = sorted(p.relative_to(base) for p in base.rglob("*"))
-    new = tmp_path / "new"
-    assert fork_command(["--trust", f"{base}@8", str(new), "optimizer.lr=0.005"]) == 0
-    out = capsys.readouterr().out
-    assert "the same files as the parent's (hard links)" in out
-    assert f"train it: mingpt train --config-dir {new} --config-name config\n" in out
-    ours, theirs = parts(new, 8), parts(base, 8)
-    assert ours.keys() == theirs.keys()
-    assert all(ours[name].st_ino == theirs[name].st_ino for name in ours)
-    assert sorted(p.relative_to(base) for p in base.rglob("*")) == before
-    # What is new on the disk is small: a manifest, a config, an id.
-    fresh = [p for p in new.rglob("*") if p.is_file() and p.stat().st_nlink == 1]
+    before = sorted(base.rglob("*"))
+    assert fork(f"{base}@8", tmp_path / "new", "optimizer.lr=0.005") == 0
+    assert f"mingpt train --config-dir {tmp_path}/new --config-name config\n" in capsys.readouterr().out
+    assert inodes("new") == inodes("base")
+    assert sorted(base.rglob("*")) == before
+    fresh = [p for p in Path("new").rglob("*") if p.is_file() and p.stat().st_nlink == 1]
     assert sorted(p.name for p in fresh) == ["config.yaml", MANIFEST, "run-id"]
-    manifest, old = verify(store(new), 8), read_manifest(store(base), 8)
-    assert (manifest.digest, manifest.run, manifest.config) == (old.digest, "new", old.config)
-    parent = parent_of(manifest)
+    ours, theirs = verify(store("new"), 8), manifest("base", 8)
+    assert (ours.digest, ours.run, ours.config) == (theirs.digest, "new", theirs.config)
+    parent = parent_of(ours)
     assert parent
-    assert (parent.run, parent.step, parent.digest) == ("run", 8, old.digest)
-    assert parent.id == find_run_id(str(base)) != find_run_id(str(new))
-    assert parent.keys == ("optimizer.lr",)
+    assert (parent.run, parent.step, parent.digest, parent.keys) == ("run", 8, theirs.digest, ("optimizer.lr",))
+    assert parent.id == find_run_id("base") != find_run_id("new")
 
 
 def test_a_fork_with_nothing_changed_computes_what_its_parent_has(trained: Path, base: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new"
-    assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
+    assert fork("base@8", tmp_path / "new") == 0
     shutil.rmtree(base)  # its parent's retention, or somebody
-    go_on(new)
-    assert verify(store(new), 12).digest == read_manifest(store(trained), 12).digest
-    ours, theirs = read_trace(str(new))[3], read_trace(str(trained))[1]
-    assert ours.tobytes() == theirs[8:].tobytes()
+    go_on(tmp_path / "new")
+    assert verify(store("new"), 12).digest == manifest(str(trained), 12).digest
+    assert read_trace("new")[3].tobytes() == read_trace(str(trained))[1][8:].tobytes()
 
 
-def test_changed_keys_need_no_resume_changed_and_the_history_has_them(
-    base: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    new = tmp_path / "new"
-    assert (
-        fork_command(
-            ["--trust", f"{base}@8", str(new), "optimizer.lr=0.005", "train.max_steps=10", "optimizer.name=muon"]
-        )
-        == 0
-    )
-    go_on(new)
-    assert "forked from step 8 of run with optimizer.lr: 0.01 -> 0.005" in capsys.readouterr().out
-    manifest = read_manifest(store(new), 10)
-    assert manifest.config["optimizer"]["lr"] == 0.005
-    *_, fork, own = manifest.history
-    assert fork["changes"]["optimizer.lr"] == [0.01, 0.005]
-    assert "changes" not in own
-    assert (fork["attempt"], own["attempt"], own["from_step"]) == (2, 3, 8)
-    with pytest.raises(UserError, match=r"resume\.changed=true goes on from step 10"):  # as in any run
-        check(
-            manifest,
-            configured(f"--config-dir={new}", "--config-name=config", "seed=7"),
-            manifest.fingerprint,
-            ALONE,
-            say,
-        )
-
-
-def test_a_change_that_the_fork_does_not_name_is_refused_at_its_start(base: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new"
-    assert fork_command(["--trust", f"{base}@8", str(new), "optimizer.lr=0.005"]) == 0
-    manifest = read_manifest(store(new), 8)
-    config = configured(f"--config-dir={new}", "--config-name=config", "seed=7")
-    with pytest.raises(UserError, match="seed: 1 -> 7") as refused:
-        check(manifest, config, manifest.fingerprint, ALONE, say)
-    assert "optimizer.lr" not in str(refused.value)
-    with pytest.raises(UserError, match=r"data\.sha256"):
-        check(manifest, config, manifest.fingerprint | {"data": "other"}, ALONE, say)
-
-
-def test_other_data_may_be_named_by_a_fork(base: Path, tmp_path: Path, text: Path, capsys: Captured) -> None:
+def test_changed_keys_and_data_need_no_resume_changed_and_the_history_has_them(tmp_path: Path, text: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text(text.read_text()[:-1] + "e")
-    new = tmp_path / "new"
-    assert fork_command(["--trust", f"{base}@8", str(new), f"data.path={other}"]) == 0
-    go_on(new)
-    assert store(new).steps()[0] == 12
+    changed = ("optimizer.lr=0.005", "train.max_steps=10", "optimizer.name=muon", f"data.path={other}")
+    assert fork("base@8", tmp_path / "new", *changed) == 0
+    go_on(tmp_path / "new")
+    new = manifest("new", 10)
+    assert new.config["optimizer"]["lr"] == 0.005
+    *_, parted, own = new.history
+    assert parted["changes"]["optimizer.lr"] == [0.01, 0.005]
+    assert "changes" not in own
+    assert (parted["attempt"], own["attempt"], own["from_step"]) == (2, 3, 8)
+    with pytest.raises(UserError, match=r"resume\.changed=true goes on from step 10"):  # as in any run
+        check(new, configured("--config-dir=new", "--config-name=config", "seed=7"), new.fingerprint, ALONE, say)
+
+
+def test_a_change_that_the_fork_does_not_name_is_refused_at_its_start() -> None:
+    assert fork("base@8", "new", "optimizer.lr=0.005") == 0
+    new, config = manifest("new", 8), configured("--config-dir=new", "--config-name=config", "seed=7")
+    with pytest.raises(UserError, match="seed: 1 -> 7") as refused:
+        check(new, config, new.fingerprint, ALONE, say)
+    assert "optimizer.lr" not in str(refused.value)
+    with pytest.raises(UserError, match=r"data\.sha256"):
+        check(new, config, new.fingerprint | {"data": "other"}, ALONE, say)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    "arguments",
     [
-        (["{base}@9", "{new}"], "no snapshot of step 9; there are 4, 8, 12"),
-        (["{base}@8", "{base}"], "a run is there already"),
-        (["{base}@8", "{new}", "optimizer.lr=-1", "optimiser.lr=1"], "optimizer.lr=-1"),
-        (["{base}@8", "{new}", "train.max_step=3"], "did you mean train.max_steps"),
-        (["{base}@8", "{new}/a=b"], "run.name='a=b' may hold letters"),
-        (["{new}@8", "{new}2"], "no snapshot is there"),
-        (["{base}@8", "{new}", "run.dir={new}/other"], "is the run's directory: leave run.dir out"),
+        "base@9 new", "base@8 base", "base@8 new optimizer.lr=-1 optimiser.lr=1 train.max_step=3", "base@8 new/a=b",
+        "new@8 new2", "base@8 new run.dir=new/other", "base@8 base/snapshots", "base@8 base/snapshots/inner",
+        f"base@8 {STEP_8}",
     ],
-)
-def test_mistakes_are_told_and_nothing_is_made(
-    arguments: list[str], told: str, trained: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    new = tmp_path / "new"
-    assert fork_command(["--trust", *(a.format(base=trained, new=new) for a in arguments)]) == USER_ERROR
-    assert told in capsys.readouterr().err
-    assert not new.exists()
+)  # fmt: skip
+def test_mistakes_are_told_and_nothing_is_made(arguments: str, tmp_path: Path, capsys: Captured, told: Told) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+    assert fork(*arguments.split()) == USER_ERROR
+    told(capsys.readouterr().err)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_fork_of_a_fork_that_has_not_trained_loses_no_setting(base: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_a_fork_of_a_fork_that_has_not_trained_loses_no_setting(tmp_path: Path, capsys: Captured) -> None:
     """The first snapshot of the fork has its parent's config."""
-    new, other = tmp_path / "new", tmp_path / "other"
-    assert fork_command(["--trust", f"{base}@8", str(new), "optimizer.lr=0.005", "train.max_steps=20"]) == 0
-    assert fork_command(["--trust", str(new), str(other), "optimizer.weight_decay=0.3"]) == USER_ERROR
-    assert "give optimizer.lr=…, train.max_steps=… again, or choose a later step" in capsys.readouterr().err
-    assert not other.exists()
-    assert fork_command(["--trust", str(new), str(other), "optimizer.lr=0.005", "train.max_steps=10"]) == 0
-    go_on(other)
-    manifest = read_manifest(store(other), 10)
-    assert manifest.config["optimizer"]["lr"] == 0.005
+    assert fork("base@8", "new", "optimizer.lr=0.005", "train.max_steps=20") == 0
+    assert fork("new", "other", "optimizer.weight_decay=0.3") == USER_ERROR
+    assert "give optimizer.lr=…, train.max_steps=… again" in capsys.readouterr().err
+    assert not Path("other").exists()
+    assert fork("new", tmp_path / "other", "optimizer.lr=0.005", "train.max_steps=10") == 0
+    go_on(tmp_path / "other")
+    assert manifest("other", 10).config["optimizer"]["lr"] == 0.005
 
 
-def test_the_first_snapshot_of_a_fork_of_a_fork_is_on_its_line(
-    base: Path, tmp_path: Path, text: Path, cache: Path
-) -> None:
+def test_the_first_snapshot_of_a_fork_of_a_fork_is_on_its_line(tmp_path: Path, text: Path, cache: Path) -> None:
     """Also after the run was taken back to it."""
-    assert fork_command(["--trust", f"{base}@8", f"{tmp_path}/one"]) == 0
-    assert fork_command(["--trust", f"{tmp_path}/one", f"{tmp_path}/two"]) == 0
+    assert fork("base@8", "one") == fork("one", tmp_path / "two") == 0
     go_on(tmp_path / "two")
-    here = f"data.path={text}", f"data.cache_dir={cache}"
-    with replay(f"{tmp_path}/two", 9, here) as run:
+    with replay("two", 9, (f"data.path={text}", f"data.cache_dir={cache}")) as run:
         assert run.base == 8
         assert run.advance().same
-    assert intervals(Past(f"{tmp_path}/two")) == [(0, 8), (8, 12)]
-    assert snapshots.main(["rewind", f"{tmp_path}/two@8"]) == 0
-    assert intervals(Past(f"{tmp_path}/two")) == [(0, 8)]
+    assert intervals(Past("two")) == [(0, 8), (8, 12)]
+    assert snapshots.main(["rewind", "two@8"]) == 0
+    assert intervals(Past("two")) == [(0, 8)]
 
 
-def rewritten(base: Path, **sections: dict[str, Any]) -> None:
+# --- what a stranger may have written ---
+
+
+def rewritten(**sections: dict[str, Any]) -> None:
     """Step 8 of the run as a stranger may have written it: these keys, in a manifest that is as good as any."""
-    path = base / "snapshots/step-000000008" / MANIFEST
-    manifest = read_manifest(store(base), 8)
-    config = {**manifest.config}
+    old = manifest("base", 8)
+    config = {**old.config}
     for name, values in sections.items():
         config[name] = values if name not in config or "_target_" in values else config[name] | values
-    path.write_bytes(encode_manifest(manifest.model_copy(update={"config": config})))
+    Path(STEP_8, MANIFEST).write_bytes(encode_manifest(old.model_copy(update={"config": config})))
 
 
-def refused(arguments: list[str], capsys: Captured) -> list[str]:
-    """The keys that a fork refuses."""
-    assert fork_command(arguments) == USER_ERROR
-    return re.findall(r"([a-z]+\.\w+) (?:is|names|holds) ", capsys.readouterr().err)
+def refused(capsys: Captured, *arguments: str) -> list[str]:
+    """The keys that a fork of the rewritten step refuses."""
+    assert fork_command([*arguments, "base@8", "new"]) == USER_ERROR
+    assert not Path("new").exists()
+    return sorted(re.findall(r"([a-z]+\.\w+) (?:is|names|holds) ", capsys.readouterr().err))
 
 
 def test_what_is_written_in_a_strangers_config_is_neither_resolved_nor_imported(
-    base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_MINE", "nobody-may-see")
-    (tmp_path / "evil_code.py").write_text(f"open('{tmp_path}/ran', 'w')")
-    monkeypatch.chdir(tmp_path)
+    Path("evil_code.py").write_text("open('ran', 'w')")
     rewritten(
-        base,
         hydra={"searchpath": ["pkg://evil_code"]},
         data={"path": "${oc.env:OF_MINE}"},
         model={"kind": "own", "_target_": "evil_code.Net"},
     )
     for trust in ([], ["--trust"]):
-        assert {"data.path", "model._target_"} <= {*refused([*trust, f"{base}@8", "new"], capsys)}
-    assert not (tmp_path / "ran").exists()
+        assert {"data.path", "model._target_"} <= {*refused(capsys, *trust)}
+    assert not Path("ran").exists()
     assert "evil_code" not in sys.modules
 
 
 PLACES: dict[str, dict[str, Any]] = {
     "data": {"path": "http://127.0.0.1:9/latest/meta-data"},
-    "train": {"eval_tasks": ["evil"], "eval_tasks_path": "base/tasks"},
-    "snapshot": {"hot_dir": "elsewhere"},
-    "world": {"notice": "aws:http://127.0.0.1:9/imds"},
     "health": {"notify": "http://127.0.0.1:9/hook"},
     "model": {"init_from": "/etc"},
-}  # fmt: skip
+    "snapshot": {"hot_dir": "elsewhere"},
+    "train": {"eval_tasks": ["evil"], "eval_tasks_path": "base/tasks"},
+    "world": {"notice": "aws:http://127.0.0.1:9/imds"},
+}
 
 
-def test_no_place_and_no_program_is_taken_from_a_strangers_config(
-    base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rewritten(base, **PLACES)
-    keys = [f"{section}.{name}" for section, values in PLACES.items() for name in values]
-    assert sorted(refused(["base@8", "new"], capsys)) == sorted(keys)
-    assert not (tmp_path / "new").exists()
-    more = {"init_from": "null", "path": "text.txt", "eval_tasks": "[]", "notice": "none"}
-    named = [f"{key}={more.get(key.partition('.')[2], 'null')}" for key in keys if key != "snapshot.hot_dir"]
-    assert fork_command(["base@8", "new", *named, "snapshot.hot_dir=/dev/shm"]) == 0
+def test_no_place_and_no_program_is_taken_from_a_strangers_config(capsys: Captured) -> None:
+    rewritten(**PLACES)
+    assert refused(capsys) == [f"{section}.{name}" for section, values in PLACES.items() for name in values]
+    named = ("data.path=text.txt", "health.notify=null", "model.init_from=null", "snapshot.hot_dir=/dev/shm",
+             "train.eval_tasks=[]", "train.eval_tasks_path=null", "world.notice=none")  # fmt: skip
+    assert fork_command(["base@8", "new", *named]) == 0
 
 
 @pytest.mark.parametrize("place", ["base/text.txt", "./base/x/../text.txt", "base", "/etc/passwd", "../text.txt"])
-def test_the_strangers_own_folder_is_no_place_and_what_is_kept_is_told(
-    base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rewritten(base, data={"path": place})
-    assert refused(["base@8", "new"], capsys) == ["data.path"]
-    rewritten(base, data={"path": "texts/mine.txt"})
+def test_the_strangers_own_folder_is_no_place_and_what_is_kept_is_told(capsys: Captured, place: str) -> None:
+    rewritten(data={"path": place})
+    assert refused(capsys) == ["data.path"]
+    rewritten(data={"path": "texts/mine.txt"})
     assert fork_command(["base@8", "new"]) == 0
-    assert "data.path=texts/mine.txt, as in the snapshot's config\n" in capsys.readouterr().out
+    assert "data.path=texts/mine.txt" in capsys.readouterr().out
 
 
-def test_no_line_and_no_escape_code_of_a_strangers_is_printed(
-    base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_no_line_and_no_escape_code_of_a_strangers_is_printed(tmp_path: Path, capsys: Captured) -> None:
     forged = "a\nfinished: step 2000\u2028finished: \x1b[2J"
-    assert fork_command(["--trust", f"{base}@8", "child"]) == 0
+    assert fork("base@8", "child") == 0
     for folder in ("base", "child"):
-        path = Path(folder, "snapshots/step-000000008", MANIFEST)
-        manifest = read_manifest(store(Path(folder)), 8)
-        entry = manifest.history[-1] | {"world_size": forged, "changes": {forged: [forged, 1]}}
+        old = manifest(folder, 8)
+        entry = old.history[-1] | {"world_size": forged, "changes": {forged: [forged, 1]}}
         if parent := entry.get("fork"):
             entry["fork"] = parent | {"run": forged, "dir": forged, "keys": [forged]}
-        config = {**manifest.config, "seed": forged, "health": {"notify": f"http://h/S3CRET{forged}"}, forged: 1}
-        new = {"run": forged, "history": [*manifest.history[:-1], entry], "config": config}
-        path.write_bytes(encode_manifest(manifest.model_copy(update=new)))
+        config = {**old.config, "seed": forged, "health": {"notify": f"http://h/S3CRET{forged}"}, forged: 1}
+        new = {"run": forged, "history": [*old.history[:-1], entry], "config": config}
+        path = Path(folder, "snapshots/step-000000008", MANIFEST)
+        path.write_bytes(encode_manifest(old.model_copy(update=new)))
     for _ in range(2):  # the second time as the newest, from which more is shown
-        for verb, *arguments in (
-            *((verb, "child") for verb in ("list", "show")), ("list", "."),
-            *((verb, "base", "--step", "8") for verb in ("show", "verify")),
-        ):  # fmt: skip
-            assert snapshots.main([verb, *arguments]) == 0
+        for words in ("list child", "show child", "list .", "show base@8", "verify base@8"):
+            assert snapshots.main(words.split()) == 0
         log_command(["."])
         log_command([".", "--graph"])
         diff_command(["base@8", "child"])
         fork_command(["base@8", "new", f"data.path={tmp_path}/text", "health.notify=null", "seed=1"])
         report.main(["base", "child", "--out", "page.html"])
-        shutil.rmtree(base / "snapshots/step-000000012", ignore_errors=True)
+        shutil.rmtree("base/snapshots/step-000000012", ignore_errors=True)
     out, err = capsys.readouterr()
     assert not [line for line in (out + err).splitlines() if line.lstrip(" ├─└│").startswith("finished: ")]
     assert "\x1b" not in out + err
@@ -287,9 +239,12 @@ def test_no_line_and_no_escape_code_of_a_strangers_is_printed(
     assert "\nfinished: " not in Path("page.html").read_text()
 
 
+# --- killed, raced, and on other disks ---
+
+
 @pytest.mark.parametrize("where", ["make_run_dir", "create_config", "_take", "encode_manifest", "after"])
 def test_a_fork_that_was_killed_is_made_by_the_same_command_and_by_no_other(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     new, real = tmp_path / "new", getattr(forking, where, None)
 
@@ -298,173 +253,105 @@ def test_a_fork_that_was_killed_is_made_by_the_same_command_and_by_no_other(
             real(*arguments)
         raise KeyboardInterrupt
 
-    if real:
-        monkeypatch.setattr(forking, where, killed)
-    fork_command(["--trust", f"{base}@8", str(new)])
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        if real:
+            patched.setattr(forking, where, killed)
+        fork("base@8", new)
     if where != "make_run_dir":
-        assert fork_command(["--trust", f"{base}@4", str(new)]) == USER_ERROR
-        assert fork_command(["--trust", f"{base}@8", str(new), "seed=2"]) == USER_ERROR
-    assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
+        assert fork("base@4", new) == fork("base@8", new, "seed=2") == USER_ERROR
+    assert fork("base@8", new) == 0
     assert store(new).folders() == [8]
     verify(store(new), 8)
     assert not [*new.rglob("*.tmp")]
     go_on(new)
-    assert fork_command(["--trust", f"{base}@8", str(new)]) == USER_ERROR
+    assert fork("base@8", new) == USER_ERROR
 
 
-def test_of_two_forks_into_one_place_at_once_one_wins(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new, real = tmp_path / "new", forking.make_run_dir
+def test_of_two_forks_into_one_place_at_once_one_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = forking.make_run_dir
 
     def overtaken(run_dir: str) -> None:
-        """The slower one has seen that nothing is there."""
-        monkeypatch.undo()
-        assert fork_command(["--trust", f"{base}@4", str(new)]) == 0
+        """The other fork has seen that nothing is there."""
+        monkeypatch.setattr(forking, "make_run_dir", real)
+        assert fork("base@4", "new") == 0
         real(run_dir)
 
     monkeypatch.setattr(forking, "make_run_dir", overtaken)
-    assert fork_command(["--trust", f"{base}@8", str(new)]) == USER_ERROR
-    assert store(new).folders() == [4]
+    assert fork("base@8", "new") == USER_ERROR
+    assert store("new").folders() == [4]
 
 
 @pytest.mark.parametrize("odd", [Path.mkdir, lambda path: path.symlink_to("elsewhere"), os.mkfifo])
-def test_a_fork_that_cannot_write_its_config_has_failed(
-    base: Path, tmp_path: Path, odd: Callable[[Path], None]
-) -> None:
-    (tmp_path / "new").mkdir()
-    odd(tmp_path / "new/config.yaml")
-    assert fork_command(["--trust", f"{base}@8", str(tmp_path / "new")]) == USER_ERROR
-    assert store(tmp_path / "new").folders() == []
-    assert not (tmp_path / "new/elsewhere").exists()
+def test_a_fork_that_cannot_write_its_config_has_failed(odd: Callable[[Path], None]) -> None:
+    Path("new").mkdir()
+    odd(Path("new/config.yaml"))
+    assert fork("base@8", "new") == USER_ERROR
+    assert store("new").folders() == []
+    assert not Path("new/elsewhere").exists()
 
 
-@pytest.mark.parametrize("target", ["run/snapshots", "run/snapshots/inner", "run/snapshots/step-000000008"])
-def test_no_run_is_made_in_the_snapshots_of_another(base: Path, tmp_path: Path, target: str) -> None:
-    base.rename(tmp_path / "run")
-    before = sorted(tmp_path.rglob("*"))
-    assert fork_command(["--trust", f"{tmp_path}/run@8", f"{tmp_path}/{target}"]) == USER_ERROR
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_disk_without_hard_links_gets_a_verified_copy(
-    base: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_hard_links_gets_a_verified_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.link
 
-    def refused(src: str, dst: str, **options: bool) -> None:
+    def link(src: str, dst: str, **options: bool) -> None:
         if ".safetensors" in str(src):
             raise OSError(18, "Invalid cross-device link")
         real(src, dst, **options)
 
-    monkeypatch.setattr(os, "link", refused)
-    new = tmp_path / "new"
-    assert fork_command(["--trust", f"{base}@8", str(new)]) == 0
-    assert "copied, since the parent's place can't share" in capsys.readouterr().out
-    assert not {s.st_ino for s in parts(new, 8).values()} & {s.st_ino for s in parts(base, 8).values()}
-    verify(store(new), 8)
+    monkeypatch.setattr(os, "link", link)
+    assert fork("base@8", "new") == 0
+    assert not {*inodes("new").values()} & {*inodes("base").values()}
+    verify(store("new"), 8)
 
 
-def test_a_parts_missing_bytes_are_noticed_before_the_commit(base: Path, tmp_path: Path, capsys: Captured) -> None:
-    [path] = (base / "snapshots/step-000000008").glob("model-*")
+def test_a_parts_missing_bytes_are_noticed_before_the_commit() -> None:
+    [path] = Path(STEP_8).glob("model-*")
     path.write_bytes(path.read_bytes()[:-1])
-    assert fork_command(["--trust", f"{base}@8", str(tmp_path / "new")]) == USER_ERROR
-    assert "has another size than its manifest says: choose another step" in capsys.readouterr().err
-    assert store(tmp_path / "new").steps() == []
-
-
-def test_log_draws_a_fork_below_the_attempt_that_it_left_and_the_report_from_that_step(
-    base: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    fork_command(["--trust", f"{base}@8", str(tmp_path / "new"), "optimizer.lr=0.005"])
-    go_on(tmp_path / "new")
-    fork_command(["--trust", f"{tmp_path}/new@12", str(tmp_path / "third")])
-    capsys.readouterr()
-    assert log_command([str(tmp_path), "--graph"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    digests = {(name, s): read_manifest(store(tmp_path / name), s).digest[:16] for name, s in
-               (("base", 4), ("base", 8), ("base", 12), ("new", 8), ("new", 12))}  # fmt: skip
-    assert [line.partition(", loss")[0] for line in lines] == [
-        f"run ({tmp_path}/base): step 12, 1 attempt",
-        "└─ attempt 1: steps 1 to 12, 1 × cpu, finished",
-        f"   ├─ step 4: {digests['base', 4]}",
-        f"   ├─ step 8: {digests['base', 8]}",
-        f"   ├─ step 12: {digests['base', 12]}",
-        f"   └─ new ({tmp_path}/new): step 12, 1 attempt; forked from run after step 8, with other optimizer.lr",
-        f"      ├─ step 8: {digests['new', 8]}",
-        "      └─ attempt 3: steps 9 to 12, 1 × cpu, finished",
-        f"         ├─ step 12: {digests['new', 12]}",
-        f"         └─ third ({tmp_path}/third): step 12, 0 attempts; forked from new after step 12",
-        f"            └─ step 12: {digests['new', 12]}",
-    ]
-    assert log_command([str(tmp_path), "--json"]) == 0
-    told = {run["dir"]: run for run in json.loads(capsys.readouterr().out)}
-    assert told[f"{tmp_path}/new"]["parent"]["step"] == 8
-    assert told[f"{tmp_path}/new"]["attempts"][0]["snapshots"][0]["digest"].startswith(digests["new", 12])
-
-
-def test_log_of_one_run_and_of_no_run(base: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert log_command([str(base)]) == 0
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        f"run ({base}): step 12, 1 attempt",
-        "  attempt 1: steps 1 to 12, 1 × cpu, finished",
-    ]
-    (tmp_path / "empty").mkdir()
-    assert log_command([str(tmp_path / "empty")]) == USER_ERROR
-    assert log_command([str(tmp_path / "nowhere")]) == USER_ERROR
-
-
-def test_log_shows_the_other_runs_of_a_folder_where_one_is_unreadable(
-    base: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    shutil.copytree(base, tmp_path / "bad")
-    for ledger in (tmp_path / "bad/ledger").iterdir():
-        ledger.unlink()
-        ledger.symlink_to("/etc/passwd")
-    assert log_command([str(tmp_path)]) == 0
-    out, err = capsys.readouterr()
-    assert f"run ({base}): step 12" in out
-    assert "bad/ledger" in err
-
-
-@pytest.fixture
-def sent(serve: Callable[[str], object], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """Each request that is sent to S3: its kind, its key, the bytes of its body."""
-    from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
-
-    serve("moto")
-    found = list[tuple[str, str, int]]()
-    real = AIOHTTPSession.send
-
-    async def send(self: AIOHTTPSession, request: object) -> object:
-        body = getattr(request, "body", None)
-        size = len(body) if isinstance(body, bytes | bytearray) else int(request.headers.get("Content-Length", 0))  # type: ignore[attr-defined]
-        found.append((request.method, request.url.rpartition("/")[2], size))  # type: ignore[attr-defined]
-        return await real(self, request)
-
-    monkeypatch.setattr(AIOHTTPSession, "send", send)
-    return found
+    assert fork("base@8", "new") == USER_ERROR
+    assert store("new").steps() == []
 
 
 def test_a_fork_within_a_bucket_uploads_nothing_but_a_manifest_and_downloads_no_part(
-    base: Path, tmp_path: Path, sent: list[tuple[str, str, int]], capsys: Captured
+    base: Path, serve: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fs = Store("s3://runs/base").fs
+    from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
+
+    serve("moto")
+    sent, real = list[tuple[str, str, int]](), AIOHTTPSession.send
+
+    async def send(self: AIOHTTPSession, request: Any) -> object:
+        body = getattr(request, "body", None)
+        size = len(body) if isinstance(body, bytes | bytearray) else int(request.headers.get("Content-Length", 0))
+        sent.append((request.method, request.url.rpartition("/")[2], size))
+        return await real(self, request)
+
+    fs = store("s3://runs/base").fs
     for path in base.rglob("*"):
         if path.is_file():
             fs.pipe_file(f"runs/base/{path.relative_to(base)}", path.read_bytes())
-    sent.clear()
-    assert fork_command(["--trust", "s3://runs/base@8", "s3://runs/new", "optimizer.lr=0.005"]) == 0
-    out = capsys.readouterr().out
-    assert "copied by the store itself" in out
-    assert "the parent's command with run.name=new run.dir=s3://runs/new optimizer.lr=0.005 at its end" in out
+    monkeypatch.setattr(AIOHTTPSession, "send", send)
+    assert fork("s3://runs/base@8", "s3://runs/new", "optimizer.lr=0.005") == 0
     bodies = {name: size for method, name, size in sent if size and method != "GET"}
-    (manifest,) = [size for name, size in bodies.items() if name.startswith(MANIFEST)]
-    assert not [name for name in bodies if "safetensors" in name]
-    assert sum(bodies.values()) - manifest < 8192  # the config, the run's id, the probe of conditional puts
-    assert not [name for method, name, _ in sent if method == "GET" and "safetensors" in name]
-    assert verify(Store("s3://runs/new/snapshots"), 8).digest == read_manifest(store(base), 8).digest
+    (described,) = [size for name, size in bodies.items() if name.startswith(MANIFEST)]
+    assert sum(bodies.values()) - described < 8192  # the config, the run's id, the probe of conditional puts
+    assert not [name for method, name, size in sent if "safetensors" in name and (size or method == "GET")]
     # Without its parent it is whole.
     fs.rm("runs/base", recursive=True)
-    verify(Store("s3://runs/new/snapshots"), 8)
+    assert verify(store("s3://runs/new"), 8).digest == manifest("base", 8).digest
+
+
+# --- log ---
+
+
+def test_log_shows_the_other_runs_of_a_folder_where_one_is_unreadable(base: Path, capsys: Captured) -> None:
+    assert log_command([str(base)]) == 0
+    shutil.copytree(base, "bad")
+    for ledger in Path("bad/ledger").iterdir():
+        ledger.unlink()
+        ledger.symlink_to("/etc/passwd")
+    assert log_command(["."]) == 0
+    out, err = capsys.readouterr()
+    assert "run (./base): step 12, 1 attempt" in out
+    assert "bad/ledger" in err
+    Path("empty").mkdir()
+    assert log_command(["empty"]) == log_command(["nowhere"]) == USER_ERROR

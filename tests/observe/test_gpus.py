@@ -14,20 +14,17 @@ from mingpt.observe.events import StepDone
 from mingpt.observe.gpus import Gpus, open_gpus
 from mingpt.observe.jsonl import MetricsLog, read_metrics
 
-NAMES = ("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetUUID", "nvmlEventSetCreate", "nvmlEventSetWait_v2")
-
 
 @dataclass
 class Nvml:
     """Answers as two L4s would: the first throttles in the heat; the second has no ECC."""
 
-    NVMLError: Any = pynvml.NVMLError
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED: int = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    NVML_VOLATILE_ECC: int = pynvml.NVML_VOLATILE_ECC
-    NVML_TEMPERATURE_GPU: int = pynvml.NVML_TEMPERATURE_GPU
-    nvmlEventTypeXidCriticalError: int = pynvml.nvmlEventTypeXidCriticalError
     ecc: int = 0
     xids: list[tuple[str, int]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        """Its constants and errors are NVML's own."""
+        return getattr(pynvml, name)
 
     def nvmlInit(self) -> None: ...
 
@@ -91,35 +88,14 @@ def test_a_sick_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         gpus.wait(None)
     assert gpus.sample()["gpu_xids"] == [[], [79]]
-    assert ["GPU 1 on" in line and "XID 79" in line for line in lines[:1]] == [True]
-    assert "GPU 0 on" in lines[1]
-    assert "2 more memory errors" in lines[1]
+    assert all(word in lines[0] for word in ("GPU 1 on", "XID 79"))
+    assert all(word in lines[1] for word in ("GPU 0 on", "2 more"))
     gpus.sample()
     assert len(lines) == 2, "said again, though there are no more"
 
 
-def test_an_error_that_comes_again_and_again_is_noted_once_and_leaves_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = 0
-
-    class Repeating(Nvml):
-        def nvmlEventSetWait_v2(self, events: Any, milliseconds: int) -> Any:
-            nonlocal asked
-            asked += 1
-            return SimpleNamespace(device="GPU-b", eventData=79)
-
-    monkeypatch.setattr(gpus_module, "SAMPLE_SECONDS", 0.2)
-    lines = list[str]()
-    gpus = Gpus(Repeating(), ["a", "b"], lines.append)
-    gpus.wait(None)
-    assert 1 <= asked <= 11
-    assert gpus.sample()["gpu_xids"] == [[], [79]]
-    assert len(lines) == 1
-
-
-def test_without_a_gpu_nothing_is_asked() -> None:
+def test_without_a_gpu_nothing_is_asked_and_without_nvml_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert open_gpus(torch.device("cpu")) is None
-
-
-def test_a_machine_whose_nvml_is_missing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert capsys.readouterr().out == ""
     assert open_gpus(torch.device("cuda", 0)) is None
-    assert capsys.readouterr().out.startswith("no figures of the GPUs among the metrics: ")
+    assert capsys.readouterr().out.startswith("no figures of the GPUs")

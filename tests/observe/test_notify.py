@@ -13,9 +13,7 @@ from config_kit import problems
 from fault_kit import at_step, finish, launch
 from hook_kit import SECRET, hook
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
-from mingpt.observe import notify as notify_module
-from mingpt.observe import trackers
-from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, SnapshotLost
+from mingpt.observe.events import AttemptEnded, AttemptFailed, SnapshotLost
 from mingpt.observe.notify import Alarms, notify
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import AGENT_PID, Lifetime
@@ -24,6 +22,7 @@ from poison_kit import POISONED, poison
 from run_kit import Run
 
 GUARDED = ("health.spike_sigma=8", "health.max_skips=2", "health.max_rollbacks=1")
+HOOK = "hOoKsEcReT77"
 
 
 @pytest.fixture
@@ -34,12 +33,6 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     torch.set_num_threads(threads)
 
 
-def nowhere(secret: str, text: str, folder: Path) -> None:
-    assert secret not in text
-    for path in folder.rglob("*"):
-        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
-
-
 def test_an_attempt_tells_how_it_ended_and_its_address_to_nobody(
     train: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,26 +41,20 @@ def test_an_attempt_tells_how_it_ended_and_its_address_to_nobody(
         overrides = (*GUARDED, *poison([17, 18, 25, 26]), "run.name=my-run", "health.notify='${oc.env:HOOK}'")
         assert train(*overrides) == CRASHED
         assert train(*overrides, f"health.notify='{there.url}'") == USER_ERROR
-        monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-        monkeypatch.setattr(trackers, "END_SECONDS", 240.0)
-        assert train(*overrides, "train.max_steps=22", "track=[mlflow]") == FINISHED
-    [told_to_mlflow] = tmp_path.glob("run/mlflow/*/*/params/health.notify")
-    assert told_to_mlflow.read_text() == "***"
+        assert train(*overrides, "train.max_steps=22") == FINISHED
     assert there.events() == ["rolled back", "failed", "finished"]
-    first, second, last = there.bodies()
+    first, second, _ = there.bodies()
     assert (first["run"], first["attempt"], first["step"], first["host"]) == ("my-run", 1, 19, socket.gethostname())
-    assert "the run goes back to step 15" in first["text"]
+    assert "step 15" in first["text"]
     assert second["attempt"] == 3
-    assert "it was no help" in second["text"]
-    assert last["text"].startswith("finished: step 22, digest ")
     out, err = capfd.readouterr()
     assert "health.notify=***" in out
-    nowhere("hOoKsEcReT77", out + err, tmp_path)
+    assert HOOK not in out + err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and HOOK.encode() in path.read_bytes()]
 
 
-@pytest.mark.parametrize(("status", "what"), [(500, "status 500"), (302, "status 302")])
-def test_an_answer_that_is_an_error_is_told_once(status: int, what: str) -> None:
+@pytest.mark.parametrize("status", [500, 302])
+def test_an_answer_that_is_an_error_is_told_once(status: int) -> None:
     said: list[str] = []
     with hook(status) as there:
         alarms = Alarms(there.url, "run", 1, said.append)
@@ -75,52 +62,32 @@ def test_an_answer_that_is_an_error_is_told_once(status: int, what: str) -> None
             alarms.on(SnapshotLost(step, step, "the disk is full"))
         alarms.close()
     assert there.events() == ["snapshot lost"] * 2  # and nothing was posted to where a redirect points
-    assert said == [f"health.notify failed: the webhook answered with {what}. The run goes on."]
+    assert said == [f"health.notify failed: the webhook answered with status {status}. The run goes on."]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://nobody.invalid"])
 def test_a_server_that_is_not_there_is_told_without_its_address(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     notify(f"{url}{SECRET}", "hang", "rank 5 has not come", run="run")
     out, err = capfd.readouterr()
-    assert "health.notify failed: no answer from the webhook" in err
-    assert "hOoK" not in out + err
-
-
-def test_a_silent_server_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify_module, "LIMIT_SECONDS", 1000.0)  # so only the limit at the end can end this test
-    said: list[str] = []
-    with hook(silent=True) as there:
-        alarms = Alarms(there.url, "run", 1, said.append)
-        for step in range(3000):
-            alarms.on(BitsDiffer(step, 2, 1, (1.0, 2.0), (3.0, 4.0)))
-        alarms.close(0.2)
-        told = list(said)  # before the server ends
-    assert told == [
-        "health.notify does not keep up: what comes now is left out. The run goes on.",
-        "health.notify did not end in time: its last items may be lost",
-    ]
+    assert "health.notify failed" in err
+    assert HOOK not in out + err
 
 
 def test_which_ends_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(*events: AttemptEnded | AttemptFailed) -> list[str]:
-        with hook() as there:
-            for event in events:
-                Alarms(there.url, "run", 1).on(event)
-        return there.events()
-
     failed = AttemptFailed(3, USER_ERROR, "UserError", "the token is hf_abcdefgh123")
-    crashed = AttemptFailed(3, CRASHED, "RuntimeError", "gone")
-    assert told(AttemptEnded(3, False, "d"), failed, crashed) == ["stopped", "failed"]
-    monkeypatch.setenv(AGENT_PID, "1")  # the launcher tells it
-    assert told(failed) == []
+    with hook() as there:
+        for event in (AttemptEnded(3, False, "d"), failed, AttemptFailed(3, CRASHED, "RuntimeError", "gone")):
+            Alarms(there.url, "run", 1).on(event)
+        monkeypatch.setenv(AGENT_PID, "1")  # the launcher tells it
+        Alarms(there.url, "run", 1).on(failed)
+    assert there.events() == ["stopped", "failed"]
+    assert "hf_abc" not in str(there.bodies())
 
 
-def test_a_bad_address_is_a_problem_of_the_config() -> None:
-    for bad in ("hooks.example.com/x", "ftp://example.com/x", "https://", "https://a b/", "http://h:port/x"):
-        [problem] = problems(f"health.notify='{bad}'")
-        assert problem == (
-            "health.notify=***: this is not the address of a webhook: give one that begins with https:// or http://"
-        )
+@pytest.mark.parametrize("bad", ["hooks.example.com/x", "ftp://e.com/x", "https://", "https://a b/", "http://h:port/x"])
+def test_a_bad_address_is_a_problem_of_the_config(bad: str) -> None:
+    [problem] = problems(f"health.notify='{bad}'")
+    assert problem.startswith("health.notify=***: ")
 
 
 @pytest.mark.slow
@@ -135,4 +102,4 @@ def test_the_launcher_tells_that_it_gives_up(new_run: Callable[..., Run]) -> Non
         output = finish(node, CRASHED)
     assert there.events() == ["gave up"]
     assert there.bodies()[0]["text"] in output
-    assert "hOoK" not in output
+    assert HOOK not in output

@@ -1,9 +1,7 @@
 """Steps that are computed again: where their bits differ, and nothing was changed, that is an alarm."""
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -12,12 +10,11 @@ import torch
 from config_kit import configured
 from hook_kit import hook
 from mingpt.errors import FINISHED
-from mingpt.observe import earlier
 from mingpt.observe.earlier import SameBits
-from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepDone
+from mingpt.observe.events import AttemptEnded, BitsDiffer, Event, SnapshotCommitted, StepDone
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.observe.trace import RECORD, Trace
-from mingpt.snapshot.attempts import RunRecord, segments
+from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
@@ -55,9 +52,7 @@ def test_equal_bits_are_no_news_and_different_ones_an_alarm(
     with hook() as there:
         assert train("train.max_steps=24", f"health.notify={there.url}") == FINISHED
     [alarm] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ALARM")]
-    assert alarm.startswith("ALARM: step 13 has other bits than before: loss ")
-    assert " in attempt 3, loss " in alarm
-    assert " in attempt 6. Nothing that bits depend on has changed, so one of the machines is sick" in alarm
+    assert all(words in alarm for words in ("ALARM: step 13 ", " in attempt 3, ", " in attempt 6. "))
     assert there.events() == ["different bits", "finished"]
     assert there.bodies()[0]["text"] == alarm.removeprefix("ALARM: ")
 
@@ -66,10 +61,9 @@ def test_what_was_changed_may_differ(
     train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train("train.max_steps=20") == FINISHED
-    again(tmp_path, 1)
-    assert train("train.max_steps=20", "optimizer.lr=0.5", "resume.changed=true") == FINISHED
-    again(tmp_path, 3)
-    assert train("train.max_steps=20", "reduce=fast", "resume.changed=true") == FINISHED
+    for number, changed in ((1, "optimizer.lr=0.5"), (3, "reduce=fast")):
+        again(tmp_path, number)
+        assert train("train.max_steps=20", changed, "resume.changed=true") == FINISHED
     assert "ALARM" not in capsys.readouterr().out
 
 
@@ -82,39 +76,19 @@ def observed(run_dir: str, number: int) -> tuple[MetricsLog, SameBits, list[Bits
     return log, SameBits(config, record, log.write, differ.append, print), differ
 
 
-def test_a_name_that_is_known_late_reaches_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metrics end before the comparison does."""
-    go_on, find_name = threading.Event(), earlier.equality
-    monkeypatch.setattr(earlier, "equality", lambda *known: (go_on.wait(60), find_name(*known))[1])
-    run_dir = f"memory://same-bits-{uuid4().hex}/run"
-    log, same, _ = observed(run_dir, 1)
-    log.on(AttemptEnded(1, True, None))
-    go_on.set()
-    same.on(AttemptEnded(1, True, None))
-    assert earlier.name_of(run_dir, segments(run_dir)[1])
-
-
 def test_only_steps_and_the_end_are_compared(tmp_path: Path) -> None:
-    """The threads of the snapshots' writers publish, too."""
+    """The threads of the snapshots' writers publish, too. A norm of float64 has the same bits again."""
     trace, (log, same, _) = Trace(f"{tmp_path}/run", 1, print), observed(f"{tmp_path}/run", 1)
-    for observer in (trace, same, log):
-        observer.on(StepDone(1, 2.0, 0.5, (), ()))
-        observer.on(AttemptEnded(1, False, None))
+    steps = [StepDone(step, 2.0, 1 / 3, (), ()) for step in (1, 2)]
+    events: list[Event] = [*steps, AttemptEnded(2, False, None)]
+    for event in events:
+        for observer in (trace, same, log):
+            observer.on(event)
     _, same, differ = observed(f"{tmp_path}/run", 2)
+    same.on(steps[0])
     same._thread.join(60)
-    same._new.append(StepDone(1, 3.0, 0.5, (), ()))  # as if the main thread were about to compare it
-    same.on(SnapshotCommitted(1, "d", 0.1))
+    same._new.append(StepDone(2, 3.0, 1 / 3, (), ()))  # as if the main thread were about to compare it
+    same.on(SnapshotCommitted(2, "d", 0.1))
     assert differ == []
-    same.on(AttemptEnded(1, True, None))
-    assert [event.loss for event in differ] == [(2.0, 3.0)]
-
-
-def test_a_norm_of_float64_has_the_same_bits_again(tmp_path: Path) -> None:
-    trace, (log, same, _) = Trace(f"{tmp_path}/run", 1, print), observed(f"{tmp_path}/run", 1)
-    for observer in (trace, same, log):
-        observer.on(StepDone(1, 2.0, 1 / 3, (), ()))
-        observer.on(AttemptEnded(1, False, None))
-    _, same, differ = observed(f"{tmp_path}/run", 2)
-    same.on(StepDone(1, 2.0, 1 / 3, (), ()))
-    same.on(AttemptEnded(1, True, None))
-    assert differ == []
+    same.on(AttemptEnded(2, True, None))
+    assert [(event.step, event.loss) for event in differ] == [(2, (2.0, 3.0))]

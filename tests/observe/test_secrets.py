@@ -1,6 +1,6 @@
 """A secret is put into every place that a user could put one into, and searched for in all that is written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,17 +44,8 @@ def nowhere(written: str, folder: Path | None = None) -> None:
 
 
 @pytest.fixture
-def output(capfd: pytest.CaptureFixture[str]) -> "Output":
-    return Output(capfd)
-
-
-class Output:
-    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
-        self.capfd = capfd
-
-    def read(self) -> str:
-        out, err = self.capfd.readouterr()
-        return out + err
+def output(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    return lambda: "".join(capfd.readouterr())
 
 
 def everywhere() -> list[str]:
@@ -72,7 +63,7 @@ def everywhere() -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: Output) -> None:
+def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: Callable[[], str]) -> None:
     monkeypatch.setenv("SOME_TOKEN", CANARY)
     (tmp_path / "hot").mkdir()
     places = (f"run.dir={tmp_path}/run", f"snapshot.hot_dir={tmp_path}/hot", "train.max_steps=4")
@@ -99,79 +90,56 @@ def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert trained("run.dir='" + URLS[1] + "'") == USER_ERROR
     for command in (["show"], ["show", "--json"], ["list"], ["verify"]):
         assert snapshots.main([*command, f"{tmp_path}/run"]) == 0
-    text = output.read() + written
+    text = output() + written
     assert "***" in text
     nowhere(text, tmp_path)
 
 
-@pytest.mark.parametrize("url", [URLS[1], URLS[3], URLS[4]])
-@pytest.mark.parametrize(
-    "slip",
-    [
+PROGRAMS: dict[str, Callable[[list[str]], int]] = {
+    "train": lambda words: attempt([*words, "data.cache_dir=cache"], Lifetime()),
+    "snapshots": snapshots.main,
+    "prepare": prepare.main,
+    "generate": generate.main,
+}
+SLIPS = [
+    *(f"train {slip}" for slip in (
         "data={}", "'data={}'", "seed={}", "run.name={}", "data.tokens={}", "data.tokens='{}'", "seed='{}'",
         "model='{}'", "run='{}'", "data.workers='{}'", "reduce='{}'", "{}", "{}=5", "+data.nope='{}'", "data.path='{}'",
         "data.path='{}' data.tokens=bpe data.tokenizer='{}'", "data=gpt2 data.path=x data.tokenizer='{}'",
         "model=gpt2 model.init_from='{}' model.n_head=5",
         "--data.path={}", "--cfg={}", "--token {}",
         "data=own data._target_='{}'", "optimizer.lr=${{oc.decode:'{}'}}", "train.freeze=['{}']",
-    ],
-)  # fmt: skip
+    )),
+    *(f"snapshots {command} {{}}" for command in ("list", "verify", "prune", "copy {}", "export {}")),
+    "snapshots --{}", "prepare {} --out here --tokenizer {}", "generate {}", "generate {} --nope={}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", [URLS[1], URLS[3], URLS[4]])
+@pytest.mark.parametrize("slip", SLIPS)
 def test_no_slip_is_told_with_its_secret(
-    slip: str, url: str, output: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slip: str, url: str, output: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One word of the shell each; Hydra reads the quotes inside."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINGPT_STORE_SECONDS", "1")
-    # One word of the shell each; Hydra reads the quotes inside.
-    given = [word.format(url) for word in slip.split(" ")] if "{}" in slip else [slip.format(url)]
+    program, *words = slip.split(" ")
     try:
-        code = attempt([*given, f"data.cache_dir={tmp_path}/cache"], Lifetime())
+        code = PROGRAMS[program]([word.format(url) for word in words])
     except SystemExit as exit_:  # argparse's
         code = int(str(exit_.code))
     assert code != 0
-    text = output.read()
+    text = output()
     assert text != ""
     nowhere(text, tmp_path)
 
 
-@pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("form", ["{}={}", "+data.{}={}", "--{}={}"])
-def test_no_slip_tells_what_its_name_says_is_secret(name: str, form: str, output: Output) -> None:
-    with pytest.raises((SystemExit, Exception)) as error:
-        compose.configure([form.format(name, CANARY)])
-    nowhere(str(error.value) + output.read())
-
-
-def commands() -> list[tuple[str, Sequence[str]]]:
-    return [
-        *(("snapshots", [command, "{}"]) for command in ("list", "verify", "digest", "show", "prune")),
-        ("snapshots", ["copy", "{}", "{}"]),
-        ("snapshots", ["export", "{}", "{}"]),
-        ("snapshots", ["--{}"]),
-        ("prepare", ["{}", "--out", "here"]),
-        ("prepare", ["{}", "--out", "here", "--tokenizer", "{}"]),
-        ("generate", ["{}"]),
-        ("generate", ["{}", "--nope={}"]),
-    ]
-
-
-@pytest.mark.parametrize("url", [URLS[1], URLS[4]])
-@pytest.mark.parametrize(("name", "arguments"), commands())
-def test_no_command_tells_a_secret(
-    name: str, arguments: Sequence[str], url: str, output: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MINGPT_STORE_SECONDS", "1")
-    programs: dict[str, Callable[[list[str]], int]] = {
-        "snapshots": snapshots.main,
-        "prepare": prepare.main,
-        "generate": generate.main,
-    }
-    try:
-        code = programs[name]([word.format(url) for word in arguments])
-    except SystemExit as exit_:
-        code = int(str(exit_.code))
-    assert code != 0
-    nowhere(output.read(), tmp_path)
+def test_no_slip_tells_what_its_name_says_is_secret(form: str, output: Callable[[], str]) -> None:
+    for name in NAMED:
+        with pytest.raises((SystemExit, Exception)) as error:
+            compose.configure([form.format(name, CANARY)])
+        nowhere(str(error.value) + output())
 
 
 def test_preflight_tells_no_secret() -> None:

@@ -1,4 +1,4 @@
-"""`python tests/kits/eventful_run.py FOLDER`: one run to which much happens, for the pictures in docs/.
+"""`python docs/eventful_run.py FOLDER`: one run to which much happens, for the pictures in docs/.
 
 A character GPT on Shakespeare lives through six attempts in worlds of 1, 2 and 3 processes: a request to stop, a kill,
 a batch that is not finite, a process that hangs, spikes that make the run go back, another kill, one more spike. Then
