@@ -194,6 +194,21 @@ def test_what_is_no_committed_step_is_not_listed(tmp_path: Path) -> None:
     assert store.steps() == [1]
 
 
+def test_all_is_on_the_disk_before_the_manifest_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, and the folders' entries of them: a power cut leaves a whole snapshot or none."""
+    real, synced = os.fsync, list[str]()
+
+    def watched(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.strip(".").partition("-0")[0])
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    save(Store(str(tmp_path / "snapshots")), 1)
+    manifest = next(i for i, name in enumerate(synced) if name.startswith("manifest"))
+    assert set(synced[:manifest]) == {"model", "optimizer", "step"}
+    assert synced[manifest + 1 :] == ["step", "snapshots"]
+
+
 def test_a_full_disk_is_a_mistake_and_what_was_there_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
