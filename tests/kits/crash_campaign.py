@@ -38,7 +38,7 @@ from run_kit import TINY, Run
 
 KEEP, KEEP_EVERY = 3, 28
 OPTIONS = (
-    "train.max_steps=200",
+    "train.max_steps=120",
     "train.eval_every=0",
     "snapshot.asynchronous=true",
     "snapshot.every_steps=7",

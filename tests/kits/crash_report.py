@@ -6,7 +6,7 @@ from typing import Any
 from crash_plan import Plan
 
 EXPLANATION = """\
-Each run trains a tiny GPT for 200 steps, with a durable snapshot every 7 steps and a hot one every 3. It uses one of
+Each run trains a tiny GPT for 120 steps, with a durable snapshot every 7 steps and a hot one every 3. It uses one of
 two nodes or both, and a number of processes that changes from start to start. Its directory is on a disk or in a
 bucket: of moto, behind a proxy that drops the conditions of puts. The storage server that is killed is this proxy; it
 comes back within 8 seconds, on the same port, with the same data.

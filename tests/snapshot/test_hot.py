@@ -18,7 +18,6 @@ from node_kit import Node, free_port, needs_mount, wait_until
 from run_kit import TINY, Run
 from snapshot_kit import save
 
-MIB = 2**20
 # The only durable snapshot is that at the end.
 HOT = ("train.max_steps=120", "train.eval_every=0", "snapshot.every_steps=0", "snapshot.hot_every_steps=10")
 
@@ -129,7 +128,7 @@ def test_a_node_that_was_replaced_gets_the_step_from_another_ones_memory(
 
 def test_memory_that_is_too_small_is_refused_with_the_numbers(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(UserError, match=rf"^snapshot\.hot_dir={tmp_path}: .* {2 * free // MIB} MiB, .* \d+ MiB"):
+    with pytest.raises(UserError, match=rf"^snapshot\.hot_dir={tmp_path}: .* \d+ MiB, .* \d+ MiB"):
         hot.open_hot(str(tmp_path), str(tmp_path / "run"), "a" * 32, free)
 
 
@@ -141,39 +140,15 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
 
 
 def test_what_killed_runs_left_is_removed_after_a_day(tmp_path: Path) -> None:
-    old, young = (hot.open_hot(str(tmp_path), str(tmp_path / name), "a" * 32, 10) for name in ("old", "young"))
-    for store in (old, young):
-        save(store, 1)
-    long_ago = time.time() - hot.STALE_SECONDS - 10
-    for path in [Path(old.root), *Path(old.root).glob("*")]:
-        os.utime(path, (long_ago, long_ago))
-    own = hot.open_hot(str(tmp_path), str(tmp_path / "own"), "b" * 32, 10)
-    assert sorted(p.name[:3] for p in Path(own.root).parent.iterdir()) == ["own", "you"]
-
-
-@pytest.mark.parametrize("look", range(1, 5))
-def test_another_run_that_is_removed_while_a_folder_is_opened_does_no_harm(
-    look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After each of the four looks that are taken at its folder: is it a folder, what is in it, and two dates."""
-    other, looks = hot.open_hot(str(tmp_path), str(tmp_path / "other"), "a" * 32, 10), list[object]()
-    save(other, 1)
-
-    def meanwhile(function: Callable[..., object]) -> Callable[..., object]:
-        def call(path: object, *args: object, **options: object) -> object:
-            if str(path).startswith(other.root) and len(looks) < look:
-                looks.append(path)
-                if len(looks) == look:
-                    hot.remove(other)
-            return function(path, *args, **options)
-
-        return call
-
-    for name in ("stat", "scandir", "listdir"):
-        monkeypatch.setattr(os, name, meanwhile(getattr(os, name)))
-    own = hot.open_hot(str(tmp_path), str(tmp_path / "own"), "b" * 32, 10)
-    assert len(looks) == look
-    assert Path(own.root).is_dir()
+    for name in ("old", "young"):
+        save(hot.open_hot(str(tmp_path), str(tmp_path / name), "a" * 32, 10), 1)
+    base = tmp_path / f"mingpt-{os.getuid()}"
+    [old] = base.glob("old-*")
+    for path in (old, *old.iterdir()):
+        os.utime(path, (0, time.time() - hot.STALE_SECONDS - 10))
+    next(base.glob("young-*")).joinpath("removed meanwhile").symlink_to("nowhere")
+    hot.open_hot(str(tmp_path), str(tmp_path / "own"), "b" * 32, 10)
+    assert sorted(p.name.partition("-")[0] for p in base.iterdir()) == ["own", "young"]
 
 
 def test_a_folder_in_memory_belongs_to_one_run_directory(tmp_path: Path) -> None:
@@ -183,14 +158,14 @@ def test_a_folder_in_memory_belongs_to_one_run_directory(tmp_path: Path) -> None
     Path(link).symlink_to(run)
     own = hot.folder("/m", run, "a" * 32)
     assert own.parent == Path(f"/m/mingpt-{os.getuid()}")
-    assert own.name.startswith("run-")
-    assert own == hot.folder("/m", run + "/", "a" * 32) == hot.folder("/m", link, "a" * 32)
+    assert {hot.folder("/m", same, "a" * 32) for same in (run, run + "/", link)} == {own}
     assert len({own, hot.folder("/m", copy, "a" * 32), hot.folder("/m", run, "b" * 32)}) == 3
     assert hot.folder("/m", "memory://x/run", "a" * 32) == hot.folder("/m", "memory://x/run/", "a" * 32)
 
 
 def test_a_run_has_one_name_of_its_own_for_all_attempts(tmp_path: Path) -> None:
-    assert hot.find_run_id(str(tmp_path / "run")) is None
-    first = hot.run_id(str(tmp_path / "run"))
-    assert hot.run_id(str(tmp_path / "run")) == first == hot.find_run_id(str(tmp_path / "run"))
-    assert hot.run_id(str(tmp_path / "other")) != first
+    run, other = str(tmp_path / "run"), str(tmp_path / "other")
+    assert hot.find_run_id(run) is None
+    first = hot.run_id(run)
+    assert hot.run_id(run) == first == hot.find_run_id(run)
+    assert hot.run_id(other) != first

@@ -1,6 +1,7 @@
 """Snapshots from GPUs, by recorded calls: what is pinned, and which device the writer's thread has."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mingpt.errors import UserError
 from mingpt.snapshot import hot
-from mingpt.snapshot.staging import ALIGNED, Staging, block_of
+from mingpt.snapshot.staging import Staging, block_of
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train import stats
@@ -35,15 +36,16 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 def test_all_buffers_are_one_pinned_block_without_a_gap(pinned: list[tuple[int, int]]) -> None:
     """A block for each would be rounded up to a power of two, and small ones would share pages."""
-    found = {"a": torch.ones(10, 10), "step": torch.ones(()), "none": torch.ones(0), "c": torch.ones(3).double()}
-    on_gpu = {n: SimpleNamespace(nbytes=t.nbytes, dtype=t.dtype, shape=t.shape, is_cuda=True) for n, t in found.items()}
+    tensors = {"a": torch.ones(10, 10), "step": torch.ones(()), "none": torch.ones(0), "c": torch.ones(3).double()}
+    on_gpu = {
+        n: SimpleNamespace(nbytes=t.nbytes, dtype=t.dtype, shape=t.shape, is_cuda=True) for n, t in tensors.items()
+    }
     staging = Staging(ALONE)
-    staging._make_buffers(cast(dict[str, Tensor], on_gpu))
-    buffers = staging._buffers
+    staging._make_buffers(cast(Any, on_gpu))
     [(address, size)] = pinned
-    assert size == sum(-(-t.nbytes // ALIGNED) * ALIGNED for t in found.values()) == 448 + 64 + 64
-    assert [b.data_ptr() - address for b in (buffers["a"], buffers["step"], buffers["c"])] == [0, 448, 512]
-    assert {n: (b.shape, b.dtype) for n, b in buffers.items()} == {n: (t.shape, t.dtype) for n, t in found.items()}
+    assert size == 448 + 64 + 64
+    assert [staging._buffers[n].data_ptr() - address for n in ("a", "step", "c")] == [0, 448, 512]
+    assert all((b.shape, b.dtype) == (tensors[n].shape, tensors[n].dtype) for n, b in staging._buffers.items())
 
 
 def test_memory_that_cannot_be_pinned_is_told(pinned: list[tuple[int, int]]) -> None:
@@ -54,14 +56,16 @@ def test_memory_that_cannot_be_pinned_is_told(pinned: list[tuple[int, int]]) -> 
 
 def test_the_writers_thread_has_the_device_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new thread's is GPU 0, of which each process would take memory."""
-    calls = list[tuple[str, str]]()
-    monkeypatch.setattr(torch.cuda, "set_device", lambda d: calls.append((threading.current_thread().name, str(d))))
-    for device in ("cpu", "cuda:3"):
-        world = World(0, 1, 0, torch.device(device), "gloo")
+    calls = list[tuple[str, object]]()
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: calls.append((threading.current_thread().name, device))
+    )
+    gpu = torch.device("cuda:3")
+    for world in (ALONE, replace(ALONE, device=gpu)):
         writer = SnapshotWriter(Store(str(tmp_path)), world, cast(Any, None), PROVENANCE, print)
         writer._pool.submit(int).result()
         writer._pool.shutdown()
-    assert calls == [("snapshot_0", "cuda:3")]
+    assert calls == [("snapshot_0", gpu)]
 
 
 class FromTheHost(TorchDispatchMode):

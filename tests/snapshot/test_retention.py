@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,7 +25,6 @@ DAY = 86400
 @pytest.mark.parametrize(
     ("retention", "snapshots", "go"),
     [
-        (Retention(2), {}, []),
         (Retention(2), {1: None, 2: None}, []),
         (Retention(2), {30: None, 10: None, 20: None, 5: None}, [5, 10]),
         (Retention(1, keep_every=10), {10: None, 15: None, 20: None, 25: None, 26: None}, [15, 25]),
@@ -34,7 +33,6 @@ DAY = 86400
         (Retention(1), {1: math.nan, 2: -math.inf, 3: 2.0, 4: None}, [1, 2]),
         (Retention(1, keep_best=False), {1: 1.0, 2: 2.0}, [1]),
         (Retention(2), {1: 5.0, 2: 1.0, 3: None}, [1]),  # the best is among the newest
-        (Retention(1, keep_every=2), {1: 5.0, 2: 1.0, 3: 2.0, 4: None}, [1, 3]),  # and among the multiples
         (Retention(0), {1: None, 2: None}, [1]),  # never nothing
     ],
 )
@@ -85,19 +83,16 @@ def test_a_damaged_manifest_or_one_of_another_format_counts_for_nothing_and_stay
     assert store.steps() == [5, 4, 3, 2]
 
 
-def test_a_clean_up_that_fails_costs_no_snapshot(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_clean_up_that_fails_costs_no_snapshot(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     save(store, 1)
 
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError("no")
+    def refused(path: str) -> None:
+        raise PermissionError(path)
 
-    monkeypatch.setattr(store.fs, "rm_file", refused)
-    digest = save(store, 2, keep=1)
-    assert "snapshot.dir=" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(store.fs, "rm_file", refused)
+        digest = save(store, 2, keep=1)
     assert read(store, 2).manifest.digest == digest
-    monkeypatch.undo()
     save(store, 3, keep=1)
     assert store.steps() == [3]
     store.delete(3)
@@ -107,14 +102,14 @@ def test_a_clean_up_that_fails_costs_no_snapshot(
 
 def make_old(store: Store, step: int | None, seconds: float = DAY + 60) -> None:
     """Everything in a step's folder, or beside them, that old."""
-    folder = store.root if step is None else store.folder(step)
+    folder, then = store.root if step is None else store.folder(step), time.time() - seconds
     if store.local:
-        for path in (*(p for p in Path(folder).iterdir() if p.is_file()), Path(folder)):
-            os.utime(path, (time.time() - seconds,) * 2)
+        for path in (*Path(folder).glob("*.*"), *Path(folder).glob(".*"), Path(folder)):
+            os.utime(path, (then, then))
     else:
         for name, file in store.fs.store.items():
             if name.rpartition("/")[0] == folder:
-                file.created = file.modified = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+                file.created = file.modified = datetime.fromtimestamp(then, timezone.utc)
 
 
 def orphan(store: Store, step: int, seconds: float = DAY + 60) -> None:
@@ -177,15 +172,15 @@ def test_what_was_set_aside_goes_when_its_step_is_beyond_retention(store: Store)
 
 
 @pytest.mark.parametrize(
-    ("entry", "when"),
+    "entry",
     [
-        ({"mtime": 1767225600.0, "created": 5.0}, 1767225600),
-        ({"LastModified": "2026-01-01T00:00:00Z"}, 1767225600),
-        ({"last_modified": "2026-01-01T01:00:00+01:00"}, 1767225600),
-        ({"updated": "2026-01-01T00:00:00"}, 1767225600),
-        ({"updated": "yesterday", "created": 1767225600}, 1767225600),
-        ({"name": "x", "LastModified": None}, None),
+        {"mtime": 1767225600.0, "created": 5.0},
+        {"LastModified": "2026-01-01T00:00:00Z"},
+        {"last_modified": "2026-01-01T01:00:00+01:00"},
+        {"updated": "2026-01-01T00:00:00"},
+        {"updated": "yesterday", "created": 1767225600},
     ],
 )
-def test_every_clients_word_for_the_time(entry: dict[str, object], when: float | None) -> None:
-    assert modified(entry) == when
+def test_every_clients_word_for_the_time(entry: dict[str, object]) -> None:
+    assert modified(entry) == 1767225600
+    assert modified({"LastModified": None}) is None

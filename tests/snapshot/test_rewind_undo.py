@@ -1,7 +1,9 @@
 """A rewind can be undone: what it has set aside is committed again, by a claim that readers follow."""
 
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,32 +101,28 @@ def test_two_rewinds_are_undone_one_after_the_other(run: History) -> None:
     assert run.digests() == run.first
 
 
-@pytest.mark.parametrize(("scheme", "deletions"), [("", None), ("memory:/", None), ("memory:/", 0), ("memory:/", 1)])
+@pytest.mark.parametrize(("scheme", "deletions"), [("", 0), ("memory:/", 0), ("memory:/", 1)])
 def test_an_interrupted_undo_is_finished_by_the_same_command(
-    scheme: str, deletions: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheme: str, deletions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed before it brings anything back, or after some deletions: an object store copies, then deletes."""
+    """A disk renames what comes back; an object store copies, then deletes. It is killed before, or after one."""
     run = History(f"{scheme}{tmp_path}")
     run.rewind(10)
-    delete, deleted = run.store.fs.rm_file, list[str]()
+    owner: Any = run.store.fs if scheme else os
+    name = "rm_file" if scheme else "rename"
+    plain, done = getattr(owner, name), list[object]()
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    def rm_file(path: str) -> None:
-        if len(deleted) == deletions:
+    def act(*paths: object) -> None:
+        if len(done) == deletions:
             raise KeyboardInterrupt
-        deleted.append(path)
-        delete(path)
+        done.append(paths)
+        plain(*paths)
 
     with monkeypatch.context() as patch:
-        if deletions is None:
-            patch.setattr(Store, "bring_back", killed)
-        else:
-            patch.setattr(run.store.fs, "rm_file", rm_file)
+        patch.setattr(owner, name, act)
         with pytest.raises(KeyboardInterrupt):
             run.undo()
-    assert deletions is None or run.store.steps()[0] == 30  # an attempt that starts now loses nothing
+    assert not scheme or run.store.steps()[0] == 30  # an attempt that starts now loses nothing
     run.undo()
     assert run.digests() == run.first
     assert not [file for step in run.first for file in run.store.files(step) if file.is_set_aside]

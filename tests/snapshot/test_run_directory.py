@@ -27,18 +27,6 @@ LATER = ("trace/attempt-00002-000000013.bin", "tensorboard/events.out.tfevents.0
          *FILES, *FOLDERS)  # fmt: skip
 
 
-def put_link(path: Path, outside: Path) -> None:
-    path.symlink_to(outside)
-
-
-def put_dangling(path: Path, outside: Path) -> None:
-    path.symlink_to(outside.parent / "made")
-
-
-def put_fifo(path: Path, outside: Path) -> None:
-    os.mkfifo(path)
-
-
 def put_socket(path: Path, outside: Path) -> None:
     here = os.getcwd()
     os.chdir(path.parent)  # a socket's path is short
@@ -54,11 +42,14 @@ def put_device(path: Path, outside: Path) -> None:
         path.symlink_to("/dev/zero")
 
 
-def put_folder(path: Path, outside: Path) -> None:
-    path.mkdir()
-
-
-KINDS = (put_link, put_dangling, put_fifo, put_socket, put_device, put_folder)
+KINDS: dict[str, Callable[[Path, Path], object]] = {
+    "link": Path.symlink_to,
+    "dangling": lambda path, outside: path.symlink_to(outside.parent / "made"),
+    "fifo": lambda path, outside: os.mkfifo(path),
+    "socket": put_socket,
+    "device": put_device,
+    "folder": lambda path, outside: path.mkdir(),
+}
 
 
 @pytest.fixture
@@ -82,16 +73,16 @@ def odd(run: Path, victim: Path, first: int | None) -> Iterator[str]:
     """Each name of the run in turn is something odd: of all kinds, or of one kind in turn, beginning with `first`."""
     for i, name in enumerate(names(run)):
         path, aside = run / name, run.parent / "aside"
-        for put in KINDS if first is None else [KINDS[(i + first) % len(KINDS)]]:
+        for kind in KINDS if first is None else [[*KINDS][(i + first) % len(KINDS)]]:
             is_folder = path.is_dir() or name in (*FOLDERS, "snapshots")
-            if put is put_folder and is_folder:
+            if kind == "folder" and is_folder:
                 continue
             made = [p for p in path.parents if not p.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 path.rename(aside)
-            put(path, victim / ("home" if is_folder else "keys"))
-            yield f"{name} {put.__name__}"
+            KINDS[kind](path, victim / ("home" if is_folder else "keys"))
+            yield f"{name} {kind}"
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -148,7 +139,7 @@ def test_no_verb_opens_anything_but_plain_files(
         signal.alarm(0)
         inside = case.split()[0]
         refused = verb in WHOLE and inside.partition("/")[0] in (*FILES, *FOLDERS) and inside.count("/") < 2
-        if code not in ((USER_ERROR,) if refused and "put_folder" not in case else (0, 1, USER_ERROR)):
+        if code not in ((USER_ERROR,) if refused and not case.endswith("folder") else (0, 1, USER_ERROR)):
             wrong.append(f"{case}: {code}")
         capsys.readouterr()
         shutil.rmtree(new, ignore_errors=True)

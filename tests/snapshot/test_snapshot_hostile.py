@@ -37,12 +37,6 @@ def is_damaged(store: Store, manifest: bytes) -> None:
     assert loaded.manifest.step == 2
 
 
-def test_the_signature_of_these_tests_is_accepted(store: Store) -> None:
-    """Else all of them would pass for the checksum's sake."""
-    fields = json.loads(store.read_manifest(3))
-    assert decode_manifest(signed(fields | {"run": "other"})).run == "other"
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -111,12 +105,6 @@ def test_a_signed_manifest_that_lies_is_damaged(store: Store, path: str) -> None
         is_damaged(store, signed(fields))
 
 
-def test_a_tensor_of_another_part_is_damaged(store: Store) -> None:
-    fields = json.loads(store.read_manifest(3))
-    fields["tensors"]["b"]["part"] = fields["tensors"]["w.step"]["part"]
-    is_damaged(store, signed(fields))
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -156,33 +144,15 @@ def test_nesting_of_any_depth_is_damaged(store: Store, opening: bytes, closing: 
     assert refused == len(depths)
 
 
-def hostile_part(store: Store, header: bytes, data: bytes, dtype: str, shape: list[int]) -> bytes:
-    """Writes a part with one tensor `a`, and gives the manifest that vouches for it, all of whose figures fit it."""
-    raw = len(header).to_bytes(8, "little") + header + data
-    digest = sha256(data).hexdigest()
-    name = f"model-00001-{sha256(raw[: 8 + len(header)] + digest.encode()).hexdigest()[:16]}.safetensors"
-    Path(store.folder(3), name).write_bytes(raw)
-    fields = json.loads(store.read_manifest(3))
-    fields["parts"] = {name: {"size": len(raw)}}
-    fields["tensors"] = {"a": {"dtype": dtype, "shape": shape, "sha256": digest, "part": name}}
-    fields["digest"] = digest_of(fields["tensors"])
-    return signed(fields)
-
-
 def header(dtype: str, shape: list[int], end: int, name: str = "a") -> bytes:
     text = json.dumps({name: {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}, separators=(",", ":"))
     return text.encode().ljust(-(-len(text) // 8) * 8)
 
 
-def test_the_hostile_part_is_accepted_where_it_is_right(store: Store) -> None:
-    manifest = hostile_part(store, header("F32", [1], 4), bytes(4), "F32", [1])
-    Path(store.folder(3), "manifest.json").write_bytes(manifest)
-    assert read(store, 3).state["model"]["a"].tolist() == [0.0]
-
-
 @pytest.mark.parametrize(
     ("head", "size", "dtype", "shape"),
     [
+        (header("F32", [1], 4), 4, "F32", [1]),  # right: only what follows is wrong
         (header("F32", [1], 4, name="b"), 4, "F32", [1]),
         (header("F32", [1], 4), 4, "I32", [1]),
         (header("F32", [1], 4), 8, "F32", [1]),
@@ -190,7 +160,6 @@ def test_the_hostile_part_is_accepted_where_it_is_right(store: Store) -> None:
         (header("F32", [1], 4).rstrip(), 4, "F32", [1]),
         (header("F32", [2**62, 4], 0), 0, "F32", [2**62, 4]),
         (header("F4", [4], 2), 2, "F4", [4]),
-        (header("U64", [1], 8), 8, "U64", [1]),
         (b"", 0, "F32", [1]),
         (b"[" * 50_000, 0, "F32", [1]),
         (b"\x80\x04.", 0, "F32", [1]),  # the beginning of a pickle
@@ -199,4 +168,16 @@ def test_the_hostile_part_is_accepted_where_it_is_right(store: Store) -> None:
 def test_a_part_that_is_not_what_the_manifest_says_is_damaged(
     store: Store, head: bytes, size: int, dtype: str, shape: list[int]
 ) -> None:
-    is_damaged(store, hostile_part(store, head, bytes(size), dtype, shape))
+    """A part with one tensor `a`, and a manifest that vouches for it, all of whose figures fit it."""
+    raw = len(head).to_bytes(8, "little") + head + bytes(size)
+    digest = sha256(bytes(size)).hexdigest()
+    name = f"model-00001-{sha256(raw[: 8 + len(head)] + digest.encode()).hexdigest()[:16]}.safetensors"
+    Path(store.folder(3), name).write_bytes(raw)
+    fields = json.loads(store.read_manifest(3)) | {"parts": {name: {"size": len(raw)}}}
+    fields["tensors"] = {"a": {"dtype": dtype, "shape": shape, "sha256": digest, "part": name}}
+    fields["digest"] = digest_of(fields["tensors"])
+    if (head, size, dtype) == (header("F32", [1], 4), 4, "F32"):
+        Path(store.folder(3), "manifest.json").write_bytes(signed(fields))
+        assert read(store, 3).state["model"]["a"].tolist() == [0.0]
+    else:
+        is_damaged(store, signed(fields))
