@@ -26,8 +26,13 @@ def start(*arguments: str, **more: str) -> "subprocess.Popen[str]":
 
 
 def test_a_sweep_that_is_killed_twice(tmp_path: Path, text: Path, cache: Path) -> None:
-    few = ("batch.global_size=2", "train.max_steps=100", "train.log_every=50", "train.eval_every=0")
-    few += ("snapshot.every_steps=20",)
+    few = (
+        "batch.global_size=2",
+        "train.max_steps=100",
+        "train.log_every=50",
+        "train.eval_every=0",
+        "snapshot.every_steps=20",
+    )
     how = (*TINY, *few, f"data.path={text}", f"data.cache_dir={cache}", f"--dir={tmp_path}", "seed=1,2")
     first, second, alone = (
         Run(f"{tmp_path}/{name}", text, cache) for name in ("sweep/seed-1", "sweep/seed-2", "alone")
