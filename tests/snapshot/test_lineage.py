@@ -21,6 +21,7 @@ from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
+from store_kit import Stores
 from told import Told
 
 Captured = pytest.CaptureFixture[str]
@@ -101,6 +102,21 @@ def test_an_older_attempt_is_told_that_a_newer_one_has_started(line: Line, told:
     [last] = line.claim(0)  # on a store that does not heed conditional puts, the last one to write has a number
     last.check()
     with pytest.raises(Superseded, match="attempt 1 has started"):
+        first.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "numbers"), [("moto", [1, 2]), ("proxied", [1, 1])])
+def test_two_starts_at_once_on_one_bucket_are_two_attempts_and_the_older_one_ends(
+    serve: Stores, monkeypatch: pytest.MonkeyPatch, kind: str, numbers: list[int]
+) -> None:
+    """Both look before either writes. moto heeds conditional puts; its proxy drops their condition."""
+    run = f"{serve(kind).url}/run"
+    monkeypatch.setattr("mingpt.snapshot.attempts.newest_number", lambda run_dir: 0)
+    first, second = (Attempt.claim(run, 0, None) for _ in range(2))
+    assert [first.number, second.number] == numbers
+    second.check()
+    with pytest.raises(Superseded, match="has started while this attempt, number 1"):
         first.check()
 
 
