@@ -31,7 +31,8 @@ class Told:
         name = self.test if self.count == 1 else f"{self.test} {self.count}"
         if self.write:
             _write(name, text)
-        assert entries().get(name) == text
+        known = entries().get(name)
+        assert text == known, f"told:\n{text}\nin tests/messages.txt, which pytest --write-messages writes:\n{known}"
 
 
 def _write(name: str, text: str) -> None:
