@@ -23,8 +23,6 @@ from run_kit import Run
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
 
-NOT_CALLABLE = 3
-
 
 class Linear(nn.Module):
     def __init__(self, n_in: int = 10) -> None:
@@ -149,10 +147,6 @@ class NoForward(nn.Module):
     pass
 
 
-class Plain:
-    pass
-
-
 class OneTensor(Linear):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return self.layer(x)
@@ -225,6 +219,9 @@ class Lazy(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return nn.functional.cross_entropy(self.layer(x), y, reduction="sum"), (y >= 0).sum()
+
+
+Identity = nn.Identity  # without a parameter
 
 
 def gives_none() -> None:

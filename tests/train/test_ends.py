@@ -28,29 +28,12 @@ from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.attempt import attempt
-from mingpt.world.lifetime import Lifetime
 from paths_kit import KITS
+from replay_kit import Asked
 from run_kit import TINY
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 STEPS = 4
-
-
-class Asked(Lifetime):
-    """Somebody asks this process to stop in step `at`: training looks once a step."""
-
-    def __init__(self, at: int = 0) -> None:
-        self.at, self.looks = at, 0
-        super().__init__()
-
-    @property
-    def stop(self) -> bool:
-        self.looks += 1
-        return self.looks >= self.at > 0
-
-    @stop.setter
-    def stop(self, value: bool) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
