@@ -29,13 +29,6 @@ def likeliest(model: GPT, tokens: Tensor, count: int) -> Tensor:
     return tokens
 
 
-def test_the_prompt_is_continued_by_as_many_tokens_as_asked(model: GPT) -> None:
-    out = generate(model, PROMPT, 11)
-    assert out.shape == (2, 4 + 11)
-    assert torch.equal(out[:, :4], PROMPT)
-    assert torch.equal(generate(model, PROMPT, 0), PROMPT)
-
-
 def test_the_seed_alone_decides_the_tokens(model: GPT) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -46,16 +39,12 @@ def test_the_seed_alone_decides_the_tokens(model: GPT) -> None:
     assert not torch.equal(generate(model, PROMPT, 40, seed=8), first)
 
 
-def test_temperature_0_takes_the_likeliest_token_step_by_step_whatever_the_seed(model: GPT) -> None:
+def test_temperature_0_and_top_k_1_take_the_likeliest_token_whatever_the_seed(model: GPT) -> None:
     expected = likeliest(model, PROMPT, 20)
-    for seed in range(3):
-        assert torch.equal(generate(model, PROMPT, 20, temperature=0, seed=seed), expected)
-    assert not torch.equal(generate(model, PROMPT, 20, temperature=1), expected)  # there was a choice
-
-
-def test_top_k_1_equals_temperature_0_at_any_temperature(model: GPT) -> None:
-    expected = likeliest(model, PROMPT, 20)
+    assert torch.equal(generate(model, PROMPT, 20, temperature=0, seed=2), expected)
     assert torch.equal(generate(model, PROMPT, 20, temperature=50, top_k=1), expected)
+    assert not torch.equal(generate(model, PROMPT, 20, temperature=1), expected)  # there was a choice
+    assert torch.equal(generate(model, PROMPT, 0), PROMPT)
 
 
 def test_top_k_leaves_exactly_the_k_likeliest(model: GPT) -> None:
@@ -74,39 +63,9 @@ def test_every_token_can_be_drawn_and_the_padding_never(model: GPT, top_k: int |
     assert set(out[:, 4:].flatten().tolist()) == set(range(17))
 
 
-def test_a_low_temperature_sharpens_the_draw(model: GPT) -> None:
-    prompt = PROMPT[:1].expand(400, -1)
-    with torch.no_grad():
-        logits = model.logits(PROMPT[:1])[0, -1]
-    for temperature in (0.5, 1.0, 2.0):
-        drawn = generate(model, prompt, 1, temperature=temperature, seed=3)[:, -1]
-        share = (drawn == logits.argmax()).float().mean().item()
-        chance = (logits / temperature).softmax(-1).max().item()
-        assert share == pytest.approx(chance, abs=0.1)  # four standard deviations of 400 draws at most
-
-
 def test_of_a_context_longer_than_a_block_the_newest_block_is_seen(model: GPT) -> None:
     long = torch.randint(17, (64, 30), generator=torch.Generator().manual_seed(1))
     out = generate(model, long, 10, seed=5)
     assert torch.equal(out[:, :30], long)
     assert torch.equal(out[:, 30:], generate(model, long[:, -8:], 10, seed=5)[:, 8:])
     assert not torch.equal(out[:, 30], generate(model, long[:, -7:], 1, seed=5)[:, 7])  # the eighth is seen too
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_dropout_is_off_while_generating_and_the_mode_is_as_before(model: GPT, training: bool) -> None:
-    dropping = GPT(GPTConfig(17, block_size=8, n_layer=2, n_head=2, n_embd=16, vocab_multiple=64, dropout=0.5))
-    dropping.load_state_dict(model.state_dict())
-    dropping.train(training)
-    assert torch.equal(generate(dropping, PROMPT, 20, seed=1), generate(model, PROMPT, 20, seed=1))
-    assert [m.training for m in dropping.modules()] == [training] * len(list(dropping.modules()))
-
-
-def test_no_gradient_is_recorded(model: GPT) -> None:
-    recorded: list[bool] = []
-    hook = model.transformer.register_forward_hook(
-        lambda _module, _inputs, output: recorded.append(output.requires_grad)
-    )
-    generate(model, PROMPT, 3)
-    hook.remove()
-    assert recorded == [False] * 3
