@@ -15,7 +15,7 @@ from mingpt.train import own_model
 from mingpt.train.attempt import attempt
 from mingpt.train.factory import build
 from mingpt.world.lifetime import Lifetime
-from own_kit import CLASSIFIER
+from own_kit import CLASSIFIER, FAULTS
 from paths_kit import KITS
 from told import Told
 
@@ -91,12 +91,9 @@ def test_what_gives_no_module_is_a_mistake(target: str, told: Told) -> None:
     told(without_lines(str(mistake.value)), KITS)
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["Unlucky", "Quits", "Infinite", "Uncounted", "OneTensor", "Means", "Idle", "Sparse", "Refuses", "Normed"],
-)
+@pytest.mark.parametrize("target", ["Idle", "Sparse", "Normed", *(f"Faulty model.fault={fault}" for fault in FAULTS)])
 def test_what_does_not_keep_the_protocol_is_a_mistake(target: str, told: Told) -> None:
-    config = configured(f"model._target_=own_kit.{target}")
+    config = configured(*f"model._target_=own_kit.{target}".split())
     assert isinstance(config.model, OwnModel)
     with pytest.raises(UserError) as mistake:
         own_model.try_out(build(config, 0), config.model, rows(2).train[[0, 1]])

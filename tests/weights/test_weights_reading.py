@@ -196,7 +196,7 @@ def test_a_vocabulary_of_the_same_size_with_other_numbers_is_a_mistake(folder: P
     for name, content in tokenizer_files(Characters("abc").to_json()).items():
         (folder / name).write_text(content)
     loaded(folder, shape(vocab_size=3), Characters("abc"))
-    with pytest.raises(UserError, match="'c' .*'d' "):
+    with pytest.raises(UserError, match=r"'c' .*'d' "):
         loaded(folder, shape(vocab_size=3), Characters("abd"))
 
 
