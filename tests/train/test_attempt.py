@@ -21,7 +21,7 @@ from mingpt.errors import UserError
 from mingpt.snapshot import attempts
 from mingpt.snapshot.attempts import make_run_dir, this_process
 from mingpt.train.attempt import agree_on_inputs
-from mingpt.train.proportions import count, proportions
+from mingpt.train.proportions import proportions
 from mingpt.train.session import another_running
 from mingpt.world.world import World
 from own_kit import CLASSIFIER
@@ -80,19 +80,6 @@ def lines(samples: int, *arguments: str) -> list[str]:
 @pytest.mark.parametrize("steps", [6, 300, 9000])
 def test_the_start_tells_how_often_the_data_is_seen(steps: int, told: Told) -> None:
     told("\n".join(lines(3687, f"train.max_steps={steps}")))
-
-
-def test_of_a_text_tokens_are_told(text: Any, cache: Any) -> None:
-    config = configured(
-        f"data.path={text}",
-        f"data.cache_dir={cache}",
-        "model.block_size=16",
-        "batch.global_size=32",
-        "train.max_steps=106",
-    )
-    plan = BatchPlan(5384, 1, 32, 16)
-    assert next(proportions(plan, source_of(config), config)) == "data: 5,400 tokens, 512 a step, 10.1 epochs"
-    assert [count(n) for n in (999_999, 1_000_000, 9_960_000_000)] == ["999,999", "1.0 M", "10.0 G"]
 
 
 @pytest.mark.parametrize("place", ["/", "//", "file:///", "/tmp/..", "/proc/x"])

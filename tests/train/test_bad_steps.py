@@ -102,15 +102,6 @@ def test_a_run_that_has_diverged_ends(
     told(capsys.readouterr().err.rpartition("error: ")[2], tmp_path)
 
 
-def test_another_seed_of_settings_is_another_result(
-    train: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train("train.max_steps=10") == FINISHED
-    assert train("train.max_steps=12", "health.spike_sigma=8") == USER_ERROR
-    assert "health.spike_sigma: 0.0 -> 8.0" in capsys.readouterr().err
-    assert train("train.max_steps=14", "health.spike_sigma=8", "resume.changed=true") == FINISHED
-
-
 def test_a_stop_between_skip_and_rollback_changes_nothing(tmp_path: Path) -> None:
     """The snapshot that it takes holds the count. tests/train/test_worlds.py: each process decides alike."""
     bad = (*GUARDED, "health.max_rollbacks=2", "health.max_skips=3", *poison([12, 17, 18, 19, 30, 31, 32]))

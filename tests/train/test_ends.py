@@ -181,12 +181,6 @@ def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return run
 
 
-def test_one_step_that_is_not_finite_does_not_end_a_run(bad: Callable[..., int], durable: Store) -> None:
-    """log_every is as long as the patience with steps that are skipped; the bad one is on a logged step."""
-    assert bad(range(200, 201), "train.max_steps=300", "train.log_every=100", "snapshot.every_steps=0") == FINISHED
-    assert durable.steps() == [300]
-
-
 def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapshots_stay(
     bad: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, told: Told
 ) -> None:

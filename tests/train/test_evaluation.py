@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers
 from torch import Tensor, nn
 
 from bpe_kit import small, write_tokenizer
@@ -233,14 +233,6 @@ def test_tokens_know_the_bytes_of_the_text_that_they_stand_for(tmp_path: Path) -
         for part in (text, " king", "漢"):
             assert sum(lengths[i] for i in vocabulary.encode(part)) == len(part.encode())
     assert small().byte_lengths()[small().end_of_text] == 0
-
-
-def test_bytes_of_words_are_those_that_decoding_gives() -> None:
-    vocab = {"[UNK]": 0, "[SEP]": 1, "king": 2, "##s": 3, "long": 4, ".": 5}
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    tokenizer.add_special_tokens(["[UNK]", "[SEP]"])
-    assert HuggingFaceTokens(tokenizer.to_str()).byte_lengths() == [0, 0, 5, 1, 5, 1]  # a word with the space before it
 
 
 def test_a_target_counts_as_many_bytes_as_its_weight_says(model: GPT) -> None:
