@@ -1,4 +1,4 @@
-"""generate: the seed decides. generate_stream: what is kept changes no logits, other rows no row; top-p keeps the few."""
+"""generate: the seed decides. generate_stream: what is kept changes no logits, and other rows change no row."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import fsspec
@@ -30,7 +31,7 @@ from mingpt.snapshot.attempts import records
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.train import loop, own_model, session
+from mingpt.train import loop, own_model, session, stats
 from mingpt.train.factory import build
 from mingpt.train.resume import other_validation
 from mingpt.train.run import Run
@@ -264,6 +265,22 @@ def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
     del manifest.config["train"]["eval_batches"]
     assert other_validation(manifest, first.config, first.source.validation) == ""
     assert "train.eval_batches" in other_validation(manifest, second.config, first.source.validation)
+
+
+def test_a_stop_of_one_process_is_heard_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[Tensor]()
+
+    def all_gather(received: Tensor, mine: Tensor, async_op: bool) -> Any:
+        sent.append(mine)
+        received.copy_(torch.cat([sent[0], sent[-1]]))
+        return Mock()
+
+    monkeypatch.setattr(stats, "all_gather", all_gather)
+    for rank in (0, 1):
+        exchange = stats.StatsExchange(World(rank, 2, rank, torch.device("cpu"), "gloo"), 2, flags=2)
+        exchange.start([torch.tensor(5.0 + rank)], [torch.tensor(3.0)], (rank == 1, False), (0.5, 0.25))
+        found = exchange.finish()
+    assert (found.losses.tolist(), found.tokens, found.flags.tolist()) == ([5, 6], 6, [1, 0])
 
 
 def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: Callable[..., Run]) -> None:
