@@ -11,6 +11,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 import torch
+from torch import Tensor
 
 from mingpt.config import compose
 from mingpt.config.schema import WorldConfig
