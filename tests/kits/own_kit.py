@@ -144,7 +144,7 @@ FAULTS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what forward return
     "one_tensor": lambda loss, count: loss,
     "means": lambda loss, count: (loss, 2),
     "refuses": lambda loss, count: (Refused.apply(loss), count),
-    "unlucky": lambda loss, count: {}["no luck"],
+    "unlucky": lambda loss, count: dict[str, int]()["no luck"],
     "quits": lambda loss, count: sys.exit(0),
 }
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mingpt.config import compose
 from mingpt.config.schema import WorldConfig
@@ -167,7 +167,12 @@ def test_buffers_are_looked_at_before_rank_0s_replace_them(
     """What differed between the processes would not be seen."""
     order = list[str]()
     monkeypatch.setattr(World, "take_from_main", lambda self, tensors: order.append("take"))
-    monkeypatch.setattr(own_model, "copy_buffers", lambda model: order.append("copy") or {})
+
+    def copy(model: nn.Module) -> dict[str, Tensor]:
+        order.append("copy")
+        return {}
+
+    monkeypatch.setattr(own_model, "copy_buffers", copy)
     open_run()
     assert order == ["copy", "take"]
 
@@ -281,7 +286,7 @@ def test_a_stop_of_one_process_is_heard_by_all(monkeypatch: pytest.MonkeyPatch) 
         exchange = stats.StatsExchange(World(rank, 2, rank, torch.device("cpu"), "gloo"), 2, flags=2)
         exchange.start([torch.tensor(5.0 + rank)], [torch.tensor(3.0)], (rank == 1, False), (0.5, 0.25))
         found = exchange.finish()
-    assert (found.losses.tolist(), found.tokens, found.flags.tolist()) == ([5, 6], 6, [1, 0])
+    assert (found.losses.tolist(), found.tokens.item(), found.flags.tolist()) == ([5, 6], 6, [1, 0])
 
 
 def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: Callable[..., Run]) -> None:

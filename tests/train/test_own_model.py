@@ -43,7 +43,9 @@ def test_arguments_of_known_names_are_supplied() -> None:
 
 
 def test_weights_are_a_function_of_the_seed() -> None:
-    first, again, other = (build(configured(*CLASSIFIER, f"seed={s}"), 0).layers[0].weight for s in (1, 1, 2))
+    first, again, other = (
+        build(configured(*CLASSIFIER, f"seed={s}"), 0).get_parameter("layers.0.weight") for s in (1, 1, 2)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

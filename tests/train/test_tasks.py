@@ -239,7 +239,7 @@ def test_measuring_draws_none_of_trainings_numbers_and_gives_the_same_again(fold
         between()
         return [random.random(), np.random.rand(), torch.rand(()).item()]
 
-    found = list[dict[str, Any]]()
+    found = list[Any]()
     assert drawn(lambda: found.append(measure(tasks, harness(), 5))) == drawn(lambda: None)
     again = measure(tasks, harness(), 5)  # with the same examples before each question
     assert figures(again) == figures(found[0])
