@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fsspec.config
+
 import lockstep
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -189,6 +191,7 @@ def _train(arguments: list[str], environ: dict[str, str], output: str) -> None:
     os.dup2(out, 2)
     os.environ.clear()
     os.environ.update(environ)
+    fsspec.config.set_conf_env(fsspec.config.conf)  # as at its import, which is past
     sys.argv = ["mingpt.train", *arguments]
     main()
 
