@@ -182,6 +182,18 @@ def test_a_model_draws_the_same_numbers_for_a_microbatch_of_a_step_in_any_world(
     assert (math.isnan(nothing.loss), nothing.targets) == (True, 0)
 
 
+class Told(nn.Module):
+    """Its loss is what the data say."""
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return tokens.sum(), torch.ones(())
+
+
+def test_losses_are_added_along_the_tree() -> None:
+    data = [(torch.tensor([[x]]), torch.zeros(1, 1)) for x in (1e20, 1.0, -1e20, 1.0)]
+    assert measured(Told(), data).loss == 0  # from left to right it would be a quarter
+
+
 def stored(**sections: Any) -> dict[str, Any]:
     return {"model": {"n_layer": 1}, "data": {"kind": "text", "path": "x"}, "batch": {"micro_size": 4}} | sections
 
