@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +23,6 @@ from mingpt.train import stats
 from run_kit import Run
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
-
-NOT_CALLABLE = 3
 
 
 class Linear(nn.Module):
@@ -139,28 +138,28 @@ class Refused(torch.autograd.Function):
         raise RuntimeError("x does not have a deterministic implementation")  # as torch says on CUDA
 
 
-class Refuses(Linear):
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        loss, count = super().forward(x, y)
-        return Refused.apply(loss), count
+FAULTS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what forward returns, of its loss and its count
+    "infinite": lambda loss, count: (loss * float("inf"), count),
+    "uncounted": lambda loss, count: (loss, count * float("nan")),
+    "one_tensor": lambda loss, count: loss,
+    "means": lambda loss, count: (loss, 2),
+    "refuses": lambda loss, count: (Refused.apply(loss), count),
+    "unlucky": lambda loss, count: dict[str, int]()["no luck"],
+    "quits": lambda loss, count: sys.exit(0),
+}
+
+
+class Faulty(Linear):
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return FAULTS[self.fault](*super().forward(x, y))
 
 
 class NoForward(nn.Module):
     pass
-
-
-class Plain:
-    pass
-
-
-class OneTensor(Linear):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
-        return self.layer(x)
-
-
-class Means(Linear):
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
-        return nn.functional.cross_entropy(self.layer(x), y), len(x)
 
 
 class Idle(Linear):
@@ -184,16 +183,6 @@ class Complex(Linear):
         self.z = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
 
 
-class Unlucky(Linear):
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        raise KeyError("no luck")
-
-
-class Quits(Linear):
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        raise SystemExit(0)
-
-
 class QuitsLater(Classifier):
     """In a call after those with which it is tried out."""
 
@@ -206,18 +195,6 @@ class QuitsLater(Classifier):
         return super().forward(x, y)
 
 
-class Infinite(Linear):
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        loss, count = super().forward(x, y)
-        return loss * float("inf"), count
-
-
-class Uncounted(Linear):
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        loss, count = super().forward(x, y)
-        return loss, count * float("nan")
-
-
 class Lazy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -225,6 +202,9 @@ class Lazy(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return nn.functional.cross_entropy(self.layer(x), y, reduction="sum"), (y >= 0).sum()
+
+
+Identity = nn.Identity  # without a parameter
 
 
 def gives_none() -> None:
@@ -271,10 +251,6 @@ def quits_when_asked_for_its_length(micro_size: int) -> Source:
 
 def cannot_be_had(micro_size: int, url: str) -> Source:
     raise OSError(f"no answer from {url}")
-
-
-def ten_rows(micro_size: int) -> Source:
-    return rows(micro_size, count=10)
 
 
 @dataclass

@@ -18,6 +18,7 @@ POISONED = (
     "snapshot.every_seconds=0", "snapshot.keep=20", "snapshot.asynchronous=false", "snapshot.hot_every_steps=0",
     "health.spike_window=8", "track=[]",
 )  # fmt: skip
+GUARDED = ("health.spike_sigma=8", "health.max_skips=2", "health.max_rollbacks=1")
 
 
 class Line(nn.Module):

@@ -16,16 +16,38 @@ WORDS = ("the", "king", "is", "dead", "long", "live", "queen", "and", "all")
 SMALL = ("batch.global_size=8", "train.eval_every=0", "world.device=cpu", "snapshot.keep_best=false")
 
 
-def train_here(run_dir: str, *overrides: str) -> None:
-    """Train in this process; fails the test unless it ends well. A later key of the same name wins.
+class Asked(Lifetime):
+    """Somebody asks this process to stop in step `at`: training looks once a step."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at, self.looks = at, 0
+        super().__init__()
+
+    @property
+    def stop(self) -> bool:
+        self.looks += 1
+        return self.looks >= self.at > 0
+
+    @stop.setter
+    def stop(self, value: bool) -> None:
+        pass
+
+
+def settings_of(run_dir: str, *overrides: str) -> list[str]:
+    """TINY's and SMALL's (of one's own model none of TINY's), then these. A later key of the same name wins.
 
     `~key` leaves out what is set here of this key and of those below it.
     """
+    own = "".join(overrides[:1]).startswith("model._target_=")
     without = tuple(text[1:] for text in overrides if text[0] == "~")
-    ours = [text for text in (*TINY, *SMALL) if not text.startswith(without)]
+    ours = [text for text in (*(() if own else TINY), *SMALL) if not text.startswith(without)]
     given = [*ours, f"run.dir={run_dir}", *(text for text in overrides if text[0] != "~")]
-    last = {text.partition("=")[0]: text for text in given}
-    assert attempt([*last.values()], Lifetime()) == 0
+    return [*{text.partition("=")[0]: text for text in given}.values()]
+
+
+def train_here(run_dir: str, *overrides: str) -> None:
+    """Train in this process; fails the test unless it ends well."""
+    assert attempt(settings_of(run_dir, *overrides), Lifetime()) == 0
 
 
 def files_of(folder: Path) -> dict[str, Any]:

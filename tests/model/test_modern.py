@@ -9,9 +9,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from mingpt.model.kinds.modern import ModernModel
-from mingpt.model.language import KVCache, attention, positions
-from mingpt.model.modern import Modern, ModernConfig, rotate, rotation
-from mingpt.model.sampling import generate
+from mingpt.model.language import KVCache, positions
+from mingpt.model.modern import Modern, ModernConfig
 
 OPTIONS = Path(__file__).parents[2] / "configs/model"
 
@@ -59,36 +58,12 @@ def test_a_new_model_guesses_uniformly() -> None:
     assert (loss / count).item() == pytest.approx(torch.tensor(17.0).log().item(), abs=1e-6)
 
 
-def test_rotation_turns_pairs_and_depends_on_distance_alone() -> None:
-    q, k = torch.randn(2, 1, 1, 1, 6, generator=torch.Generator().manual_seed(1)).unbind(0)
-
-    def score(at: int, to: int) -> float:
-        turned = [rotate(x, rotation(torch.tensor([p]), 6, 100.0)) for x, p in ((q, at), (k, to))]
-        return float((turned[0] * turned[1]).sum())
-
-    assert score(7, 4) == pytest.approx(score(103, 100), abs=1e-4)
-    assert score(7, 4) != pytest.approx(score(7, 5), abs=1e-2)
-    turned = rotate(q, rotation(torch.tensor([3]), 6, 100.0)).flatten()
-    angle = 3 * 100.0 ** (-2 / 6)  # of the second pair: dimensions 1 and 4
-    a, b = q.flatten()[1], q.flatten()[4]
-    expected = a * torch.tensor(angle).cos() - b * torch.tensor(angle).sin()
-    assert turned[1].item() == pytest.approx(expected.item(), abs=1e-6)
-
-
-def test_heads_share_keys_and_values() -> None:
-    g = torch.Generator().manual_seed(1)
-    q, k, v = torch.randn(2, 4, 5, 6, generator=g), *torch.randn(2, 2, 2, 5, 6, generator=g).unbind(0)
-    repeated = [x.repeat_interleave(2, 1) for x in (k, v)]
-    assert torch.allclose(attention(q, k, v, None), attention(q, repeated[0], repeated[1], None), atol=1e-6)
-
-
 @pytest.mark.parametrize("changes", [{}, {"tied": True}, {"qk_norm": False}, {"vocab_multiple": 8}])
 def test_caches_change_nothing(changes: dict[str, Any]) -> None:
     model, tokens = vivid(**changes), random_tokens(2, 12)
     caches = [KVCache(12) for _ in range(2)]
-    parts = [model.logits(tokens[:, :5], caches), *(model.logits(tokens[:, i : i + 1], caches) for i in range(5, 12))]
-    assert torch.allclose(torch.cat(parts, 1), model.logits(tokens), atol=1e-5)
-    assert generate(model, tokens[:, :3], 20, seed=4).shape == (2, 23)
+    kept = torch.cat([model.logits(part, caches) for part in (tokens[:, :5], *tokens[:, 5:].split(1, 1))], 1)
+    assert torch.allclose(kept, model.logits(tokens), atol=1e-5)
 
 
 def test_documents_see_nothing_of_each_other() -> None:
@@ -103,13 +78,13 @@ def test_documents_see_nothing_of_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("changes", "key"),
     [
-        ({"n_head": 3, "head_dim": None}, "model.n_head=3 does not divide model.n_embd=16: set model.head_dim"),
-        ({"head_dim": 5}, "model.head_dim=5 is odd, and rotary positions turn pairs of dimensions: choose an even one"),
-        ({"n_kv_head": 3}, "model.n_kv_head=3 does not divide model.n_head=4: choose a divisor"),
+        ({"n_head": 3, "head_dim": None}, "model.n_head=3"),
+        ({"head_dim": 5}, "model.head_dim=5"),
+        ({"n_kv_head": 3}, "model.n_kv_head=3"),
     ],
 )
-def test_shapes_that_cannot_be(changes: dict[str, Any], problem: str) -> None:
+def test_shapes_that_cannot_be(changes: dict[str, Any], key: str) -> None:
     sizes = {"n_head": 4, "n_kv_head": 2, "head_dim": 6, "n_embd": 16} | changes
-    assert ModernModel.model_validate(sizes).impossible_shape() == problem
+    assert str(ModernModel.model_validate(sizes).impossible_shape()).startswith(f"{key} ")

@@ -1,27 +1,21 @@
 """Batches that would spoil the weights: skipped, named, and after too many of them left out for ever."""
 
 import json
-import os
-import re
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from mingpt.errors import CRASHED, FINISHED, USER_ERROR
+from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
 from mingpt.snapshot.attempts import records
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from own_kit import OwnRun
-from paths_kit import KITS
-from poison_kit import MICRO, PLAN, POISONED, poison
-from run_kit import Run
-
-GUARDED = ("health.spike_sigma=8", "health.max_skips=2", "health.max_rollbacks=1")
+from poison_kit import GUARDED, MICRO, PLAN, POISONED, poison
+from replay_kit import Asked
+from told import Told
 
 
 @pytest.fixture(autouse=True)
@@ -46,25 +40,20 @@ def dropped(store: Store, step: int) -> list[list[int]]:
     return [r for r in read(store, step).state["optimizer"]["health.dropped"].tolist() if r[0] >= 0]
 
 
-@pytest.mark.parametrize(("times", "what"), [(1e3, "the loss is a spike, highest in"), (1e25, "the loss of")])
+@pytest.mark.parametrize("times", [1e3, 1e25])
 def test_a_bad_batch_is_skipped_and_named(
-    train: Callable[..., int],
-    store: Store,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    times: float,
-    what: str,
+    train: Callable[..., int], store: Store, tmp_path: Path, times: float
 ) -> None:
     assert train("health.spike_sigma=8", *poison([20], times)) == FINISHED
-    samples = PLAN.sample_ids(20)[MICRO : 2 * MICRO].tolist()
-    named = re.escape(f"microbatch 1 {'' if times < 1e9 else 'is not finite '}(samples {samples[0]}, {samples[1]})")
-    assert re.findall(
-        rf"^step 21: SKIPPED \(1 in a row\): loss \S+, norm \S+: {what} {named}$", capsys.readouterr().out, re.M
-    )
-    assert len(samples) == MICRO
     rows = [json.loads(line) for line in (tmp_path / "run/metrics/attempt-00001.jsonl").read_text().splitlines()]
     assert [(row["step"], row["skipped"]["microbatches"]) for row in rows if "skipped" in row] == [(21, [1])]
     assert read(store, 36).state["optimizer"]["layer.weight.step"] == 35
+
+
+def test_the_samples_of_a_bad_batch_are_told(train: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("health.spike_sigma=8", *poison([20]), "train.max_steps=21") == FINISHED
+    samples = PLAN.sample_ids(20)[MICRO : 2 * MICRO].tolist()
+    assert f"(samples {samples[0]}, {samples[1]})" in capsys.readouterr().out
 
 
 def test_without_it_a_spike_goes_into_the_weights(train: Callable[..., int], store: Store) -> None:
@@ -75,14 +64,11 @@ def test_without_it_a_spike_goes_into_the_weights(train: Callable[..., int], sto
 
 
 def test_after_too_many_skips_a_run_goes_back_and_never_shows_these_batches_again(
-    train: Callable[..., int], store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Callable[..., int], store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], told: Told
 ) -> None:
     overrides = (*GUARDED, *poison([17, 18]))
     assert train(*overrides) == CRASHED
-    assert (
-        "2 steps in a row were skipped after step 17: the run goes back to step 15, and batches 17 to 18 are shown no "
-        "more (rollback 1 of 1): start again"
-    ) in capsys.readouterr().err
+    told(capsys.readouterr().err.rpartition("error: ")[2], tmp_path)
     assert store.steps() == [15, 10, 5]
     assert [(r.by, r.from_step, r.dropped) for r in records(f"{tmp_path}/run").values()][1:] == [
         ("rewind", 15, (17, 19))
@@ -99,74 +85,32 @@ def test_after_too_many_skips_a_run_goes_back_and_never_shows_these_batches_agai
     assert ours == theirs
 
 
-def test_a_run_that_has_gone_back_often_enough_ends(
-    train: Callable[..., int], store: Store, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("settings", "codes"),
+    [(poison([17, 18, 25, 26]), [CRASHED, USER_ERROR]), ((*poison([9, 10]), "snapshot.every_steps=0"), [USER_ERROR])],
+    ids=["gone back often enough", "nothing to go back to"],
+)
+def test_a_run_that_has_diverged_ends(
+    train: Callable[..., int],
+    settings: tuple[str, ...],
+    codes: list[int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    told: Told,
 ) -> None:
-    overrides = (*GUARDED, *poison([17, 18, 25, 26]))
-    assert train(*overrides) == CRASHED
-    assert train(*overrides) == USER_ERROR
-    # Batch 25 is that of step 23: two are left out.
-    assert (
-        "error: nothing was learnt since step 23: 2 steps in a row were skipped. The run went back 1 time, and it was "
-        "no help. The run has diverged: give a lower optimizer.lr with resume.changed=true, and go back to a step "
-        "before the trouble, 20 at the latest"
-    ) in capsys.readouterr().err
-    assert store.steps() == [20, 15, 10, 5]
+    assert [train(*GUARDED, *settings) for _ in codes] == codes
+    told(capsys.readouterr().err.rpartition("error: ")[2], tmp_path)
 
 
-def test_a_run_without_a_good_snapshot_ends(train: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(*GUARDED, *poison([9, 10]), "snapshot.every_steps=0") == USER_ERROR
-    assert (
-        "nothing was learnt since step 9: 2 steps in a row were skipped. The run has diverged, and nothing was stored"
-        in (capsys.readouterr().err)
-    )
-
-
-def test_another_seed_of_settings_is_another_result(
-    train: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train("train.max_steps=10") == FINISHED
-    assert train("train.max_steps=12", "health.spike_sigma=8") == USER_ERROR
-    assert "health.spike_sigma: 0.0 -> 8.0" in capsys.readouterr().err
-    assert train("train.max_steps=14", "health.spike_sigma=8", "resume.changed=true") == FINISHED
-
-
-def finish(run: Run, world: int, *overrides: str) -> str:
-    """Start it until it ends, as a launcher would."""
-    output = ""
-    for _ in range(4):
-        started = run.start(world, *overrides)
-        code = started.wait()
-        output += started.output
-        if code == 0:
-            return output
-    raise AssertionError(output)
-
-
-@pytest.mark.slow
-def test_every_world_decides_alike_whatever_is_killed_between_skip_and_rollback(
-    tmp_path: Path, text: Path, cache: Path
-) -> None:
+def test_a_stop_between_skip_and_rollback_changes_nothing(tmp_path: Path) -> None:
+    """The snapshot that it takes holds the count. tests/train/test_worlds.py: each process decides alike."""
     bad = (*GUARDED, "health.max_rollbacks=2", "health.max_skips=3", *poison([12, 17, 18, 19, 30, 31, 32]))
 
-    def new(name: str) -> OwnRun:
-        where = (*POISONED, "run.name=" + name, f"run.dir={tmp_path}/{name}")
-        return OwnRun(f"{tmp_path}/{name}", Path(), Path(), where, {"PYTHONPATH": str(KITS)}, bad)
+    def digest(name: str, *codes: int) -> str:
+        for code in codes:
+            lifetime = Asked(19) if code == STOPPED else Lifetime()
+            assert attempt([*POISONED, *bad, f"run.dir={tmp_path}/{name}"], lifetime) == code
+        return read(Store(f"{tmp_path}/{name}/snapshots"), 36).manifest.digest
 
-    alone = new("alone")
-    output = finish(alone, 1)
-    assert re.findall(r"rollback . of 2", output) == ["rollback 1 of 2", "rollback 2 of 2"]
-    three = new("three")
-    finish(three, 3)
-    assert three.digest() == alone.digest()
-    # Killed after the second of three skips; then stopped there, so that a snapshot holds the count; then two go on.
-    killed = new("killed")
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        started = killed.start(1)
-        started.on_step = lambda step, started=started, number=number: (  # type: ignore[misc]
-            os.kill(started.process.pid, number) if step == 19 else None
-        )
-        started.wait()
-    finish(killed, 2)
-    assert killed.digest() == alone.digest()
-    assert dropped(killed.store, 36) == dropped(alone.store, 36) == [[17, 20], [30, 33]]
+    straight = digest("straight", CRASHED, CRASHED, FINISHED)
+    assert digest("stopped", STOPPED, CRASHED, CRASHED, FINISHED) == straight

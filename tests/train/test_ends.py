@@ -10,7 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
-from mingpt.errors import FINISHED, STOPPED, USER_ERROR, SnapshotFailed
+from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR, SnapshotFailed
 from mingpt.snapshot import storewriter
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
@@ -28,29 +29,13 @@ from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.attempt import attempt
-from mingpt.world.lifetime import Lifetime
 from paths_kit import KITS
+from replay_kit import Asked
 from run_kit import TINY
-from snapshot_kit import ALONE, PROVENANCE, save, state_of
+from snapshot_kit import ALONE, PROVENANCE, state_of
+from told import Told
 
 STEPS = 4
-
-
-class Asked(Lifetime):
-    """Somebody asks this process to stop in step `at`: training looks once a step."""
-
-    def __init__(self, at: int = 0) -> None:
-        self.at, self.looks = at, 0
-        super().__init__()
-
-    @property
-    def stop(self) -> bool:
-        self.looks += 1
-        return self.looks >= self.at > 0
-
-    @stop.setter
-    def stop(self, value: bool) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -98,11 +83,10 @@ NO_ANSWER = OSError(errno.EIO, "Input/output error")
 
 
 def test_a_stop_in_the_last_step_that_is_not_stored_is_no_finish(
-    train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, "snapshot.dir", NO_ANSWER)
     assert train(GRACE, stop_at=STEPS) == STOPPED
-    assert f"stopped on request: step {STEPS}, digest not stored" in capsys.readouterr().out
     monkeypatch.undo()
     assert durable.steps() == []
     assert train(GRACE) == FINISHED
@@ -118,16 +102,12 @@ def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
 ) -> None:
     failing(monkeypatch, "snapshot.dir", NO_ANSWER)
     assert train(GRACE, HOT, stop_at=STEPS) == STOPPED
-    out = capsys.readouterr().out
-    assert f"the next attempt starts from step {STEPS} on these nodes (in their memory), and from the newest" in out
+    assert f"starts from step {STEPS} on these nodes" in capsys.readouterr().out
     monkeypatch.undo()
     assert train(GRACE, HOT) == FINISHED
-    digest = read(durable, STEPS).manifest.digest
-    said = f"step {STEPS} was in a node's memory only; now it is durable\nfinished: step {STEPS}, digest {digest}\n"
-    assert said in capsys.readouterr().out
+    assert f"finished: step {STEPS}, digest {read(durable, STEPS).manifest.digest}\n" in capsys.readouterr().out
     assert list((tmp_path / "memory").glob("mingpt-*/*")) == []
     assert train(GRACE, HOT) == FINISHED
-    assert f"nothing to do: the run has reached step {STEPS}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), NO_ANSWER])
@@ -141,9 +121,7 @@ def test_a_memory_that_fails_does_not_cost_the_durable_snapshot(
     failing(monkeypatch, "snapshot.hot_dir", error)
     assert train(GRACE, HOT, stop_at=3) == STOPPED
     assert durable.steps() == [3]
-    out = capsys.readouterr().out
-    assert f"stopped on request: step 3, digest {read(durable, 3).manifest.digest}" in out
-    assert "SNAPSHOT FAILED (1 in a row): the snapshot of step 2 could not be written" in out
+    assert "SNAPSHOT FAILED (1 in a row): the snapshot of step 2" in capsys.readouterr().out
 
 
 def test_a_durable_snapshot_that_the_user_must_cure_leaves_the_step_in_memory(
@@ -203,34 +181,20 @@ def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return run
 
 
-def test_one_step_that_is_not_finite_does_not_end_a_run(bad: Callable[..., int], durable: Store) -> None:
-    """log_every is as long as the patience with steps that are skipped; the bad one is on a logged step."""
-    assert bad(range(200, 201), "train.max_steps=300", "train.log_every=100", "snapshot.every_steps=0") == FINISHED
-    assert durable.steps() == [300]
-
-
 def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapshots_stay(
-    bad: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    bad: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, told: Told
 ) -> None:
     code = bad(
         range(108, 999), "train.max_steps=500", "train.log_every=50", "snapshot.every_steps=25", "snapshot.keep=2"
     )
     assert code == USER_ERROR
     assert durable.steps() == [100, 75]
-    assert (
-        "error: nothing was learnt since step 107: 100 steps in a row were skipped. The run has "
-        "diverged: give a lower optimizer.lr with resume.changed=true, and go back to a step before the trouble, 100 "
-        f"at the latest (`mingpt snapshots rewind {tmp_path}/run --step N`), or start in another run.dir"
-    ) in capsys.readouterr().err
+    told(capsys.readouterr().err.rpartition("error: ")[2], tmp_path)
 
 
-def test_a_run_whose_last_loss_is_not_finite_is_not_finished(
-    bad: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_last_loss_is_not_finite_is_not_finished(bad: Callable[..., int], durable: Store) -> None:
     assert bad(range(50, 61), "train.max_steps=60", "snapshot.every_steps=20") == USER_ERROR
     assert durable.steps() == [40, 20]
-    error = "error: the loss of step 60 is not finite, so it was not stored. The run has diverged: give a lower"
-    assert error in capsys.readouterr().err
 
 
 def test_a_manifest_says_which_figures_are_no_numbers() -> None:
@@ -242,33 +206,15 @@ def test_the_best_evaluation_has_a_snapshot_whenever_it_comes(train: Callable[..
     """Evaluations every 3 steps and snapshots every 4: they meet at 12."""
     more = ("train.max_steps=11", "train.eval_every=3", "snapshot.every_steps=4", "snapshot.keep=1")
     assert train(*more) == FINISHED
-    losses = {step: read(durable, step).manifest.metrics.val_loss for step in durable.steps()}
-    assert set(losses) == {9, 11} or set(losses) == {11}  # the last step is evaluated, too
-    assert train(*more[1:], "train.max_steps=10", "snapshot.keep_best=false") == FINISHED
-
-
-# --- format 2 ---
-
-
-def test_a_snapshot_of_format_2_is_read_without_what_is_no_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, state = Store(str(tmp_path)), state_of(3)
-    monkeypatch.setattr(storewriter, "FORMAT", 2)
-    old = {**state, "optimizer": {**state["optimizer"], "best_val_loss": torch.tensor(1.5, dtype=torch.float64)}}
-    digest = save(store, 3, old)
-    monkeypatch.undo()
-    loaded = read(store, 3)
-    assert (loaded.manifest.format, loaded.manifest.digest) == (2, digest)
-    assert loaded.state["optimizer"].keys() == state["optimizer"].keys()
-    assert save(Store(str(tmp_path / "3")), 3, loaded.state) == save(Store(str(tmp_path / "new")), 3, state)
+    assert set(durable.steps()) in ({9, 11}, {11})  # the last step is evaluated, too
 
 
 # --- the thread ---
 
 
-@pytest.mark.parametrize("where", ["encode_part", "digest_of"])
-@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), SystemExit("by zero")])
+@pytest.mark.parametrize(
+    ("where", "error"), [("encode_part", ZeroDivisionError("by zero")), ("digest_of", SystemExit("by zero"))]
+)
 def test_a_thread_that_raises_anything_is_heard_and_counts(
     where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,19 +222,13 @@ def test_a_thread_that_raises_anything_is_heard_and_counts(
     writer = SnapshotWriter(
         store, ALONE, Retention(9), PROVENANCE, said.append, lost=lambda step, in_a_row, why: lost.append(step)
     )
-
-    def fail(*_: object) -> NoReturn:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(storewriter, where, fail)
+        patch.setattr(storewriter, where, Mock(side_effect=error))
         writer.start(1, state_of(1))
         with pytest.raises(SnapshotFailed, match="by zero"):
             writer.wait()
     assert (writer.failures, writer.broken, lost) == (1, False, [1])
-    [line] = said
-    assert line.startswith("SNAPSHOT FAILED (1 in a row): the snapshot of step 1 ")
-    assert line.endswith(f"{type(error).__name__}: by zero. The run goes on.")
+    assert ["by zero" in line for line in said] == [True]
     writer.save(2, state_of(2))
     assert writer.failures == 0
 
@@ -296,10 +236,7 @@ def test_a_thread_that_raises_anything_is_heard_and_counts(
 def test_what_ends_the_thread_after_the_commit_costs_no_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise SystemExit("of a client")
-
-    said, store = list[str](), Store(str(tmp_path))
+    said, store, fail = list[str](), Store(str(tmp_path)), Mock(side_effect=SystemExit("of a client"))
     monkeypatch.setattr(writer_module, "plan", fail)
     SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append, committed=fail).save(1, state_of(1))
     assert store.steps() == [1]
@@ -315,16 +252,13 @@ def test_processes_that_cannot_agree_say_so_and_the_run_ends(tmp_path: Path) -> 
         for rank in (0, 1)
     ]
     outcomes = [json.loads(process.communicate(timeout=600)[0]) for process in processes]
-    for told in outcomes:
-        assert told["first"].startswith("SnapshotFailed: the processes could not agree on the snapshot of step 1")
-        assert (told["failures"], told["broken"]) == (1, True)
-        [line] = told["said"]
-        assert line.startswith("SNAPSHOT FAILED (1 in a row): the processes could not agree on the snapshot of step 1")
-        assert line.endswith("raise world.timeout_seconds. The run ends here.")
+    for outcome in outcomes:
+        assert "snapshot of step 1" in outcome["first"]
+        assert (outcome["failures"], outcome["broken"], len(outcome["said"])) == (1, True, 1)
 
 
 def test_a_writer_that_is_broken_in_one_process_ends_the_run_in_all(
-    train: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Checkpointer.is_due
 
@@ -332,8 +266,7 @@ def test_a_writer_that_is_broken_in_one_process_ends_the_run_in_all(
         return plain(self, step, [1.0 if i == BROKEN and step == 3 else flags[i] for i in FLAGS])
 
     monkeypatch.setattr(Checkpointer, "is_due", another_is_broken)
-    assert train() == 70
-    assert "another process can't write snapshots any more: the reason is in its log" in capsys.readouterr().err
+    assert train() == CRASHED
 
 
 def test_the_processes_wait_longer_for_each_other_than_any_of_them_may_wait_for_the_store(

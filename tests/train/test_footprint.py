@@ -92,6 +92,7 @@ def test_looking_takes_no_memory_and_leaves_torch_as_it_was() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_plan_is_near_what_processes_take() -> None:
     """Peaks of real runs, of one and two processes of 30M parameters; 15 % are for what the allocator does."""
     command = [sys.executable, "benchmarks/memory.py", "--models", "idle", "30M", "--processes", "1", "2"]

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import fsspec
@@ -31,7 +32,7 @@ from mingpt.snapshot.attempts import records
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.train import loop, own_model, session
+from mingpt.train import loop, own_model, session, stats
 from mingpt.train.factory import build
 from mingpt.train.resume import other_validation
 from mingpt.train.run import Run
@@ -41,6 +42,7 @@ from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime, Phase
 from mingpt.world.world import World
 from run_kit import TINY
+from told import Told
 
 STEPS = 4
 
@@ -75,24 +77,22 @@ class Ticks:
 
 
 class Recorder:
-    def __init__(self) -> None:
-        self.events = list[Event]()
+    """fails: at which events. ticks: a clock that goes on by a thousand seconds for each event."""
+
+    def __init__(self, fails: type | tuple[()] = (), ticks: Ticks | None = None) -> None:
+        self.events, self.calls = list[Event](), 0
+        self.fails, self.ticks = fails, ticks
 
     def on(self, event: Event) -> None:
         self.events.append(event)
-
-
-class Failing(Recorder):
-    """Fails at every event of one kind."""
-
-    def __init__(self, kind: type) -> None:
-        super().__init__()
-        self.kind, self.calls = kind, 0
-
-    def on(self, event: Event) -> None:
-        if isinstance(event, self.kind):
+        if self.ticks:
+            self.ticks.seconds += 1000
+        if isinstance(event, self.fails):
             self.calls += 1
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
 
 
 @pytest.fixture
@@ -137,30 +137,18 @@ def test_a_run_is_its_events(open_run: Callable[..., Run]) -> None:
     evaluated = run.config.train.most_eval_batches(run.config.batch)
     assert evaluated == 5  # a third of two steps of 8 microbatches
     kinds = [(type(event), event.step) for event in recorder.events if not isinstance(event, AttemptStarted)]
-    assert kinds == [
-        (StepDone, 1),
-        (StepDone, 2),
-        *[(Evaluating, 2)] * evaluated,
-        (Evaluated, 2),
-        (SnapshotCommitted, 2),
-        (StepDone, 3),
-        (StepDone, 4),
-        *[(Evaluating, 4)] * evaluated,
-        (Evaluated, 4),
-        (SnapshotCommitted, 4),
-        (AttemptEnded, 4),
-    ]
-    ended = recorder.events[-1]
-    assert ended == AttemptEnded(4, True, digest_at(run, 4))
+    two = [StepDone, *[Evaluating] * evaluated, Evaluated, SnapshotCommitted]
+    assert kinds == [(StepDone, 1), *((k, 2) for k in two), (StepDone, 3), *((k, 4) for k in two), (AttemptEnded, 4)]
+    assert recorder.events[-1] == AttemptEnded(4, True, digest_at(run, 4))
     assert run.lifetime.phase is Phase.OVER
 
 
-def test_the_speed_of_a_step_is_that_of_training_alone(open_run: Callable[..., Run]) -> None:
+def test_the_speed_of_a_step_is_that_of_training_alone(open_run: Callable[..., Run], ticks: Ticks) -> None:
     """Each look at the clock is a second here: a phase that is left out or counted twice changes these figures."""
-    recorder = Recorder()
+    recorder = Recorder(ticks=ticks)
     run = open_run("train.log_every=2", observers=(recorder,))
     loop.train(run)
-    clock, steps = run.lifetime.clock, [e for e in recorder.events if isinstance(e, StepDone) and e.logged]
+    clock, steps = run.lifetime.clock, [e for e in recorder.of(StepDone) if e.logged]
     tokens = 2 * 16 * 16  # of two steps
     assert [(e.step, e.tokens_seen) for e in steps] == [(2, tokens), (4, 2 * tokens)]
     assert steps[0].seconds_left > 2 * steps[0].step_seconds  # what is not training takes time, too
@@ -168,29 +156,9 @@ def test_the_speed_of_a_step_is_that_of_training_alone(open_run: Callable[..., R
     for event in steps:
         assert event.tokens_per_second * event.step_seconds * 2 == pytest.approx(tokens)
     trained = sum(clock.seconds(phase) for phase in ("step", "wait", "exchange", "update"))
-    assert sum(e.step_seconds * 2 for e in steps) < trained < sum(clock.account().values())
-    assert clock.seconds("exchange") == clock.seconds("update") == STEPS
-    assert clock.seconds("wait") == STEPS * len(run.mine)
-    assert clock.seconds("evaluation") == STEPS // 2
-    assert clock.seconds("snapshot") == STEPS
-
-
-class Slow(Recorder):
-    """Takes a thousand seconds for each event."""
-
-    def __init__(self, ticks: Ticks) -> None:
-        super().__init__()
-        self.ticks = ticks
-
-    def on(self, event: Event) -> None:
-        super().on(event)
-        self.ticks.seconds += 1000
-
-
-def test_an_observer_that_takes_long_slows_no_step_down(open_run: Callable[..., Run], ticks: Ticks) -> None:
-    slow = Slow(ticks)
-    loop.train(open_run("snapshot.every_steps=0", observers=(slow,)))
-    assert [e.step for e in slow.events if isinstance(e, StepDone) and e.step_seconds < 100] == [1, 2, 3, 4]
+    assert sum(e.step_seconds * 2 for e in steps) < trained < 1000 < sum(clock.account().values())
+    seconds = [clock.seconds(phase) for phase in ("exchange", "update", "wait")]
+    assert seconds == [STEPS, STEPS, STEPS * len(run.mine)]
 
 
 def test_buffers_are_looked_at_before_rank_0s_replace_them(
@@ -223,7 +191,6 @@ def test_weights_of_a_damaged_snapshot_are_not_kept_if_no_other_is_left(
     assert again.start == 0
     new = build(again.config, again.source.vocabulary.size).state_dict()
     assert all(torch.equal(value, new[name]) for name, value in again.compute.model.state_dict().items())
-    assert not any(moments.any() for moments in (*again.compute.update.first, *again.compute.update.second))
     assert loop.train(again) == FINISHED
     assert digest_at(again, STEPS) == digest
 
@@ -232,117 +199,59 @@ def test_weights_of_a_damaged_snapshot_are_not_kept_if_no_other_is_left(
 def test_an_observer_that_fails_is_named_once_and_changes_nothing(
     open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str], kind: type
 ) -> None:
-    failing, recorder = Failing(kind), Recorder()
+    failing, recorder = Recorder(fails=kind), Recorder()
     run = open_run(observers=(failing, recorder))
     assert loop.train(run) == FINISHED
-    lines = [line for line in capsys.readouterr().out.splitlines() if "OBSERVER" in line]
-    assert lines == ["OBSERVER Failing failed and is switched off: [Errno 101] Network is unreachable"]
-    assert failing.calls == 1
-    assert [type(e) for e in recorder.events].count(StepDone) == STEPS
+    assert capsys.readouterr().out.count("OBSERVER Recorder failed") == failing.calls == 1
+    assert len(recorder.of(StepDone)) == STEPS
     assert recorder.events[-1] == AttemptEnded(STEPS, True, digest_at(run, STEPS))
 
 
-def test_a_device_that_is_read_one_step_late_shows_the_same_figures(
-    open_run: Callable[..., Run], place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_read_one_step_late_shows_the_same_figures(open_run: Callable[..., Run], place: str) -> None:
     """As on CUDA. The last step's figures come, too, and a request to stop takes a step longer."""
-    at_once, late, stopped = Recorder(), Recorder(), Recorder()
-    loop.train(open_run(observers=(at_once,)))
-    run = open_run(f"run.dir={place}/late", observers=(late,))
-    run.read = DelayedRead(run.start, 1 + len(FLAGS), late=True)
-    assert loop.train(run) == FINISHED
-    figures = [[(e.step, e.loss, e.grad_norm) for e in r.events if isinstance(e, StepDone)] for r in (at_once, late)]
+    recorders, ends = [Recorder(), Recorder(), Recorder()], list[int]()
+    for number, recorder in enumerate(recorders):
+        run = open_run(f"run.dir={place}/{number}", observers=(recorder,))
+        run.lifetime.stop = number == 2
+        if number:
+            run.read = DelayedRead(run.start, 1 + len(FLAGS), late=True)
+        ends.append(loop.train(run))
+    assert ends == [FINISHED, FINISHED, STOPPED]
+    figures = [[(e.step, e.loss, e.grad_norm) for e in recorder.of(StepDone)] for recorder in recorders]
     assert figures[0] == figures[1]
-    assert [step for step, *_ in figures[0]] == [1, 2, 3, 4]
-    assert [e.digest for r in (at_once, late) for e in r.events if isinstance(e, AttemptEnded)] == [
-        digest_at(run, 4)
-    ] * 2
-
-    run = open_run(f"run.dir={place}/stopped", observers=(stopped,))
-    run.read = DelayedRead(run.start, 1 + len(FLAGS), late=True)
-    run.lifetime.stop = True
-    assert loop.train(run) == STOPPED
-    assert [e.step for e in stopped.events if isinstance(e, StepDone)] == [1, 2]
+    assert [[step for step, *_ in steps] for steps in figures[1:]] == [[1, 2, 3, 4], [1, 2]]
+    assert recorders[0].events[-1] == recorders[1].events[-1]
 
 
-def test_a_stop_in_the_last_step_whose_snapshot_is_late_is_no_finish(
-    open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = Recorder()
-    run = open_run("snapshot.every_steps=0", observers=(recorder,))
-    asked = list[bool]()
-
-    def last(step: int, content: object, stopping: bool) -> None:
-        asked.append(stopping)
-
-    monkeypatch.setattr(run.checkpointer, "last", last)
-    monkeypatch.setattr(
-        type(run.lifetime), "stop", property(lambda self: step_of(recorder) == STEPS - 1, lambda *_: None), False
-    )
-    assert loop.train(run) == STOPPED
-    assert asked == [True]
-    assert recorder.events[-1] == AttemptEnded(STEPS, False, None)
-
-
-def step_of(recorder: Recorder) -> int:
-    return max((e.step for e in recorder.events if isinstance(e, StepDone)), default=0)
-
-
-def test_a_memory_tier_that_fails_costs_no_durable_snapshot(
-    open_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    memory = tmp_path / "memory"
-    memory.mkdir()
-    plain = Store.write
-
-    def write(self: Store, *arguments: Any) -> None:
-        if self.key == "snapshot.hot_dir":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        plain(self, *arguments)
-
-    monkeypatch.setattr(Store, "write", write)
-    run = open_run("snapshot.hot_every_steps=1", f"snapshot.hot_dir={memory}", "snapshot.retry_seconds=0")
-    assert loop.train(run) == FINISHED
-    assert Store(run.config.snapshot.dir).steps() == [4, 2]
-    assert "SNAPSHOT FAILED (1 in a row)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("error", [RuntimeError("gloo: timed out"), MemoryError(), KeyError("x")])
 def test_whatever_the_snapshot_thread_raises_ends_the_run_with_the_next_step(
-    open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, error: Exception
+    open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing after it could be stored."""
     run = open_run("snapshot.asynchronous=true")
+    plain = run.checkpointer.before_update
 
     def break_down(*_: Any) -> str:
-        raise error
-
-    monkeypatch.setattr(run.checkpointer.durable, "_write_together", break_down)
-    plain = run.checkpointer.before_update
+        raise KeyError("x")
 
     def before_update() -> None:
         run.checkpointer.durable.settle()  # so that the flag is up in the next step, whoever is faster
         plain()
 
+    monkeypatch.setattr(run.checkpointer.durable, "_write_together", break_down)
     monkeypatch.setattr(run.checkpointer, "before_update", before_update)
-    with pytest.raises(SnapshotFailed, match=r"^the processes could not agree on the snapshot of step 2 "):
+    with pytest.raises(SnapshotFailed, match="step 2 "):
         loop.train(run)
 
 
 def test_the_session_claims_an_attempt_and_names_it_in_each_manifest(open_run: Callable[..., Run]) -> None:
     first = open_run("train.eval_batches=0")
     loop.train(first)
-    digest = digest_at(first, STEPS)
+    manifest = read(Store(first.config.snapshot.dir), STEPS).manifest
     second = open_run("train.eval_batches=0", f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
     assert (second.start, second.record.attempt) == (STEPS, 2)
-    assert (
-        second.evaluation.best_val_loss == read(Store(first.config.snapshot.dir), STEPS).manifest.metrics.best_val_loss
-    )
-    claims = records(first.config.run.dir)
-    assert [(c.from_step, c.from_digest, c.parent) for _, c in sorted(claims.items())] == [
-        (0, None, 0),
-        (STEPS, digest, 1),
-    ]
+    assert second.evaluation.best_val_loss == manifest.metrics.best_val_loss
+    claims = [(c.from_step, c.from_digest, c.parent) for _, c in sorted(records(first.config.run.dir).items())]
+    assert claims == [(0, None, 0), (STEPS, manifest.digest, 1)]
     assert [h["attempt"] for h in second.record.provenance["history"]] == [1, 2]
 
 
@@ -354,41 +263,46 @@ def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
     loop.train(first)
     total = len(first.source.validation)
     longer = (f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
-    capsys.readouterr()
-    for setting, said in ((f"train.eval_batches={total}", 0), ("train.eval_batches=1", 1)):
+    for setting, anew in ((f"train.eval_batches={total}", False), ("train.eval_batches=1", True)):
         second = open_run(setting, *longer)
-        assert math.isinf(second.evaluation.best_val_loss) == bool(said)
-        assert capsys.readouterr().out.count("train.eval_batches: ") == said
+        assert math.isinf(second.evaluation.best_val_loss) == anew
+        assert ("train.eval_batches: " in capsys.readouterr().out) == anew
     manifest = read(Store(first.config.run.dir + "/snapshots"), STEPS).manifest
     del manifest.config["train"]["eval_batches"]
     assert other_validation(manifest, first.config, first.source.validation) == ""
-    assert other_validation(manifest, second.config, first.source.validation).startswith("train.eval_batches: ")
+    assert "train.eval_batches" in other_validation(manifest, second.config, first.source.validation)
 
 
-def test_a_start_says_what_reduce_fast_gives_up(
-    open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = "reduce=fast: equal bits for another number of processes are not promised"
-    session.announce(open_run())
-    assert told not in capsys.readouterr().out
-    session.announce(open_run("reduce=fast"))
-    assert told in capsys.readouterr().out.splitlines()
+def test_a_stop_of_one_process_is_heard_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[Tensor]()
+
+    def all_gather(received: Tensor, mine: Tensor, async_op: bool) -> Any:
+        sent.append(mine)
+        received.copy_(torch.cat([sent[0], sent[-1]]))
+        return Mock()
+
+    monkeypatch.setattr(stats, "all_gather", all_gather)
+    for rank in (0, 1):
+        exchange = stats.StatsExchange(World(rank, 2, rank, torch.device("cpu"), "gloo"), 2, flags=2)
+        exchange.start([torch.tensor(5.0 + rank)], [torch.tensor(3.0)], (rank == 1, False), (0.5, 0.25))
+        found = exchange.finish()
+    assert (found.losses.tolist(), found.tokens.item(), found.flags.tolist()) == ([5, 6], 6, [1, 0])
 
 
 def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: Callable[..., Run]) -> None:
     older = open_run()
     open_run()
-    with pytest.raises(UserError, match=r"attempt 2 has started while this attempt, number 1, was still training"):
+    with pytest.raises(UserError, match="attempt 2 has started"):
         loop.train(older)
     assert Store(older.config.snapshot.dir).steps() == []
 
 
-def test_console_lines_of_each_event() -> None:
+def test_console_lines_of_each_event(told: Told) -> None:
     said = list[str]()
     lines = ConsoleLines(200, said.append)
     events: list[Event] = [
         StepDone(10, 2.5, float("nan"), lr=1e-3),
-        *(Evaluating(10, seconds / 100, seconds) for seconds in (1.0, 12.0, 13.0, 25.0, 40.0)),
+        *(Evaluating(10, seconds / 100, seconds) for seconds in (1.0, 12.0, 13.0, 25.0)),
         Evaluated(10, 2.25, 2.0, 3, 4),
         Evaluating(20, 0.5, 15.0),
         Evaluated(20, 1.75, 1.75, parts={"code": 1.5, "web": 2.0}, bits_per_byte=2.5),
@@ -398,18 +312,7 @@ def test_console_lines_of_each_event() -> None:
     ]
     for event in events:
         lines.on(event)
-    assert said == [
-        "step  10/200  loss 2.5000  lr 1.00e-03  norm nan  0 tokens/s  0 ms/step  0 s left  0 tokens  0.00 GiB  "
-        "SKIPPED",
-        "step 10: evaluating 12%",
-        "step 10: evaluating 25%",
-        "step 10: validation loss 2.2500 (best 2.0000), accuracy 75.00% (3 of 4)",
-        "step 20: evaluating 50%",
-        "step 20: validation loss 1.7500 (best 1.7500), 2.5000 bits per byte, code 1.5000, web 2.0000",
-        "step 20: snapshot 0123456789abcdef in 1.50 s",
-        "stopped on request: step 20, digest not stored",
-        "finished: step 200, digest 0123",
-    ]
+    told("\n".join(said))
 
 
 def test_each_second_belongs_to_one_phase() -> None:
@@ -423,8 +326,8 @@ def test_each_second_belongs_to_one_phase() -> None:
         with clock.within("snapshot"):
             now[0] += 100
     now[0] += 1000
-    found = {phase: clock.seconds(phase) for phase in ("import", "data", "step", "evaluation", "snapshot", "other")}
-    assert found == {"import": 3, "data": 1, "step": 1004, "evaluation": 10, "snapshot": 100, "other": 0}
+    found = [clock.seconds(phase) for phase in ("import", "data", "step", "evaluation", "snapshot", "other")]
+    assert found == [3, 1, 1004, 10, 100, 0]
     with pytest.raises(ZeroDivisionError), clock.within("evaluation"):
         raise ZeroDivisionError
     assert clock.phase == "step"

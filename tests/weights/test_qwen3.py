@@ -13,8 +13,9 @@ from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
 from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.modern import Modern
-from mingpt.weights.reading import CURES, start_from
+from mingpt.weights.reading import start_from
 from mingpt.weights.writing import folder_of, write_folder
+from told import Told
 from weights_kit import ALONE, change_config
 
 SIZES = {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "head_dim": 10, "n_embd": 24, "n_inner": 40, "block_size": 16}
@@ -44,8 +45,7 @@ def logits(model: nn.Module) -> Tensor:
         return model.logits(TOKENS) if isinstance(model, Modern) else model(TOKENS).logits
 
 
-@pytest.mark.parametrize("qk_norm", [True, False])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("qk_norm", "tied"), [(True, True), (False, False)])
 def test_transformers_opens_an_export(tmp_path: Path, qk_norm: bool, tied: bool) -> None:
     model = vivid(ours(qk_norm=qk_norm, tied=tied, vocab_multiple=8, rope_base=500.0))
     write_folder(str(tmp_path), folder_of(model, Numbers(37)), overwrite=False)
@@ -69,36 +69,31 @@ def test_a_run_starts_from_their_weights(tmp_path: Path, qk_norm: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "changes", "problem"),
+    ("fields", "changes"),
     [
-        ({}, {"n_inner": 8}, "the weights have intermediate_size 40, the model has n_inner 8: set model.n_inner=40"),
-        ({}, {"rope_base": 7.0}, "the weights have rope_theta=10000.0: set model.rope_base=10000.0"),
-        ({"rms_norm_eps": 1e-5}, {}, "the weights have rms_norm_eps=1e-05: set model.norm_eps=1e-05"),
-        ({}, {"tied": True}, "the weights have tie_word_embeddings=False: set model.tied=false"),
-        ({}, {"block_size": 17},
-         "the weights have 16 positions, and model.block_size=17: set model.block_size=16 or less"),
-        ({}, {"qk_norm": False},
-         "weights of another architecture (config.json: model_type='qwen3'): take those of a Llama, or "
-         f"{CURES}"),
-        ({"hidden_act": "relu"}, {},
-         "weights of another architecture: config.json says hidden_act='relu', Qwen3 has 'silu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, {},
-         "weights of another architecture: config.json says rope_type='yarn', not 'default'"),
+        ({}, {"n_inner": 8}),
+        ({}, {"rope_base": 7.0}),
+        ({"rms_norm_eps": 1e-5}, {}),
+        ({}, {"tied": True}),
+        ({}, {"block_size": 17}),
+        ({}, {"qk_norm": False}),
+        ({"hidden_act": "relu"}, {}),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, {}),
     ],
-)  # fmt: skip
-def test_weights_that_do_not_fit(tmp_path: Path, fields: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
+)
+def test_weights_that_do_not_fit(tmp_path: Path, fields: dict[str, Any], changes: dict[str, Any], told: Told) -> None:
     Qwen3ForCausalLM(Qwen3Config(**THEIRS)).save_pretrained(tmp_path)
     change_config(tmp_path, **fields)
     with pytest.raises(UserError) as refused:
         start_from(ours(**changes), str(tmp_path), Numbers(37), ALONE)
-    assert refused.value.problems == (f"model.init_from={tmp_path}: {problem}",)
+    told(str(refused.value), tmp_path)
 
 
 def test_padding_that_is_no_power_of_two(tmp_path: Path) -> None:
     Qwen3ForCausalLM(Qwen3Config(**THEIRS | {"vocab_size": 601})).save_pretrained(tmp_path)
     torch.manual_seed(5)
     kind = ModernModel.model_validate(SIZES)
-    with pytest.raises(UserError, match=r"padding, set model\.vocab_multiple=601"):
+    with pytest.raises(UserError, match=r"model\.vocab_multiple=601"):
         start_from(Modern(kind.shape(597)), str(tmp_path), Numbers(597), ALONE)
     fitting = Modern(kind.model_copy(update={"vocab_multiple": 601}).shape(597))
     start_from(fitting, str(tmp_path), Numbers(597), ALONE)

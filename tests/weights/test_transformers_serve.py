@@ -17,7 +17,7 @@ from mingpt.data.bpe import END_OF_TEXT
 from node_kit import free_port, listening, wait_until
 
 pytest.importorskip("fastapi", reason="transformers serve needs Python 3.11")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # what is exported: test_export_tokens.py, test_weights_export.py
 GREEDY = ("--temperature", "0", "--device", "cpu")
 STEP = 100
 SHORT = ("model.n_layer=2", "model.block_size=64", "batch.global_size=16", "batch.micro_size=16", "optimizer.lr=0.01",
@@ -70,22 +70,16 @@ def test_a_run_of_characters_completes_texts(tmp_path: Path, capsys: pytest.Capt
         assert "".join(c.choices[0].text for c in chunks if c.choices) == expected
 
 
-@pytest.mark.parametrize("tokens", ["char", "byte", "bpe"])
-def test_a_run_of_conversations_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: str) -> None:
+def test_a_run_of_conversations_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.dumps({"prompt": f"{n}?", "answer": f"é{n % 3}"}) for n in range(100)]
-    settings = ["data.kind=chat", f"data.tokens={tokens}", "model=modern-nano"]
-    end = "\n"
-    if tokens == "bpe":
-        settings.append(f"data.tokenizer={bpe_kit.write_gpt2(tmp_path / 'bpe')}")
-        end = END_OF_TEXT
-    out = exported(tmp_path, lines, *settings)
-    asked = [("user", "4?"), ("assistant", "é1"), ("user", "9?")]
-    expected, ended, _ = generated(tmp_path / "run", "User: 9?\nAssistant:", 12, capsys).partition(end)
+    bpe = f"data.tokenizer={bpe_kit.write_gpt2(tmp_path / 'bpe')}"
+    out = exported(tmp_path, lines, "data.kind=chat", "data.tokens=bpe", bpe, "model=modern-nano")
+    expected, ended, _ = generated(tmp_path / "run", "User: 9?\nAssistant:", 12, capsys).partition(END_OF_TEXT)
     assert expected.strip()
     with served(out) as client:
         answer = client.chat.completions.create(
             model=str(out),
-            messages=[{"role": role, "content": text} for role, text in asked[2:]],  # type: ignore[misc]
+            messages=[{"role": "user", "content": "9?"}],
             max_tokens=12,
             temperature=0,
         )

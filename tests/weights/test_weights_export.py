@@ -1,6 +1,5 @@
 """python -m mingpt.snapshots export: what it writes, transformers itself reads, with the same logits."""
 
-import json
 from pathlib import Path
 
 import fsspec
@@ -9,12 +8,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
-import bpe_kit
 from mingpt.commands import generate, snapshots
-from mingpt.data.bpe import GPT2Tokens
-from mingpt.data.vocabulary import Bytes, Characters, NoTokens, Numbers, TextVocabulary, Vocabulary
+from mingpt.data.vocabulary import Characters, NoTokens, Numbers, Vocabulary
 from mingpt.model.gpt2 import GPT
 from mingpt.model.kinds.gpt import GPTModel
 from mingpt.snapshot.store import Store
@@ -48,18 +45,15 @@ def test_transformers_loads_it_and_computes_the_same_bits(tmp_path: Path, capsys
     assert export(tmp_path, tmp_path / "out") == 0
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
     # Rows of padding only fill up tiles, and with them a kernel may choose another order of additions.
-    assert (logits(theirs, tokens()) - logits(model, tokens())).abs().max() <= 2e-6 * logits(
-        model, tokens()
-    ).abs().max()
+    wanted = logits(model, tokens())
+    assert (logits(theirs, tokens()) - wanted).abs().max() <= 2e-6 * wanted.abs().max()
     unpadded = ours(shape())
     start_from(unpadded, str(tmp_path / "out"), Numbers(37), ALONE)
     assert torch.equal(logits(theirs, tokens()), logits(unpadded, tokens()))
     assert theirs.config.bos_token_id is None
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
-    out = capsys.readouterr().out
-    assert "generation_config.json, config.json, model.safetensors" in out
-    assert f"written to {tmp_path}/out" in out
+    assert f"{tmp_path}/out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("multiple", [1, 64])
@@ -74,28 +68,6 @@ def test_import_and_export_give_back_the_same_bytes(tmp_path: Path, multiple: in
     assert all(torch.equal(before[name].view(torch.int32), after[name].view(torch.int32)) for name in before)
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "text"),
-    [
-        (Characters("\n !abcé漢"), "ab é\n\n漢!  c"),
-        (Bytes(), "any text – 漢 \n\n  \t"),
-        (GPT2Tokens(bpe_kit.TEXT), " the king in woe!\n  1"),
-    ],
-    ids=["char", "byte", "gpt2"],
-)
-def test_the_tokenizer_is_exported_too(tmp_path: Path, vocabulary: TextVocabulary, text: str) -> None:
-    train(tmp_path, ours(shape(vocab_size=vocabulary.size)), vocabulary)
-    assert export(tmp_path, tmp_path / "out") == 0
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
-    ids = list(vocabulary.encode(text))
-    assert theirs.encode(text, add_special_tokens=False) == ids
-    assert theirs.decode(ids) == text
-    # What is exported can be started from, in these tokens.
-    start_from(ours(shape(vocab_size=vocabulary.size)), str(tmp_path / "out"), vocabulary, ALONE)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["eos_token_id"] == (vocabulary.size - 1 if isinstance(vocabulary, GPT2Tokens) else None)
-
-
 def test_a_character_that_the_model_never_saw_is_an_error_there_too(tmp_path: Path) -> None:
     train(tmp_path, ours(shape(vocab_size=3)), Characters("abc"))
     assert export(tmp_path, tmp_path / "out") == 0
@@ -108,13 +80,10 @@ def test_nothing_is_overwritten_without_being_told(tmp_path: Path, capsys: Captu
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_text("mine")
     assert export(tmp_path, tmp_path / "out") == 64
-    assert capsys.readouterr().err == (
-        f"error: FOLDER={tmp_path}/out has config.json already: choose another folder, or add --overwrite\n"
-    )
+    assert "--overwrite" in capsys.readouterr().err
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["config.json"]
     assert export(tmp_path, tmp_path / "out", "--overwrite") == 0
     assert export(tmp_path, tmp_path / "out" / "config.json") == 64
-    assert "is a file: name a folder" in capsys.readouterr().err
 
 
 def test_a_url_will_do(tmp_path: Path) -> None:
@@ -126,14 +95,13 @@ def test_a_url_will_do(tmp_path: Path) -> None:
         assert fs.cat_file(f"/exported/gpt2/{file.name}") == file.read_bytes()
 
 
-def test_a_damaged_snapshot_is_not_exported(tmp_path: Path, capsys: Captured) -> None:
+def test_a_damaged_snapshot_is_not_exported(tmp_path: Path) -> None:
     train(tmp_path, ours(shape()), Numbers(37))
     (part,) = (tmp_path / "snapshots" / "step-000000001").glob("model-*")
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
     part.write_bytes(content)
     assert export(tmp_path, tmp_path / "out") == 1
-    assert "does not match its checksum in the manifest: nothing was written" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -149,6 +117,4 @@ def test_a_snapshot_of_ones_own_model_is_named_and_not_imported(tmp_path: Path, 
     for main, arguments in ((snapshots.main, ["export", str(tmp_path), str(tmp_path / "out")]),
                             (generate.main, [str(tmp_path)])):  # fmt: skip
         assert main(arguments) == 64
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert "a snapshot of 'this.is_not_imported', not of mingpt's GPT: load its" in err
+        assert "'this.is_not_imported'" in capsys.readouterr().err

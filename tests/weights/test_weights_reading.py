@@ -14,6 +14,7 @@ from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.weights.fitting import form_of
 from mingpt.weights.reading import read_weights, start_from
 from mingpt.weights.tokenizer import tokenizer_files
+from told import Told
 from weights_kit import ALONE, change_config, change_weights, logits, ours, saved, shape, tokens
 
 FORM = form_of(ours(shape()))
@@ -71,27 +72,25 @@ def test_weights_in_several_files_are_read(folder: Path) -> None:
     assert torch.equal(logits(loaded(folder), tokens()), logits(theirs, tokens()))
 
 
-def test_any_url_will_do(folder: Path) -> None:
+def test_the_identity_is_that_of_weights_and_config_at_any_url(folder: Path) -> None:
     saved(folder)
-    with fsspec.open("memory://weights/config.json", "wb"):
-        pass
+    (folder / "README.md").write_text("of no account")
     fs = fsspec.filesystem("memory")
+    fs.makedirs("/weights", exist_ok=True)
     fs.put(f"{folder}/", "/weights/", recursive=True)
-    assert read_weights("memory://weights", FORM, V37).sha256 == read_weights(str(folder), FORM, V37).sha256
+    (folder / "README.md").unlink()
+    first = read_weights(str(folder), FORM, V37).sha256
+    assert read_weights("memory://weights", FORM, V37).sha256 == first
+    change_weights(folder, lambda tensors: {n: t + 1 for n, t in tensors.items()})
+    assert read_weights(str(folder), FORM, V37).sha256 != first
 
 
-def test_the_model_may_know_fewer_positions(folder: Path) -> None:
+def test_the_model_may_know_fewer_positions_and_its_embedding_or_theirs_may_be_padded(folder: Path) -> None:
     theirs = saved(folder, activation_function="gelu_pytorch_tanh")
     few = tokens(time=5)
     assert torch.equal(logits(loaded(folder, shape(block_size=5)), few), logits(theirs, few))
-
-
-def test_the_embedding_may_be_padded_here_or_there(folder: Path) -> None:
-    theirs = saved(folder, activation_function="gelu_pytorch_tanh")
     padded = loaded(folder, shape(vocab_multiple=64))
-    assert len(padded.transformer.wte.weight) == 64
-    assert torch.allclose(logits(padded, tokens()), logits(theirs, tokens()), rtol=0, atol=1e-5)
-    assert logits(padded, tokens()).shape == logits(theirs, tokens()).shape
+    torch.testing.assert_close(logits(padded, tokens()), logits(theirs, tokens()), rtol=0, atol=1e-5)
     # 37 rows, the last two of them padding that came with the weights.
     there = loaded(folder, shape(vocab_size=35, vocab_multiple=37), Numbers(35))
     assert torch.equal(logits(there, tokens(35)), logits(theirs, tokens(35))[..., :35])
@@ -101,15 +100,6 @@ def test_half_precision_becomes_float32(folder: Path) -> None:
     saved(folder)
     change_weights(folder, lambda tensors: {n: t.to(torch.bfloat16) for n, t in tensors.items()})
     assert {p.dtype for p in loaded(folder).parameters()} == {torch.float32}
-
-
-def test_the_identity_is_that_of_weights_and_config(folder: Path) -> None:
-    saved(folder)
-    first = read_weights(str(folder), FORM, V37).sha256
-    (folder / "README.md").write_text("of no account")
-    assert read_weights(str(folder), FORM, V37).sha256 == first
-    change_weights(folder, lambda tensors: {n: t + 1 for n, t in tensors.items()})
-    assert read_weights(str(folder), FORM, V37).sha256 != first
 
 
 def no_weights(folder: Path) -> None:
@@ -151,68 +141,54 @@ def without(part: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 HEAD = {"lm_head.weight": torch.ones(37, 24)}
-NOT_DESCRIBED = "the file does not hold the weights that config.json describes: "
-OTHER = "weights of another architecture"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    "spoil",
     [
-        (lambda folder: (folder / "config.json").unlink(), "there is no config.json: give a folder in"),
-        (text("config.json", "{"), "config.json is not JSON"),
-        (text("config.json", "[]"), "config.json is not a JSON object"),
-        (config(model_type="llama"), rf"{OTHER} \(config.json: model_type='llama'\): take those of a GPT-2"),
-        (config(model_type=None), rf"{OTHER} \(config.json: model_type=None\)"),
-        (config(activation_function="relu"), f"{OTHER}: config.json says activation_function='relu', GPT-2 has"),
-        (config(layer_norm_epsilon=1e-6), f"{OTHER}: config.json says layer_norm_epsilon=1e-06, GPT-2 has 1e-05"),
-        (config(n_inner=48), f"{OTHER}: config.json says n_inner=48, not 4 x n_embd"),
-        (config(n_layer="two"), "config.json says n_layer='two': give whole numbers"),
-        (no_weights, "there is no model.safetensors and no model.safetensors.index.json"),
-        (pickled, "there is no model.safetensors, and pytorch_model.bin is never read.* pickle .*save_pretrained"),
-        (truncated, "model.safetensors is damaged, or not a safetensors file"),
-        (text("model.safetensors", "hello"), "model.safetensors is damaged, or not a safetensors file"),
-        (index("{}"), ".*has no weight_map"),
-        (index('{"weight_map": {"a": "../x"}}'), ".*has no weight_map from tensors to files of this folder"),
-        (index('{"weight_map": {"a": "x.safetensors"}}'), ".*names x.safetensors, which is missing: copy the whole"),
-        (weights(without("h.1.mlp")), rf'{NOT_DESCRIBED}.*Missing key.*: "transformer\.h\.1\.mlp\.c_fc'),
-        (weights(lambda t: t | {"x": torch.ones(1)}), rf'{NOT_DESCRIBED}.*Unexpected key.*: "transformer\.x"'),
-        (
-            weights(lambda t: {n: v.T if "c_fc.weight" in n else v for n, v in t.items()}),
-            rf"{NOT_DESCRIBED}.*size mismatch for transformer\.h\.0\.mlp\.c_fc\.weight: .*\[96, 24\].*\[24, 96\]",
-        ),
-        (weights(lambda t: {n: v.int() for n, v in t.items()}), ".*transformer\\.wte\\.weight"),
-        (weights(lambda t: {n: v * float("nan") if "wpe" in n else v for n, v in t.items()}),
-         "tensors that do not hold finite floating-point numbers: transformer.wpe.weight$"),
-        (weights(lambda t: {n: (v * float("nan")).to(torch.float8_e5m2) if "wpe" in n else v for n, v in t.items()}),
-         "tensors that do not hold finite floating-point numbers: transformer.wpe.weight$"),
-        (weights(lambda t: t | HEAD), "lm_head.weight is not transformer.wte.weight"),
-        (text("tokenizer.json", "{"), "tokenizer.json is damaged"),
-        (text("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": 7}'), "tokenizer.json is damaged"),
-        (text("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [{"content": [1], "id": 2}]}'),
-         "tokenizer.json is damaged"),
-        (config(n_positions=10**30), f"config.json says n_positions={10**30}: give whole numbers from 1 to 2147483647"),
-        (index('{"weight_map": {"a": "x\\u0000.safetensors"}}'), ".*has no weight_map from tensors to files of this"),
+        lambda folder: (folder / "config.json").unlink(),
+        text("config.json", "{"),
+        text("config.json", "[]"),
+        config(model_type="llama"),
+        config(model_type=None),
+        config(activation_function="relu"),
+        config(layer_norm_epsilon=1e-6),
+        config(n_inner=48),
+        config(n_layer="two"),
+        config(n_positions=10**30),
+        no_weights,
+        pickled,
+        truncated,
+        index("{}"),
+        index('{"weight_map": {"a": "../x"}}'),
+        index('{"weight_map": {"a": "x.safetensors"}}'),
+        index('{"weight_map": {"a": "x\\u0000.safetensors"}}'),
+        weights(without("h.1.mlp")),
+        weights(lambda t: t | {"x": torch.ones(1)}),
+        weights(lambda t: {n: v.T if "c_fc.weight" in n else v for n, v in t.items()}),
+        weights(lambda t: {n: v.int() for n, v in t.items()}),
+        weights(lambda t: {n: v * float("nan") if "wpe" in n else v for n, v in t.items()}),
+        weights(lambda t: {n: (v * float("nan")).to(torch.float8_e5m2) if "wpe" in n else v for n, v in t.items()}),
+        weights(lambda t: t | HEAD),
+        text("tokenizer.json", "{"),
+        text("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": 7}'),
+        text("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [{"content": [1], "id": 2}]}'),
     ],
-)  # fmt: skip
-def test_what_is_no_such_folder_is_a_mistake(folder: Path, spoil: Callable[[Path], None], message: str) -> None:
+)
+def test_what_is_no_such_folder_is_a_mistake(folder: Path, spoil: Callable[[Path], None], told: Told) -> None:
     saved(folder)
     spoil(folder)
-    with pytest.raises(UserError, match=f"^model.init_from={folder}: {message}") as mistake:
+    with pytest.raises(UserError) as mistake:
         loaded(folder)
     assert len(mistake.value.problems) == 1
+    told(str(mistake.value), folder)
 
 
-def test_all_differences_are_listed_with_what_to_set(folder: Path) -> None:
+def test_all_differences_are_listed_with_what_to_set(folder: Path, told: Told) -> None:
     saved(folder)
     with pytest.raises(UserError) as mistake:
         loaded(folder, shape(n_layer=3, n_embd=48, block_size=20, vocab_size=9), Numbers(9))
-    assert [p.removeprefix(f"model.init_from={folder}: ") for p in mistake.value.problems] == [
-        "the weights have n_layer 2, the model has n_layer 3: set model.n_layer=2",
-        "the weights have n_embd 24, the model has n_embd 48: set model.n_embd=24",
-        "the weights have 16 positions, and model.block_size=20: set model.block_size=16 or less",
-        "the weights are for 37 tokens, and the data's vocabulary has 9: take data in the tokens that the weights were "
-        "trained with; if those above the vocabulary are padding, set model.vocab_multiple=37",
-    ]
+    told(str(mistake.value), folder)
 
 
 def test_a_vocabulary_of_the_same_size_with_other_numbers_is_a_mistake(folder: Path) -> None:
@@ -220,12 +196,12 @@ def test_a_vocabulary_of_the_same_size_with_other_numbers_is_a_mistake(folder: P
     for name, content in tokenizer_files(Characters("abc").to_json()).items():
         (folder / name).write_text(content)
     loaded(folder, shape(vocab_size=3), Characters("abc"))
-    with pytest.raises(UserError, match=r"2 tokens have other numbers .*: 'c' \(2, None\), 'd' \(None, 2\): take data"):
+    with pytest.raises(UserError, match=r"'c' .*'d' "):
         loaded(folder, shape(vocab_size=3), Characters("abd"))
 
 
 def test_a_missing_folder_and_a_file_are_mistakes(tmp_path: Path) -> None:
     for place in (tmp_path / "none", tmp_path / "file"):
         (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match=f"model.init_from={place}: there is no config.json"):
+        with pytest.raises(UserError, match=f"model.init_from={place}: "):
             loaded(place, vocabulary=Bytes())
