@@ -103,7 +103,7 @@ def test_a_run_that_has_diverged_ends(
 
 
 def test_a_stop_between_skip_and_rollback_changes_nothing(tmp_path: Path) -> None:
-    """The snapshot that it takes holds the count. tests/train/test_worlds.py: each process decides alike."""
+    """The snapshot that it takes holds the count. tests/train/test_same_in_worlds.py: each process decides alike."""
     bad = (*GUARDED, "health.max_rollbacks=2", "health.max_skips=3", *poison([12, 17, 18, 19, 30, 31, 32]))
 
     def digest(name: str, *codes: int) -> str:
