@@ -127,7 +127,7 @@ def test_what_is_not_as_the_lock_has_it_is_refused(python: str, lock: Path, inde
     code, err = install(python, lock, top)
     assert code == 1
     assert said in err
-    assert "mg_sure" not in installed(python)
+    assert installed(python).get("mg_sure") == ("1.0" if wrong == "older" else None)
 
 
 def test_the_systems_python_is_left_alone(lock: Path) -> None:
@@ -154,6 +154,15 @@ def test_the_lock_has_what_builds_the_package_and_torch_for_cpus_is_of_its_versi
     versions = {entry.split("==")[0]: entry.split()[0] for entry in entries("constraints.txt")}
     assert {"hatchling", "setuptools", "packaging", "pip"} <= versions.keys()
     assert [entry.split()[0] for entry in entries("constraints-cpu.txt")] == [f"{versions['torch']}+cpu"]
+    text = (ROOT / "pyproject.toml").read_text()
+    (build,) = re.findall(r'^requires = \["([^"]+)"\]', text, re.M)
+    assert f'build = ["{build}",' in text  # what uv locks is what builds
+
+
+def test_no_fsspec_is_allowed_that_runs_code_out_of_a_url() -> None:
+    floors = dict(re.findall(r'"(fsspec|s3fs|gcsfs)>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text()))
+    assert floors.keys() == {"fsspec", "s3fs", "gcsfs"}
+    assert all(tuple(map(int, floor.split("."))) >= (2026, 6) for floor in floors.values()), floors
 
 
 @pytest.mark.parametrize("file", ["Makefile", "recipes/setup.sh", "recipes/container/Dockerfile"])
