@@ -19,7 +19,7 @@ AZURITE := .azurite
 AZURITE_INSTALLED := $(AZURITE)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-nightly mutations fast lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
+.PHONY: help train test test-all test-nightly mutations fast slow lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -39,8 +39,11 @@ test: lint ## before a commit: lint, the fast tests, and one real kill, resize, 
 test-all: ## make test, then all other tests (of the lab, the short ones)
 	@$(MAKE) --no-print-directory -j3 $(INSTALLED) $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite)
 	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory -j2 slow short-lab
+
+# The lab mostly waits for Slurm and SkyPilot, so it goes beside the tests that compute.
+slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) --durations=12 -m "slow and not (lab or example or nightly)"
-	@$(MAKE) --no-print-directory short-lab
 
 mutations: $(INSTALLED) ## break the code in one place at a time, and see that the tests notice
 	$(BIN)/python tests/mutations/run.py
