@@ -65,7 +65,7 @@ def reading(folder: Path, layers: int, rounds: int) -> dict[str, float]:
     import torch
 
     from mingpt.compute.batches import BatchPlan, RankSampler
-    from mingpt.data.kinds.shards import ShardsData
+    from mingpt.data.shards import ShardsData
     from mingpt.model.gpt2 import GPT, GPTConfig
 
     torch.set_num_threads(1)

@@ -46,14 +46,8 @@ def number(text: str) -> int:
     return value
 
 
-def load() -> entry.Program:
-    from mingpt.commands.evaluate import command
-
-    return command
-
-
 def main() -> NoReturn:
-    entry.run(load, Lifetime(trains=False), worker=True)
+    entry.run("mingpt.commands.evaluate", "command", Lifetime(trains=False), worker=True)
 
 
 if __name__ == "__main__":

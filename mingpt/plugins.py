@@ -4,21 +4,18 @@ torch loads them during its own import, so they import torch only when a rendezv
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 Creator = Callable[[Any], Any]  # from torch's RendezvousParameters to its RendezvousHandler
 
 
 def _static(params: Any) -> Any:
-    from mingpt.world.rendezvous import create_static
-
-    return create_static(params)
+    return import_module("mingpt.world.rendezvous").create_static(params)
 
 
 def _c10d(params: Any) -> Any:
-    from mingpt.world.rendezvous import create_c10d
-
-    return create_c10d(params)
+    return import_module("mingpt.world.rendezvous").create_c10d(params)
 
 
 def static() -> Creator:

@@ -75,7 +75,7 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _cost(config: "Config", parameters: int, gpu: "Gpu", gpus: int) -> str:
     """How long the run takes at MFU of the peak, and what that costs."""
-    from mingpt.model.kinds.language import Language
+    from mingpt.model.language import Language
     from mingpt.observe.speed import flops_per_token
 
     shape, steps = config.model, config.train.max_steps
@@ -105,7 +105,7 @@ def _machine(options: argparse.Namespace, gpus: "Mapping[str, Gpu]") -> tuple[st
 
 def _config(overrides: list[str], processes: int) -> "Config":
     from mingpt.config import compose
-    from mingpt.model.kinds.language import Language
+    from mingpt.model.language import Language
 
     named = any(word.startswith(("data", "experiment=", "+experiment=")) for word in overrides)
     config = compose.configure([*([] if named else ["data=random"]), *overrides], processes)

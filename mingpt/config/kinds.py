@@ -1,15 +1,13 @@
-"""Kinds of models and data: each is a section of its own class, in a module that registers it.
+"""Kinds of models and data: each is a section of its own class, in the module that builds or reads it.
 
-To add one, put a module into one of the packages in PLUGINS; nothing else names it. They lie in rooms above this one,
-and are loaded by name: what is known of a kind here is what Model and Data declare. A kind's module imports what it
-needs (torch, a tokenizer) in the methods that need it: `--help` reads the classes alone.
+To add one, write a module with a class that is registered, and name that module in MODULES. They lie in rooms
+above this one, and are loaded by name: what is known of a kind here is what Model and Data declare.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import Field
@@ -23,7 +21,11 @@ if TYPE_CHECKING:
     from mingpt.data.source import Source
     from mingpt.data.vocabulary import Vocabulary
 
-PLUGINS = {"model": "mingpt.model.kinds", "data": "mingpt.data.kinds"}
+# Nothing else names them.
+MODULES = {
+    "mingpt.model": ("gpt2", "modern", "own"),
+    "mingpt.data": ("chat", "mixture", "own", "shards", "synthetic", "text"),
+}
 
 
 class Kind(Section):
@@ -103,7 +105,7 @@ def of_part(key: str, part: Data, text: str) -> str:
     return re.sub(rf"(?<![\w./-])data\.(?=(?:{'|'.join(type(part).model_fields)})\b)", f"{key}.", text)
 
 
-KINDS: dict[str, dict[str, type[Kind]]] = {section: {} for section in PLUGINS}
+KINDS: dict[str, dict[str, type[Kind]]] = {"model": {}, "data": {}}
 FIRST = {"model": "gpt", "data": "text"}  # the kind of a section that names none
 AnyKind = TypeVar("AnyKind", bound=Kind)
 
@@ -116,11 +118,11 @@ def register(kind: type[AnyKind]) -> type[AnyKind]:
 
 @cache
 def load() -> None:
-    """Import the modules of PLUGINS, and order KINDS as messages and --help tell them."""
-    for section, package in PLUGINS.items():
-        for module in iter_modules(import_module(package).__path__):
-            import_module(f"{package}.{module.name}")
-        first = FIRST[section]
+    """Import the modules that have kinds, and order KINDS as messages and --help tell them."""
+    for package, names in MODULES.items():
+        for name in names:
+            import_module(f"{package}.{name}")
+    for section, first in FIRST.items():
         ordered = sorted(KINDS[section].items(), key=lambda item: (item[0] != first, item[0]))
         KINDS[section].clear()
         KINDS[section].update(ordered)

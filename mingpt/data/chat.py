@@ -15,24 +15,35 @@ import re
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mingpt.config.kinds import register
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.cache import ArrayFile, cached
-from mingpt.data.kinds.chat import ChatData
 from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.text import Tokenized
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
 from mingpt.data.windows import TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.redact import printable, without_secrets
 from mingpt.storage import open_fs, place
+
+
+@register
+class ChatData(Tokenized):
+    kind: Literal["chat"] = "chat"
+    """conversations, with loss on the answers alone"""
+
+    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
+        return open_chat(self, block_size, micro_size, vocabulary)
+
 
 CACHE_VERSION = 2  # raise when what is cached changes
 LABELS = {"system": "", "user": "User: ", "assistant": "Assistant:"}

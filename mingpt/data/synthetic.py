@@ -6,21 +6,129 @@ numbers. The first data.val_samples of them validate and the others train: no qu
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from string import ascii_letters, digits
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from mingpt.compute.batches import derive, mix, permute
-from mingpt.config.kinds import Data
-from mingpt.data.kinds.questions import QuestionData
-from mingpt.data.kinds.random import RandomData
+from mingpt.config.kinds import Data, register
 from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
+
+if TYPE_CHECKING:
+    from mingpt.config.schema import Config
+
+
+MOST_QUESTIONS = 2**62  # their numbers are 64-bit integers
+
+
+class QuestionData(Data):
+    """Questions that are made, not read. Each kind says how many there are and how many tokens one takes."""
+
+    val_samples: int = Field(default=1000, ge=0)
+    """Questions that are kept for validation; training never asks them."""
+
+    reads = ("data.val_samples", "data.digits", "data.letters", "data.alphabet", "model.block_size")
+
+    @property
+    def questions(self) -> int:
+        """How many different questions there are."""
+        raise NotImplementedError
+
+    @property
+    def length(self) -> int:
+        """The tokens that the model sees of a question with its answer: all but the last."""
+        raise NotImplementedError
+
+    def problem(self, config: "Config") -> str | None:
+        if self.questions > MOST_QUESTIONS:
+            return (
+                f"data.alphabet and data.letters make {self.questions:.0e} questions, more than {MOST_QUESTIONS:.0e}: "
+                f"lower one of them"
+            )
+        if self.val_samples >= self.questions:
+            return (
+                f"data.val_samples={self.val_samples} of {self.questions} questions leaves none to train on: lower it"
+            )
+        if self.length > config.model.block_size:
+            return (
+                f"model.block_size={config.model.block_size}, but a question of data.kind={self.kind} takes "
+                f"{self.length} tokens: set model.block_size={self.length}"
+            )
+        return None
+
+    def vocabulary_size(self) -> int:
+        return 100
+
+
+@register
+class AdditionData(QuestionData):
+    kind: Literal["addition"] = "addition"
+    """sums, as 07+35=042"""
+    digits: int = Field(default=2, ge=1, le=9)
+    """Digits of each of the two numbers; the sum has one more."""
+    reverse: bool = False
+    """Write the sum from its last digit to its first, 07+35=240: the order in which carrying finds them."""
+
+    @property
+    def questions(self) -> int:
+        return 10 ** (2 * self.digits)
+
+    @property
+    def length(self) -> int:
+        return 3 * self.digits + 2
+
+    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
+        return open_questions(
+            self, partial(addition, self.digits, self.reverse), digits + "+=", block_size, micro_size, vocabulary
+        )
+
+
+@register
+class SortData(QuestionData):
+    kind: Literal["sort"] = "sort"
+    """letters to put in order, as 3120=0123"""
+    letters: int = Field(default=8, ge=1, le=64)
+    """How many letters a question has."""
+    alphabet: int = Field(default=10, ge=2, le=62)
+    """How many different letters there are: 0 to 9, A to Z, a to z."""
+
+    @property
+    def questions(self) -> int:
+        return int(self.alphabet**self.letters)
+
+    @property
+    def length(self) -> int:
+        return 2 * self.letters
+
+    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
+        ask = partial(sorting, self.letters, self.alphabet)
+        return open_questions(self, ask, ALPHABET[: self.alphabet] + "=", block_size, micro_size, vocabulary)
+
+
+@register
+class RandomData(Data):
+    kind: Literal["random"] = "random"
+    """random tokens without a file, to measure speed with"""
+    vocabulary: int = Field(default=50257, ge=2, le=2**24)
+    """How many different tokens there are."""
+    samples: int = Field(default=1_000_000, ge=1)
+    """How many samples, of model.block_size tokens each."""
+
+    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
+        return open_random(self, block_size, vocabulary)
+
+    def vocabulary_size(self) -> int:
+        return self.vocabulary
+
 
 ALPHABET = "".join(sorted(digits + ascii_letters))  # 0 to 9, A to Z, a to z
 Ask = Callable[[int], tuple[str, str]]  # from a number to its question and answer

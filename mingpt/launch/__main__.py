@@ -15,14 +15,8 @@ from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
 
-def load() -> entry.Program:
-    from mingpt.launch.launcher import launch
-
-    return launch
-
-
 def main() -> NoReturn:
-    entry.run(load, Lifetime(prefix="launch: exit code {code}: "), worker=False)
+    entry.run("mingpt.launch.launcher", "launch", Lifetime(prefix="launch: exit code {code}: "), worker=False)
 
 
 if __name__ == "__main__":

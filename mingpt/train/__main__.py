@@ -9,14 +9,8 @@ from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
 
-def load() -> entry.Program:
-    from mingpt.train.attempt import attempt
-
-    return attempt
-
-
 def main() -> NoReturn:
-    entry.run(load, Lifetime(), worker=True)
+    entry.run("mingpt.train.attempt", "attempt", Lifetime(), worker=True)
 
 
 if __name__ == "__main__":

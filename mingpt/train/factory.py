@@ -15,9 +15,8 @@ from mingpt.config import kinds
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.errors import UserError
-from mingpt.model.kinds.gpt import GPTModel
-from mingpt.model.kinds.language import Language
-from mingpt.model.language import LanguageModel
+from mingpt.model.gpt2 import GPTModel
+from mingpt.model.language import Language, LanguageModel
 from mingpt.model.pieces import loss_in_pieces
 from mingpt.train import own_model
 

@@ -5,7 +5,7 @@ Imports only the standard library: see lifetime.py.
 
 import os
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from typing import NoReturn
 
 from mingpt.console import complain, ended
@@ -14,13 +14,12 @@ from mingpt.importing import importing
 from mingpt.world import slurm
 from mingpt.world.lifetime import Lifetime
 
-Program = Callable[[list[str], Lifetime], int]
 
-
-def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoReturn:
+def run(module: str, program: str, lifetime: Lifetime, worker: bool) -> NoReturn:
     """Run a program, and end this process with its exit code.
 
-    load: imports the program. Called after signals are handled, since importing torch takes seconds.
+    program: a function of the module, from the arguments and `lifetime` to the exit code. It is imported after signals
+    are handled, since importing torch takes seconds.
     worker: the program joins a world, so if srun has started it, set torchrun's variables from Slurm's.
     """
     try:
@@ -32,11 +31,11 @@ def run(load: Callable[[], Program], lifetime: Lifetime, worker: bool) -> NoRetu
     lifetime.begin()
     try:
         with importing():
-            program = load()
+            function = getattr(import_module(module), program)
     except ImportError as error:  # one of torch's libraries is missing, or the installation is incomplete
         complain(f"error: this Python environment is broken: {error}: install the project again, as its README says")
         sys.exit(USER_ERROR)
-    code = program(sys.argv[1:], lifetime)
+    code: int = function(sys.argv[1:], lifetime)
     if (
         "TORCHELASTIC_RUN_ID" not in os.environ
     ):  # a worker that has finished is not started again: its launcher prints, too

@@ -13,8 +13,7 @@ import bpe_kit
 from mingpt.commands import generate
 from mingpt.commands.generate import BETWEEN, Text
 from mingpt.data.vocabulary import Bytes
-from mingpt.model.gpt2 import GPT, GPTConfig
-from mingpt.model.kinds.gpt import GPTModel
+from mingpt.model.gpt2 import GPT, GPTConfig, GPTModel
 from mingpt.model.sampling import generate as continue_tokens
 from mingpt.redact import escaped
 from mingpt.snapshot.store import Store

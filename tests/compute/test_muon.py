@@ -12,8 +12,7 @@ from mingpt.compute.muon import cost, orthogonal, owners
 from mingpt.compute.optimizer import Update
 from mingpt.config.schema import Optimizer, Schedule
 from mingpt.model.gpt2 import GPT, GPTConfig
-from mingpt.model.kinds.modern import ModernModel
-from mingpt.model.modern import Modern
+from mingpt.model.modern import Modern, ModernModel
 from update_kit import state_of, sums_of, update_of
 
 SHAPES = ((8, 8), (8, 24), (24, 8), (1, 5), (7, 3))

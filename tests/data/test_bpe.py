@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import bpe_kit
 from mingpt.data import bpe
 from mingpt.data.bpe import END_OF_TEXT, GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
-from mingpt.data.kinds.text import TextData
+from mingpt.data.text import TextData
 from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
 from mingpt.errors import UserError
 from mingpt.prepare import fetch, prepare

@@ -9,8 +9,7 @@ import pytest
 
 import bpe_kit
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.chat import open_chat
-from mingpt.data.kinds.chat import ChatData
+from mingpt.data.chat import ChatData, open_chat
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, TextVocabulary
 from mingpt.errors import UserError

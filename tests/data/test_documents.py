@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from mingpt.data.documents import apart
-from mingpt.data.kinds.shards import ShardsData
-from mingpt.data.shards import open_shards
+from mingpt.data.shards import ShardsData, open_shards
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
-from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.language import LanguageModel
-from mingpt.model.modern import Modern
+from mingpt.model.modern import Modern, ModernModel
 
 END = 9
 

@@ -12,7 +12,7 @@ import torch
 from config_kit import configured, problems
 from examples.images import files
 from image_kit import cifar_files, write_archive, write_cifar, write_idx
-from mingpt.data.kinds.own import OwnData
+from mingpt.data.own import OwnData
 from mingpt.errors import UserError
 from mingpt.observe.jsonl import read_metrics
 from mingpt.train.attempt import attempt

@@ -14,9 +14,9 @@ from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
 from mingpt.config.schema import Config
 from mingpt.config.stored import evaluation_config
-from mingpt.data.kinds.text import TextData
 from mingpt.data.mixture import MixedSamples, MixedSplit
 from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.text import TextData
 from mingpt.errors import TransientError, UserError
 from mingpt.prepare.documents import Options
 from mingpt.prepare.extras import extras

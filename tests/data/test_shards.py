@@ -21,9 +21,8 @@ import bpe_kit
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.data import shardcache
 from mingpt.data.dataset import DataSet, Shard, to_bytes
-from mingpt.data.kinds.shards import ShardsData
 from mingpt.data.loader import load
-from mingpt.data.shards import ShardedTokens, open_shards
+from mingpt.data.shards import ShardedTokens, ShardsData, open_shards
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import UserError

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
+from mingpt.data.text import TextData
 from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.errors import UserError
 

@@ -10,12 +10,9 @@ import torch
 from config_kit import problems
 from mingpt.commands import generate
 from mingpt.config.kinds import Data
-from mingpt.data.kinds.addition import AdditionData
-from mingpt.data.kinds.random import RandomData
-from mingpt.data.kinds.sort import SortData
 from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Source
-from mingpt.data.synthetic import RandomTokens, addition, sorting
+from mingpt.data.synthetic import AdditionData, RandomData, RandomTokens, SortData, addition, sorting
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE

@@ -18,9 +18,8 @@ import bpe_kit
 from mingpt.data import bpe
 from mingpt.data import text as text_module
 from mingpt.data.cache import node_lock
-from mingpt.data.kinds.text import TextData
 from mingpt.data.source import Source
-from mingpt.data.text import open_text
+from mingpt.data.text import TextData, open_text
 from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.data.windows import TokenFile, WindowDataset
 from mingpt.errors import TransientError, UserError
@@ -122,7 +121,7 @@ def test_tokens_are_those_of_the_whole_text_however_small_its_blocks(
 
 MEASURE = """
 import sys
-from mingpt.data.kinds.text import TextData
+from mingpt.data.text import TextData
 import mingpt.data.text
 
 def peak():

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingpt.data.kinds.text import TextData
+from mingpt.data.text import TextData
 from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset
 from mingpt.model.language import IGNORE
 

@@ -64,14 +64,13 @@ def test_options_that_are_none_show_no_password(capsys: pytest.CaptureFixture[st
 
 
 def test_a_broken_environment_is_a_mistake_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def load() -> entry.Program:
-        raise ImportError("libcudart.so.12: cannot open shared object file")
-
+    (tmp_path / "broken.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(Lifetime, "begin", lambda self: None)
     with pytest.raises(SystemExit) as ended:
-        entry.run(load, Lifetime(), worker=False)
+        entry.run("broken", "main", Lifetime(), worker=False)
     assert ended.value.code == 64
     assert "libcudart.so.12" in capsys.readouterr().err
 

@@ -8,8 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from mingpt.model.gpt2 import GPT, MLP, Attention, GPTConfig
-from mingpt.model.kinds.gpt import GPTModel
+from mingpt.model.gpt2 import GPT, MLP, Attention, GPTConfig, GPTModel
 from mingpt.model.language import IGNORE
 from paths_kit import ROOT
 

@@ -8,9 +8,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from mingpt.model.kinds.modern import ModernModel
 from mingpt.model.language import KVCache, positions
-from mingpt.model.modern import Modern, ModernConfig
+from mingpt.model.modern import Modern, ModernConfig, ModernModel
 
 OPTIONS = Path(__file__).parents[2] / "configs/model"
 

@@ -17,7 +17,7 @@ import torch
 
 from mingpt.commands import generate
 from mingpt.errors import USER_ERROR, Damaged, UserError
-from mingpt.model.kinds.gpt import GPTModel
+from mingpt.model.gpt2 import GPTModel
 from mingpt.snapshot.format import Part, State, TensorInfo, header_of
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, MOST_VALUES, decode_manifest, encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, read, read_manifest, verify

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from mingpt.config.schema import WorldConfig
-from mingpt.data.kinds.text import TextData
-from mingpt.data.text import open_text
+from mingpt.data.text import TextData, open_text
 from mingpt.errors import TransientError, UserError
 from mingpt.snapshot.find import find
 from mingpt.snapshot.store import Store

@@ -13,8 +13,7 @@ import pytest
 
 from fault_proxy import BlackHole, Busy, Cut, FaultProxy, Late, Reset
 from mingpt.commands import snapshots
-from mingpt.data.kinds.text import TextData
-from mingpt.data.text import open_text
+from mingpt.data.text import TextData, open_text
 from mingpt.errors import SnapshotFailed, TransientError
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention

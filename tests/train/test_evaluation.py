@@ -19,9 +19,9 @@ from mingpt.commands import evaluate as evaluator
 from mingpt.compute.tree import tree_sum_of
 from mingpt.config.stored import evaluation_config
 from mingpt.data.bpe import HuggingFaceTokens
-from mingpt.data.kinds.text import TextData
 from mingpt.data.mixture import MixedSplit
 from mingpt.data.source import EvalSplit
+from mingpt.data.text import TextData
 from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.errors import CRASHED, UserError
 from mingpt.model.gpt2 import GPT, GPTConfig

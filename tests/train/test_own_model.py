@@ -10,7 +10,7 @@ from config_kit import configured, problems
 from examples.classifier import Classifier, rows
 from mingpt.data.own import source_of
 from mingpt.errors import CRASHED, USER_ERROR, UserError
-from mingpt.model.kinds.own import OwnModel
+from mingpt.model.own import OwnModel
 from mingpt.train import own_model
 from mingpt.train.attempt import attempt
 from mingpt.train.factory import build

@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from bpe_kit import small
 from mingpt.data.vocabulary import Bytes, NoTokens, Numbers, TextVocabulary
 from mingpt.errors import TransientError, UserError
-from mingpt.model.kinds.gpt import GPTModel
+from mingpt.model.gpt2 import GPTModel
 from mingpt.model.language import LanguageModel
 from mingpt.train.harness import Harness, NotMeasured, Stopped
 from mingpt.train.tasks import Tasks, check_text, figures, load_tasks, measure

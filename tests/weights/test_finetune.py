@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from mingpt.config import compose
 from mingpt.errors import UserError
-from mingpt.model.kinds.gpt import GPTModel
+from mingpt.model.gpt2 import GPTModel
 from mingpt.snapshot.reader import Loaded, read
 from mingpt.snapshot.store import Store
 from mingpt.train.factory import build, freeze, trainable

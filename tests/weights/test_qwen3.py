@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
-from mingpt.model.kinds.modern import ModernModel
-from mingpt.model.modern import Modern
+from mingpt.model.modern import Modern, ModernModel
 from mingpt.weights.reading import start_from
 from mingpt.weights.writing import folder_of, write_folder
 from told import Told

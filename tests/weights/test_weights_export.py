@@ -12,8 +12,7 @@ from transformers import GPT2LMHeadModel
 
 from mingpt.commands import generate, snapshots
 from mingpt.data.vocabulary import Characters, NoTokens, Numbers, Vocabulary
-from mingpt.model.gpt2 import GPT
-from mingpt.model.kinds.gpt import GPTModel
+from mingpt.model.gpt2 import GPT, GPTModel
 from mingpt.snapshot.store import Store
 from mingpt.weights.reading import start_from
 from snapshot_kit import PROVENANCE, save, state_of

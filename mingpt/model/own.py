@@ -1,15 +1,14 @@
 """A module of one's own: what `model._target_` gives."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
+from torch import nn
 
+from mingpt.config import plugin
 from mingpt.config.imports import imported_sha256
 from mingpt.config.kinds import Model, register
 from mingpt.config.section import Own
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @register
@@ -21,13 +20,9 @@ class OwnModel(Model, Own):
     block_size: int = Field(default=1, ge=1)
     """Tokens in a sample of data that is cut into samples; an argument, too, if there is one of this name."""
 
-    def build(self, vocab_size: int) -> "nn.Module":
-        from mingpt.config import plugin
-
+    def build(self, vocab_size: int) -> nn.Module:
         made: nn.Module = plugin.call("model", self, vocab_size=vocab_size, block_size=self.block_size)
         return made
 
     def code(self) -> tuple[str | None, str | None]:
-        from mingpt.config import plugin
-
         return plugin.source_sha256(self), imported_sha256(self.target)
