@@ -6,16 +6,14 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from mingpt.config import kinds
-from mingpt.config.kinds import KINDS, Kind
+from mingpt.config.kinds import FIRST, KINDS, Kind
 from mingpt.config.schema import Config
 from mingpt.config.section import Own, Parts, Section
 
-kinds.load()
 SECTIONS: dict[str, type[Section]] = {
     name: field.annotation
     for name, field in Config.model_fields.items()
-    if name not in KINDS and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    if name not in FIRST and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
 FOLLOWED = re.compile(r"\$\{([\w.]+)\}")
 

@@ -5,7 +5,7 @@ above this one, and are loaded by name: what is known of a kind here is what Mod
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
@@ -105,30 +105,52 @@ def of_part(key: str, part: Data, text: str) -> str:
     return re.sub(rf"(?<![\w./-])data\.(?=(?:{'|'.join(type(part).model_fields)})\b)", f"{key}.", text)
 
 
-KINDS: dict[str, dict[str, type[Kind]]] = {"model": {}, "data": {}}
 FIRST = {"model": "gpt", "data": "text"}  # the kind of a section that names none
+
+
+class Kinds(Mapping[str, dict[str, type[Kind]]]):
+    """The kinds of each section, in the order of messages and --help.
+
+    Their modules, and with them torch, are imported when a section is first looked at, and not for a verb's options.
+    """
+
+    def __init__(self) -> None:
+        self.registered: dict[str, dict[str, type[Kind]]] = {section: {} for section in FIRST}
+
+    def __getitem__(self, section: str) -> dict[str, type[Kind]]:
+        _load()
+        return self.registered[section]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(FIRST)
+
+    def __len__(self) -> int:
+        return len(FIRST)
+
+
+KINDS = Kinds()
 AnyKind = TypeVar("AnyKind", bound=Kind)
 
 
 def register(kind: type[AnyKind]) -> type[AnyKind]:
     """Let configs have a kind of model or data: a decorator of its class."""
-    KINDS["model" if issubclass(kind, Model) else "data"][kind.model_fields["kind"].default] = kind
+    section = "model" if issubclass(kind, Model) else "data"
+    KINDS.registered[section][kind.model_fields["kind"].default] = kind
     return kind
 
 
 @cache
-def load() -> None:
-    """Import the modules that have kinds, and order KINDS as messages and --help tell them."""
+def _load() -> None:
     for package, names in MODULES.items():
         for name in names:
             import_module(f"{package}.{name}")
     for section, first in FIRST.items():
-        ordered = sorted(KINDS[section].items(), key=lambda item: (item[0] != first, item[0]))
-        KINDS[section].clear()
-        KINDS[section].update(ordered)
+        kinds = KINDS.registered[section]
+        ordered = sorted(kinds.items(), key=lambda item: (item[0] != first, item[0]))
+        kinds.clear()
+        kinds.update(ordered)
 
 
 def of_data() -> Iterator[type[Data]]:
     """The kinds of data that there are."""
-    load()
     yield from (kind for kind in KINDS["data"].values() if issubclass(kind, Data))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.batches import derive
-from mingpt.config import kinds
+from mingpt.config.kinds import KINDS
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.errors import UserError
@@ -85,8 +85,7 @@ def prepare(config: Config, model: nn.Module) -> None:
 
 def language_kind(name: object) -> type[Language]:
     """The kind of language model of that name; of GPT-2 if there is none."""
-    kinds.load()
-    found = kinds.KINDS["model"].get(str(name), GPTModel)
+    found = KINDS["model"].get(str(name), GPTModel)
     return found if issubclass(found, Language) else GPTModel
 
 

@@ -9,7 +9,7 @@ import torch
 from config_kit import configured
 from mingpt.compute.buckets import Bucket, make_buckets
 from mingpt.compute.narrow import narrow_names, pack
-from mingpt.config.kinds import KINDS, load
+from mingpt.config.kinds import KINDS
 from mingpt.model.language import LanguageModel
 from mingpt.train.factory import build
 from mingpt.train.session import build_compute
@@ -92,7 +92,6 @@ def test_a_users_class_over_ours_is_not_rounded(model: str, packed: bool) -> Non
 
 def test_rounding_what_layers_read_changes_no_bit_of_loss_and_gradients() -> None:
     """Whatever is in `narrow_names` must be read under autocast alone."""
-    load()
     assert list(KINDS["model"]) == ["gpt", "modern", "own"], "try the new kind here, too"
     for name in ("gpt-nano", "modern-nano"):
         torch.manual_seed(0)
