@@ -37,9 +37,6 @@ def test_huge_ranges_need_no_memory() -> None:
     out = permute(np.concatenate([np.arange(5000), np.arange(n - 5000, n)]), n, 3)
     assert out[[0, 1, -1]].tolist() == [906231759903, 571228175321, 491128247919]  # pinned: see test_numerics.py
     assert len(set(out.tolist())) == 10_000
-    # Neighbours land anywhere: of 10,000 fair draws about a tenth falls into each tenth of the range.
-    tenths = np.bincount((out // (n // 10)).astype(np.int64), minlength=10)
-    assert 800 < tenths.min() <= tenths.max() < 1200
 
 
 @given(plans)

@@ -7,7 +7,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingpt.compute.batches import BatchPlan, derive
 from mingpt.compute.mixture import BLOCK, MixedPlan, Mixture, shares
 
 
@@ -61,13 +60,6 @@ def test_any_positions_in_any_order_give_what_the_whole_sequence_has(plan: Mixed
     asked = np.array(data.draw(st.lists(st.integers(0, 2 * BLOCK - 1), max_size=30)), dtype=np.int64)
     fresh = replace(plan)  # with no count remembered
     assert fresh.samples_at(asked).tolist() == whole[asked].tolist()
-
-
-def test_a_component_keeps_its_own_order_whatever_the_weights_and_the_others() -> None:
-    ids = plan_of([50, 80, 10], [(0, [2, 1, 1]), (3, [1, 5, 5])]).samples_at(np.arange(2000))
-    own = ids[ids < 50].tolist()
-    alone = BatchPlan(50, derive("component", 1, "a"), 1, 1)
-    assert own == alone.samples_at(np.arange(len(own))).tolist()
 
 
 def test_dropped_batches_are_left_out_and_the_others_keep_their_samples() -> None:

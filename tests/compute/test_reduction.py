@@ -90,6 +90,7 @@ def test_gradients_are_added_along_the_tree_and_fast_ones_from_left_to_right(
     """What a microbatch does not use has a gradient of zeros there."""
     net = Branches(used)
     parameters, losses = list(net.parameters()), [net.loss(m) for m in range(count)]
+    strides = [p.stride() for p in parameters]
     alone = [torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True) for loss in losses]
     expected = [reduce(add, column) if fast else tree_sum_of(column) for column in zip(*alone, strict=True)]
     made = make_buckets(net.named_parameters(), set(), world, False, bucket_bytes)
@@ -109,8 +110,8 @@ def test_gradients_are_added_along_the_tree_and_fast_ones_from_left_to_right(
             i, slot = reduction.place[p]
             found = made[i].view(reduction.sums[i], slot)
             assert torch.equal(found, wanted), f"{slot.name} in step {step}"
-            assert found.stride() == wanted.stride()  # that of the memory that it had at first
             assert p.grad is None
+    assert [p.stride() for p in parameters] == strides
 
 
 def test_a_gradient_that_comes_in_parts_is_refused(world: World) -> None:
@@ -131,5 +132,5 @@ def test_the_stats_have_every_loss_and_adds_along_the_tree(world: World) -> None
     stats = exchange.finish()
     assert stats.tokens.item() == 2**24 + 4  # in float32 it would be 2**24
     assert (stats.flags.tolist(), stats.times.tolist()) == ([0, 1], [[0.5, 0.25]])
-    a, b, c, d, e = stats.losses.tolist()
+    a, b, c, d, e = (x.item() for x in losses)
     assert stats.mean_loss() == ((a + b) + (c + (d + e))) / (2**24 + 4)

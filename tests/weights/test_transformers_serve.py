@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +20,6 @@ pytest.importorskip("fastapi", reason="transformers serve needs Python 3.11")
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # what is exported: test_export_tokens.py, test_weights_export.py
 SHORT = ("model=modern-nano", "~model.dropout", "model.n_layer=2", "model.block_size=64", "batch.global_size=16",
          "train.max_steps=100", "data.val_fraction=0", "data.kind=chat", "data.tokens=bpe")  # fmt: skip
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-
-
-@contextmanager
-def served(model: str) -> Iterator[OpenAI]:
-    port = free_port()
-    command = [f"{Path(sys.executable).parent}/transformers", "serve", model, "--device", "cpu"]
-    server = subprocess.Popen([*command, "--port", str(port)], env={**os.environ, **OFFLINE})
-    try:
-        wait_until(lambda: listening(port) or server.poll() is not None, "the server listens, or has ended")
-        yield OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=0)
-    finally:
-        server.terminate()
-        server.wait(60)
 
 
 def test_a_run_of_conversations_completes_texts_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,9 +36,17 @@ def test_a_run_of_conversations_completes_texts_and_answers(tmp_path: Path, caps
     expected, ended, _ = text.partition(END_OF_TEXT)
     assert expected.strip()
     asked: Any = {"model": out, "max_tokens": 12, "temperature": 0}
-    with served(out) as client:
+    port = free_port()
+    command = [f"{Path(sys.executable).parent}/transformers", "serve", out, "--device", "cpu", "--port", str(port)]
+    server = subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"})
+    try:
+        wait_until(lambda: listening(port) or server.poll() is not None, "the server listens, or has ended")
+        client = OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=0)
         chunks = client.completions.create(prompt=prompt, stream=True, **asked)
         assert "".join(c.choices[0].text for c in chunks if c.choices) == expected
         [answer] = client.chat.completions.create(messages=[{"role": "user", "content": "9?"}], **asked).choices
+    finally:
+        server.terminate()
+        server.wait(60)
     assert answer.message.content == expected.strip()
     assert answer.finish_reason == ("stop" if ended else "length")
