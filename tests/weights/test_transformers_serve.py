@@ -19,7 +19,8 @@ from replay_kit import train_here
 pytest.importorskip("fastapi", reason="transformers serve needs Python 3.11")
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # what is exported: test_export_tokens.py, test_weights_export.py
 SHORT = ("model=modern-nano", "~model.dropout", "model.n_layer=2", "model.block_size=64", "batch.global_size=16",
-         "train.max_steps=100", "data.val_fraction=0", "data.kind=chat", "data.tokens=bpe")  # fmt: skip
+         "train.max_steps=100", "schedule.decay_steps=100", "data.val_fraction=0", "data.kind=chat",
+         "data.tokens=bpe")  # fmt: skip
 
 
 def test_a_run_of_conversations_completes_texts_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
