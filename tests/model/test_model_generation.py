@@ -64,7 +64,7 @@ def test_a_stream_that_is_left_leaves_the_model_as_it_was(model: LanguageModel, 
     """While it goes on, there is no dropout, and no gradient is recorded."""
     model = deepcopy(model).train(training)
     recorded = list[bool]()
-    model.register_forward_hook(lambda _module, _inputs, output: recorded.append(output.requires_grad))
+    model.blocks()[-1].register_forward_hook(lambda _module, _inputs, output: recorded.append(output.requires_grad))
     stream = generate_stream(model, random_tokens(1, 2), 20)
     next(stream)
     assert (model.training, recorded) == (False, [False])
