@@ -1,14 +1,12 @@
 """mingpt.compute.buckets: where parameters lie, and which elements are whose."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from mingpt.compute.buckets import CHUNK, START, make_buckets
-from mingpt.world.world import World
-
-
-def world_of(size: int, rank: int) -> World:
-    return World(rank, size, rank, torch.device("cpu"), "gloo")
+from snapshot_kit import ALONE
 
 
 @pytest.mark.parametrize("size", range(1, 9))
@@ -19,7 +17,7 @@ def test_the_slices_of_a_bucket_tile_it_whatever_the_world(size: int) -> None:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(100, 130), torch.nn.Linear(130, 37))
         weights = [p.detach().clone() for p in model.parameters()]
-        (bucket,) = make_buckets(model.named_parameters(), set(), world_of(size, rank), True)
+        (bucket,) = make_buckets(model.named_parameters(), set(), replace(ALONE, rank=rank, size=size), True)
         assert [(slot.name, slot.start) for slot in bucket.slots] == [
             ("1.bias", 0), ("1.weight", 64), ("0.bias", 4928), ("0.weight", 5120),
         ]  # fmt: skip

@@ -1,27 +1,24 @@
 """mingpt.compute.exchange: in two hops, the sums are those of the tree, and each card carries each of them once."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from mingpt.compute.exchange import Hop, hops
+from mingpt.compute.exchange import hops
 from mingpt.compute.tree import tree_sum, tree_sum_of, whole_nodes
-from mingpt.world.joining import _each, by_nodes
+from mingpt.world.joining import _each
 from mingpt.world.world import World, share
+from snapshot_kit import ALONE
 
 
 def world_of(nodes: int, each: int, rank: int) -> World:
     """Without process groups: nothing is sent."""
-
-    def part(rank: int, size: int) -> World:
-        return World(rank, size, rank, torch.device("cpu"), "gloo")
-
-    whole, (node, place) = part(rank, nodes * each), divmod(rank, each)
-    return World(
-        *(whole.rank, whole.size, place, whole.device, "gloo"), inside=part(place, each), across=part(node, nodes)
-    )
+    node, place = divmod(rank, each)
+    inside, across = replace(ALONE, rank=place, size=each), replace(ALONE, rank=node, size=nodes)
+    return replace(ALONE, rank=rank, size=nodes * each, inside=inside, across=across)
 
 
 @pytest.mark.parametrize(("nodes", "each"), [(2, 3), (3, 2), (4, 4), (5, 3)])
@@ -42,12 +39,6 @@ def test_two_hops_add_up_along_the_tree(nodes: int, each: int, microbatches: int
         assert second.wanted == [(0, microbatches)]
     everything = {node: value for sums in of_nodes for node, value in sums.items()}
     assert tree_sum(0, microbatches, everything) == tree_sum_of(values)
-
-
-def test_one_node_or_one_process_a_node_has_one_hop() -> None:
-    alone = World(0, 4, 0, torch.device("cpu"), "gloo")
-    assert by_nodes(alone, 4, 1.0) == by_nodes(alone, 1, 1.0) == alone
-    assert hops(alone, 4) == [Hop(alone, [[(0, 1)], [(1, 2)], [(2, 3)], [(3, 4)]], [(0, 4)])]
 
 
 @pytest.mark.parametrize(

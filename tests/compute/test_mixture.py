@@ -7,7 +7,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingpt.compute.batches import BatchPlan, derive
 from mingpt.compute.mixture import BLOCK, MixedPlan, Mixture, shares
 
 
@@ -28,15 +27,10 @@ def plans(draw: st.DrawFn) -> MixedPlan:
     return plan_of(sizes, phases, draw(st.integers(0, 2**63 - 1)), 8 * draw(st.integers(1, 12)))
 
 
-def test_shares_are_pinned() -> None:
+def test_shares_and_order_are_pinned() -> None:
     """Other numbers are other samples in every run with a mixture."""
     assert BLOCK == 4096
-    assert shares([0.7, 0.3]) == shares([7, 3]) == (2867, 1229)
-    assert shares([1, 1, 1]) == (1366, 1365, 1365)
-    assert shares([2, 0]) == (BLOCK, 0)
-
-
-def test_the_order_is_pinned() -> None:
+    assert (shares([7, 3]), shares([1, 1, 1]), shares([2, 0])) == ((2867, 1229), (1366, 1365, 1365), (BLOCK, 0))
     plan = plan_of([10, 5], [(0, [0.7, 0.3]), (1, [0.2, 0.8])], batch=16)
     assert plan.sample_ids(0).tolist() == [9, 11, 5, 10, 0, 4, 1, 2, 6, 8, 3, 7, 3, 7, 5, 12]
     assert plan.sample_ids(1).tolist() == [14, 13, 14, 12, 10, 11, 2, 13, 12, 14, 8, 6, 11, 13, 10, 12]
@@ -61,34 +55,11 @@ def test_each_component_shows_each_of_its_samples_once_an_epoch_of_its_own(plan:
 
 @settings(max_examples=15)
 @given(plans(), st.data())
-def test_each_block_of_a_phase_has_exactly_its_shares(plan: MixedPlan, data: st.DataObject) -> None:
-    p = data.draw(st.integers(0, len(plan.mixture.phases) - 1))
-    (first, counts), ends = plan.mixture.phases[p], [first for first, _ in plan.mixture.phases[p + 1 :]]
-    start = first * plan.global_size
-    until = ends[0] * plan.global_size if ends else start + 3 * BLOCK
-    which, _ = plan.draws(np.arange(start, until))
-    for begin in range(0, len(which) - BLOCK + 1, BLOCK):
-        assert tuple(np.bincount(which[begin : begin + BLOCK], minlength=len(counts)).tolist()) == counts
-
-
-@settings(max_examples=15)
-@given(plans(), st.data())
 def test_any_positions_in_any_order_give_what_the_whole_sequence_has(plan: MixedPlan, data: st.DataObject) -> None:
     whole = plan.samples_at(np.arange(2 * BLOCK))
     asked = np.array(data.draw(st.lists(st.integers(0, 2 * BLOCK - 1), max_size=30)), dtype=np.int64)
     fresh = replace(plan)  # with no count remembered
     assert fresh.samples_at(asked).tolist() == whole[asked].tolist()
-
-
-def test_a_component_keeps_its_own_order_whatever_the_weights_and_the_others() -> None:
-    def own(plan: MixedPlan) -> list[int]:
-        ids = plan.samples_at(np.arange(2000))
-        return ids[ids < 50].tolist()
-
-    alone, mixed = own(plan_of([50], [(0, [1])])), own(plan_of([50, 80, 10], [(0, [2, 1, 1]), (3, [1, 5, 5])]))
-    assert 200 < len(mixed) < len(alone)
-    assert alone[: len(mixed)] == mixed
-    assert alone == BatchPlan(50, derive("component", 1, "a"), 1, 1).samples_at(np.arange(2000)).tolist()
 
 
 def test_dropped_batches_are_left_out_and_the_others_keep_their_samples() -> None:

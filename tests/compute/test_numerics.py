@@ -101,19 +101,16 @@ def first_weights() -> list[float]:
 
 def test_what_this_package_chooses_itself_is_the_same_as_ever_or_numerics_is_raised() -> None:
     plan = BatchPlan(samples=10, seed=7, global_size=4, micro_size=2)
-    seeds = [plan.dropout_seed(3, 1), derive("evaluation", 7, 3, 1), derive("weights", 7)]
     found = {
         "order of samples": order_of_samples(),
-        "seeds": seeds,
+        "seeds": [plan.dropout_seed(3, 1), derive("evaluation", 7, 3, 1), derive("weights", 7)],
         "tree": tree(),
         "clip": clip(),
         "norm": norm(),
         "schedule": schedule(),
+        "first weights": pytest.approx(first_weights(), abs=2e-6),
     }
-    golden = GOLDEN[NUMERICS]
-    assert found == {name: golden[name] for name in found}, f"{RAISE}: {found}"
-    weights = first_weights()
-    assert weights == pytest.approx(golden["first weights"], abs=2e-6), f"{RAISE}: {weights}"
+    assert found == GOLDEN[NUMERICS], RAISE
 
 
 @pytest.mark.slow
@@ -129,46 +126,39 @@ def test_a_whole_run_gives_the_same_weights_as_ever_on_machines_that_are_known(u
     assert found == GOLDEN_WEIGHTS[machine], RAISE
 
 
-def probed(environment: dict[str, str]) -> list[str]:
-    """The probe, and the bits of other products: whether this machine has another path for these variables."""
-    script = (
-        "from mingpt.compute.numerics import probe; print(probe(torch.device('cpu')))\n"
-        "g = torch.Generator().manual_seed(5); a, b = (torch.randn(256, 256, generator=g) for _ in 'ab')\n"
-        "print((a @ b).double().sum().item().hex(), (a.bfloat16() @ b.bfloat16()).double().sum().item().hex())"
-    )
-    command = [sys.executable, "-c", f"import torch; torch.set_num_threads(1); {script}"]
-    ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+def said(script: str, *arguments: str, **variables: str) -> list[str]:
+    environment = os.environ | {"PYTHONPATH": f"{KITS}:{ROOT}"} | variables
+    command = [sys.executable, "-c", script, *arguments]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return ended.stdout.splitlines()
+
+
+# The probe, and the bits of other products: whether this machine has another path for some variables.
+PROBE = """
+import torch
+from mingpt.compute.numerics import probe
+torch.set_num_threads(1)
+print(probe(torch.device("cpu")))
+g = torch.Generator().manual_seed(5)
+a, b = (torch.randn(256, 256, generator=g) for _ in "ab")
+print((a @ b).double().sum().item().hex(), (a.bfloat16() @ b.bfloat16()).double().sum().item().hex())
+"""
 
 
 @pytest.mark.slow
 def test_the_probe_sees_that_a_library_computes_in_another_way() -> None:
-    probe, products = probed({})
-    assert probed({}) == [probe, products]
-    other = {v: probed({v: to}) for v, to in (("MKL_CBWR", "COMPATIBLE"), ("ONEDNN_MAX_CPU_ISA", "AVX2"))}
-    changed = {variable: there[0] for variable, there in other.items() if there[1] != products}
-    if not changed:
+    probe, products = said(PROBE)
+    ways = said(PROBE, MKL_CBWR="COMPATIBLE"), said(PROBE, ONEDNN_MAX_CPU_ISA="AVX2")
+    if not (changed := [way[0] for way in ways if way[1] != products]):
         pytest.skip("this machine has one way only")
-    assert probe not in changed.values()
-
-
-def test_the_probe_disturbs_nobodys_random_numbers() -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    assert len(probe(CPU)) == 16
-    assert torch.equal(torch.get_rng_state(), before)
+    assert probe not in changed
 
 
 def test_the_fingerprint_records_what_bits_depend_on() -> None:
-    found = fingerprint(configured(), CPU, "data")
-    assert found["mingpt"] == NUMERICS
-    assert found["probe"] == probe(CPU)
-    assert found["cpu"] == cpu_vendor()
-    assert (found["code"], found["imports"], found["tokenizers"], found["gpu"]) == (None, None, None, None)
-    bpe = fingerprint(configured("data=gpt2", "data.path=x"), CPU, "data")
-    assert bpe["tokenizers"].keys() == {"tokenizers"}
-    own = fingerprint(configured("experiment=classifier"), CPU, "data")
-    assert len(own["code"]) == 64
+    found = fingerprint(configured("data=gpt2", "data.path=x"), CPU, "data")
+    assert (found["mingpt"], found["probe"], found["cpu"]) == (NUMERICS, probe(CPU), cpu_vendor())
+    assert found["tokenizers"].keys() == {"tokenizers"}
+    assert len(fingerprint(configured("experiment=classifier"), CPU, "data")["code"]) == 64
 
 
 def test_what_an_older_version_did_not_record_is_no_change() -> None:
@@ -180,8 +170,8 @@ def test_what_an_older_version_did_not_record_is_no_change() -> None:
     assert changes(both, one) == (["tokenizers.tokenizers: 1 -> 2"], [])
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_the_code_of_a_model_is_what_it_imports_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of it is imported, which would run it."""
     for name, text in {
         "nets/__init__.py": "",
         "nets/net.py": "import math, torch\nfrom . import layers\nfrom .deep.inner import x\nimport blocks\n",
@@ -199,22 +189,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path / "venv/site-packages"))
-    return tmp_path
-
-
-def test_the_code_of_a_model_is_what_it_imports_too(project: Path) -> None:
     not_counted = []
-    for path in sorted(project.rglob("*.py")):
+    for path in sorted(tmp_path.rglob("*.py")):
         before = imported_sha256("nets.net.Net")
         path.write_text(path.read_text() + "a = 2\n")
         not_counted += [path.name] if imported_sha256("nets.net.Net") == before else []
     assert not_counted == ["alone.py", "net.py", "other.py", "site_thing.py"]  # net.py is the model's own: `code`
-
-
-def test_code_that_imports_nothing_of_its_own_and_installed_code_have_no_imports(project: Path) -> None:
     for target in ("alone.Net", "site_thing.Net", "torch.nn.Linear", "mingpt.model.gpt2.GPT", "no.such.Net"):
         assert imported_sha256(target) is None, target
-    assert len([name for name in sys.modules if name.startswith(("nets", "blocks", "alone"))]) == 0
+    assert not sys.modules.keys() & {"nets", "blocks", "alone"}
 
 
 COMPILED = """
@@ -239,12 +222,5 @@ print(len(found), gradient(net) in found)
 @pytest.mark.slow
 def test_a_compiled_embedding_has_one_gradient_with_several_threads() -> None:
     """torch's compiler adds up by atomic operations of all threads. With reduce=fast it may: so the test can fail."""
-    paths = {"PYTHONPATH": f"{KITS}:{ROOT}"}
-
-    def said(reduce: str) -> str:
-        command = [sys.executable, "-c", COMPILED, "4", reduce]
-        ended = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, check=True)
-        return ended.stdout.strip()
-
-    assert said("exact") == "1 True"  # and as without the compiler
-    assert said("fast") != "1 True"
+    assert said(COMPILED, "4", "exact") == ["1 True"]  # and as without the compiler
+    assert said(COMPILED, "4", "fast") != ["1 True"]

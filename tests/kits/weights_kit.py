@@ -1,4 +1,4 @@
-"""GPT-2s of transformers itself, small, seeded and vivid: at GPT-2's 0.02 most paths hardly show in the logits."""
+"""GPT-2s of transformers itself, small, seeded and vivid, and ours of their sizes."""
 
 import json
 from pathlib import Path
@@ -6,50 +6,34 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mingpt.model.gpt2 import GPT, GPTConfig
-from mingpt.world.world import World
+from mingpt.model.language import LanguageModel
+from model_kit import vivid
 
-ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), backend="gloo")
-SIZES = {"vocab_size": 37, "n_positions": 16, "n_layer": 2, "n_head": 2, "n_embd": 24}
-
-
-def hugging_face(seed: int = 1, **settings: Any) -> GPT2LMHeadModel:
-    torch.manual_seed(seed)
-    settings = SIZES | {"bos_token_id": None, "eos_token_id": None} | settings
-    model = GPT2LMHeadModel(GPT2Config(**settings)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
+WORDS = 37
+SIZES = {"vocab_size": WORDS, "n_layer": 2, "n_head": 2, "n_embd": 24}
 
 
-def saved(folder: Path, seed: int = 1, **settings: Any) -> GPT2LMHeadModel:
-    model = hugging_face(seed, **settings)
+def saved(folder: Path, **settings: Any) -> GPT2LMHeadModel:
+    torch.manual_seed(1)
+    settings = SIZES | {"n_positions": 16, "bos_token_id": None, "eos_token_id": None} | settings
+    model = vivid(GPT2LMHeadModel(GPT2Config(**settings)))
     model.save_pretrained(folder)
     return model
 
 
-def shape(**changes: int) -> GPTConfig:
+def ours(**changes: int) -> GPT:
     """Ours, of the same sizes."""
-    sizes = {"vocab_size": 37, "block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 24} | changes
-    return GPTConfig(**sizes)
+    torch.manual_seed(5)
+    return GPT(GPTConfig(**SIZES | {"block_size": 16} | changes)).eval()
 
 
-def ours(config: GPTConfig, seed: int = 5) -> GPT:
-    torch.manual_seed(seed)
-    return GPT(config).eval()
-
-
-def logits(model: GPT | GPT2LMHeadModel, tokens: Tensor) -> Tensor:
+def logits(model: nn.Module, tokens: Tensor) -> Tensor:
     with torch.no_grad():
-        return model.logits(tokens) if isinstance(model, GPT) else model(tokens).logits
-
-
-def tokens(size: int = 37, time: int = 16) -> Tensor:
-    return torch.randint(size, (3, time), generator=torch.Generator().manual_seed(2))
+        return model.logits(tokens) if isinstance(model, LanguageModel) else model(tokens).logits
 
 
 def change_config(folder: Path, **fields: Any) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,14 +32,20 @@ class Answers(RendezvousHandler):
     get_backend = next_rendezvous = is_closed = set_closed = get_run_id = shutdown = lambda self: None  # type: ignore[assignment, return-value]
 
 
-def an_agent(answers: Answers, make: Any = agent.Agent, **own: Any) -> Any:
-    return make(WorkerSpec("worker", 1, answers, entrypoint=print, max_restarts=2), DefaultLogsSpecs(), **own)
+def spec(answers: Answers) -> WorkerSpec:
+    return WorkerSpec("worker", 1, answers, entrypoint=print, max_restarts=2)
+
+
+def an_agent(answers: Answers, newest: Any = lambda: 0, say: Any = print) -> Any:
+    watchdog = RendezvousWatchdog(0, 60, 60, print)
+    return agent.Agent(
+        spec(answers), DefaultLogsSpecs(), limit=3, newest=newest, say=say, watchdog=watchdog, lifetime=Lifetime()
+    )
 
 
 def stopped(answers: Answers, *requests: float) -> int:
     """The restarts that are left, of two, after workers that a request to stop has ended."""
-    watchdog = RendezvousWatchdog(0, 60, 60, print)
-    own = an_agent(answers, limit=3, newest=lambda: 0, say=print, watchdog=watchdog, lifetime=Lifetime())
+    own = an_agent(answers)
     own.stop_requests.extend(requests)
     own._set_remaining_restarts(Ending([STOPPED], ["process 0: stopped on request after a snapshot"]))
     left: int = own._remaining_restarts
@@ -69,8 +74,7 @@ def test_an_agent_that_was_asked_itself_ends_at_once() -> None:
 
 def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
     said, steps = list[str](), [0]
-    watchdog, lifetime = RendezvousWatchdog(0, 60, 60, print), Lifetime()
-    own = an_agent(Answers(0), limit=3, newest=lambda: steps[0], say=said.append, watchdog=watchdog, lifetime=lifetime)
+    own = an_agent(Answers(0), lambda: steps[0], said.append)
     counts = []
     for steps[0] in (0, 5, 5, 9, 9, 9, 9):
         own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
@@ -80,16 +84,11 @@ def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
     assert ["2 of 3" in line for line in said] == [False] * 5 + [True]
 
 
-@pytest.fixture
-def usr1() -> Iterator[None]:
+def test_a_signal_after_the_end_does_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGUSR1)
-    yield
-    signal.signal(signal.SIGUSR1, before)
 
-
-def test_a_signal_after_the_end_does_not_change_it(usr1: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def runs(_: argparse.Namespace) -> None:
-        own = an_agent(Answers(0), agent.api.LocalElasticAgent)
+        own = agent.api.LocalElasticAgent(spec(Answers(0)), DefaultLogsSpecs())
         signal.signal(signal.SIGUSR1, own._on_signal)
 
     def verdict(*_: object) -> tuple[int, str]:
@@ -99,3 +98,4 @@ def test_a_signal_after_the_end_does_not_change_it(usr1: None, monkeypatch: pyte
     monkeypatch.setattr(agent.torchrun, "run", runs)
     monkeypatch.setattr(agent, "verdict", verdict)
     assert agent.run(["-m", "mingpt.train"], 1, 60, 60, 0, lambda: 0, print, Lifetime()) == (0, "finished")
+    signal.signal(signal.SIGUSR1, before)

@@ -3,16 +3,13 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fault_kit import at_step, finish, launch, training
+from fault_kit import at_step, finish, launch
 from mingpt.config import compose
-from mingpt.config.moment import MOMENT
 from mingpt.errors import UserError
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
@@ -48,21 +45,6 @@ def test_what_follows_the_clock_is_found_whatever_the_pattern(key: str) -> None:
         compose.refuse_the_time([key])
 
 
-def test_the_launchers_moment_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MOMENT, "951826271.25")
-    names = {config.run.name for _ in range(2) if (config := compose.configure(["run.name=r-${now:%Y-%f}"]))}
-    assert names == {"r-2000-250000"}
-
-
-def test_options_that_are_none_show_no_password(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        compose.configure(["--data.path=https://user:S3CRET@host/x?sig=S3CRET"])
-    assert ended.value.code == 64
-    error = capsys.readouterr().err
-    assert "data.path" in error
-    assert "S3CRET" not in error
-
-
 def test_a_broken_environment_is_a_mistake_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -73,24 +55,3 @@ def test_a_broken_environment_is_a_mistake_in_one_line(
         entry.run("broken", "main", Lifetime(), worker=False)
     assert ended.value.code == 64
     assert "libcudart.so.12" in capsys.readouterr().err
-
-
-LEAVING = """
-import sys, threading, torch.distributed as dist
-from mingpt.world import joining
-from mingpt.train import attempt, session
-from mingpt.errors import UserError
-from mingpt.world.lifetime import Lifetime
-joining.LEAVE_SECONDS = 1
-dist.destroy_process_group = lambda: threading.Event().wait()  # as nccl's, while the others are in a collective
-def train(*_): raise UserError("this process alone", everywhere=False)
-session.train = train
-sys.exit(attempt.attempt(sys.argv[1:], Lifetime()))
-"""
-
-
-def test_a_process_that_can_not_leave_its_world_has_told_why_and_keeps_its_code(new_run: Callable[..., Run]) -> None:
-    command = [sys.executable, "-c", LEAVING, *training(new_run())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 64, done.stderr
-    assert "error: this process alone\n" in done.stderr

@@ -4,7 +4,6 @@ import argparse
 import json
 import re
 import shlex
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,27 +43,21 @@ def test_options_and_variables_give_a_command(name: str, told: Told) -> None:
     told(command if name == "a password" else re.sub("^TORCH.* torchrun | --max-restarts.* mingpt.train", "", command))
 
 
-def test_without_a_number_there_are_as_many_processes_as_gpus() -> None:
-    assert f"--nproc-per-node={max(1, torch.cuda.device_count())}" in compose("batch.micro_size=1").arguments
-
-
 def test_torchrun_itself_takes_none_of_these_variables_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**TRAINJOB, "PET_STANDALONE": "1", "PET_NO_PYTHON": "1", "PET_RDZV_ID": "theirs"}.items():
         monkeypatch.setenv(name, value)
     taken: list[argparse.Namespace] = []
     monkeypatch.setattr(agent.torchrun, "run", taken.append)
-    agent.run(compose("--nproc-per-node=3", "run.name=r").arguments, 1, 60, 60, 0, lambda: 0, print, Lifetime())
+    said, command = list[str](), compose("--nproc-per-node=3", "run.name=r", "run.dir=s3://user:secret@bucket/r")
+    assert "run.dir=s3://user:secret@bucket/r" in command.overrides
+    assert "secret" not in " ".join(command.arguments)  # `ps` shows them to everybody
+    agent.run(["--no-such-option=3", *command.arguments], 1, 60, 60, 0, lambda: 0, said.append, Lifetime())
+    assert said == [f"torch {torch.__version__} has no --no-such-option=3: left out"]
     assert agent.api.LocalElasticAgent is LocalElasticAgent  # whoever launches next in this process has torch's own
     (found,) = taken
     assert (found.nnodes, found.nproc_per_node, found.rdzv_backend) == ("1", "3", "mingpt-static")
     assert (found.rdzv_endpoint, found.rdzv_id) == ("127.0.0.1:0", "r")
     assert [found.standalone, found.no_python, found.run_path] == [False] * 3
-
-
-def test_the_arguments_show_no_password_and_the_workers_get_it() -> None:
-    command = compose("run.dir=s3://user:secret@bucket/run")
-    assert command.overrides == ("run.dir=s3://user:secret@bucket/run",)
-    assert "secret" not in " ".join(command.arguments)  # `ps` shows them to everybody
 
 
 def test_a_c10d_rendezvous_of_several_nodes_needs_a_secret() -> None:
@@ -73,21 +66,6 @@ def test_a_c10d_rendezvous_of_several_nodes_needs_a_secret() -> None:
         with pytest.raises(UserError, match=f"^{SECRET} is "):
             node.check(environment)
     node.check({SECRET: "x" * 16})
-
-
-def test_an_option_that_this_torch_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SECRET, "x" * 32)
-    said: list[str] = []
-    # No node 1 ever comes, so that nothing starts; what counts is that torchrun has taken the rest.
-    arguments = ["--nnodes=2", "--no-such-option=3", "--rdzv-backend=mingpt-c10d", "--rdzv-endpoint=127.0.0.1:1"]
-    conf = "--rdzv-conf=is_host=false,read_timeout=1"
-    command = [*arguments, conf, "-m", "mingpt.train"]
-    code, reason = agent.run(command, 1, 60, 60, 1, lambda: 0, said.append, Lifetime())
-    assert said == [f"torch {torch.__version__} has no --no-such-option=3: left out"]
-    assert code == 70
-    assert reason.startswith("no contact with the node that hosts the rendezvous")
-    # What ends a process that nobody answers has an end itself (it ended whole test processes 70 s later).
-    assert all(t.finished.is_set() for t in threading.enumerate() if isinstance(t, threading.Timer))
 
 
 # --- endings ---
@@ -118,9 +96,7 @@ def test_a_launcher_never_sees_half_a_reason_and_the_first_stands(
     [
         ([], False, 0, None),
         ([LOST, (-9, "")], False, 70, 1),
-        ([LOST, (70, "ValueError: x")], False, 70, 1),
         ([LOST, (64, "run.dir=/x: permission denied")], False, 64, 1),
-        ([(75, ""), (75, "")], False, 75, 0),
         ([(75, ""), (-15, "")], False, 75, 0),
         ([(75, ""), (70, "OSError: y")], True, 70, 1),
         ([(-15, "")], True, 75, 0),
@@ -153,18 +129,15 @@ def test_the_worst_and_first_cause_of_an_ending_has_the_word(
 
 ERRORS: dict[str, tuple[Exception, int]] = {
     "of the user": (UserError("a", "b"), 64),
-    "memory in the first step": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), 64),
     "memory of a GPU": (torch.OutOfMemoryError("CUDA"), 70),
     "a peer": (RuntimeError("[/x/pair.cc:537] Read error [127.0.0.1]:5: Connection reset by peer. This is"), 70),
     "a peer's time": (RuntimeError("[/x/y.cc:7] Timed out waiting 3000ms"), 70),
     "a snapshot": (SnapshotFailed("the snapshot of step 3 …"), 70),
     "a loader": (RuntimeError("DataLoader worker (pid 5) is killed"), 70),
-    "a loader's end": (RuntimeError("DataLoader worker (pid(s) 5, 6) exited unexpectedly"), 70),
     "a loader's time": (RuntimeError("DataLoader timed out after 600 seconds"), 70),
     # What a loader process raises is the user's code: not taken for torch's own errors, whatever its words.
     "in a loader": (ValueError("Caught ValueError in DataLoader worker process 0.\nOriginal …"), 70),
     "a time in a loader": (TimeoutError("Caught TimeoutError in DataLoader worker process 0.\nhttps://u:p@h"), 70),
-    "a word in a loader": (RuntimeError("Caught JSONDecodeError in DataLoader worker process 0.\n by peer"), 70),
     "any other": (KeyError("x"), 70),
 }
 
@@ -172,7 +145,7 @@ ERRORS: dict[str, tuple[Exception, int]] = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_error_says_what_to_do(name: str, told: Told) -> None:
     error, code = ERRORS[name]
-    failure = classify(error, Phase.JOINED if "first step" in name else Phase.TRAINING)
+    failure = classify(error, Phase.TRAINING)
     assert failure.code == code
     assert failure.trace == (" in a loader" in f" {name}" or name == "any other")
     told(failure.reason)

@@ -8,22 +8,19 @@ from mingpt.launch.sick import main
 from mingpt.observe import sick
 
 
-def test_a_host_is_added_once_and_a_person_may_edit_the_file(tmp_path: Path) -> None:
-    run = str(tmp_path / "run")
+@pytest.mark.parametrize("run", ["file", "memory://sick/run"])  # where nothing can be appended
+def test_a_host_is_added_once(run: str, tmp_path: Path) -> None:
+    run = str(tmp_path / "run") if run == "file" else run
     assert sick.read(run) == []
     for host in ("n2", "n1", "n2"):
         sick.add(run, host)
-    assert (tmp_path / "run/sick-hosts").read_text() == "n2\nn1\n"
-    (tmp_path / "run/sick-hosts").write_text("\n n3 \nn1\nn3")
-    sick.add(run, "n4")
-    assert sick.read(run) == ["n3", "n1", "n4"]
+    assert sick.read(run) == ["n2", "n1"]
 
 
-def test_where_nothing_can_be_appended() -> None:
-    run = "memory://sick/run"
-    sick.add(run, "n1")
-    sick.add(run, "n2")
-    assert sick.read(run) == ["n1", "n2"]
+def test_a_person_may_edit_the_file(tmp_path: Path) -> None:
+    (tmp_path / "sick-hosts").write_text("\n n3 \nn1\nn3")
+    sick.add(str(tmp_path), "n4")
+    assert sick.read(str(tmp_path)) == ["n3", "n1", "n4"]
 
 
 def test_job_sh_is_told_the_newest_step_and_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,27 +2,26 @@
 
 import re
 import socket
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from fault_kit import LONG, launch
 from mingpt.errors import UserError
 from mingpt.world import network
 from net_kit import Net, hosts, needs_hosts
 from node_kit import Node
-from run_kit import TINY, Run
+from run_kit import Run
 
 # Their own names mean loopback, as Debian has it, and each calls its interface differently. docker0's address is
 # reachable from nowhere; it is what NCCL and gloo must not take.
 ADDRESSES = {"a": "10.98.0.11", "b": "10.98.0.12"}
 INTERFACES = {"a": "ens1f1", "b": "ens1f0np0"}
-LOOPBACK_NAMES = {"a": "127.0.1.1", "b": "127.0.1.1"}
 
 
 @pytest.fixture
 def net() -> Iterator[Net]:
-    with hosts(ADDRESSES, interfaces=INTERFACES, own=LOOPBACK_NAMES) as net:
+    with hosts(ADDRESSES, interfaces=INTERFACES, own=dict.fromkeys(ADDRESSES, "127.0.1.1")) as net:
         for host in ADDRESSES:
             net.run(host, ["ip", "link", "add", "docker0", "type", "bridge"])
             net.run(host, ["ip", "addr", "add", "172.17.0.1/16", "dev", "docker0"])
@@ -40,16 +39,13 @@ def test_the_way_to_a_host_and_its_interface() -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux's")
-@pytest.mark.parametrize(
-    ("seconds", "limit", "ask"), [(600, 600_000, 150), (0.0001, 1, 1), (1e6, 10**9, 32767), (1e9, 2**31 - 1, 32767)]
-)
+@pytest.mark.parametrize(("seconds", "limit", "ask"), [(0.0001, 1, 1), (1e9, 2**31 - 1, 32767)])
 def test_any_number_of_seconds_is_a_limit_of_silence(seconds: float, limit: int, ask: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as s:
         network.limit_silence(server.getsockname()[1], seconds)
-        assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == limit
+        options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+        assert [s.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [limit, ask, ask]
         assert s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-            assert s.getsockopt(socket.IPPROTO_TCP, option) == ask
 
 
 def test_what_nccl_and_gloo_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,15 +83,14 @@ def test_hosts_whose_names_mean_loopback_train_together(
 ) -> None:
     """Nothing in the commands names an interface, or the node's own address."""
     run, nodes = new_run(), []
-    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
     for rank, host in enumerate(ADDRESSES):
         place = [f"--rdzv-backend={backend}", "--rdzv-endpoint=a:29500", f"--node-rank={rank}", "--rdzv-id=test"]
-        options = ["--nnodes=2", "--nproc-per-node=2", *place]
-        nodes.append(Node([*net.enter(host), sys.executable, "-m", "mingpt.launch", *options, *TINY, *places]))
+        options = ("--nnodes=2", "--nproc-per-node=2", *place)
+        nodes.append(Node([*net.enter(host), *launch(run, options=options)]))
     try:
         codes = [node.wait() for node in nodes]
     finally:
         for node in nodes:
             node.kill()
     assert codes == [0, 0], nodes[0].output + nodes[1].output
-    assert run.digest() == undisturbed().digest()
+    assert run.digest() == undisturbed(*LONG).digest()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mingpt.errors import UserError
-from mingpt.world import slurm
+from mingpt.world import entry, slurm
+from mingpt.world.lifetime import Lifetime
 from node_kit import Node, free_port, wait_until
 from run_kit import TIME_LIMIT, Run
 from told import Told
@@ -96,27 +97,33 @@ def test_a_task_is_told_what_torchrun_would_tell_it() -> None:
 
 @pytest.mark.parametrize(
     "environment",
-    [{}, BATCH, TASK | {"SLURM_NTASKS": "1"}, TASK | {"RANK": "0"}, TASK | {"SLURM_STEP_ID": str(0xFFFFFFFA)}],
-    ids=["no Slurm", "a batch script", "the only task", "under torchrun", "salloc's shell"],
+    [
+        {},
+        BATCH,
+        TASK | {"SLURM_NTASKS": "1"},
+        TASK | {"RANK": "0"},  # under torchrun
+        TASK | {"SLURM_STEP_ID": str(0xFFFFFFFA)},  # salloc's shell
+    ],
 )
 def test_others_are_told_nothing(environment: dict[str, str]) -> None:
     assert announced(environment) == {}
 
 
-def test_tasks_that_are_not_told_where_to_meet_end_with_64(told: Told) -> None:
-    environment = {k: v for k, v in TASK.items() if not k.endswith("NODELIST")}
-    command = [sys.executable, "-m", "mingpt.evaluate"]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout) == (64, "")
-    told(done.stderr)
-    assert announced(environment | {"MASTER_ADDR": "n1"})["RANK"] == "3"
+@pytest.mark.parametrize("lost", ["NODELIST", "NTASKS", "NTASKS NNODES"])
+def test_a_task_that_is_not_told_where_to_meet_or_how_many_there_are_ends_with_64(
+    lost: str, told: Told, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load() -> entry.Program:
+        raise AssertionError
 
-
-@pytest.mark.parametrize("lost", [set[str](), {"SLURM_NNODES"}], ids=["tasks", "tasks and nodes"])
-def test_a_task_that_is_not_told_how_many_there_are_is_not_alone(lost: set[str], told: Told) -> None:
-    with pytest.raises(UserError) as caught:
-        announced({k: v for k, v in TASK.items() if k not in {"SLURM_NTASKS", *lost}})
-    told(str(caught.value))
+    environment = {k: v for k, v in TASK.items() if k.rpartition("_")[2] not in lost.split()}
+    monkeypatch.setattr(os, "environ", environment)
+    with pytest.raises(SystemExit) as ended:
+        entry.run(load, Lifetime(), worker=True)
+    assert ended.value.code == 64
+    told(capsys.readouterr().err)
+    if lost == "NODELIST":
+        assert announced(environment | {"MASTER_ADDR": "n1"})["RANK"] == "3"
 
 
 def test_a_task_that_sees_its_own_gpus_only_takes_the_first() -> None:
