@@ -11,14 +11,15 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import fsspec.config
+from torch.distributed import TCPStore
 
 import lockstep
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.__main__ import main
-from node_kit import free_port
 from paths_kit import ROOT
 
 TIME_LIMIT = 600  # seconds for one run; a hang fails the test instead of the whole suite
@@ -165,15 +166,21 @@ WARM.set_forkserver_preload(["mingpt.train.attempt", "mingpt.train.session", "mi
 
 
 def warm(world: int, arguments: list[str]) -> str:
-    """Train to the end in forks of a process that has imported torch; returns the output. Fails unless all end with 0.
+    """Train to the end in forks of a process that has imported torch; returns the output."""
+    return in_forks(world, _train, arguments)
 
-    A machine's own variables find the peers, as with machines without a platform (docs/by-hand.md).
+
+def in_forks(world: int, act: Callable[[Any], object], given: Any, nodes: int = 1) -> str:
+    """What so many processes say that call `act(given)`, and fails unless all end with 0.
+
+    They find each other in a store of this process, as those that torchrun starts do in its agent's.
     """
+    each, store = world // nodes, TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{store.port}", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    meet = {"WORLD_SIZE": f"{world}", "LOCAL_WORLD_SIZE": f"{each}", **there}
+    own = [{"RANK": f"{r}", "LOCAL_RANK": f"{r % each}"} | meet if world > 1 else {} for r in range(world)]
     with tempfile.NamedTemporaryFile("r", errors="replace") as output:
-        meet = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
-        port = {"MASTER_PORT": str(free_port())}
-        each = [{"RANK": str(r), "LOCAL_RANK": str(r)} | meet | port if world > 1 else {} for r in range(world)]
-        workers = [WARM.Process(target=_train, args=(arguments, {**os.environ, **e}, output.name)) for e in each]
+        workers = [WARM.Process(target=_fork, args=(act, given, os.environ | o, output.name)) for o in own]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -185,13 +192,19 @@ def warm(world: int, arguments: list[str]) -> str:
         return said
 
 
-def _train(arguments: list[str], environ: dict[str, str], output: str) -> None:
+def _fork(act: Callable[[Any], object], given: Any, environ: Mapping[str, str], output: str) -> None:
     out = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.environ.clear()
     os.environ.update(environ)
     fsspec.config.set_conf_env(fsspec.config.conf)  # as at its import, which is past
+    act(given)
+    sys.stdout.flush()
+    os._exit(0)  # as mingpt.train ends (world/entry.py): gloo's threads must not meet Python's shutdown
+
+
+def _train(arguments: list[str]) -> None:
     sys.argv = ["mingpt.train", *arguments]
     main()
 

@@ -28,7 +28,6 @@ from mingpt.observe.events import (
     SnapshotCommitted,
     StepDone,
 )
-from mingpt.snapshot.attempts import records
 from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -243,18 +242,6 @@ def test_whatever_the_snapshot_thread_raises_ends_the_run_with_the_next_step(
         loop.train(run)
 
 
-def test_the_session_claims_an_attempt_and_names_it_in_each_manifest(open_run: Callable[..., Run]) -> None:
-    first = open_run("train.eval_batches=0")
-    loop.train(first)
-    manifest = read(Store(first.config.snapshot.dir), STEPS).manifest
-    second = open_run("train.eval_batches=0", f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
-    assert (second.start, second.record.attempt) == (STEPS, 2)
-    assert second.evaluation.best_val_loss == manifest.metrics.best_val_loss
-    claims = [(c.from_step, c.from_digest, c.parent) for _, c in sorted(records(first.config.run.dir).items())]
-    assert claims == [(0, None, 0), (STEPS, manifest.digest, 1)]
-    assert [h["attempt"] for h in second.record.provenance["history"]] == [1, 2]
-
-
 def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
     open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,21 +300,3 @@ def test_console_lines_of_each_event(told: Told) -> None:
     for event in events:
         lines.on(event)
     told("\n".join(said))
-
-
-def test_each_second_belongs_to_one_phase() -> None:
-    now = [0.0]
-    clock = Clock("import", lambda: now[0])
-    for phase, seconds in (("data", 3), ("step", 1), ("step", 4)):
-        now[0] += seconds
-        clock.enter(phase)
-    with clock.within("evaluation"):
-        now[0] += 10
-        with clock.within("snapshot"):
-            now[0] += 100
-    now[0] += 1000
-    found = [clock.seconds(phase) for phase in ("import", "data", "step", "evaluation", "snapshot", "other")]
-    assert found == [3, 1, 1004, 10, 100, 0]
-    with pytest.raises(ZeroDivisionError), clock.within("evaluation"):
-        raise ZeroDivisionError
-    assert clock.phase == "step"
