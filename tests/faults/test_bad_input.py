@@ -125,10 +125,6 @@ STARTS = {
     "no permission": Start(
         "train", r"data\.path=\S+/text\.txt: permission", (), lambda f: (f / "text.txt").chmod(0), ANYBODY
     ),
-    "the other never comes": Start(
-        "train", r"world\.init_timeout_seconds", SHORT,
-        prefix="env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={free}", code=70,
-    ),
     "something else listens": Start(
         "launch", r"world\.init_timeout_seconds", (*SHORT, "--nnodes=2", "--rdzv-endpoint=127.0.0.1:{busy}"), code=70
     ),

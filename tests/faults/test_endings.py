@@ -5,12 +5,14 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fault_kit import LONG, STEPS, ask_twice, at_step, finish, launch, training
+from fault_kit import LONG, STEPS, at_step, finish, launch, training
+from mingpt.world.lifetime import AGAIN_SECONDS
 from node_kit import Node, free_port, listening, needs_mount, signals, wait_until
 from paths_kit import ROOT
 from recipe_kit import HEAD, OTHER, sky_variables
@@ -49,9 +51,16 @@ def everybody(node: Node) -> None:
 
 
 def twice(node: Node) -> None:
-    """While a process will never end."""
+    """While a process will never end. What follows within AGAIN_SECONDS of the first request is the same one."""
     os.kill(node.workers()[1], signal.SIGSTOP)
-    threading.Thread(target=ask_twice, args=(node, signal.SIGINT)).start()
+
+    def ask() -> None:
+        os.kill(node.process.pid, signal.SIGINT)
+        wait_until(lambda: "launch: asked to stop" in node.output, "the first request is seen")
+        time.sleep(AGAIN_SECONDS + 0.5)
+        os.kill(node.process.pid, signal.SIGINT)
+
+    threading.Thread(target=ask).start()
 
 
 UNREAD = ("bash", "-c", '"$@" 2>&1 | head -n 5; exit ${PIPESTATUS[0]}', "bash")

@@ -21,7 +21,7 @@ from mingpt.errors import TransientError, UserError
 from mingpt.model.kinds.gpt import GPTModel
 from mingpt.model.language import LanguageModel
 from mingpt.train.harness import Harness, NotMeasured, Stopped
-from mingpt.train.tasks import Tasks, check_text, figures, load_tasks, measure
+from mingpt.train.tasks import Tasks, check_text, load_tasks
 from mingpt.weights.writing import folder_of, write_folder
 from mingpt.world.world import Progress, World
 from run_kit import TIME_LIMIT
@@ -207,14 +207,6 @@ assert constants.HF_HUB_DISABLE_TELEMETRY and "set_up.<locals>.limit" in hooks
 """
     env = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")}
     subprocess.run([sys.executable, "-c", script], check=True, timeout=TIME_LIMIT, env=env)
-
-
-def test_figures_have_a_tasks_name_and_a_groups_parts_are_left_out(tasks: Tasks, folder: Path) -> None:
-    load_tasks.cache_clear()
-    group = measure(load_tasks("--tasks", ("kit_group",), str(folder)), harness(), None)
-    assert list(figures(group)) == ["kit_group/acc"]
-    metrics = {"alias": "x", "sample_len": 3, "exact_match,strict": 0.5, "exact_match_stderr,strict": 0.1}
-    assert figures({"results": {"x": metrics}, "group_subtasks": {}}) == {"x/exact_match/strict": 0.5}
 
 
 def test_what_can_not_be_answered_is_told_with_the_task() -> None:
