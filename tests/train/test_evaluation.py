@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from bpe_kit import small, write_tokenizer
 from config_kit import configured
 from mingpt.commands import evaluate as evaluator
-from mingpt.compute.tree import tree_sum_of
 from mingpt.config.stored import evaluation_config
 from mingpt.data.bpe import HuggingFaceTokens
 from mingpt.data.kinds.text import TextData
@@ -87,8 +86,8 @@ def test_the_figures_are_the_same_in_any_world(model: GPT, weighted: bool) -> No
     alone, beginning = measured(model, data, 2), measured(model, data[:4], 2)
     assert alone.questions == 7 * 3 - 1
     with torch.no_grad():
-        forward = [model(*tensors) for tensors in data]
-    assert alone.loss == tree_sum_of([loss.item() for loss, _ in forward]) / sum(count.item() for _, count in forward)
+        losses, counts = map(list, zip(*(model(*tensors) for tensors in data), strict=True))
+    assert alone.loss == pytest.approx(float(sum(losses) / sum(counts)), rel=1e-6)
     events = list[Evaluating]()
     without = measured(model, data, publish=events.append)
     assert [(event.step, event.share) for event in events] == [(2, n / 7) for n in range(1, 8)]
@@ -155,6 +154,18 @@ def test_a_model_draws_the_same_numbers_for_a_microbatch_of_a_step_in_any_world(
     tokens, targets = data[0]
     nothing = measured(Own(), [(tokens, torch.full_like(targets, IGNORE))])
     assert (math.isnan(nothing.loss), nothing.targets) == (True, 0)
+
+
+class Given(nn.Module):
+    """Its loss is what the data say."""
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return tokens.sum(), torch.ones(())
+
+
+def test_losses_are_added_along_the_tree() -> None:
+    data = [(torch.tensor([[x]]), torch.zeros(1, 1)) for x in (1e20, 1.0, -1e20, 1.0)]
+    assert measured(Given(), data).loss == 0  # from left to right it would be a quarter
 
 
 def test_code_of_ones_own_that_ends_the_process_has_evaluated_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
