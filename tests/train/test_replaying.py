@@ -132,7 +132,7 @@ def test_a_step_without_some_samples(tmp_path: Path) -> None:
         losses, counts = zip(*(model(*row) for i, row in enumerate(rows) if i not in (3, 5)), strict=True)
         mean = sum(losses) / sum(counts)
         mean.backward()
-    assert without.figures.loss == pytest.approx(float(mean), rel=1e-6) != whole.figures.loss
+    assert without.figures.loss == pytest.approx(mean.item(), rel=1e-6) != whole.figures.loss
     clip = min(1.0, 1.0 / (without.figures.grad_norm + 1e-6))
     for name, p in model.named_parameters():
         assert p.grad is not None
