@@ -5,18 +5,20 @@ test_worlds.py has it for every kind of model, number and data.
 
 import os
 import random
-import shutil
 import signal
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from mingpt.compute.exchange import Gathering
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from node_kit import ask_to_stop
 from own_kit import own_run
-from run_kit import Run
+from run_kit import Run, in_forks
 
 NewRun = Callable[..., Run]
 slow = pytest.mark.slow
@@ -31,7 +33,7 @@ def test_sigkill_of_a_random_worker_at_random_steps_changes_nothing(new_run: New
     started = run.start(2, restarts=10)
 
     def kill(step: int) -> None:
-        if kills and step >= kills[0] and started.attempt == 4 - len(kills):
+        if kills and step >= kills[0] and started.output.count(": steps ") == 4 - len(kills):
             kills.pop(0)
             os.kill(chooser.choice(started.workers()), signal.SIGKILL)
 
@@ -61,25 +63,27 @@ def test_a_stopped_run_goes_on_with_another_number_of_processes(new_run: NewRun,
     assert run.digest() == undisturbed().digest()
 
 
+def dies(arguments: list[str]) -> None:
+    """Trains, but process 1 is killed in its seventh step: the others have sent it gradients, and wait for weights."""
+    finish, steps = Gathering.finish, count(1)
+
+    def killed(gathering: Gathering) -> None:
+        if gathering.world.rank == 1 and next(steps) == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(gathering)
+
+    with patch.object(Gathering, "finish", killed):
+        assert attempt(arguments, Lifetime()) == 0
+
+
 @slow
-def test_a_damaged_newest_snapshot_is_set_aside_and_the_next_older_one_taken(
-    new_run: NewRun, undisturbed: NewRun
-) -> None:
-    """tests/snapshot/test_snapshot_damage.py has all damages."""
+def test_a_process_that_dies_between_update_and_gather_leaves_no_trace(new_run: NewRun, undisturbed: NewRun) -> None:
+    """The others then have weights of which a slice is old. None of that reaches a snapshot."""
     run = new_run()
-    shutil.copytree(undisturbed().dir, run.dir)
-    newest = Path(run.dir, "snapshots", "step-000000024")
-    files = set(newest.iterdir())
-    (part,) = newest.glob("model-00001-*")
-    content = bytearray(part.read_bytes())
-    content[len(content) * 2 // 3] ^= 4
-    part.write_bytes(content)
-    output = run.finish(2)
-    assert "DAMAGED SNAPSHOT of step 24" in output
-    assert "resumed from step 20 of " in output
+    with pytest.raises(AssertionError, match=r"exit codes \[.*, -9, "):
+        in_forks(3, dies, run.arguments("world.timeout_seconds=60"))  # gloo may miss it: docs/faults.md
+    assert "resumed from step 4" in run.finish(3)
     assert run.digest() == undisturbed().digest()
-    aside = set(newest.iterdir()) - files
-    assert [p.name[:10] for p in aside] == ["set-aside-"]
 
 
 @pytest.mark.parametrize("persistent", [True, False])

@@ -5,13 +5,15 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fault_kit import LONG, STEPS, ask_twice, at_step, finish, launch, training
-from node_kit import Node, ask_to_stop, free_port, listening, needs_mount, signals, wait_until
+from fault_kit import LONG, STEPS, at_step, finish, launch, training
+from mingpt.world.lifetime import AGAIN_SECONDS
+from node_kit import Node, free_port, listening, needs_mount, signals, wait_until
 from paths_kit import ROOT
 from recipe_kit import HEAD, OTHER, sky_variables
 from run_kit import Run
@@ -19,27 +21,17 @@ from run_kit import Run
 pytestmark = pytest.mark.slow
 
 
-def catches_sigterm(pid: int) -> bool:
-    """Whether a worker has come so far that it watches its parent."""
-    return signal.SIGTERM in signals(pid, "SigCgt")
+def test_workers_whose_agent_dies_while_they_import_torch_end_too(new_run: Callable[..., Run]) -> None:
+    node = Node(launch(new_run()))
+    wait_until(lambda: len(node.workers()) == 2, "two workers")
+    os.kill(node.process.pid, signal.SIGKILL)
+    node.assert_nothing_left()
+    assert not re.search(r"^step ", node.output, re.M)
 
 
 def takes_sigterm(pid: int) -> bool:
     """Whether a launcher does not hold it back: it does so while it starts workers."""
     return signal.SIGTERM not in signals(pid, "SigBlk")
-
-
-@pytest.mark.parametrize("launcher", ["mingpt.launch", pytest.param("torchrun", marks=pytest.mark.nightly)])
-def test_workers_whose_agent_dies_while_they_import_torch_end_too(launcher: str, new_run: Callable[..., Run]) -> None:
-    run = new_run()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    node = Node(launch(run) if launcher == "mingpt.launch" else [*torchrun, "mingpt.train", *training(run)])
-    wait_until(lambda: len(node.workers()) == 2, "two workers")
-    if launcher == "torchrun":  # it gives no name of its own to compare with the parent's; mingpt.launch does
-        wait_until(lambda: all(map(catches_sigterm, node.workers())), "the first lines of both")
-    os.kill(node.process.pid, signal.SIGKILL)
-    node.assert_nothing_left()
-    assert not re.search(r"^step ", node.output, re.M)
 
 
 def test_a_signal_before_the_first_step_ends_at_once_with_75(new_run: Callable[..., Run]) -> None:
@@ -58,15 +50,17 @@ def everybody(node: Node) -> None:
         os.kill(pid, signal.SIGUSR1)
 
 
-def at_once(node: Node) -> None:
-    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
-    ask_to_stop(node.process.pid, workers=node.workers(), by=signals)
-
-
 def twice(node: Node) -> None:
-    """While a process will never end."""
+    """While a process will never end. What follows within AGAIN_SECONDS of the first request is the same one."""
     os.kill(node.workers()[1], signal.SIGSTOP)
-    threading.Thread(target=ask_twice, args=(node, signal.SIGINT)).start()
+
+    def ask() -> None:
+        os.kill(node.process.pid, signal.SIGINT)
+        wait_until(lambda: "launch: asked to stop" in node.output, "the first request is seen")
+        time.sleep(AGAIN_SECONDS + 0.5)
+        os.kill(node.process.pid, signal.SIGINT)
+
+    threading.Thread(target=ask).start()
 
 
 UNREAD = ("bash", "-c", '"$@" 2>&1 | head -n 5; exit ${PIPESTATUS[0]}', "bash")
@@ -74,7 +68,6 @@ UNREAD = ("bash", "-c", '"$@" 2>&1 | head -n 5; exit ${PIPESTATUS[0]}', "bash")
 EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Node], None], int]] = {
     "one is asked to stop": ((), ("snapshot.every_steps=0",), lambda n: os.kill(n.workers()[1], signal.SIGUSR1), 75),
     "all are asked to stop": ((), ("data.workers=2",), everybody, 75),
-    "many signals are one request": ((), ("snapshot.every_steps=0",), at_once, 75),
     "a second request": ((), ("launch.shutdown_timeout_seconds=3000",), twice, 70),
     "the terminal is closed, under nohup": (("nohup",), (), lambda n: os.kill(n.process.pid, signal.SIGHUP), 0),
     "nobody reads the output": (UNREAD, (), lambda n: None, 0),
@@ -96,46 +89,6 @@ def test_what_ends_a_run_and_what_does_not(
         assert 50 <= run.store.steps()[0] < STEPS
     if code == 0:
         assert run.digest() == undisturbed(*LONG).digest()
-
-
-def test_a_run_that_makes_no_progress_is_given_up(new_run: Callable[..., Run]) -> None:
-    run = new_run()
-    node = Node(launch(run, "snapshot.every_steps=0", "launch.max_attempts_without_progress=3"))
-    killed: list[int] = []
-
-    def kill(line: str) -> None:
-        if re.match(r"step +2/", line):
-            killed.append(node.workers()[-1])
-            os.kill(killed[-1], signal.SIGKILL)
-
-    node.on_line = kill
-    output = finish(node, 70)
-    assert len(killed) == 3
-    assert output.count("launch: starting again") == 2
-    assert "launch.max_attempts_without_progress" in output.splitlines()[-1]
-
-
-@pytest.mark.nightly
-def test_a_process_that_hangs_costs_the_time_limit_and_a_restart(
-    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
-) -> None:
-    run = new_run()
-    node = Node(launch(run, "world.timeout_seconds=20"))
-    stopped: list[int] = []
-
-    def stop_and_go_on(line: str) -> None:
-        if re.match(r"step +50/", line) and not stopped:
-            stopped.append(node.workers()[1])
-            os.kill(stopped[0], signal.SIGSTOP)
-        elif line.startswith("error: ") and "world.timeout_seconds" in line and len(stopped) == 1:
-            # It would be killed in the end, but torchrun takes 30 s for that.
-            os.kill(stopped[0], signal.SIGCONT)
-            stopped.append(0)
-
-    node.on_line = stop_and_go_on
-    output = finish(node, 0)
-    assert len(stopped) == 2, output[-4000:]
-    assert run.digest() == undisturbed(*LONG).digest()
 
 
 def test_nodes_that_do_not_share_the_run_directory(tmp_path: Path, new_run: Callable[..., Run]) -> None:

@@ -7,15 +7,13 @@ which nobody disturbed, and at no time is a process left behind.
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from fault_kit import LAUNCHERS, LONG, STEPS, Cluster, ask_twice
-from node_kit import ask_to_stop, wait_until
+from fault_kit import LAUNCHERS, LONG, STEPS, Cluster
+from node_kit import ask_to_stop
 from run_kit import Run
 
 pytestmark = pytest.mark.slow
@@ -50,20 +48,6 @@ def signal_all(c: Cluster) -> None:
     ask_to_stop(*(node.process.pid for node in c.nodes), workers=workers, by=(signal.SIGUSR1,))
 
 
-def signal_twice(c: Cluster) -> None:
-    """A worker that hangs keeps the others from stopping after the step; only the second signal ends them."""
-    hanging = c.nodes[OTHER].workers()[0]
-    os.kill(hanging, signal.SIGSTOP)
-
-    def ask() -> None:
-        ask_twice(c.nodes[HEAD], signal.SIGTERM)
-        wait_until(lambda: not c.nodes[HEAD].workers(), "the second signal has ended the head's worker")
-        with suppress(ProcessLookupError):  # its agent may have ended it already: the head's store is gone
-            os.kill(hanging, signal.SIGCONT)
-
-    threading.Thread(target=ask).start()
-
-
 KILLED = -signal.SIGKILL
 # event -> exit codes (head, other) under torchrun and under mingpt.launch, and what the next attempt starts from.
 # torchrun knows 0 and 1 only.
@@ -74,7 +58,6 @@ EVENTS: dict[str, tuple[Callable[[Cluster], None], tuple[int, int], tuple[int, i
     "the head is lost": (kill_head, (KILLED, 1), (KILLED, 70), "newest"),
     "a signal to one node": (signal_one, (1, 1), (75, 75), "stop"),
     "a signal to all nodes": (signal_all, (1, 1), (75, 75), "stop"),
-    "a second signal": (signal_twice, (1, 1), (70, 70), "newest"),
 }
 
 

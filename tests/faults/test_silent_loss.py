@@ -25,13 +25,12 @@ LIMITS = (
 )
 
 
-@pytest.mark.parametrize("backend", [pytest.param("static", marks=pytest.mark.nightly), "c10d"])
-def test_a_head_that_falls_silent_ends_the_other_node(backend: str, new_run: Callable[..., Run]) -> None:
+def test_a_head_that_falls_silent_ends_the_other_node(new_run: Callable[..., Run]) -> None:
     with hosts(ADDRESSES) as net:
-        pull_the_cable(net, backend, new_run())
+        pull_the_cable(net, new_run())
 
 
-def pull_the_cable(net: Net, backend: str, run: Run) -> None:
+def pull_the_cable(net: Net, run: Run) -> None:
     cut = list[float]()
 
     def pull() -> None:
@@ -41,7 +40,7 @@ def pull_the_cable(net: Net, backend: str, run: Run) -> None:
 
     nodes = []
     for rank, host in enumerate(ADDRESSES):
-        place = [f"--node-rank={rank}", f"--rdzv-backend={backend}", "--rdzv-endpoint=a:29500", "--rdzv-id=x"]
+        place = [f"--node-rank={rank}", "--rdzv-backend=c10d", "--rdzv-endpoint=a:29500", "--rdzv-id=x"]
         options = ["--nnodes=2", "--nproc-per-node=1", *place]
         command = [sys.executable, "-m", "mingpt.launch", *options, *training(run, *LIMITS)]
         nodes.append(Node([*net.enter(host), *command], on_line=at_step(20, pull)))

@@ -1,15 +1,11 @@
 """Two nodes that train together under one of the three launchers, or one node, for tests that break them."""
 
-import os
 import re
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from mingpt.world.lifetime import AGAIN_SECONDS
-from node_kit import Node, free_port, wait_until
+from node_kit import Node, free_port
 from run_kit import TINY, Run
 
 LAUNCHERS = ("torchrun static", "torchrun c10d", "mingpt.launch static", "mingpt.launch c10d")
@@ -66,11 +62,7 @@ class Cluster:
         self.nodes = []
         env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         for rank in (0, 1):  # at once: what they wait for each other has limits, and torch's import takes long
-            self.nodes.append(Node(self.command(rank, port), env, on_line=self._read))
-
-    def _read(self, line: str) -> None:
-        if match := re.match(r"step +(\d+)/", line):
-            self.on_step(int(match[1]))
+            self.nodes.append(Node(self.command(rank, port), env, on_step=self.on_step))
 
     def wait(self) -> tuple[int, int]:
         """The exit codes of the two nodes, after proving that nothing of them is left."""
@@ -109,16 +101,6 @@ def at_step(wanted: int, act: Callable[[], None]) -> Callable[[str], None]:
             act()
 
     return on_line
-
-
-def ask_twice(node: Node, number: int) -> None:
-    """A request to a node's launcher, and a second one: what follows within AGAIN_SECONDS of the first is the same."""
-    os.kill(node.process.pid, number)
-    said = re.compile("launch: asked to stop|death signal")  # mingpt launch's words, torchrun's words
-    wait_until(lambda: said.search(node.output) is not None, "the first request is seen")
-    time.sleep(AGAIN_SECONDS + 0.5)
-    with suppress(ProcessLookupError):  # torchrun itself may have ended by now
-        os.kill(node.process.pid, number)
 
 
 def finish(node: Node, expected: int) -> str:

@@ -103,7 +103,8 @@ def rank_of(pid: int) -> int:
 class Node:
     """One command, all that it starts, and its output, line by line.
 
-    `on_line` is called by the reading thread. While it acts, nothing of the node prints more than one line.
+    `on_line` is called by the reading thread with each line, and `on_step` with the number of each step's. While they
+    act, nothing of the node prints more than one line.
     """
 
     def __init__(
@@ -112,12 +113,13 @@ class Node:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         on_line: Callable[[str], None] = lambda line: None,
+        on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.marker = f"MINGPT_TEST_NODE={uuid4().hex}"
         name, _, value = self.marker.partition("=")
         self.lines: list[str] = []
-        self.on_line = on_line
-        self.failure: Exception | None = None  # what on_line has raised
+        self.on_line, self.on_step = on_line, on_step
+        self.failure: Exception | None = None  # what they have raised
         self.process = lockstep.start(
             command,
             cwd=cwd,
@@ -133,6 +135,8 @@ class Node:
             self.lines.append(line)
             try:
                 self.on_line(line)
+                if match := re.match(r"step +(\d+)/", line):
+                    self.on_step(int(match[1]))
             except Exception as error:
                 self.failure = error
                 self.kill()

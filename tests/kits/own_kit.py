@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ from examples.classifier import Classifier, rows
 from mingpt.data.own import Rows, source_of
 from mingpt.data.source import Source
 from mingpt.model.gpt2 import GPT, GPTConfig
-from mingpt.observe.events import AttemptEnded, AttemptFailed, Event
+from mingpt.observe.events import AttemptFailed, Event
 from mingpt.observe.jsonl import MetricsLog
-from mingpt.train import stats
 from run_kit import Run
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
@@ -35,46 +33,31 @@ class Linear(nn.Module):
 
 
 class Laid(nn.Module):
-    """A convolution and a matrix whose memory may lie in another order than their elements."""
+    """A convolution and a matrix whose memory lies in another order than their elements."""
 
-    def __init__(self, strided: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2, 6, 3, padding=1)
-        self.out = nn.Parameter(torch.randn(30, 2) * 0.1)
-        if strided:
-            self.conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.out = nn.Parameter(self.out.detach().t().contiguous().t())
+        self.conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.out = nn.Parameter((torch.randn(2, 30) * 0.1).t())
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         hidden = torch.relu(self.conv(x.view(-1, 2, 1, 5))).flatten(1)
         return nn.functional.cross_entropy(hidden @ self.out, y, reduction="sum"), (y >= 0).sum()
 
 
-class Expanded(Linear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.zeros(1).expand(10))
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(x + self.shift, y)
-
-
-class Gaps(Expanded):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.zeros(20)[::2])
+ODD: dict[str, Callable[[], tuple[str, Any]]] = {  # what no model may have
+    "lazy": lambda: ("extra", nn.LazyLinear(2)),
+    "complex": lambda: ("z", nn.Parameter(torch.zeros(2, dtype=torch.complex64))),
+    "reserved": lambda: ("loss_scale", nn.Parameter(torch.zeros(10))),
+    "expanded": lambda: ("shift", nn.Parameter(torch.zeros(1).expand(10))),
+}
 
 
-class Scaled(Expanded):
-    """With a parameter whose name in a snapshot is that of a tensor of the optimizer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        del self.shift
-        self.loss_scale = nn.Parameter(torch.zeros(10))
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return Linear.forward(self, x + self.loss_scale, y)
+def odd(what: str) -> nn.Module:
+    model = Linear()
+    setattr(model, *ODD[what]())
+    return model
 
 
 class Sparse(Linear):
@@ -128,14 +111,8 @@ class LateBuffer(Linear):
         return super().forward(x, y)
 
 
-class Refused(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        raise RuntimeError("x does not have a deterministic implementation")  # as torch says on CUDA
+def refuse(gradient: Tensor) -> None:
+    raise RuntimeError("x does not have a deterministic implementation")  # as torch says on CUDA
 
 
 FAULTS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what forward returns, of its loss and its count
@@ -143,8 +120,7 @@ FAULTS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what forward return
     "uncounted": lambda loss, count: (loss, count * float("nan")),
     "one_tensor": lambda loss, count: loss,
     "means": lambda loss, count: (loss, 2),
-    "refuses": lambda loss, count: (Refused.apply(loss), count),
-    "unlucky": lambda loss, count: dict[str, int]()["no luck"],
+    "refuses": lambda loss, count: loss.register_hook(refuse) and (loss, count),
     "quits": lambda loss, count: sys.exit(0),
 }
 
@@ -177,12 +153,6 @@ class Normed(Linear):
         return super().forward(self.norm(x), y)
 
 
-class Complex(Linear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.z = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-
-
 class QuitsLater(Classifier):
     """In a call after those with which it is tried out."""
 
@@ -193,15 +163,6 @@ class QuitsLater(Classifier):
         if self.calls == 8:
             raise SystemExit(0)
         return super().forward(x, y)
-
-
-class Lazy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LazyLinear(2)
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return nn.functional.cross_entropy(self.layer(x), y, reduction="sum"), (y >= 0).sum()
 
 
 Identity = nn.Identity  # without a parameter
@@ -219,10 +180,6 @@ def quits() -> nn.Module:
     raise SystemExit(0)
 
 
-def by_vocabulary(vocab_size: int, block_size: int) -> nn.Module:
-    return Classifier(n_in=10, hidden=vocab_size + block_size)
-
-
 def derived(vocab_size: int, block_size: int) -> nn.Module:
     """A class of somebody's own, over one of ours."""
 
@@ -238,15 +195,6 @@ def no_rows(micro_size: int) -> Source:
 
 def uneven(micro_size: int) -> Source:
     return source_of((torch.zeros(3, 10), torch.zeros(2)), (torch.zeros(0, 10), torch.zeros(0)), micro_size)
-
-
-class QuittingLength(Rows):
-    def __len__(self) -> int:
-        raise SystemExit(0)
-
-
-def quits_when_asked_for_its_length(micro_size: int) -> Source:
-    return replace(rows(micro_size, count=10), train=QuittingLength(torch.zeros(10, 10)))
 
 
 def cannot_be_had(micro_size: int, url: str) -> Source:
@@ -280,11 +228,11 @@ def rows_from_anywhere(micro_size: int, **_: object) -> Source:
 
 
 class Hanging(Rows):
-    """Rows with which rank 1 (or a process without a rank) hangs at its `after`-th microbatch. how: see HANGS."""
+    """Rows with which rank 1 (or a process without a rank) hangs at its 40th microbatch. how: see HANGS."""
 
-    def __init__(self, tensors: Sequence[Tensor], how: str, after: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], how: str) -> None:
         super().__init__(*tensors)
-        self.how, self.left = how, after
+        self.how, self.left = how, 40
 
     def __getitem__(self, ids: Sequence[int]) -> Sequence[Tensor]:  # type: ignore[override]
         self.left -= 1
@@ -293,57 +241,30 @@ class Hanging(Rows):
         return super().__getitem__(ids)
 
 
-def leave_out_a_collective() -> None:
-    before = stats.all_gather
-
-    def none(received: Tensor, sent: Tensor, async_op: bool) -> Any:
-        stats.all_gather = before
-        received.copy_(sent.repeat(len(received) // len(sent)))
-        return SimpleNamespace(wait=lambda: None)
-
-    stats.all_gather = none
-
-
 HANGS: dict[str, Callable[[], object]] = {
     "sleeps": lambda: time.sleep(1000),
     "holds the lock": lambda: ctypes.PyDLL(None).sleep(1000),  # PyDLL does not release the interpreter lock
-    "leaves out": leave_out_a_collective,
     "raises": lambda: 1 / 0,
-    "goes on": lambda: None,
 }
 
 
-def hangs(micro_size: int, how: str, after: int = 40) -> Source:
+def hangs(micro_size: int, how: str) -> Source:
     source = rows(micro_size, count=300)
     assert isinstance(source.train, Rows)
-    return replace(source, train=Hanging(source.train.tensors, how, after))
+    return replace(source, train=Hanging(source.train.tensors, how))
 
 
-def ends_slowly(micro_size: int, fails: bool = False) -> Source:
-    """Data of a run that has an observer which takes its time at the end. fails: the run ends with an error."""
+def ends_slowly(micro_size: int) -> Source:
+    """Data of a run that fails, and has an observer which takes its time at the end."""
     before = MetricsLog.on
 
     def on(log: MetricsLog, event: Event) -> None:
         before(log, event)
-        if isinstance(event, AttemptEnded | AttemptFailed):
+        if isinstance(event, AttemptFailed):
             time.sleep(9)
 
     MetricsLog.on = on  # type: ignore[assignment, method-assign]
-    return hangs(micro_size, "raises" if fails else "goes on")
-
-
-class Slow(Linear):
-    """In rank 1 the first step and each microbatch of an evaluation take a while."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        self.calls += 1
-        if os.environ.get("RANK") == "1":
-            time.sleep(9 if self.calls == 3 else 0 if self.training else 1.2)  # two calls try the model out
-        return super().forward(x, y)
+    return hangs(micro_size, "raises")
 
 
 class Sleeping(Linear):

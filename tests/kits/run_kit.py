@@ -1,24 +1,23 @@
 """Helpers for tests that run the trainer as users do: real processes, real torchrun, real signals."""
 
+import gc
 import multiprocessing
 import os
-import re
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import fsspec.config
+from torch.distributed import TCPStore
 
-import lockstep
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.__main__ import main
-from node_kit import free_port
+from node_kit import Node
 from paths_kit import ROOT
 
 TIME_LIMIT = 600  # seconds for one run; a hang fails the test instead of the whole suite
@@ -48,11 +47,6 @@ TINY = (
 )
 
 
-def attempts(output: str) -> int:
-    """How many attempts have begun, as far as the output has been read."""
-    return len(re.findall(r"^attempt \d+: steps", output, re.M))
-
-
 @dataclass
 class Run:
     """A training run in a folder of its own, to be started (again) in one or several processes."""
@@ -78,23 +72,18 @@ class Run:
         ] if world > 1 else []  # fmt: skip
         return [sys.executable, *launcher, "-m", "mingpt.train", *self.arguments(*overrides)]
 
-    def start(self, world: int, *overrides: str, restarts: int = 0) -> "Started":
-        process = lockstep.start(
-            self.command(world, *overrides, restarts=restarts),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.env},
-            start_new_session=True,
-        )
-        return Started(process)
+    def start(self, world: int, *overrides: str, restarts: int = 0) -> Node:
+        return Node(self.command(world, *overrides, restarts=restarts), self.env)
 
-    def finish(self, world: int, *overrides: str, restarts: int = 0) -> str:
+    def finish(self, world: int, *overrides: str) -> str:
         """Run to the end; returns the output. Fails the test unless it exits with 0.
 
-        Without an agent, in processes that begin with torch imported, unless it is to restart or has an environment of
-        its own. What starts by `start` begins as users' runs do.
+        Without an agent, in processes that begin with torch imported, unless it has an environment of its own. What
+        starts by `start` begins as users' runs do.
         """
-        if not (restarts or self.env):
+        if not self.env:
             return warm(world, self.arguments(*overrides))
-        started = self.start(world, *overrides, restarts=restarts)
+        started = self.start(world, *overrides)
         assert started.wait() == 0, started.output
         return started.output
 
@@ -108,72 +97,27 @@ class Run:
         return read(store, store.steps()[0]).manifest.digest
 
 
-class Started:
-    """A run that is going on. Its output is read by a thread, which calls `on_step` at each step's line.
-
-    While `on_step` acts, the run gets two steps further at most: it prints in lockstep with the reader.
-    """
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self.on_step: Callable[[int], None] = lambda step: None
-        self.failure: Exception | None = None  # what on_step has raised
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if match := re.match(r"step +(\d+)/", line):
-                try:
-                    self.on_step(int(match[1]))
-                except Exception as error:
-                    self.failure = error
-                    os.killpg(self.process.pid, signal.SIGKILL)
-
-    @property
-    def output(self) -> str:
-        return "".join(self.lines)
-
-    @property
-    def attempt(self) -> int:
-        """The attempt whose lines are read now: after a kill, some of the one before may still come."""
-        return attempts(self.output)
-
-    def workers(self) -> list[int]:
-        """The training processes: torchrun's children."""
-        tasks = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in tasks if b"mingpt.train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-    def wait(self) -> int:
-        try:
-            code = self.process.wait(TIME_LIMIT)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            raise AssertionError(f"still running after {TIME_LIMIT} s:\n{self.output}") from None
-        self._reader.join(30)
-        if self.failure:
-            raise AssertionError(f"at a step's line: {self.failure!r}:\n{self.output}") from self.failure
-        return code
-
-
 # The trainer's modules, imported once for all runs of a process that tests: 1.2 CPU seconds a run in place of 4.4.
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(["mingpt.train.attempt", "mingpt.train.session", "mingpt.data.text"])
 
 
 def warm(world: int, arguments: list[str]) -> str:
-    """Train to the end in forks of a process that has imported torch; returns the output. Fails unless all end with 0.
+    """Train to the end in forks of a process that has imported torch; returns the output."""
+    return in_forks(world, _train, arguments)
 
-    A machine's own variables find the peers, as with machines without a platform (docs/by-hand.md).
+
+def in_forks(world: int, act: Callable[[Any], object], given: Any, nodes: int = 1) -> str:
+    """What so many processes say that call `act(given)`, and fails unless all end with 0.
+
+    They find each other in a store of this process, as those that torchrun starts do in its agent's.
     """
+    each, store = world // nodes, TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{store.port}", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    meet = {"WORLD_SIZE": f"{world}", "LOCAL_WORLD_SIZE": f"{each}", **there}
+    own = [{"RANK": f"{r}", "LOCAL_RANK": f"{r % each}"} | meet if world > 1 else {} for r in range(world)]
     with tempfile.NamedTemporaryFile("r", errors="replace") as output:
-        meet = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
-        port = {"MASTER_PORT": str(free_port())}
-        each = [{"RANK": str(r), "LOCAL_RANK": str(r)} | meet | port if world > 1 else {} for r in range(world)]
-        workers = [WARM.Process(target=_train, args=(arguments, {**os.environ, **e}, output.name)) for e in each]
+        workers = [WARM.Process(target=_fork, args=(act, given, os.environ | o, output.name)) for o in own]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -185,13 +129,20 @@ def warm(world: int, arguments: list[str]) -> str:
         return said
 
 
-def _train(arguments: list[str], environ: dict[str, str], output: str) -> None:
+def _fork(act: Callable[[Any], object], given: Any, environ: Mapping[str, str], output: str) -> None:
     out = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.environ.clear()
     os.environ.update(environ)
     fsspec.config.set_conf_env(fsspec.config.conf)  # as at its import, which is past
+    gc.freeze()  # what torch consists of is no garbage: a run looks for some at its end
+    act(given)
+    sys.stdout.flush()
+    os._exit(0)  # as mingpt.train ends (world/entry.py): gloo's threads must not meet Python's shutdown
+
+
+def _train(arguments: list[str]) -> None:
     sys.argv = ["mingpt.train", *arguments]
     main()
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from examples.classifier import Classifier
 
-SICK = "SICK"  # "<rank> <layer> <call> <file>": call 0 is each; otherwise it happens once, while the file is not there
+SICK = "SICK"  # "<rank> <call> <file>": call 0 is each; otherwise it happens once, while the file is not there
 
 
 class Sick(Classifier):
     def __init__(self) -> None:
         super().__init__(dropout=0.1)
-        rank, layer, call, file = os.environ[SICK].split()
+        rank, call, file = os.environ[SICK].split()
         calls = 0
 
         def flip(gradient: Tensor) -> Tensor:
@@ -28,4 +28,4 @@ class Sick(Classifier):
             return flipped
 
         if os.environ.get("RANK", "0") == rank:
-            self.get_parameter(f"layers.{layer}.weight").register_hook(flip)
+            self.get_parameter("layers.0.weight").register_hook(flip)

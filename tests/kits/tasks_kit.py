@@ -31,7 +31,7 @@ metric_list: [{metric: exact_match}]
 TASKS = ("kit_choice", "kit_rolling", "kit_generate")
 
 
-def write_tasks(folder: Path, pages: int = 3, questions: int = 11, page_words: int = 25, also: str = "") -> Path:
+def write_tasks(folder: Path, also: str = "") -> Path:
     """A folder of these tasks. Some answers differ in their last token only. also: what ends the last question."""
     chooser = random.Random(3)
     folder.mkdir(parents=True)
@@ -40,12 +40,12 @@ def write_tasks(folder: Path, pages: int = 3, questions: int = 11, page_words: i
             "question": " ".join(chooser.choices(WORDS, k=chooser.randint(0, 9) if i else 20)),
             "choices": [" the", " to", *(" " + " ".join(chooser.choices(WORDS, k=k)) for k in (1, 2))],
             "gold": i % 4,
-            "page": " ".join(chooser.choices(WORDS, k=page_words)) if i < pages else "",
+            "page": " ".join(chooser.choices(WORDS, k=25)) if i < 3 else "",
         }
-        for i in range(questions)
+        for i in range(11)
     ]
     rows[-1]["question"] = f"{rows[-1]['question']}{also}"
-    for name, these in (("questions", rows), ("pages", rows[:pages])):
+    for name, these in (("questions", rows), ("pages", rows[:3])):
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in these))
     for text in (CHOICE, ROLLING, GENERATE):
         of = folder / ("pages.jsonl" if text is ROLLING else "questions.jsonl")

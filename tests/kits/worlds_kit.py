@@ -1,43 +1,33 @@
-"""`worlds_kit.py '{"run.dir": [settings], …}'`: trains tiny runs one after the other, alone or under torchrun."""
+"""Many tiny runs, trained one after the other in the same processes."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from unittest.mock import patch
 
-from mingpt.errors import CRASHED, FINISHED
+from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
+from mingpt.errors import FINISHED
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from paths_kit import KITS, ROOT
 from replay_kit import settings_of
+from run_kit import in_forks
 
 
-def train_in_world(world: int, runs: Mapping[str, Sequence[str]], *settings: str) -> None:
-    """Train all runs in one launch of so many processes. runs: by run.dir their settings, after which those for all."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"] if world > 1 else []
-    given = {run_dir: [*own, *settings] for run_dir, own in runs.items()}
-    done = subprocess.run(
-        [sys.executable, *torchrun, __file__, json.dumps(given)],
-        env={**os.environ, "PYTHONPATH": f"{KITS}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=1800,  # a busy machine needs minutes
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+def train_in_world(
+    world: int,
+    runs: Mapping[str, Sequence[str]],
+    *settings: str,
+    nodes: int = 1,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> None:
+    """Train all runs in so many processes. runs: by run.dir their settings, after which those for all."""
+    given = {run_dir: (*own, *settings) for run_dir, own in runs.items()}
+    in_forks(world, partial(_train_all, bucket_bytes), given, nodes)
 
 
-def train_to_end(run_dir: str, settings: Sequence[str]) -> None:
-    """In this process, which starts a run again that goes back, and has more to do after that."""
-    with patch("mingpt.world.joining._exit_after"):
-        while (code := attempt(settings_of(run_dir, *settings), Lifetime())) == CRASHED:
-            pass
-    assert code == FINISHED
-
-
-if __name__ == "__main__":
-    for run_dir, settings in json.loads(sys.argv[1]).items():
-        train_to_end(run_dir, settings)
-    sys.stdout.flush()
-    os._exit(0)  # as mingpt.train ends (world/entry.py): gloo's threads must not meet Python's shutdown
+def _train_all(bucket_bytes: int, runs: Mapping[str, Sequence[str]]) -> None:
+    """A run that goes back is started again."""
+    buckets = partial(make_buckets, most=bucket_bytes)
+    with patch("mingpt.world.joining._exit_after"), patch("mingpt.train.session.make_buckets", buckets):
+        for run_dir, settings in runs.items():
+            arguments = settings_of(run_dir, *settings)
+            assert any(attempt(arguments, Lifetime()) == FINISHED for _ in range(2)), run_dir

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from config_kit import configured, problems
 from mingpt.observe import sick
-from mingpt.snapshot.attempts import records
 from mingpt.train.audit import CHUNK, folded, gradient_hash, shift
 from own_kit import OwnRun, own_run
 
@@ -44,65 +42,43 @@ def test_a_process_checks_one_of_another_node() -> None:
     assert shift(["a"], 1) == 0  # alone: its own microbatch again
 
 
-def test_fast_has_no_single_gradients_to_compare() -> None:
-    [problem] = problems(AUDIT, "reduce=fast")
-    assert problem.startswith("health.audit_every ")
-    configured(AUDIT)
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    run = own(tmp_path_factory.mktemp("healthy"), "9 0 0 -")
-    run.finish(1)
-    return run.digest()
-
-
-def own(folder: Path, how: str) -> OwnRun:
-    run = own_run(folder / "run", "")
-    run.code = ("model._target_=sick_kit.Sick", *run.code[1:])
-    run.env = {**run.env, "SICK": how}
+def sick_run(folder: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> OwnRun:
+    monkeypatch.setenv("SICK", how)
+    run = own_run(folder, "")
+    run.code, run.env = ("model._target_=sick_kit.Sick", *run.code[1:]), {}
     return run
 
 
-def test_alone_a_process_compares_with_itself_and_a_good_one_changes_no_bit(tmp_path: Path, healthy: str) -> None:
-    run = own(tmp_path, "9 0 0 -")
-    output = run.finish(1, "health.audit_every=1")
-    assert "audit: every 1 steps, a process computes 7 microbatches in place of 6" in output
-    assert run.digest() == healthy
-    assert sick.read(run.dir) == []
-
-
-# The first audit is in step 3, of the process's first microbatch. Backward was called by then: once before the first
-# step, for all microbatches of two steps, and for the other process's microbatch. Then comes the call of the flip.
-@pytest.mark.slow
-@pytest.mark.parametrize(("world", "layer", "call"), [(2, 0, 9), pytest.param(4, 6, 7, marks=pytest.mark.nightly)])
-def test_one_flip_is_found_named_and_computed_again(
-    world: int, layer: int, call: int, tmp_path: Path, healthy: str
+def test_alone_a_process_compares_with_itself_and_a_good_one_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = own(tmp_path, f"1 {layer} {call} {tmp_path / 'flipped'}")
-    output = run.finish(world, AUDIT, restarts=1)
-    microbatch = 6 // world
+    plain, audited = (sick_run(tmp_path / name, monkeypatch, "9 0 -") for name in ("plain", "audited"))
+    plain.finish(1)
+    output = audited.finish(1, "health.audit_every=1")
+    assert "audit: every 1 steps, a process computes 7 microbatches in place of 6" in output
+    assert audited.digest() == plain.digest()
+    assert sick.read(audited.dir) == []
+
+
+@pytest.mark.slow
+def test_one_flip_is_found_named_and_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first audit is in step 3, of the process's first microbatch. Backward was called by then: once before the
+    # first step, for all microbatches of two steps, and for the other process's microbatch.
+    run = sick_run(tmp_path / "run", monkeypatch, f"1 9 {tmp_path / 'flipped'}")
+    with pytest.raises(AssertionError) as failed:
+        run.finish(2, AUDIT)
     host = socket.gethostname()
-    said = re.findall(r"audit of step 3: .*", output)[0]  # torchrun says it again
+    said = re.findall(r"audit of step 3: .*", str(failed.value))[0]
     assert f"process 1 (host {host}, cpu)" in said
-    assert f"(of microbatch {microbatch}, first difference in layers.{layer}.weight)" in said
-    assert len(records(run.dir)) == 2
-    assert (sick.read(run.dir), run.digest()) == ([host], healthy)
+    assert "(of microbatch 3, first difference in layers.0.weight)" in said
+    run.finish(2, AUDIT)
+    healthy = sick_run(tmp_path / "healthy", monkeypatch, "9 0 -")
+    healthy.finish(1)
+    assert (sick.read(run.dir), run.digest()) == ([host], healthy.digest())
 
 
 @pytest.mark.slow
-def test_a_process_that_is_always_wrong_is_outvoted_by_a_third(tmp_path: Path) -> None:
-    run = own(tmp_path, f"1 0 0 {tmp_path / 'x'}")
-    started = run.start(3, AUDIT)
-    assert started.wait() != 0
-    assert set(re.findall(r"audit of step 3: process (\d) ", started.output)) == {"1"}
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_two_can_not_tell_which_of_them_is_wrong(tmp_path: Path) -> None:
-    run = own(tmp_path, f"1 0 0 {tmp_path / 'x'}")
-    started = run.start(2, AUDIT)
-    assert started.wait() != 0
-    assert "cpu) or process 1 (host" in started.output
-    assert sick.read(run.dir) == []
+def test_a_process_that_is_always_wrong_is_outvoted_by_a_third(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError) as failed:
+        sick_run(tmp_path / "run", monkeypatch, f"1 0 {tmp_path / 'x'}").finish(3, AUDIT)
+    assert set(re.findall(r"audit of step 3: process (\d) ", str(failed.value))) == {"1"}

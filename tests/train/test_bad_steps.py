@@ -42,25 +42,14 @@ def dropped(store: Store, step: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("times", [1e3, 1e25])
 def test_a_bad_batch_is_skipped_and_named(
-    train: Callable[..., int], store: Store, tmp_path: Path, times: float
+    train: Callable[..., int], store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], times: float
 ) -> None:
     assert train("health.spike_sigma=8", *poison([20], times)) == FINISHED
     rows = [json.loads(line) for line in (tmp_path / "run/metrics/attempt-00001.jsonl").read_text().splitlines()]
     assert [(row["step"], row["skipped"]["microbatches"]) for row in rows if "skipped" in row] == [(21, [1])]
+    first, second = PLAN.sample_ids(20)[MICRO : 2 * MICRO].tolist()
+    assert f"(samples {first}, {second})" in capsys.readouterr().out
     assert read(store, 36).state["optimizer"]["layer.weight.step"] == 35
-
-
-def test_the_samples_of_a_bad_batch_are_told(train: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("health.spike_sigma=8", *poison([20]), "train.max_steps=21") == FINISHED
-    samples = PLAN.sample_ids(20)[MICRO : 2 * MICRO].tolist()
-    assert f"(samples {samples[0]}, {samples[1]})" in capsys.readouterr().out
-
-
-def test_without_it_a_spike_goes_into_the_weights(train: Callable[..., int], store: Store) -> None:
-    assert train(*poison([20])) == FINISHED
-    remembered = read(store, 36).state["optimizer"]
-    assert remembered["layer.weight.step"] == 36
-    assert not [name for name in remembered if name.startswith("health.")]
 
 
 def test_after_too_many_skips_a_run_goes_back_and_never_shows_these_batches_again(
@@ -86,24 +75,32 @@ def test_after_too_many_skips_a_run_goes_back_and_never_shows_these_batches_agai
 
 
 @pytest.mark.parametrize(
-    ("settings", "codes"),
-    [(poison([17, 18, 25, 26]), [CRASHED, USER_ERROR]), ((*poison([9, 10]), "snapshot.every_steps=0"), [USER_ERROR])],
-    ids=["gone back often enough", "nothing to go back to"],
+    ("settings", "codes", "steps"),
+    [
+        ((*GUARDED, *poison([17, 18, 25, 26])), [CRASHED, USER_ERROR], [20, 15, 10, 5]),
+        ((*GUARDED, *poison([9, 10]), "snapshot.every_steps=0"), [USER_ERROR], []),
+        ((*GUARDED, *poison([17, 18]), "health.max_rollbacks=0"), [USER_ERROR], [15, 10, 5]),
+        (poison([35], 1e25), [USER_ERROR], [35, 30, 25, 20, 15, 10, 5]),
+    ],
+    ids=["gone back often enough", "nothing to go back to", "not allowed to go back", "the last loss is no number"],
 )
-def test_a_run_that_has_diverged_ends(
+def test_a_run_that_has_diverged_ends_and_its_good_snapshots_stay(
     train: Callable[..., int],
     settings: tuple[str, ...],
     codes: list[int],
+    steps: list[int],
+    store: Store,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     told: Told,
 ) -> None:
-    assert [train(*GUARDED, *settings) for _ in codes] == codes
+    assert [train(*settings) for _ in codes] == codes
+    assert store.steps() == steps
     told(capsys.readouterr().err.rpartition("error: ")[2], tmp_path)
 
 
 def test_a_stop_between_skip_and_rollback_changes_nothing(tmp_path: Path) -> None:
-    """The snapshot that it takes holds the count. tests/train/test_same_in_worlds.py: each process decides alike."""
+    """The snapshot that it takes holds the count. exactness/test_worlds.py: each process decides alike."""
     bad = (*GUARDED, "health.max_rollbacks=2", "health.max_skips=3", *poison([12, 17, 18, 19, 30, 31, 32]))
 
     def digest(name: str, *codes: int) -> str:

@@ -4,36 +4,31 @@ Whole attempts, in this process: a world of one, with a real store and a real me
 """
 
 import errno
-import json
-import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
 
-from mingpt.data.own import source_of
-from mingpt.data.source import Source
+from mingpt.config.schema import WorldConfig
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR, SnapshotFailed
 from mingpt.snapshot import storewriter
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
-from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.attempt import attempt
-from paths_kit import KITS
+from mingpt.world.joining import join
+from node_kit import wait_until
 from replay_kit import Asked
-from run_kit import TINY
+from run_kit import TINY, in_forks
 from snapshot_kit import ALONE, PROVENANCE, state_of
-from told import Told
 
 STEPS = 4
 
@@ -110,15 +105,10 @@ def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
     assert train(GRACE, HOT) == FINISHED
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), NO_ANSWER])
 def test_a_memory_that_fails_does_not_cost_the_durable_snapshot(
-    train: Callable[..., int],
-    durable: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: OSError,
+    train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing(monkeypatch, "snapshot.hot_dir", error)
+    failing(monkeypatch, "snapshot.hot_dir", OSError(errno.ENOSPC, "No space left on device"))
     assert train(GRACE, HOT, stop_at=3) == STOPPED
     assert durable.steps() == [3]
     assert "SNAPSHOT FAILED (1 in a row): the snapshot of step 2" in capsys.readouterr().out
@@ -144,62 +134,6 @@ def test_going_back_by_deleting_newer_steps_is_not_undone_by_memory(
     durable.delete(3)
     assert train(*every) == FINISHED
     assert "resumed from step 2 of " in capsys.readouterr().out
-
-
-# --- bad numbers ---
-
-
-class Bad(nn.Module):
-    """A linear model whose loss is what it should not be in some of its forwards (the one that tries it is the 0th)."""
-
-    loss, calls = math.nan, range(0)  # which; set by the tests
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.forwards = nn.Linear(3, 1), 0
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        call, self.forwards = self.forwards, self.forwards + 1
-        loss = nn.functional.mse_loss(self.layer(x).squeeze(1), y, reduction="sum")
-        return loss * (Bad.loss if self.training and call in Bad.calls else 1.0), torch.tensor(len(y))
-
-
-def lines() -> Source:
-    x = torch.arange(48.0).view(16, 3) / 48
-    return source_of((x, x.sum(1)), (x[:0], x[:0].sum(1)), 4)
-
-
-@pytest.fixture
-def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    def run(calls: range, *overrides: str) -> int:
-        monkeypatch.setattr(Bad, "calls", calls)
-        own = ("model._target_=test_ends.Bad", "data._target_=test_ends.lines", f"run.dir={tmp_path}/run")
-        batch = ("batch.global_size=4", "batch.micro_size=4", "schedule.kind=constant", "schedule.warmup_steps=0")
-        tiers = ("snapshot.asynchronous=false", "snapshot.hot_every_steps=0", "train.eval_every=0")
-        return attempt([*own, *batch, *tiers, *overrides], Asked())
-
-    return run
-
-
-def test_a_run_that_learns_nothing_for_a_hundred_steps_ends_and_its_good_snapshots_stay(
-    bad: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, told: Told
-) -> None:
-    code = bad(
-        range(108, 999), "train.max_steps=500", "train.log_every=50", "snapshot.every_steps=25", "snapshot.keep=2"
-    )
-    assert code == USER_ERROR
-    assert durable.steps() == [100, 75]
-    told(capsys.readouterr().err.rpartition("error: ")[2], tmp_path)
-
-
-def test_a_run_whose_last_loss_is_not_finite_is_not_finished(bad: Callable[..., int], durable: Store) -> None:
-    assert bad(range(50, 61), "train.max_steps=60", "snapshot.every_steps=20") == USER_ERROR
-    assert durable.steps() == [40, 20]
-
-
-def test_a_manifest_says_which_figures_are_no_numbers() -> None:
-    metrics = Metrics.of(loss=2.0, val_loss=math.nan, best_val_loss=None)
-    assert metrics == Metrics(loss=2.0, not_finite=["val_loss"])
 
 
 def test_the_best_evaluation_has_a_snapshot_whenever_it_comes(train: Callable[..., int], durable: Store) -> None:
@@ -243,18 +177,30 @@ def test_what_ends_the_thread_after_the_commit_costs_no_snapshot(
     assert ["of a client" in line for line in said] == [True, True]
 
 
+def write_together(folder: Path) -> None:
+    """One of two processes. The second one's first write takes until the first one has given up waiting for it."""
+    plain, said = Store.write, list[str]()
+
+    def write(self: Store, *arguments: Any) -> None:
+        if world.rank == 1:
+            wait_until((folder / "gone").exists, "the first one has given up")
+        plain(self, *arguments)
+
+    with join(WorldConfig(device="cpu")) as world, patch.object(Store, "write", write):
+        side = world.side_group(60)
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2), side.group)  # to make it may take longer
+        writer = SnapshotWriter(Store(f"{folder}/snapshots"), side, Retention(9), PROVENANCE, said.append)
+        writer.start(1, state_of(1))
+        with pytest.raises(SnapshotFailed, match="snapshot of step 1"):
+            writer.wait(200)
+        (folder / "gone").touch()
+        assert (writer.failures, writer.broken, len(said)) == (1, True, 1)
+
+
 @pytest.mark.slow
 def test_processes_that_cannot_agree_say_so_and_the_run_ends(tmp_path: Path) -> None:
     """The side group's limit is 2 s, and a write takes longer."""
-    script = KITS / "two_writers.py"
-    processes = [
-        subprocess.Popen([sys.executable, script, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
-    outcomes = [json.loads(process.communicate(timeout=600)[0]) for process in processes]
-    for outcome in outcomes:
-        assert "snapshot of step 1" in outcome["first"]
-        assert (outcome["failures"], outcome["broken"], len(outcome["said"])) == (1, True, 1)
+    in_forks(2, write_together, tmp_path)
 
 
 def test_a_writer_that_is_broken_in_one_process_ends_the_run_in_all(

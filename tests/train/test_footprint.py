@@ -1,9 +1,5 @@
 """How many bytes a process needs (train/footprint.py), against what the real classes and processes take."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -12,9 +8,8 @@ from config_kit import configured
 from mingpt.compute.buckets import make_buckets
 from mingpt.compute.reduction import ExactReduction
 from mingpt.train.factory import build
-from mingpt.train.footprint import CONSTANT_CPU, changed, footprint, look_at, partial_sums
+from mingpt.train.footprint import changed, footprint, look_at, partial_sums
 from mingpt.world.world import World, share
-from paths_kit import ROOT
 
 SHAPE = ("model=gpt2", "model.n_layer=3", "model.n_head=2", "model.n_embd=64", "model.block_size=64", "data=random")
 BATCH = ("data.vocabulary=1000", "batch.micro_size=4", "batch.global_size=32", "snapshot.hot_every_steps=0")
@@ -89,23 +84,3 @@ def test_looking_takes_no_memory_and_leaves_torch_as_it_was() -> None:
     assert 4 * found.parameters > 11e9
     assert torch.equal(torch.rand(3), expected)
     assert torch.get_num_threads() == threads
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_the_plan_is_near_what_processes_take() -> None:
-    """Peaks of real runs, of one and two processes of 30M parameters; 15 % are for what the allocator does."""
-    command = [sys.executable, "benchmarks/memory.py", "--models", "idle", "30M", "--processes", "1", "2"]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=1000).stdout
-    rows = [json.loads(line) for line in lines.splitlines()]
-    peaks = {(row["model"], row["processes"]): row["peak MB"] * 2**20 for row in rows}
-    shape = ("model=gpt2", "model.n_layer=9", "model.n_head=8", "model.n_embd=512", "model.block_size=32")
-    config = configured(
-        *shape, "data=random", "data.vocabulary=30", "batch.micro_size=1", "batch.global_size=4",
-        "snapshot.hot_every_steps=0",
-    )  # fmt: skip
-    model = look_at(config)
-    for processes in (1, 2):
-        planned = footprint(config, model, processes, processes).total(False) - CONSTANT_CPU
-        measured = peaks["30M", processes] - peaks["idle", processes]
-        assert planned == pytest.approx(measured, rel=0.15), (processes, planned / 1e6, measured / 1e6)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,15 +10,11 @@ import torch
 from torch import Tensor
 
 from config_kit import configured
-from mingpt.config.schema import WorldConfig
-from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.model.modern import Modern, ModernConfig
 from mingpt.model.pieces import loss_in_pieces
-from mingpt.train.bench import Bench
 from mingpt.train.factory import prepare
-from mingpt.world.joining import join
 from run_kit import TINY
 
 BATCH, TIME = 3, 8
@@ -137,28 +132,9 @@ def test_logits_are_made_piece_by_piece_and_none_is_kept(training: bool) -> None
             assert sorted(made) == [4, 4, 10, 10, 10, 10]
 
 
-@pytest.mark.parametrize("more", ["train.recompute=block", "precision=bf16", "train.freeze=['*wpe*']"])
-def test_steps_with_it_learn_as_without(more: str, text: Path, cache: Path) -> None:
-    """In `Bench`, with the reduction's hooks, which refuse a gradient that comes in parts."""
-    found = {}
-    places = (f"data.path={text}", f"data.cache_dir={cache}")
-    with join(WorldConfig(device="cpu")) as world:
-        for rows in (0, 5):
-            config = configured(*TINY, *places, more, f"train.loss_rows={rows}")
-            bench = Bench(config, config.data.open(config.model.block_size, config.batch.micro_size), world, 1)
-            found[rows] = [bench.step(step).loss for step in range(4)]
-    assert found[0] != found[5]
-    assert found[5] == pytest.approx(found[0], rel=1e-2 if more == "precision=bf16" else 1e-5)
-
-
 def test_evaluation_takes_pieces_too() -> None:
     model = models()["modern"].eval()
     whole = model(*inputs(True))
     prepare(configured(*TINY, "train.loss_rows=5"), model)
     with patch.object(model, "loss_and_logits", side_effect=AssertionError("all logits at once")), torch.no_grad():
         torch.testing.assert_close(model(*inputs(True)), whole)
-
-
-def test_loss_rows_are_for_language_models() -> None:
-    with pytest.raises(UserError, match=r"train\.loss_rows=5"):
-        configured("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows", "train.loss_rows=5")

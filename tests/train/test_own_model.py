@@ -5,17 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from config_kit import configured, problems
-from examples.classifier import Classifier, rows
+from examples.classifier import rows
 from mingpt.data.own import source_of
 from mingpt.errors import CRASHED, USER_ERROR, UserError
+from mingpt.model.gpt2 import GPT
 from mingpt.model.own import OwnModel
 from mingpt.train import own_model
 from mingpt.train.attempt import attempt
 from mingpt.train.factory import build
 from mingpt.world.lifetime import Lifetime
-from own_kit import CLASSIFIER, FAULTS
+from own_kit import CLASSIFIER, FAULTS, ODD
 from paths_kit import KITS
 from told import Told
 
@@ -37,17 +39,9 @@ def test_the_target_brings_its_section_and_its_arguments_need_no_plus() -> None:
 
 
 def test_arguments_of_known_names_are_supplied() -> None:
-    model = build(configured("model._target_=own_kit.by_vocabulary", "model.block_size=4"), vocab_size=5)
-    assert isinstance(model, Classifier)
-    assert model.layers[0].out_features == 9
-
-
-def test_weights_are_a_function_of_the_seed() -> None:
-    first, again, other = (
-        build(configured(*CLASSIFIER, f"seed={s}"), 0).get_parameter("layers.0.weight") for s in (1, 1, 2)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+    model = build(configured("model._target_=own_kit.derived", "model.block_size=4"), vocab_size=5)
+    assert isinstance(model, GPT)
+    assert (model.config.vocab_size, model.config.block_size) == (5, 4)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +78,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
 
 
 @pytest.mark.parametrize(
-    "target",
-    ["gives_none", "fails model.hidden=3", "quits", "Lazy", "Complex", "Identity", "Expanded", "Gaps", "Scaled"],
+    "target", ["gives_none", "fails model.hidden=3", "quits", "Identity", *(f"odd model.what={what}" for what in ODD)]
 )
 def test_what_gives_no_module_is_a_mistake(target: str, told: Told) -> None:
     with pytest.raises(UserError) as mistake:
@@ -93,23 +86,25 @@ def test_what_gives_no_module_is_a_mistake(target: str, told: Told) -> None:
     told(without_lines(str(mistake.value)), KITS)
 
 
-@pytest.mark.parametrize("target", ["Idle", "Sparse", "Normed", *(f"Faulty model.fault={fault}" for fault in FAULTS)])
-def test_what_does_not_keep_the_protocol_is_a_mistake(target: str, told: Told) -> None:
-    config = configured(*f"model._target_=own_kit.{target}".split())
-    assert isinstance(config.model, OwnModel)
-    with pytest.raises(UserError) as mistake:
-        own_model.try_out(build(config, 0), config.model, rows(2).train[[0, 1]])
-    told(without_lines(str(mistake.value)), KITS)
-
-
-def test_what_keeps_it_is_left_as_it_was() -> None:
-    config = configured("model._target_=own_kit.Idle", "train.freeze=[unused.*]")
+def tried(target: str, *arguments: str) -> nn.Module:
+    config = configured(*f"model._target_=own_kit.{target}".split(), *arguments)
     assert isinstance(config.model, OwnModel)
     model = build(config, 0)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     own_model.try_out(model, config.model, rows(2).train[[0, 1]])
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
+    return model
+
+
+@pytest.mark.parametrize("target", ["Idle", "Sparse", "Normed", *(f"Faulty model.fault={fault}" for fault in FAULTS)])
+def test_what_does_not_keep_the_protocol_is_a_mistake(target: str, told: Told) -> None:
+    with pytest.raises(UserError) as mistake:
+        tried(target)
+    told(without_lines(str(mistake.value)), KITS)
+
+
+def test_what_keeps_it_is_left_as_it_was() -> None:
+    assert [p.grad for p in tried("Idle", "train.freeze=[unused.*]").parameters()] == [None] * 4
 
 
 @pytest.mark.parametrize("target", ["gives_none", "no_rows", "uneven"])
@@ -132,18 +127,12 @@ def test_the_identity_of_rows_is_that_of_their_content() -> None:
     assert torch.equal(first.train[[4, 0]][0], x[[4, 0]])
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        (CLASSIFIER[0], "data._target_=own_kit.quits_when_asked_for_its_length"),
-        ("model._target_=own_kit.QuitsLater", CLASSIFIER[1]),
-    ],
-)
 def test_code_that_ends_the_process_has_not_finished_the_run(
-    code: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
-    assert attempt([*code, f"run.dir={tmp_path}/run", "batch.micro_size=16"], Lifetime()) == CRASHED
+    code = ("model._target_=own_kit.QuitsLater", CLASSIFIER[1], "batch.micro_size=16")
+    assert attempt([*code, f"run.dir={tmp_path}/run"], Lifetime()) == CRASHED
     assert "raise SystemExit(0)" in capsys.readouterr().err
 
 

@@ -8,30 +8,20 @@ from torch import Tensor
 
 from config_kit import configured
 from mingpt.config.schema import WorldConfig
-from mingpt.errors import UserError
 from mingpt.train.bench import Bench
 from mingpt.world.joining import join
 from run_kit import TINY
 
 
-@pytest.mark.parametrize(
-    ("model", "compiled"),
-    [
-        ("gpt-nano", False),
-        ("modern-nano", False),
-        pytest.param("gpt-nano", True, marks=[pytest.mark.slow, pytest.mark.nightly]),
-    ],
-)
-def test_the_bits_are_the_same_and_less_is_kept(model: str, compiled: bool, text: Path, cache: Path) -> None:
+@pytest.mark.parametrize(("model", "more"), [("gpt-nano", ("model.dropout=0.1",)), ("modern-nano", ())])
+def test_the_bits_are_the_same_and_less_is_kept(model: str, more: tuple[str, ...], text: Path, cache: Path) -> None:
     found = {}
     shape = (f"model={model}", "model.n_layer=4", "model.block_size=32")
-    dropout = ("model.dropout=0.1",) if model == "gpt-nano" else ()
     places = (f"data.path={text}", f"data.cache_dir={cache}")
     with join(WorldConfig(device="cpu")) as world:
         for recompute in ("none", "block"):
             rest = [o for o in TINY if not o.startswith("model")]
-            how = f"train.recompute={recompute}", f"train.compile={str(compiled).lower()}"
-            config = configured(*rest, *shape, *dropout, *places, *how)
+            config = configured(*rest, *shape, *more, *places, f"train.recompute={recompute}")
             source = config.data.open(config.model.block_size, config.batch.micro_size)
             bench, kept = Bench(config, source, world, 1), list[int]()
 
@@ -46,8 +36,3 @@ def test_the_bits_are_the_same_and_less_is_kept(model: str, compiled: bool, text
     assert found["none"][:2] == found["block"][:2]
     assert all(torch.equal(a, b) for a, b in zip(found["none"][2], found["block"][2], strict=True))
     assert found["block"][3] < found["none"][3]
-
-
-def test_an_own_model_decides_for_itself() -> None:
-    with pytest.raises(UserError, match=r"train\.recompute=block"):
-        configured("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows", "train.recompute=block")

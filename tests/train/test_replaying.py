@@ -1,20 +1,15 @@
 """A past step, computed again: the bits are those that the run recorded, whatever its data and its processes were."""
 
-import shutil
 import sys
 from pathlib import Path
 from uuid import uuid4
 
-import numpy as np
 import pytest
 import torch
 
-from mingpt.commands.fork import fork_command
+from config_kit import configured
+from mingpt.config.stored import replay_config
 from mingpt.errors import CRASHED, FINISHED, UserError
-from mingpt.observe.trace import RECORD
-from mingpt.snapshot.manifest import encode_manifest
-from mingpt.snapshot.reader import read
-from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.train.closeup import layers, look
 from mingpt.train.past import Bits, Past
@@ -22,9 +17,6 @@ from mingpt.train.replaying import Again, Change, replay
 from mingpt.world.lifetime import Lifetime
 from poison_kit import POISONED, poison
 from replay_kit import data_of, files_of, train_here
-from worlds_kit import train_in_world
-
-KINDS = ["text", "bpe", "shards", "documents apart", "chat", "mixture", "addition", "sort", "random"]
 
 
 def again(url: str, first: int, last: int, *here: str) -> tuple[int, list[Again]]:
@@ -47,37 +39,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...
     return run_dir, where
 
 
-def local(kind: str, folder: Path) -> tuple[str, ...]:
-    return () if kind in ("addition", "sort", "random", "mixture") else (f"data.cache_dir={folder}/cache",)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["bpe", "shards", "documents apart", "chat", "mixture", "addition", "sort", "random"])
 def test_bits_are_those_recorded(kind: str, tmp_path: Path) -> None:
+    """exactness/test_worlds.py: of several processes."""
     how, where = data_of(kind, tmp_path / "data")
-    train_here(f"{tmp_path}/run", *how, *where, *local(kind, tmp_path), "train.max_steps=6")
+    local = () if kind in ("addition", "sort", "random", "mixture") else (f"data.cache_dir={tmp_path}/cache",)
+    train_here(f"{tmp_path}/run", *how, *where, *local, "train.max_steps=6")
     base, steps = again(f"{tmp_path}/run", 6, 6, *where)
     assert (base, [step.same for step in steps]) == (4, [True])
     with replay(f"{tmp_path}/run", 2, where) as run:
         assert run.base == 0
         assert [run.advance().same for _ in range(6)] == [True] * 6
         assert run.notes == []
-
-
-@pytest.mark.slow
-def test_bits_are_those_that_two_processes_recorded(tmp_path: Path) -> None:
-    """For all kinds of data."""
-    runs, places = dict[str, list[str]](), dict[str, tuple[str, ...]]()
-    for kind in KINDS:
-        how, where = data_of(kind, tmp_path / kind)
-        runs[f"{tmp_path}/{kind}/run"], places[kind] = (
-            [*how, *where, *local(kind, tmp_path), "train.max_steps=5"],
-            where,
-        )
-    train_in_world(2, runs)
-    for kind, where in places.items():
-        with replay(f"{tmp_path}/{kind}/run", 5, where) as run:
-            again = run.advance()
-            assert (run.base, run.stretch.world_size, again.same) == (4, 2, True), kind
 
 
 @pytest.mark.parametrize(
@@ -88,42 +61,14 @@ def test_numbers_and_optimizers_in_a_bucket(setting: str) -> None:
     assert [step.same for step in again(url, 5, 6)[1]] == [True] * 2
 
 
-def test_steps_of_several_attempts(small: tuple[str, tuple[str, ...]]) -> None:
-    url, where = small
-    with replay(url, 1, where) as run:
-        found = [run.advance() for _ in range(10)]
-    assert [(step.attempt, step.same) for step in found] == [(1, True)] * 5 + [(2, True)] * 2 + [(3, True)] * 3
-    assert found[7].lr > 1.9 * found[6].lr
-
-
-def test_the_run_stays_as_it_is(small: tuple[str, tuple[str, ...]]) -> None:
+def test_steps_of_several_attempts_and_the_run_stays_as_it_is(small: tuple[str, tuple[str, ...]]) -> None:
     url, where = small
     before, folders = files_of(Path(url)), [Path(url), *(p for p in Path(url).rglob("*") if p.is_dir())]
     for mode in (0o555, 0o755):
         for path in folders:
             path.chmod(mode)
-        assert again(url, 9, 9, *where)[1][0].same
+        assert [(step.attempt, step.same) for step in again(url, 6, 9, *where)[1]] == [(2, True)] * 2 + [(3, True)] * 2
     assert files_of(Path(url)) == before
-
-
-def test_a_fork_begins_at_the_snapshot_that_it_was_given(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
-    url, where = small
-    assert fork_command(["--trust", f"{url}@8", f"{tmp_path}/fork", "optimizer.lr=0.03"]) == 0
-    config = (f"--config-dir={tmp_path}/fork", "--config-name=config", "train.max_steps=10")
-    assert attempt([*config, *where], Lifetime()) == FINISHED
-    base, steps = again(f"{tmp_path}/fork", 9, 10, *where)
-    assert (base, [step.same for step in steps]) == (8, [True, True])
-
-
-def test_a_damaged_snapshot_is_passed_over(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
-    url, where = small
-    shutil.copytree(url, tmp_path / "run")
-    (part,) = (tmp_path / "run/snapshots/step-000000008").glob("model-*")
-    part.write_bytes(part.read_bytes()[:-1] + b"\0")
-    with replay(str(tmp_path / "run"), 9, where) as run:
-        assert run.base == 7
-        assert [run.advance().same for _ in range(2)] == [True] * 2
-        assert "the snapshot of step 8 can't be used" in run.notes[0]
 
 
 def test_a_run_that_went_back(tmp_path: Path) -> None:
@@ -141,47 +86,25 @@ def test_a_run_that_went_back(tmp_path: Path) -> None:
         assert [(step.same, step.figures.skips) for step in steps] == [(True, 0), (True, 0), (True, 1), (True, 2)]
 
 
-def test_one_bit_in_the_trace_is_seen(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
-    url, where = small
-    shutil.copytree(url, tmp_path / "run")
-    (path,) = tmp_path.glob("run/trace/attempt-00003-*.bin")
-    records = np.fromfile(path, RECORD)
-    (at,) = np.flatnonzero(records["step"] == 9)
-    records["loss"][at] = np.nextafter(records["loss"][at], 9.0)
-    records.tofile(path)
-    assert [step.same for step in again(f"{tmp_path}/run", 9, 10, *where)[1]] == [False, True]
-
-
 def test_what_cannot_be_had(small: tuple[str, tuple[str, ...]], tmp_path: Path) -> None:
     url, where = small
     (tmp_path / "other.txt").write_text(Path(where[0].partition("=")[2]).read_text()[::-1])
-    for run, step, here, told in (
-        (url, 0, where, "^step 0: .* steps 1 to 10"),
-        (url, 11, where, "^step 11: .* steps 1 to 10"),
-        (f"{tmp_path}/none", 1, (), "no run is there"),
-        (url, 9, (), r"data\.path"),
-        (url, 9, [f"data.path={tmp_path}/other.txt"], r"^data\.path: .* attempt 3"),
-        (url, 9, [*where, "data.val_fraction=0.2"], r"^data\.val_fraction=0\.2"),
-        (url, 9, [*where, "optimizer.lr=1"], r"^optimizer\.lr"),
+    for here, told in (
+        ((), r"data\.path"),
+        ([f"data.path={tmp_path}/other.txt"], r"^data\.path: .* attempt 3"),
+        ([*where, "data.val_fraction=0.2"], r"^data\.val_fraction=0\.2"),
+        ([*where, "optimizer.lr=1"], r"^optimizer\.lr"),
     ):
         with pytest.raises(UserError, match=told):
-            again(run, step, step, *here)
+            again(url, 9, 9, *here)
 
 
-def test_code_of_the_runs_own_is_not_imported(
-    small: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_the_runs_own_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "evilmod.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    shutil.copytree(small[0], tmp_path / "run")
-    store = Store(f"{tmp_path}/run/snapshots")
-    for step in store.steps():
-        manifest = read(store, step).manifest
-        model = manifest.config["model"] | {"kind": "own", "_target_": "evilmod.fly"}
-        changed = manifest.model_copy(update={"config": manifest.config | {"model": model}})
-        Path(store.folder(step), "manifest.json").write_bytes(encode_manifest(changed))
+    stored = configured("data=random").model_dump() | {"model": {"kind": "own", "_target_": "evilmod.fly"}}
     with pytest.raises(UserError, match=r"model\._target_"):
-        again(f"{tmp_path}/run", 9, 9, *small[1])
+        replay_config(stored, "run")
     assert "evilmod" not in sys.modules
 
 
@@ -192,30 +115,28 @@ def test_a_step_without_some_samples(tmp_path: Path) -> None:
         run.prepare()
         saved, bench = run.save(), run.bench
         rows = [(tokens[i : i + 1], targets[i : i + 1]) for tokens, targets in bench.microbatches(4) for i in (0, 1)]
-        samples, activations = look(bench, 4)
+        _, activations = look(bench, 4)
         before = {name: p.detach().clone() for name, p in bench.compute.model.named_parameters()}
         whole = run.advance()
-        mean = sum(s.loss * s.targets for s in samples) / sum(s.targets for s in samples)
-        assert whole.figures.loss == pytest.approx(mean, rel=1e-6)
         found = layers(bench, before, whole.figures, activations)
         assert sum(x.gradient**2 for x in found) ** 0.5 == pytest.approx(whole.figures.grad_norm, rel=1e-5)
         assert all(x.update > 0 and x.activation > 0 for x in found)
         run.go_back(saved)
         run.prepare()
         without = run.advance(Change(drop=frozenset({3, 5})))
-        gradient = {n: run.bench.gradient(n).clone() for n, _ in run.bench.compute.model.named_parameters()}
+        gradient = {name: run.bench.gradient(name).clone() for name in before}
         run.go_back(saved)
         run.prepare()
         model = run.bench.compute.model
         model.zero_grad()
-        sums = [model(*row) for i, row in enumerate(rows) if i not in (3, 5)]
-        loss, count = sum(x for x, _ in sums), sum(n for _, n in sums)
-        assert without.figures.loss == pytest.approx(float(loss / count), rel=1e-6) != whole.figures.loss
-        loss.backward()
-        clip = min(1.0, 1.0 / (without.figures.grad_norm + 1e-6)) / count
-        for name, p in model.named_parameters():
-            assert p.grad is not None
-            assert torch.allclose(gradient[name], p.grad * clip, rtol=1e-4, atol=1e-8), name
+        losses, counts = zip(*(model(*row) for i, row in enumerate(rows) if i not in (3, 5)), strict=True)
+        mean = sum(losses) / sum(counts)
+        mean.backward()
+    assert without.figures.loss == pytest.approx(mean.item(), rel=1e-6) != whole.figures.loss
+    clip = min(1.0, 1.0 / (without.figures.grad_norm + 1e-6))
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        assert torch.allclose(gradient[name], p.grad * clip, rtol=1e-4, atol=1e-8), name
 
 
 def test_another_setting_from_there_on(tmp_path: Path) -> None:

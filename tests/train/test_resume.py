@@ -24,12 +24,9 @@ from told import Told
 NUMERICS = {"data": "d" * 64, "torch": "2"}
 # Settings that never affect the result, each with another value.
 FREE = (
-    "data.workers=3", "data.cache_dir=/elsewhere", "data.cache_timeout_seconds=5", "data.path=moved.txt",
-    "train.log_every=7", "train.eval_every=9", "run.name=other", "run.dir=/other", "world.timeout_seconds=5",
-    "snapshot.every_steps=1", "snapshot.keep=1", "launch.shutdown_timeout_seconds=5", "resume.changed=true",
-    "health.hang_seconds=9", "health.straggler_ratio=3",
-    "health.notify=https://hook", "profile.steps=1:2", "track=[]", "run.price_per_hour=2",
-    "optimizer.reference_batch=8", "model.init_from=gpt2", "train.max_steps=2000 schedule.decay_steps=1000",
+    "data.workers=3", "data.path=moved.txt", "train.eval_every=9", "run.name=other", "world.timeout_seconds=5",
+    "snapshot.every_steps=1", "launch.shutdown_timeout_seconds=5", "health.hang_seconds=9", "profile.steps=1:2",
+    "track=[]", "optimizer.reference_batch=8", "model.init_from=gpt2", "train.max_steps=2000 schedule.decay_steps=1000",
 )  # fmt: skip
 
 
@@ -100,12 +97,6 @@ def test_a_schedule_that_differs_only_from_now_on_extends_the_run(told: Told) ->
     assert "rewind" not in refused(short, (*long, "seed=2"), step=81)
     assert "optimizer.lr: 0.001 -> 1.0" in refused(short, (*long, "optimizer.lr=1"), step=80)
     assert checked(("schedule=constant",), ("schedule=wsd", "schedule.min_ratio=1"), step=500)[0] == {}
-
-
-@pytest.mark.parametrize(("size", "samples"), [(16, "1600 to 3199"), (4, "800 to 1599")])
-def test_another_batch_tells_which_samples_are_skipped_or_repeated(size: int, samples: str) -> None:
-    batch = ("batch.micro_size=1", "batch.global_size=8")
-    assert samples in refused(batch, (batch[0], f"batch.global_size={size}"))
 
 
 def test_other_content_under_the_same_name_is_another_experiment() -> None:
