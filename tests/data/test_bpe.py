@@ -66,12 +66,6 @@ def test_pieces_have_the_tokens_of_the_whole(text: str, piece: int) -> None:
         assert [i for p in cut for i in vocabulary.encode(p)] == vocabulary.encode(text)
 
 
-def test_a_million_line_ends_are_no_error() -> None:
-    text = "\n" * 1_000_000 + "x"
-    vocabulary = bpe_kit.small()
-    assert vocabulary.decode(vocabulary.encode(text)) == text
-
-
 # --- mistakes ---
 
 
@@ -115,4 +109,3 @@ def test_a_vocabulary_can_lie_anywhere_and_under_either_name(tmp_path: Path) -> 
     (folder / "vocab.bpe").rename(folder / "merges.txt")
     (folder / "encoder.json").rename(folder / "vocab.json")
     assert read_tokenizer(str(folder), "key") == expected
-

@@ -15,11 +15,6 @@ def test_a_vocabulary_survives_json(vocabulary: Vocabulary) -> None:
     assert again.to_json() == vocabulary.to_json()
 
 
-def test_manifests_of_earlier_versions_are_understood() -> None:
-    assert vocabulary_of({"kind": "char", "characters": "ab"}) == Characters("ab")
-    assert vocabulary_of({"kind": "byte", "characters": ""}) == Bytes()
-
-
 @pytest.mark.parametrize(
     ("content", "about"),
     [

@@ -42,7 +42,6 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     strange: list[str] = field(default_factory=list)
     read: list[str] = field(default_factory=list)  # COMMIT/PATH of each part of a file that was sent
-    sent: int = 0  # bytes of files
     carried: list[str] = field(default_factory=list)  # what came to the CDN as Authorization
     failing: int = 0  # the status that is answered in place of a file
     listing: Event = field(default_factory=Event)  # no folder is listed before
@@ -134,7 +133,6 @@ class _Handler(BaseHTTPRequestHandler):
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         part = content[int(first) : int(last or len(content)) + 1]
         self.hub.read.append(f"{commit}/{path}")
-        self.hub.sent += len(part)
         whole = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
         self.answer(206, part, ETag=f'"{sha256(content).hexdigest()}"', Content_Range=whole)
 

@@ -56,11 +56,6 @@ class Nvml:
         return SimpleNamespace(device=handle, eventData=xid)
 
 
-def test_nvml_has_what_is_asked_of_it() -> None:
-    made_up = [name for name in vars(Nvml) if name.lower().startswith("nvml") and not hasattr(pynvml, name)]
-    assert made_up == []
-
-
 def test_figures_are_in_the_metrics(tmp_path: Path) -> None:
     gpus = Gpus(Nvml(), ["a", "b"], print)
     log = MetricsLog(str(tmp_path), 1, print, more=gpus.row)
