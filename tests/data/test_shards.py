@@ -49,7 +49,7 @@ def samples(source: Source) -> list[list[int]]:
     return [source.train[[i]][0][0].tolist() for i in range(len(source.train))]
 
 
-@pytest.mark.parametrize("shard_tokens", [1, 300, 1 << 20])
+@pytest.mark.parametrize("shard_tokens", [7, 300, 1 << 20])
 def test_the_samples_are_the_same_however_the_shards_are_cut(tmp_path: Path, shard_tokens: int) -> None:
     shards = write(tmp_path / "set", shard_tokens).shards
     source = opened(tmp_path / "set", tmp_path, stride=3)
