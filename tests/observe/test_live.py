@@ -105,6 +105,7 @@ def test_on_a_terminal_a_run_is_one_live_display(text: Path, tmp_path: Path) -> 
             pass
         assert child.wait(200) == 0, said.decode()
     os.close(ours)
-    assert not re.search(b"step 24/24  loss .*  lr", said)
-    assert re.search(rb"step 24/24  loss [0-9.]+ .  .* tokens/s  0 s left", said)
-    assert said.rstrip().splitlines()[-1].startswith(b"goodput ")
+    shown = said.decode()
+    assert not re.search("step 24/24  loss .*  lr", shown)
+    assert re.search(r"━  step 24/24  loss [0-9.]+ .  .* tokens/s  0 s left", shown)
+    assert shown.rstrip().splitlines()[-1].startswith("goodput ")
