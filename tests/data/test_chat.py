@@ -1,14 +1,13 @@
 """data=chat: what a conversation becomes, which tokens count, and that no conversation sees another."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import bpe_kit
-from mingpt.data.bpe import read_tokenizer
+from mingpt.data.bpe import END_OF_TEXT
 from mingpt.data.chat import ChatData, open_chat
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, TextVocabulary
@@ -21,7 +20,7 @@ ASKED = [{"prompt": f"{n}+1", "answer": f"{n + 1}"} for n in range(10)]  # each 
 
 def chat(folder: Path, *lines: Any, block_size: int = 60, **settings: Any) -> Source:
     path = folder / "chat.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     config = {"path": str(path), "cache_dir": str(folder / "cache")} | settings
     return open_chat(ChatData.model_validate(config), block_size, 2)
 
@@ -49,13 +48,11 @@ def test_the_answers_count_and_nothing_else(tmp_path: Path) -> None:
         ("User: 1+1\nAssistant: 2", " 2\n"),  # the sample's last token is a target alone
     ]
     assert (len(source.train), len(source.validation)) == (5, 0)
-
-
-def test_messages_of_several_turns(tmp_path: Path) -> None:
     turns = (("system", "Be brief."), ("user", "2?"), ("assistant", "3"), ("user", "4?"), ("assistant", "5"))
     line = {"messages": [{"role": role, "content": content} for role, content in turns]}
-    source = chat(tmp_path, line, block_size=80, val_fraction=0)
-    assert shown(source, 0) == [("Be brief.\nUser: 2?\nAssistant: 3\nUser: 4?\nAssistant: 5", " 3\n 5\n")]
+    assert shown(chat(tmp_path, line, block_size=80, val_fraction=0), 0) == [
+        ("Be brief.\nUser: 2?\nAssistant: 3\nUser: 4?\nAssistant: 5", " 3\n 5\n")
+    ]
 
 
 def test_the_last_ones_validate_and_share_a_vocabulary(tmp_path: Path) -> None:
@@ -77,30 +74,16 @@ def test_what_is_too_long_is_left_out_and_told(tmp_path: Path, capsys: pytest.Ca
             chat(tmp_path, *lines, block_size=7)
 
 
-@pytest.mark.parametrize("write", [bpe_kit.write_gpt2, bpe_kit.write_tokenizer])
-def test_an_answers_first_word_has_its_blank_in_one_token(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    folder = write(tmp_path / "tokenizer")
-    line = {"prompt": "who?", "answer": "the king"}
-    source = chat(tmp_path, line, tokens="bpe", tokenizer=str(folder), val_fraction=0)
-    targets = source.train[[0]][1][0]
-    assert isinstance(source.vocabulary, TextVocabulary)
-    answer = [source.vocabulary.decode([token]) for token in targets[targets != IGNORE].tolist()]
-    assert answer == [" the", " king", "<|endoftext|>"]
-    assert shown(source, 0)[0][0] == "User: who?\nAssistant: the king"
-
-
-def test_a_tokenizer_that_was_written_anew_makes_new_tokens(tmp_path: Path) -> None:
-    folder = bpe_kit.write_gpt2(tmp_path / "tokenizer")
-    settings: dict[str, Any] = {"tokens": "bpe", "tokenizer": str(folder), "val_fraction": 0}
-    line = {"prompt": "who?", "answer": "the king"}
-    before = chat(tmp_path, line, **settings).vocabulary.to_json()
-    merges = (folder / "vocab.bpe").read_text().splitlines()
-    (folder / "vocab.bpe").write_text("\n".join(merges[:4]) + "\n")
-    (folder / "encoder.json").unlink()
-    after = chat(tmp_path, line, **settings)
-    assert after.vocabulary.to_json() != before
-    assert after.vocabulary == read_tokenizer(str(folder), "data.tokenizer")
-    assert shown(after, 0)[0][1] == " the king<|endoftext|>"
+def test_an_answers_first_word_has_its_blank_in_one_token(tmp_path: Path) -> None:
+    """As long as the tokenizer has such tokens: one that was written anew makes new ones."""
+    bpe_kit.write_gpt2(tmp_path)
+    for merges, answer in ((len(bpe_kit.MERGES), [" the", " king"]), (3, [" the", *" king"])):
+        (tmp_path / "vocab.bpe").write_text("\n".join(bpe_kit.MERGES[:merges]))
+        line = {"prompt": "who?", "answer": "the king"}
+        source = chat(tmp_path, line, tokens="bpe", tokenizer=f"{tmp_path}/vocab.bpe", val_fraction=0)
+        targets = source.train[[0]][1]
+        assert isinstance(source.vocabulary, TextVocabulary)
+        assert [source.vocabulary.decode([i]) for i in targets[targets != IGNORE].tolist()] == [*answer, END_OF_TEXT]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +104,6 @@ def test_a_tokenizer_that_was_written_anew_makes_new_tokens(tmp_path: Path) -> N
     ids=range(11),
 )
 def test_a_line_that_is_no_conversation(tmp_path: Path, line: str, told: Told) -> None:
-    path = tmp_path / "chat.jsonl"
-    path.write_text(f"{json.dumps(ASKED[0])}\n\n{line}\n")
     with pytest.raises(UserError) as refused:
-        open_chat(ChatData.model_validate({"path": str(path), "cache_dir": str(tmp_path / "c")}), 60, 2)
+        chat(tmp_path, ASKED[0], "", line)
     told(str(refused.value), tmp_path)

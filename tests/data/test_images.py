@@ -2,17 +2,13 @@
 
 import gzip
 import math
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from config_kit import configured, problems
 from examples.images import files
 from image_kit import cifar_files, write_archive, write_cifar, write_idx
-from mingpt.data.own import OwnData
 from mingpt.errors import UserError
 from mingpt.observe.jsonl import read_metrics
 from mingpt.train.attempt import attempt
@@ -27,12 +23,9 @@ def test_all_forms_of_a_data_set_hold_the_same(tmp_path: Path) -> None:
     assert len({source.sha256 for source in found}) == 1
     assert (len(found[0].train), len(found[0].validation), found[0].answer_length) == (60, 6, 1)
     folder, archive = write_cifar(tmp_path / "c"), write_archive(tmp_path / "c.tar.gz", cifar_files())
-    assert files.source(str(folder), 4).sha256 == files.source(str(archive), 4).sha256
-
-
-def test_cifars_records_become_images(tmp_path: Path) -> None:
-    raw = cifar_files(2)["data_batch_1.bin"]
-    images, labels = files.source(str(write_cifar(tmp_path / "c", 2)), 4).train[[0, 1]]
+    source, raw = files.source(str(folder), 4), cifar_files()["data_batch_1.bin"]
+    assert files.source(str(archive), 4).sha256 == source.sha256
+    images, labels = source.train[[0, 1]]
     assert (images.shape, images.dtype, labels.tolist()) == ((2, 3, 32, 32), torch.uint8, [raw[0], raw[3073]])
     assert images[1, :, 2, 5].tolist() == [raw[3073 + 1 + plane * 1024 + 2 * 32 + 5] for plane in range(3)]
 
@@ -41,39 +34,32 @@ def test_a_sample_is_an_image_in_one_of_its_places() -> None:
     image = torch.arange(1, 10, dtype=torch.uint8).reshape(1, 1, 3, 3)
     samples = files.Shifted(image.repeat(2, 1, 1, 1), torch.tensor([5, 6]), 1)
     assert len(samples) == 18
-    images, labels = samples[[4, 1, 9 + 8]]
-    assert labels.tolist() == [5, 5, 6]
-    assert images[:, 0].tolist() == [
-        [[1, 2, 3], [4, 5, 6], [7, 8, 9]],
-        [[0, 0, 0], [1, 2, 3], [4, 5, 6]],
-        [[5, 6, 0], [8, 9, 0], [0, 0, 0]],
-    ]
+    images, labels = samples[[1, 9 + 8]]
+    assert labels.tolist() == [5, 6]
+    assert images[:, 0].tolist() == [[[0, 0, 0], [1, 2, 3], [4, 5, 6]], [[5, 6, 0], [8, 9, 0], [0, 0, 0]]]
 
 
-def cut(folder: Path) -> None:
-    os.truncate(folder / "t10k-labels-idx1-ubyte", 20)
-
-
-def bomb(folder: Path) -> None:
-    (folder / "t10k-labels-idx1-ubyte").unlink()
-    (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(bytes(files.LARGEST + 1), 1))
+BOMB = gzip.compress(bytes(files.LARGEST + 1), 1)
 
 
 @pytest.mark.parametrize(
-    ("damage", "about"),
+    ("name", "content", "about"),
     [
-        (cut, "t10k-labels-idx1-ubyte has 20 bytes"),
-        (bomb, "t10k-labels-idx1-ubyte.gz unpacks to more than"),
-        (lambda folder: (folder / "t10k-labels-idx1-ubyte").unlink(), "t10k-labels-idx1-ubyte is missing"),
-        (lambda folder: (folder / "train-images-idx3-ubyte").write_bytes(b"\x89PNG"), "train-images-idx3-ubyte has 4"),
-        (lambda folder: [path.unlink() for path in folder.iterdir()], "no images there"),
+        ("t10k-labels-idx1-ubyte", b"", "t10k-labels-idx1-ubyte has 0 bytes"),
+        ("t10k-labels-idx1-ubyte.gz", BOMB, "t10k-labels-idx1-ubyte.gz unpacks to more than"),
+        ("t10k-images-idx3-ubyte", None, "t10k-images-idx3-ubyte is missing"),
+        ("train-images-idx3-ubyte", b"\x89PNG", "train-images-idx3-ubyte has 4"),
     ],
 )
-def test_what_is_wrong_with_files_is_said(tmp_path: Path, damage: Callable[[Path], object], about: str) -> None:
+def test_what_is_wrong_with_files_is_said(tmp_path: Path, name: str, content: bytes | None, about: str) -> None:
     folder = write_idx(tmp_path / "images")
-    damage(folder)
+    (folder / name.removesuffix(".gz")).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
     with pytest.raises(UserError, match=f"^data.path={folder}: {about}"):
         files.source(str(folder), 4)
+    with pytest.raises(UserError, match=f"^data.path={tmp_path}: no images there"):
+        files.source(str(tmp_path), 4)
 
 
 def test_where_the_files_lie_is_no_part_of_the_experiment_and_the_figures_have_the_accuracy(
@@ -88,12 +74,3 @@ def test_where_the_files_lie_is_no_part_of_the_experiment_and_the_figures_have_t
     rows = [row["val_accuracy"] for row in read_metrics(str(tmp_path / "run")) if "val_accuracy" in row]
     assert len(rows) == 2
     assert all(math.isclose(row * 21, round(row * 21)) for row in rows)
-
-
-def test_a_path_is_given_to_code_that_takes_one() -> None:
-    data = configured("experiment=mnist", "data.path=x").data
-    assert isinstance(data, OwnData)
-    assert data.arguments == {"path": "x", "shift": 1}
-    assert data.places() == {"data.path": "x"}
-    [problem] = problems("data._target_=examples.classifier.rows", "data.path=x")
-    assert problem.endswith("data.path is no argument of it")

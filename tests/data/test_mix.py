@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import bpe_kit
 from config_kit import configured, problems
 from mingpt.compute.mixture import shares
 from mingpt.config.affecting import settings
@@ -18,10 +16,8 @@ from mingpt.data.mixture import MixedSamples, MixedSplit
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.text import TextData
 from mingpt.errors import TransientError, UserError
-from mingpt.prepare.documents import Options
 from mingpt.prepare.extras import extras
 from mingpt.prepare.fetch import corpora_for
-from mingpt.prepare.prepare import prepare
 from mingpt.train.resume import changed
 from told import Told
 
@@ -44,29 +40,22 @@ def opened(config: Config) -> Source:
 # --- samples ---
 
 
-def test_samples_are_those_of_the_components_in_any_order(two: tuple[str, ...]) -> None:
-    source = opened(configured(*two))
-    assert isinstance(source.train, MixedSamples)
+def test_samples_and_validation_are_those_of_the_components(two: tuple[str, ...]) -> None:
+    config = configured(*two, "data.mix.none={path: WEB, kind: text, tokens: byte, val_fraction: 0}")
+    source = opened(config)
     assert source.mixture is not None
-    assert source.mixture.sizes == (("code", 442), ("web", 892))
-    assert source.mixture.phases == ((0, shares([1, 7])),)
-    assert len(source.train) == 442 + 892
-    tokens, targets = source.train[[442, 0, 1333, 441, 443]]
+    assert source.mixture.sizes == (("code", 442), ("none", 992), ("web", 892))
+    assert source.mixture.phases == ((0, shares([1, 1, 7])),)
+    assert len(source.train) == 442 + 992 + 892
+    tokens, targets = source.train[[442, 0, 2325, 441, 443]]
     starts = [97, 65, 97 + 891 % 25, 65 + 441 % 25, 98]
     assert tokens[:, 0].tolist() == starts
     assert targets[:, 0].tolist() == [97 + 1, 65 + 1, 97 + 892 % 25, 65 + 442 % 25, 99]
-    assert source.train[[5, 4]][0][:, 0].tolist() == [70, 69]
-
-
-def test_validation_is_that_of_the_components_one_after_the_other(two: tuple[str, ...]) -> None:
-    config = configured(*two, "data.mix.none={path: WEB, kind: text, tokens: byte, val_fraction: 0}")
-    split = opened(config).validation
-    assert isinstance(split, MixedSplit)
-    assert split.parts == {"code": range(2), "web": range(2, 6)}
-    assert len(split) == 6
+    assert isinstance(source.validation, MixedSplit)
+    assert source.validation.parts == {"code": range(2), "web": range(2, 6)}
     alone = [part.open(8, 4).validation for part in config.data.parts().values()]
-    expected = [part[i] for part in alone for i in range(len(part))]
-    assert all(torch.equal(split[i][k], expected[i][k]) for i in range(6) for k in (0, 1))
+    expected = [part[i][0].tolist() for part in alone for i in range(len(part))]
+    assert [source.validation[i][0].tolist() for i in range(len(expected))] == expected
 
 
 def test_the_datas_identity_follows_from_names_and_contents_whatever_their_order(two: tuple[str, ...]) -> None:
@@ -79,36 +68,19 @@ def test_the_datas_identity_follows_from_names_and_contents_whatever_their_order
     assert opened(configured(*two)).sha256 != sha256
 
 
-def test_shards_of_one_tokenizer_are_mixed(tmp_path: Path) -> None:
-    for name in ("web", "code"):
-        (tmp_path / f"{name}.txt").write_text(f"some words of {name} " * 200)
-        source = str(tmp_path / f"{name}.txt")
-        prepare([source], f"{tmp_path}/{name}", bpe_kit.small(), Options(val_fraction=0, separator=" of "))
-    where = [f"data.mix.{name}.path={tmp_path}/{name}" for name in ("web", "code")]
-    config = configured("data=mix", *where, f"data.cache_dir={tmp_path}/cache", "model.block_size=8")
-    assert len(opened(config).train) == sum(len(part.open(8, 4).train) for part in config.data.parts().values())
-    (tmp_path / "code" / "train-00000.bin").unlink()
-    with pytest.raises(UserError, match=rf"^data\.mix\.code\.path={tmp_path}/code: train-00000\.bin "):
-        opened(config)
-
-
-def test_errors_while_training_name_the_components_keys(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [UserError, TransientError])
+def test_errors_while_training_name_the_components_keys(kind: type[Exception]) -> None:
     class Broken(Samples):
-        def __init__(self, error: Exception) -> None:
-            self.error = error
-
         def __len__(self) -> int:
             return 9
 
         def __getitem__(self, ids: Sequence[int]) -> Microbatch:
-            raise self.error
+            raise kind("data.path=s3://b/data.path/x: gone; data.tokens and data.seed")
 
-    for kind in (UserError, TransientError):
-        broken = Broken(kind("data.path=s3://b/data.path/x: gone; data.tokens and data.seed"))
-        samples = MixedSamples({"data.mix.web": (TextData(), broken)})
-        with pytest.raises(kind) as told:
-            samples[[3]]
-        assert str(told.value) == "data.mix.web.path=s3://b/data.path/x: gone; data.mix.web.tokens and data.seed"
+    samples = MixedSamples({"data.mix.web": (TextData(), Broken())})
+    with pytest.raises(kind) as told:
+        samples[[3]]
+    assert str(told.value) == "data.mix.web.path=s3://b/data.path/x: gone; data.mix.web.tokens and data.seed"
 
 
 # --- the config ---
@@ -173,10 +145,9 @@ def test_what_other_rooms_ask_of_the_data_is_that_of_the_components(two: tuple[s
 
 def test_what_affects_the_result_is_told_by_key(two: tuple[str, ...]) -> None:
     before = configured(*two).model_dump()
-    after = configured(
-        *two, "data.mix.web.weight=[[0,7],[99,1]]", "data.mix.web.path=./WEB", "~data.mix.code",
-        "data.mix.new={path: CODE}", "data.cache_dir=elsewhere",
-    ).model_dump()  # fmt: skip
+    changes = ("web.weight=[[0,7],[99,1]]", "web.path=./WEB", "new={path: CODE}")
+    more = (f"data.mix.{change}" for change in changes)
+    after = configured(*two, *more, "~data.mix.code", "data.cache_dir=elsewhere").model_dump()
     found = changed(before, after)
     assert found["data.mix.web.weight"] == [7, [[0, 7], [99, 1]]]
     assert found["data.mix.code.tokens"] == ["byte", None]

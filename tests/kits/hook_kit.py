@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Event
 from typing import Any
+
+from web_kit import Quiet, serving
 
 SECRET = "/services/T00/hOoKsEcReT77"
 
@@ -31,7 +32,7 @@ class Hook:
 def hook(status: int = 200, silent: bool = False) -> Iterator[Hook]:
     found, over = Hook(status=status), Event()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers["Content-Length"]))
             found.posts.append((self.path, json.loads(raw)))
@@ -44,16 +45,9 @@ def hook(status: int = 200, silent: bool = False) -> Iterator[Hook]:
 
         do_GET = do_POST
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    found.url = f"http://127.0.0.1:{server.server_port}{SECRET}"
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield found
-    finally:
-        over.set()
-        server.shutdown()
-        server.server_close()
+    with serving(Handler) as url:
+        found.url = url + SECRET
+        try:
+            yield found
+        finally:
+            over.set()

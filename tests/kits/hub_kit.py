@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha1, sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from web_kit import Quiet, serving
 
 LIMIT = 300  # seconds that an answer is held back at most
 CONSTANTS = "huggingface_hub.constants"
@@ -42,18 +43,14 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     strange: list[str] = field(default_factory=list)
     read: list[str] = field(default_factory=list)  # COMMIT/PATH of each part of a file that was sent
-    sent: int = 0  # bytes of files
     carried: list[str] = field(default_factory=list)  # what came to the CDN as Authorization
     failing: int = 0  # the status that is answered in place of a file
     listing: Event = field(default_factory=Event)  # no folder is listed before
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Quiet):
     protocol_version = "HTTP/1.1"
     hub: ClassVar[Hub]
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def answer(self, code: int, content: bytes = b"", **headers: str) -> None:
         self.send_response(code)
@@ -134,7 +131,6 @@ class _Handler(BaseHTTPRequestHandler):
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         part = content[int(first) : int(last or len(content)) + 1]
         self.hub.read.append(f"{commit}/{path}")
-        self.hub.sent += len(part)
         whole = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
         self.answer(206, part, ETag=f'"{sha256(content).hexdigest()}"', Content_Range=whole)
 
@@ -145,11 +141,8 @@ def hub(home: Path) -> Iterator[Hub]:
     state = Hub()
     state.listing.set()
     handler = type("Handler", (_Handler,), {"hub": state})
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
-    url, state.cdn = f"http://127.0.0.1:{servers[0].server_port}", f"http://localhost:{servers[1].server_port}"
-    for server in servers:
-        Thread(target=server.serve_forever, daemon=True).start()
-    with pytest.MonkeyPatch.context() as patch:
+    with serving(handler) as url, serving(handler) as cdn, pytest.MonkeyPatch.context() as patch:
+        state.cdn = cdn.replace("127.0.0.1", "localhost")
         patch.setenv("HF_ENDPOINT", url)
         patch.setenv("HF_HOME", str(home))
         patch.delenv("HF_TOKEN", raising=False)
@@ -157,10 +150,4 @@ def hub(home: Path) -> Iterator[Hub]:
         patch.setattr(f"{CONSTANTS}.ENDPOINT", url)
         patch.setattr(f"{CONSTANTS}.HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
         patch.setattr(f"{CONSTANTS}.HF_TOKEN_PATH", str(home / "token"))
-        try:
-            yield state
-        finally:
-            state.listing.set()
-            for server in servers:
-                server.shutdown()
-                server.server_close()
+        yield state

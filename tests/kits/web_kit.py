@@ -1,25 +1,34 @@
-"""A folder on a web server, the smallest of object stores: what is read from there is read through fsspec's clients."""
+"""Web servers on loopback: a folder's is the smallest of object stores, read through fsspec's clients."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+class Quiet(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
 
+class _Folder(Quiet, SimpleHTTPRequestHandler):
+    pass
+
+
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The folder's URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The server's URL. Its threads do not outlive the process."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
+
+
+def served(folder: Path) -> AbstractContextManager[str]:
+    """The folder's URL."""
+    return serving(partial(_Folder, directory=str(folder)))

@@ -1,5 +1,6 @@
 """What a start says of its config in one line, and the file that holds all of it."""
 
+import re
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,23 +21,12 @@ def test_a_start_says_what_was_set_and_the_file_says_all(
     tmp_path: Path, text: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path / "run", text, cache, "optimizer.lr=0.02")
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("config: ")]
-    told = dict(word.split("=", 1) for word in line.removeprefix("config: ").split())
-    assert told == dict(word.split("=", 1) for word in TINY) | {
-        "run.dir": f"{tmp_path}/run",
-        "run.name": "run",
-        "data.path": str(text),
-        "data.cache_dir": told["data.cache_dir"],
-        "snapshot.every_seconds": "0.0",
-        "train.max_steps": "12",
-        "optimizer.lr": "0.02",
-    }
+    out = capsys.readouterr().out
+    for word in (*TINY[:3], f"run.dir={tmp_path}/run", f"data.path={text}", "train.max_steps=12", "optimizer.lr=0.02"):
+        assert re.search(rf"^config: .*\b{word}( |$)", out, re.M)
     stored = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert (stored["optimizer"]["lr"], stored["train"]["max_steps"], stored["schedule"]["decay_steps"]) == (
-        0.02,
-        12,
-        24,
-    )
+    found = (stored["optimizer"]["lr"], stored["train"]["max_steps"], stored["schedule"]["decay_steps"])
+    assert found == (0.02, 12, 24)
     # A start that is refused leaves it as it was.
     again = (f"--config-dir={tmp_path}/run", "--config-name=config", "optimizer.lr=0.03", "train.max_steps=13")
     assert attempt([*again], Lifetime()) == USER_ERROR

@@ -1,6 +1,5 @@
 """The GPUs' figures in the metrics, by a stand-in for NVML: there is no GPU here."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,54 +14,34 @@ from mingpt.observe.gpus import Gpus, open_gpus
 from mingpt.observe.jsonl import MetricsLog, read_metrics
 
 
-@dataclass
-class Nvml:
-    """Answers as two L4s would: the first throttles in the heat; the second has no ECC."""
+def two_l4s(ecc: int = 0) -> Any:
+    """NVML, with answers of two GPUs: the first throttles in the heat; the second has no ECC."""
 
-    ecc: int = 0
-    xids: list[tuple[str, int]] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        """Its constants and errors are NVML's own."""
-        return getattr(pynvml, name)
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return uuid
-
-    def nvmlDeviceGetUUID(self, handle: str) -> str:
-        return handle
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
-        return 0x21 if handle == "GPU-a" else 0x1  # 0x1: idle
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: str, kind: int, counter: int) -> int:
+    def ecc_errors(handle: str, kind: int, counter: int) -> int:
         assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
         if handle == "GPU-b":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return self.ecc
+        return int(nvml.ecc)
 
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        return SimpleNamespace(used=7 * 2**30)
-
-    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
-        return 88 if handle == "GPU-a" else 60
-
-    def nvmlEventSetWait_v2(self, events: Any, milliseconds: int) -> Any:
-        if not self.xids:
+    def event(events: Any, milliseconds: int) -> Any:
+        if not nvml.xids:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
-        handle, xid = self.xids.pop()
+        handle, xid = nvml.xids.pop()
         return SimpleNamespace(device=handle, eventData=xid)
 
-
-def test_nvml_has_what_is_asked_of_it() -> None:
-    made_up = [name for name in vars(Nvml) if name.lower().startswith("nvml") and not hasattr(pynvml, name)]
-    assert made_up == []
+    nvml = SimpleNamespace(**vars(pynvml), ecc=ecc, xids=[])
+    nvml.nvmlInit = lambda: None
+    nvml.nvmlDeviceGetHandleByUUID = nvml.nvmlDeviceGetUUID = str
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = {"GPU-a": 0x21, "GPU-b": 0x1}.get  # 0x1: idle
+    nvml.nvmlDeviceGetTotalEccErrors = ecc_errors
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=7 * 2**30)
+    nvml.nvmlDeviceGetTemperature = lambda handle, sensor: 88 if handle == "GPU-a" else 60
+    nvml.nvmlEventSetWait_v2 = event
+    return nvml
 
 
 def test_figures_are_in_the_metrics(tmp_path: Path) -> None:
-    gpus = Gpus(Nvml(), ["a", "b"], print)
+    gpus = Gpus(two_l4s(), ["a", "b"], print)
     log = MetricsLog(str(tmp_path), 1, print, more=gpus.row)
     log.on(StepDone(1, 2.0, 1.0))
     gpus.newest = gpus.sample()
@@ -80,7 +59,7 @@ def test_figures_are_in_the_metrics(tmp_path: Path) -> None:
 
 def test_a_sick_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus_module, "SAMPLE_SECONDS", 0.2)
-    nvml, lines = Nvml(ecc=3), list[str]()
+    nvml, lines = two_l4s(ecc=3), list[str]()
     gpus = Gpus(nvml, ["a", "b"], lines.append)
     gpus.sample()
     assert lines == []  # errors of a time before this attempt

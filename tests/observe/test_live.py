@@ -24,7 +24,7 @@ from mingpt.observe.events import (
     StepDone,
 )
 from mingpt.observe.live import LiveLine
-from mingpt.observe.speed import flops_per_token, peak_flops
+from mingpt.observe.speed import peak_flops
 from run_kit import TINY
 from told import Told
 
@@ -71,11 +71,6 @@ def test_at_any_width_a_field_is_whole_or_absent(live: LiveLine, told: Told) -> 
     told("\n".join(texts))
 
 
-def test_a_token_costs_what_the_paper_says() -> None:
-    """PaLM, appendix B; 124M at 1,024 tokens: about 855 million."""
-    assert flops_per_token(124_439_808, 12, 768, 1024) == 6 * 124_439_808 + 12 * 12 * 768 * 1024
-
-
 @pytest.mark.parametrize(
     ("name", "precision", "peak"),
     [
@@ -84,8 +79,6 @@ def test_a_token_costs_what_the_paper_says() -> None:
         ("NVIDIA H100 PCIe", "bf16", 756e12),
         ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
         ("NVIDIA L40", "bf16", None),
-        ("NVIDIA H100 NVL", "bf16", None),
-        ("Quadro T400", "bf16", None),
     ],
 )
 def test_a_gpu_is_known_by_its_name(

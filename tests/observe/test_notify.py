@@ -3,11 +3,10 @@
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from config_kit import problems
 from fault_kit import at_step, finish, launch
@@ -15,22 +14,12 @@ from hook_kit import SECRET, hook
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.observe.events import AttemptEnded, AttemptFailed, SnapshotLost
 from mingpt.observe.notify import Alarms, notify
-from mingpt.train.attempt import attempt
-from mingpt.world.lifetime import AGENT_PID, Lifetime
+from mingpt.world.lifetime import AGENT_PID
 from node_kit import Node
-from poison_kit import POISONED, poison
+from poison_kit import GUARDED, poison
 from run_kit import Run
 
-GUARDED = ("health.spike_sigma=8", "health.max_skips=2", "health.max_rollbacks=1")
 HOOK = "hOoKsEcReT77"
-
-
-@pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
-    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
-    threads = torch.get_num_threads()
-    yield lambda *overrides: attempt([*POISONED, f"run.dir={tmp_path}/run", *overrides], Lifetime())
-    torch.set_num_threads(threads)
 
 
 def test_an_attempt_tells_how_it_ended_and_its_address_to_nobody(

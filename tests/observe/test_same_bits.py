@@ -1,32 +1,20 @@
 """Steps that are computed again: where their bits differ, and nothing was changed, that is an alarm."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from config_kit import configured
 from hook_kit import hook
 from mingpt.errors import FINISHED
 from mingpt.observe.earlier import SameBits
-from mingpt.observe.events import AttemptEnded, BitsDiffer, Event, SnapshotCommitted, StepDone
-from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.trace import RECORD, Trace
+from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepDone
+from mingpt.observe.trace import RECORD
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.rewinding import rewind
 from mingpt.snapshot.store import Store
-from mingpt.train.attempt import attempt
-from mingpt.world.lifetime import Lifetime
-from poison_kit import POISONED
-
-
-@pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., int]]:
-    threads = torch.get_num_threads()
-    yield lambda *overrides: attempt([*POISONED, f"run.dir={tmp_path}/run", *overrides], Lifetime())
-    torch.set_num_threads(threads)
 
 
 def again(tmp_path: Path, number: int, sick: int | None = None) -> None:
@@ -67,27 +55,12 @@ def test_what_was_changed_may_differ(
     assert "ALARM" not in capsys.readouterr().out
 
 
-def observed(run_dir: str, number: int) -> tuple[MetricsLog, SameBits, list[BitsDiffer]]:
-    """The metrics and the comparison of an attempt of a run that begins at step 0."""
-    config, differ = configured(f"run.dir={run_dir}"), list[BitsDiffer]()
-    provenance = {"config": config.model_dump(), "history": [{"from_step": 0, "numerics": {"device": "cpu"}}]}
-    log = MetricsLog(run_dir, number, print)
-    record = RunRecord(number, None, provenance)
-    return log, SameBits(config, record, log.write, differ.append, print), differ
-
-
-def test_only_steps_and_the_end_are_compared(tmp_path: Path) -> None:
-    """The threads of the snapshots' writers publish, too. A norm of float64 has the same bits again."""
-    trace, (log, same, _) = Trace(f"{tmp_path}/run", 1, print), observed(f"{tmp_path}/run", 1)
-    steps = [StepDone(step, 2.0, 1 / 3, (), ()) for step in (1, 2)]
-    events: list[Event] = [*steps, AttemptEnded(2, False, None)]
-    for event in events:
-        for observer in (trace, same, log):
-            observer.on(event)
-    _, same, differ = observed(f"{tmp_path}/run", 2)
-    same.on(steps[0])
+def test_events_of_other_threads_compare_nothing() -> None:
+    """Those of the snapshots' writers: the main thread may be about to compare a step. reduce=fast reads no others."""
+    differ = list[BitsDiffer]()
+    same = SameBits(configured("reduce=fast"), RunRecord(2, None, {}), print, differ.append, print)
     same._thread.join(60)
-    same._new.append(StepDone(2, 3.0, 1 / 3, (), ()))  # as if the main thread were about to compare it
+    same._before, same._new = {2: (1, 2.0, 1 / 3)}, [StepDone(2, 3.0, 1 / 3)]
     same.on(SnapshotCommitted(2, "d", 0.1))
     assert differ == []
     same.on(AttemptEnded(2, True, None))

@@ -15,7 +15,7 @@ NAN, INFINITE = float("nan"), float("inf")
 def write(run_dir: str, attempt: int, first: int, last: int) -> None:
     log = Trace(run_dir, attempt, print)
     for step in range(first, last + 1):
-        log.on(StepDone(step, 1 / step if step < 9 else NAN, 0.1 * step if step < 9 else INFINITE, (0.0,), (0.0,)))
+        log.on(StepDone(step, 1 / step if step < 9 else NAN, 0.1 * step if step < 9 else INFINITE))
     log.on(AttemptEnded(last, True, None))
 
 

@@ -1,7 +1,6 @@
 """Strangers at preflight's port: what they write is not read, and the nodes meet all the same."""
 
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.pool import ThreadPool
@@ -55,18 +54,15 @@ def test_nonsense_and_silence_hold_nobody(raw: bytes, head: Meeting, port: int) 
 
 
 def test_what_a_stranger_writes_in_a_nodes_place_is_refused(head: Meeting, port: int, stranger: Any) -> None:
+    """Nor is a value that is signed, but as something else."""
     forged = signed("another secret than the job's", "preflight 0/1", b'["forged"]')
-    stranger.set("0/1", forged)
-    assert head.gather("a", 1.0) == ["a", None]
+    for key, value in (("0/1", forged), ("1/1", stranger.get("size"))):
+        stranger.set(key, value)
+        assert head.gather("a", 1.0) == ["a", None]
     stranger.set("size", forged)
     with pytest.raises(UserError) as refused:
         meet(port, 1)
     assert str(refused.value) == REFUSED
-
-
-def test_a_value_is_not_taken_for_another_one(head: Meeting, stranger: Any) -> None:
-    stranger.set("0/1", stranger.get("size"))  # signed with the secret, but as something else
-    assert head.gather("a", 1.0) == ["a", None]
 
 
 def test_another_secret_is_told(head: Meeting, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +82,10 @@ def test_nodes_without_numbers_get_them_until_there_are_none(head: Meeting, port
         meet(port, None)
 
 
-@pytest.fixture
-def helper() -> Iterator[Helper]:
+def test_a_program_that_never_answers_is_given_up(port: int) -> None:
     helper = Helper()
-    yield helper
-    helper.end()
-
-
-def test_a_program_that_never_answers_is_given_up(port: int, helper: Helper) -> None:
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(Unreached, match=r"within 3 s"):
-        answer(helper.ask(meeting.meet, "127.0.0.1", port, None, 1, 2, 30.0), 3.0)
+    try:
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(Unreached, match=r"within 3 s"):
+            answer(helper.ask(meeting.meet, "127.0.0.1", port, None, 1, 2, 30.0), 3.0)
+    finally:
+        helper.end()

