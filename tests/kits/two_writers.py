@@ -7,46 +7,42 @@ import json
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from mingpt.atomic import Buffer
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
-from mingpt.world.world import World
-from snapshot_kit import PROVENANCE, state_of
+from snapshot_kit import ALONE, PROVENANCE, state_of
 
 GROUP_SECONDS = 2.0
 
 
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+gone = folder / "gone"
+
+
 class Hanging(Store):
     def write(self, step: int | None, name: str, pieces: Iterable[Buffer]) -> None:
-        gone = Path(self.root).with_name("gone")
         while rank == 1 and not gone.exists():
             time.sleep(0.01)
         super().write(step, name, pieces)
 
 
-def outcome(job: "SnapshotWriter") -> str:
-    try:
-        return job.wait(200)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 store = dist.FileStore(str(folder / "rendezvous"), 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-world = World(rank, 2, rank, torch.device("cpu"), "gloo")
-said: list[str] = []
-side = world.side_group(60)
+side = replace(ALONE, rank=rank, size=2, local_rank=rank).side_group(60)
 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=GROUP_SECONDS), side.group)  # to make it may take longer
+said: list[str] = []
 writer = SnapshotWriter(Hanging(str(folder / "snapshots")), side, Retention(9), PROVENANCE, said.append)
 writer.start(1, state_of(1))
-first = outcome(writer)
-(folder / "gone").touch()
-print(json.dumps({"first": first, "failures": writer.failures, "broken": writer.broken, "said": said}), flush=True)
+try:
+    outcome = writer.wait(200)
+except Exception as error:
+    outcome = str(error)
+gone.touch()
+print(json.dumps({"first": outcome, "failures": writer.failures, "broken": writer.broken, "said": said}), flush=True)
