@@ -38,16 +38,16 @@ if "CRASH_AT" in os.environ and "mingpt.train" in sys.orig_argv:
     def tier(store: Store) -> str:
         return "hot" if store.key == "snapshot.hot_dir" else "durable"
 
-    def write_a_part(store: Store, step: int | None, name: str, content: Any) -> None:
+    def write_a_part(self: Store, step: int | None, name: str, content: Any) -> None:
         what = name.rpartition("-")[0]  # model-00001
-        pass_by("before", what, tier(store))
-        write(store, step, name, content)
-        pass_by("after", what, tier(store))
+        pass_by("before", what, tier(self))
+        write(self, step, name, content)
+        pass_by("after", what, tier(self))
 
-    def write_the_manifest(store: Store, step: int, manifest: bytes) -> bool:
-        pass_by("before", "manifest", tier(store))
-        is_new = commit(store, step, manifest)
-        pass_by("after", "manifest", tier(store))
+    def write_the_manifest(self: Store, step: int, manifest: bytes) -> bool:
+        pass_by("before", "manifest", tier(self))
+        is_new = commit(self, step, manifest)
+        pass_by("after", "manifest", tier(self))
         return is_new
 
     Store.write, Store.commit = write_a_part, write_the_manifest  # type: ignore[method-assign]
