@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from mingpt.commands import snapshots
@@ -12,39 +12,36 @@ from mingpt.snapshot.store import Store
 from run_kit import Run
 
 
-class Violation(AssertionError):
-    pass
-
-
 class Witness:
-    """of: the digest of each step of a run that nobody disturbed. memories: a folder for each node."""
+    """undisturbed: the digest of each step of a run that nobody disturbed. memories: a folder for each node."""
 
-    def __init__(self, run: Run, of: Mapping[int, str], retention: Retention, memories: Sequence[Path]) -> None:
-        self.run, self.undisturbed, self.retention, self.memories = run, of, retention, memories
+    def __init__(
+        self, run: Run, undisturbed: Mapping[int, str], retention: Retention, memories: Sequence[Path]
+    ) -> None:
+        self.run, self.undisturbed, self.retention, self.memories = run, undisturbed, retention, memories
         self.seen: set[int] = set()  # committed durable steps
         self.start_from: int | None = 0  # where the next attempt must start; None: a crash may have changed that
-        self.problems: list[str] = []
         self.attempts = 0
         self.rewound_to: int | None = None  # where somebody went back to, until an attempt has started from there
         self.doubled = False  # two runs at once: one may commit while the other one looks for where to start
-        self._used: set[int] = set()  # nodes of this start
+        self._used: Collection[int] = ()  # nodes of this start
 
     def read_line(self, line: str) -> None:
         """Of a launcher's output, in any thread."""
+        assert not line.startswith("DAMAGED SNAPSHOT"), line  # a kill leaves something whole or nothing
         if match := re.match(r"step (\d+): snapshot ([0-9a-f]{16}) in ", line):
             self.seen.add(int(match[1]))
-            self._require(self.undisturbed[int(match[1])].startswith(match[2]), f"another digest: {line}")
+            assert self.undisturbed[int(match[1])].startswith(match[2]), f"another digest: {line}"
         elif match := re.match(r"attempt \d+: steps (\d+) to ", line):
             self.attempts += 1
             self._started_from(int(match[1]) - 1, line)
         elif match := re.match(r"nothing to do: the run has reached step (\d+)", line):
             self._started_from(int(match[1]), line)
-        self._require(not line.startswith("DAMAGED SNAPSHOT"), line)  # a kill leaves something whole or nothing
 
     def _started_from(self, step: int, line: str) -> None:
-        self._require(self.start_from in (step, None), f"must start from step {self.start_from}: {line}")
+        assert self.start_from in (step, None), f"must start from step {self.start_from}: {line}"
         committed = max(self.seen, default=0)
-        self._require(step >= committed or self.doubled, f"step {committed} was committed: {line}")
+        assert step >= committed or self.doubled, f"step {committed} was committed: {line}"
         self.start_from = None
         if self.rewound_to is not None:  # what these nodes had in memory is gone; others know nothing of it yet
             self.rewound_to = None
@@ -52,42 +49,31 @@ class Witness:
                 if node not in self._used:
                     wipe(memory)
 
-    def _require(self, condition: bool, what: str) -> None:
-        if not condition:
-            self.problems.append(what)
-
-    def _raise(self) -> None:
-        if self.problems:
-            raise Violation(f"{self.run.dir}:\n" + "\n".join(self.problems))
-
     def _verified(self, store: Store) -> set[int]:
         """The committed steps, every byte of which has been read. Raises Damaged."""
-        for step in store.steps():
-            digest = read(store, step).manifest.digest
-            self._require(digest == self.undisturbed[step], f"step {step} in {store.url}: digest {digest}")
-        return set(store.steps())
+        found = {step: read(store, step).manifest.digest for step in store.steps()}
+        assert found.items() <= self.undisturbed.items(), f"another digest in {store.url}: {found}"
+        return {*found}
 
     def examine(self) -> None:
-        """After a start, when none of its processes lives: raises Violation or Damaged."""
+        """After a start, when none of its processes lives."""
         newest, present = max(self.seen, default=0), self._verified(self.run.store)
         self.seen |= present
         self.doubled = False
         retained = self.seen - set(steps_to_delete(self.retention, dict.fromkeys(self.seen)))
-        self._require(max(present, default=0) >= newest, f"the newest goes back: {newest}, {present}")
-        self._require(retained <= present, f"lost: {sorted(retained - present)} of {sorted(self.seen)}")
-        aside = [f.path for s in self.run.store.folders() for f in self.run.store.files(s) if f.was_damaged]
-        self._require(not aside, f"set aside: {aside}")
-        self._raise()
+        assert max(present, default=0) >= newest, f"the newest goes back: {newest}, {present}"
+        assert retained <= present, f"lost: {sorted(retained - present)} of {sorted(self.seen)}"
+        files = [file for step in self.run.store.folders() for file in self.run.store.files(step)]
+        assert not [file.path for file in files if file.was_damaged]
 
-    def expect_start(self, nodes: Sequence[int]) -> None:
+    def expect_start(self, nodes: Collection[int]) -> None:
         """Note, before a start on these nodes, the newest step that one of them can see; all of them are verified."""
-        self._used, steps = set(nodes), set(self.run.store.steps())
+        self._used, steps = nodes, set(self.run.store.steps())
         for node in nodes:
             folders = list(self.memories[node].glob("mingpt-*/*"))
-            self._require(len(folders) < 2, f"the run has lost its name: {folders}")
+            assert len(folders) < 2, f"the run has lost its name: {folders}"
             for folder in folders:
                 steps |= self._verified(Store(str(folder)))
-        self._raise()
         self.start_from = max(steps, default=0) if self.rewound_to is None else self.rewound_to
 
     def rewind(self, step: int) -> None:
@@ -95,15 +81,13 @@ class Witness:
         memory = self.memories[0] if step % 2 else self.memories[0].with_name("elsewhere")
         code = snapshots.main(["rewind", self.run.dir, "--step", str(step), "--hot-dir", str(memory)])
         self.seen = self._verified(self.run.store)
-        self._require(code == 0 and max(self.seen) == step, f"exit code {code} of a rewind to step {step}")
+        assert (code, max(self.seen)) == (0, step)
         self.rewound_to = step
 
-    def at_the_end(self, nodes: Sequence[int]) -> None:
+    def at_the_end(self, nodes: Collection[int]) -> None:
         """When the run has finished on these nodes; what others have in memory nobody could remove."""
-        self._require(max(self._verified(self.run.store)) == max(self.undisturbed), "ended too early")
-        left = [path for node in nodes for path in self.memories[node].glob("mingpt-*/*")]
-        self._require(not left, f"left in memory: {left}")
-        self._raise()
+        assert max(self._verified(self.run.store)) == max(self.undisturbed), "ended too early"
+        assert not [path for node in nodes for path in self.memories[node].glob("mingpt-*/*")]
         for memory in self.memories:
             wipe(memory)
 

@@ -44,20 +44,24 @@ def save(
     keep: int | Retention = 9,
     provenance: Mapping[str, Any] = PROVENANCE,
     val_loss: float | None = None,
+    **options: Any,
 ) -> str:
+    """Commit a snapshot; returns its digest. options: of the writer."""
     retention = Retention(keep) if isinstance(keep, int) else keep
-    writer = SnapshotWriter(store, ALONE, retention, provenance, log=print)
+    writer = SnapshotWriter(store, ALONE, retention, provenance, **{"log": print} | options)
     return writer.save(step, state or state_of(step), Metrics(loss=step / 8, val_loss=val_loss))
 
 
-def read_newest(store: Store, say: Callable[[str], None]) -> Loaded | None:
+def read_newest(
+    store: Store, say: Callable[[str], None], memory: Store | None = None, newest: Newest | None = None
+) -> Loaded | None:
     state = dict[Kind, dict[str, Tensor]]()
 
     def take(manifest: Manifest) -> Put:
         state["model"], state["optimizer"] = {}, {}
         return lambda kind, tensors: state[kind].update(tensors)
 
-    found = restore(store, None, ALONE, say, Newest.of(store), take)
+    found = restore(store, memory, ALONE, say, newest or Newest.of(store), take)
     return Loaded(found.manifest, state, found.url) if found else None
 
 
@@ -67,16 +71,17 @@ def files(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in found)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in files(folder)}
+
+
 def equal(a: Mapping[Kind, Mapping[str, Tensor]], b: Mapping[Kind, Mapping[str, Tensor]]) -> bool:
     """Same kinds, names, dtypes, shapes and bytes."""
-    return a.keys() == b.keys() and all(
-        a[kind].keys() == b[kind].keys()
-        and all(
-            x.dtype == y.dtype and x.shape == y.shape and bytes(raw(x)) == bytes(raw(y))
-            for x, y in ((a[kind][name], b[kind][name]) for name in a[kind])
-        )
-        for kind in a
+    one, other = (
+        {(kind, name): (t.dtype, t.shape, raw(t)) for kind, tensors in state.items() for name, t in tensors.items()}
+        for state in (a, b)
     )
+    return a.keys() == b.keys() and one == other
 
 
 def raw(tensor: Tensor) -> bytes:

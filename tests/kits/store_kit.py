@@ -1,15 +1,13 @@
 """Real object stores on loopback, each a process that can be killed and started again with the same port.
 
 The address and the credentials travel as users give them, in the environment: to this process's clients and to every
-process that a test starts. All secrets hold `nobody-may-see`, for tests that search what was written for them.
+process that a test starts. All secrets hold `nobodymaysee`, for tests that search what was written for them.
 """
 
-import base64
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,9 +18,9 @@ from _pytest.mark import ParameterSet
 from node_kit import free_port, listening, wait_until
 from paths_kit import KITS, ROOT
 
-HIDDEN = "nobody-may-see"  # a part of each secret
-ACCESS_KEY, SECRET_KEY = f"key-that-{HIDDEN}", f"secret-that-{HIDDEN}"
-ACCOUNT, ACCOUNT_KEY = "testaccount", base64.b64encode(SECRET_KEY.encode()).decode()  # Azure's keys are base64
+HIDDEN = "nobodymaysee"  # a part of each secret
+SECRET_KEY = f"secretthat{HIDDEN}00"  # Azure's keys are base64, as this is
+ACCOUNT = "testaccount"
 BUCKET = "runs"
 START_LIMIT = 300  # seconds
 AZURITE = ROOT / ".azurite/node_modules/.bin/azurite-blob"
@@ -37,8 +35,6 @@ class Server:
     process: "subprocess.Popen[bytes] | None" = None
 
     scheme = ""  # of its URLs
-    program = ""  # that must be there
-    cure = "pip install -e '.[dev]'"
 
     @property
     def url(self) -> str:
@@ -48,34 +44,23 @@ class Server:
     def command(self) -> list[str]:
         raise NotImplementedError
 
-    def own_environment(self) -> dict[str, str]:
-        """For the server itself."""
-        return {}
-
     def environment(self, port: int) -> dict[str, str]:
         """For clients that shall reach it at this port, which is its own or a proxy's."""
         raise NotImplementedError
 
-    def secrets(self) -> tuple[str, ...]:
-        """What must not be in any output."""
-        return (HIDDEN,)
-
-    def start(self) -> None:
-        if shutil.which(self.program) is None:
-            pytest.skip(f"{type(self).__name__} is not installed: {self.cure}")
+    def start(self) -> "subprocess.Popen[bytes]":
+        command = self.command()
+        if shutil.which(command[0]) is None:
+            pytest.skip(f"{command[0]} is not installed: make azurite, or pip install -e '.[dev]'")
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | self.own_environment(),
-            )
-        process = self.process
-        what = f"{type(self).__name__} listens at {self.port}; {self.folder}/log"
+            env = os.environ | self.environment(self.port)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+        self.process = process
+        what = f"{command[0]} listens at {self.port}; {self.folder}/log"
         wait_until(lambda: listening(self.port) or process.poll() is not None, what, START_LIMIT)
         assert process.poll() is None, (self.folder / "log").read_text()
+        return process
 
     def kill(self) -> None:
         """kill -9."""
@@ -96,7 +81,6 @@ class Moto(Server):
     """S3 in memory: what is stored is gone with the process. Has conditional puts."""
 
     scheme = "s3"
-    program = sys.executable
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
@@ -104,7 +88,7 @@ class Moto(Server):
     def environment(self, port: int) -> dict[str, str]:
         return {
             "FSSPEC_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_ACCESS_KEY_ID": f"key{HIDDEN}",
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "AWS_DEFAULT_REGION": "us-east-1",
         }
@@ -119,19 +103,16 @@ class ProxiedMoto(Moto):
     """
 
     memory: Moto | None = None
-    rule: str = "Unconditional"
-    host: str = "127.0.0.1"
 
     def command(self) -> list[str]:
         assert self.memory
-        proxy = KITS / "fault_proxy.py"
-        return [sys.executable, str(proxy), self.host, str(self.port), str(self.memory.port), self.rule]
+        return [sys.executable, str(KITS / "fault_proxy.py"), str(self.port), str(self.memory.port)]
 
-    def start(self) -> None:
+    def start(self) -> "subprocess.Popen[bytes]":
         if self.memory is None:
             self.memory = Moto(self.folder / "memory")
             self.memory.start()
-        super().start()
+        return super().start()
 
     def close(self) -> None:
         super().close()
@@ -143,38 +124,32 @@ class Azurite(Server):
     """Azure blobs on disk. Has conditional puts. Its index is written every few seconds: a kill loses the last."""
 
     scheme = "az"
-    program = str(AZURITE)
-    cure = "install npm, then: make azurite"
 
     def command(self) -> list[str]:
         place = ["--location", str(self.folder / "data"), "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
-        return [self.program, "--silent", "--disableTelemetry", "--skipApiVersionCheck", *place]
-
-    def own_environment(self) -> dict[str, str]:
-        return {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"}
+        return [str(AZURITE), "--silent", "--disableTelemetry", "--skipApiVersionCheck", *place]
 
     def environment(self, port: int) -> dict[str, str]:
-        parts = {
-            "DefaultEndpointsProtocol": "http",
-            "AccountName": ACCOUNT,
-            "AccountKey": ACCOUNT_KEY,
-            "BlobEndpoint": f"http://127.0.0.1:{port}/{ACCOUNT}",
+        account = f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={SECRET_KEY}"
+        return {
+            "AZURE_STORAGE_CONNECTION_STRING": f"{account};BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT}",
+            "AZURITE_ACCOUNTS": f"{ACCOUNT}:{SECRET_KEY}",  # for the server itself
         }
-        return {"AZURE_STORAGE_CONNECTION_STRING": ";".join(f"{k}={v}" for k, v in parts.items())}
-
-    def secrets(self) -> tuple[str, ...]:
-        return (HIDDEN, ACCOUNT_KEY)
 
 
 class GoogleEmulator(Server):
     """Google storage on disk, loosely: conditions are ignored, so it serves for smoke tests only."""
 
     scheme = "gs"
-    program = str(Path(sys.executable).with_name("gcp-storage-emulator"))
 
     def command(self) -> list[str]:
         address = ["--host=127.0.0.1", f"--port={self.port}", f"--default-bucket={BUCKET}"]
-        return [self.program, f"--data-dir={self.folder / 'data'}", "start", *address]
+        return [
+            str(Path(sys.executable).with_name("gcp-storage-emulator")),
+            f"--data-dir={self.folder / 'data'}",
+            "start",
+            *address,
+        ]
 
     def environment(self, port: int) -> dict[str, str]:
         return {
@@ -187,7 +162,7 @@ class GoogleEmulator(Server):
         """It starts with one."""
 
 
-KINDS: Mapping[str, type[Server]] = {"moto": Moto, "proxied": ProxiedMoto, "azurite": Azurite, "google": GoogleEmulator}
+KINDS: dict[str, type[Server]] = {"moto": Moto, "proxied": ProxiedMoto, "azurite": Azurite, "google": GoogleEmulator}
 
 
 class Stores:
@@ -220,8 +195,7 @@ def forget_clients() -> None:
     """Have this process's next clients made from the environment as it is now, as those of a new process are."""
     for scheme in {server.scheme for server in KINDS.values()} & fsspec.registry.keys():
         fsspec.get_filesystem_class(scheme).clear_instance_cache()
-    for conf in [name for name in fsspec.config.conf if name in ("s3", "gcs")]:
-        del fsspec.config.conf[conf]
+    fsspec.config.conf.clear()
     fsspec.config.set_conf_env(fsspec.config.conf)
 
 

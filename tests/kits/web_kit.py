@@ -13,7 +13,7 @@ class Quiet(BaseHTTPRequestHandler):
         pass
 
 
-class _Folder(Quiet, SimpleHTTPRequestHandler):
+class Folder(Quiet, SimpleHTTPRequestHandler):
     pass
 
 
@@ -29,6 +29,6 @@ def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
         server.server_close()
 
 
-def served(folder: Path) -> AbstractContextManager[str]:
+def served(folder: Path, handler: type[Folder] = Folder) -> AbstractContextManager[str]:
     """The folder's URL."""
-    return serving(partial(_Folder, directory=str(folder)))
+    return serving(partial(handler, directory=str(folder)))

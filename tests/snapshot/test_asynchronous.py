@@ -1,5 +1,6 @@
 """Snapshots beside the training: what is written is the state of its step, and what a slow or failing store does."""
 
+import errno
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -8,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from fault_kit import launch
-from mingpt.errors import SnapshotFailed, TransientError, UserError
+from mingpt.errors import USER_ERROR, SnapshotFailed, TransientError, UserError
+from mingpt.snapshot import storewriter
 from mingpt.snapshot.copying import copy_step
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
-from node_kit import Node, needs_mount
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
 from run_kit import Run
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
@@ -58,14 +60,15 @@ def test_what_is_written_is_the_state_at_the_start_whatever_training_does_meanwh
     assert under_way.wait() == save(Store(str(tmp_path / "other")), 2, state)
 
 
-def test_a_write_that_fails_is_tried_again_and_one_that_keeps_failing_is_counted(tmp_path: Path) -> None:
-    store, said = Gate(str(tmp_path), failing=2), list[str]()
+def test_a_write_that_fails_is_tried_again_and_one_that_keeps_failing_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, said, pauses = Gate(str(tmp_path), failing=2), list[str](), list[float]()
+    monkeypatch.setattr(storewriter.time, "sleep", pauses.append)
     store.open.set()
-    digest = writer(store, said, retry_seconds=10).save(1, state_of(1))
-    assert read(store, 1).manifest.digest == digest
+    assert save(store, 1, log=said.append, retry_seconds=10) == read(store, 1).manifest.digest
     # Both of its parts, written at the same time, have failed once; or one of them twice.
-    pauses = [re.sub(r".*next try in", "", line) for line in said]
-    assert pauses in ([" 0.5 s", " 0.5 s"], [" 0.5 s", " 1 s"])
+    assert pauses in ([0.5, 0.5], [0.5, 1])
 
     said.clear()
     failing, store.tries = writer(store, said), 1
@@ -85,18 +88,8 @@ def test_a_damaged_manifest_is_set_aside_by_whoever_comes_to_its_step(tmp_path: 
     save(store, 3)
     path = tmp_path / "step-000000003/manifest.json"
     path.write_bytes(path.read_bytes()[:-9])
-    digest = save(store, 3)
-    assert read(store, 3).manifest.digest == digest
+    assert save(store, 3) == read(store, 3).manifest.digest
     assert len(list(path.parent.glob("set-aside-*"))) == 1
-
-
-def test_a_store_without_conditional_puts_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(f"memory://{tmp_path}")
-    plain = store.fs.pipe_file
-    monkeypatch.setattr(store.fs, "pipe_file", lambda path, value, mode="overwrite": plain(path, value))
-    assert not store.conditional_puts
-    assert store.fs.find(store.root) == []  # nothing of the trial is left
-    monkeypatch.undo()
 
 
 class Pruned(Store):
@@ -116,14 +109,12 @@ class Pruned(Store):
 @pytest.mark.parametrize("url", ["{}", "memory://{}"])
 def test_no_snapshot_counts_as_stored_whose_parts_are_gone_once_its_manifest_is_there(tmp_path: Path, url: str) -> None:
     store, said = Pruned(url.format(tmp_path), prunes=1), list[str]()
-    digest = writer(store, said).save(3, state_of(3))
-    assert verify(store, 3).digest == digest
-    assert store.prunes == 0
-    assert len(said) == 1
+    assert save(store, 3, log=said.append) == verify(store, 3).digest
+    assert (store.prunes, len(said)) == (0, 1)
     store.delete(3)
     store.prunes = 2
     with pytest.raises(SnapshotFailed, match=r"step-000000003: model-.* is not there"):
-        writer(store, said).save(3, state_of(3))
+        save(store, 3)
     assert store.steps() == []
 
     store.prunes = 1
@@ -150,29 +141,26 @@ def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = list[str]()
     with pytest.raises(UserError, match=r"snapshot\.dir=.*/file/snapshots: "):
-        writer(Store(f"{tmp_path}/file/snapshots"), said, retry_seconds=60).save(1, state_of(1))
+        save(Store(f"{tmp_path}/file/snapshots"), 1, log=said.append, retry_seconds=60)
     assert said == []
 
 
-# --- whole runs ---
+def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(
+    new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full from step 8 on."""
+    run, write = new_run("snapshot.max_failures=2"), Store.write
 
+    def written(store: Store, step: int, name: str, content: Iterable[Buffer]) -> None:
+        if step >= 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(store, step, name, content)
 
-def training(run: Run, *more: str) -> list[str]:
-    return launch(run, "snapshot.asynchronous=true", *more)
-
-
-@needs_mount
-@pytest.mark.slow
-def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(tmp_path: Path, new_run: Callable[..., Run]) -> None:
-    run = new_run()
-    snapshots = tmp_path / "snapshots"
-    snapshots.mkdir()
-    beside = "snapshot.asynchronous=false"  # so that none is left out
-    command = training(run, f"snapshot.dir={snapshots}", "snapshot.max_failures=2", "snapshot.keep=9", beside)
-    script = f'mount -t tmpfs -o size=600k tmpfs {snapshots}; "$@"; code=$?; ls {snapshots}/*/manifest.json; exit $code'
-    node = Node(["unshare", "-m", "bash", "-c", script, "bash", *command])
-    assert node.wait() == 64, node.output
-    failed = re.findall(r"^SNAPSHOT FAILED \((\d) in a row\): the snapshot of step (\d+) could", node.output, re.M)
-    assert [count for count, _ in failed] == ["1", "2"], node.output[-4000:]
-    assert int(failed[1][1]) == int(failed[0][1]) + 20
-    assert f"step-{int(failed[0][1]) - 20:09d}/manifest.json" in node.output
+    monkeypatch.setattr(Store, "write", written)
+    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)  # there are more tests to run
+    assert attempt(run.arguments(), Lifetime()) == USER_ERROR
+    failed = re.findall(
+        r"^SNAPSHOT FAILED \((\d) in a row\): the snapshot of step (\d+) ", capsys.readouterr().out, re.M
+    )
+    assert failed == [("1", "8"), ("2", "12")]
+    assert run.store.steps() == [4]

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,7 +24,6 @@ DAY = 86400
 @pytest.mark.parametrize(
     ("retention", "snapshots", "go"),
     [
-        (Retention(2), {1: None, 2: None}, []),
         (Retention(2), {30: None, 10: None, 20: None, 5: None}, [5, 10]),
         (Retention(1, keep_every=10), {10: None, 15: None, 20: None, 25: None, 26: None}, [15, 25]),
         (Retention(1), {1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 4.0}, [1, 3, 4]),
@@ -100,82 +98,84 @@ def test_a_clean_up_that_fails_costs_no_snapshot(store: Store, monkeypatch: pyte
     assert store.folders() == []
 
 
-def make_old(store: Store, step: int | None, seconds: float = DAY + 60) -> None:
-    """Everything in a step's folder, or beside them, that old."""
-    folder, then = store.root if step is None else store.folder(step), time.time() - seconds
-    if store.local:
-        for path in (*Path(folder).glob("*.*"), *Path(folder).glob(".*"), Path(folder)):
-            os.utime(path, (then, then))
-    else:
-        for name, file in store.fs.store.items():
-            if name.rpartition("/")[0] == folder:
-                file.created = file.modified = datetime.fromtimestamp(then, timezone.utc)
+# How old leftovers are: on a disk. tests/stores holds that each kind of store tells the time.
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "snapshots"))
+
+
+def make_old(folder: str, seconds: float = DAY + 60) -> None:
+    """All that is in it, and itself."""
+    then = time.time() - seconds
+    for path in (*Path(folder).iterdir(), Path(folder)):
+        os.utime(path, (then, then))
 
 
 def orphan(store: Store, step: int, seconds: float = DAY + 60) -> None:
     """The parts of a writer that was killed before the commit."""
     save(store, step, keep=99)
     store.fs.rm_file(f"{store.folder(step)}/manifest.json")
-    make_old(store, step, seconds)
+    make_old(store.folder(step), seconds)
 
 
-def test_a_dead_writers_parts_go_after_a_day_and_never_sooner(store: Store) -> None:
-    orphan(store, 1)
-    orphan(store, 2, DAY - 600)
-    save(store, 3)
-    assert store.folders() == [3, 2]
-    make_old(store, 2)
-    save(store, 4, keep=Retention(9, orphan_age=0))  # 0: never
-    assert store.folders() == [4, 3, 2]
-    save(store, 5)
-    assert store.folders() == [5, 4, 3]
+def test_a_dead_writers_parts_go_after_a_day_and_never_sooner(disk: Store) -> None:
+    orphan(disk, 1)
+    orphan(disk, 2, DAY - 600)
+    save(disk, 3)
+    assert disk.folders() == [3, 2]
+    make_old(disk.folder(2))
+    save(disk, 4, keep=Retention(9, orphan_age=0))  # 0: never
+    assert disk.folders() == [4, 3, 2]
+    save(disk, 5)
+    assert disk.folders() == [5, 4, 3]
 
 
-def test_one_young_file_keeps_its_whole_folder(store: Store) -> None:
+def test_one_young_file_keeps_its_whole_folder(disk: Store) -> None:
     """Another attempt is writing the step that a killed one has begun."""
-    orphan(store, 1)
-    names = {f.name for f in store.files(1)}
-    store.fs.pipe_file(f"{store.folder(1)}/{min(names)}", b"again")
-    save(store, 2)
-    assert {f.name for f in store.files(1)} == names
+    orphan(disk, 1)
+    names = {f.name for f in disk.files(1)}
+    disk.fs.pipe_file(f"{disk.folder(1)}/{min(names)}", b"again")
+    save(disk, 2)
+    assert {f.name for f in disk.files(1)} == names
 
 
-def test_a_store_that_cant_tell_times_keeps_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    orphan(store, 1)
-    assert leftovers(store, DAY, 0)
+def test_a_store_that_cant_tell_times_keeps_all(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    orphan(disk, 1)
+    assert leftovers(disk, DAY, 0)
     monkeypatch.setattr("mingpt.snapshot.store.modified", lambda entry: None)
-    assert leftovers(store, DAY, 0) == []
+    assert leftovers(disk, DAY, 0) == []
 
 
-def test_what_is_not_ours_stays_and_probes_and_temporary_files_go(store: Store) -> None:
-    orphan(store, 1)
+def test_what_is_not_ours_stays_and_probes_and_temporary_files_go(disk: Store) -> None:
+    orphan(disk, 1)
     for name in ("step-000000001/notes.txt", "step-000000001/.manifest.json.1.tmp", "notes.txt", ".probe-ab"):
-        store.fs.pipe_file(f"{store.root}/{name}", b"mine")
-    make_old(store, 1)
-    make_old(store, None)
-    store.fs.pipe_file(f"{store.root}/.probe-cd", b"young")
-    save(store, 2)
-    assert {f.name for f in store.files(1)} == {"notes.txt"}
-    assert {f.name for f in store.files(None)} == {"notes.txt", ".probe-cd"}
+        disk.fs.pipe_file(f"{disk.root}/{name}", b"mine")
+    make_old(disk.folder(1))
+    make_old(disk.root)
+    disk.fs.pipe_file(f"{disk.root}/.probe-cd", b"young")
+    save(disk, 2)
+    assert {f.name for f in disk.files(1)} == {"notes.txt"}
+    assert {f.name for f in disk.files(None)} == {"notes.txt", ".probe-cd"}
 
 
-def test_what_was_set_aside_goes_when_its_step_is_beyond_retention(store: Store) -> None:
+def test_what_was_set_aside_goes_when_its_step_is_beyond_retention(disk: Store) -> None:
     for step in (1, 2, 3):
-        save(store, step)
-    store.fs.pipe_file(f"{store.folder(3)}/manifest.json", b"{}")
-    assert read_newest(store, print)
-    make_old(store, 3)
-    save(store, 4, keep=2)
-    assert (store.steps(), store.folders()) == ([4, 2], [4, 3, 2])  # newer than the oldest of the newest
-    save(store, 5, keep=2)
-    assert store.folders() == [5, 4]
+        save(disk, step)
+    disk.fs.pipe_file(f"{disk.folder(3)}/manifest.json", b"{}")
+    assert read_newest(disk, print)
+    make_old(disk.folder(3))
+    save(disk, 4, keep=2)
+    assert (disk.steps(), disk.folders()) == ([4, 2], [4, 3, 2])  # newer than the oldest of the newest
+    save(disk, 5, keep=2)
+    assert disk.folders() == [5, 4]
 
 
 @pytest.mark.parametrize(
     "entry",
     [
         {"mtime": 1767225600.0, "created": 5.0},
-        {"LastModified": "2026-01-01T00:00:00Z"},
         {"last_modified": "2026-01-01T01:00:00+01:00"},
         {"updated": "2026-01-01T00:00:00"},
         {"updated": "yesterday", "created": 1767225600},

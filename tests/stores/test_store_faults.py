@@ -5,143 +5,120 @@ asks again for half a minute, Azure's client waits 15 s before it does), so what
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from fault_proxy import BlackHole, Busy, Cut, FaultProxy, Late, Reset
+from fault_proxy import FaultProxy, Rule
 from mingpt.commands import snapshots
 from mingpt.data.text import TextData, open_text
 from mingpt.errors import SnapshotFailed, TransientError
+from mingpt.snapshot import storewriter
 from mingpt.snapshot.reader import read
-from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.writer import SnapshotWriter
-from snapshot_kit import ALONE, PROVENANCE, equal, read_newest, save, state_of
-from store_kit import Server, Stores, nightly
+from snapshot_kit import equal, read_newest, save, state_of
+from store_kit import HIDDEN, Stores, nightly
 
 pytestmark = pytest.mark.slow
-LIMIT, SHORT = "MINGPT_STORE_SECONDS", "1"
+SHORT = "1"
 ENOUGH = "10"  # for the calls before the one that fails, on a busy machine
 
 
-@dataclass
 class Place:
     """A store behind a network that fails as told. It has a snapshot of step 1."""
 
-    server: Server
-    proxy: FaultProxy
-    said: list[str] = field(default_factory=list)
+    def __init__(self, url: str, proxy: FaultProxy) -> None:
+        self.url, self.proxy = url, proxy
+        save(self.store, 1)
 
     @property
-    def url(self) -> str:
-        return f"{self.server.url}/run"
-
     def store(self) -> Store:
+        """With the limit that is set now."""
         return Store(self.url)
 
-    def save(self, step: int, retry_seconds: float = 0) -> str:
-        log, retention = self.said.append, Retention(9)
-        writer = SnapshotWriter(self.store(), ALONE, retention, PROVENANCE, log, retry_seconds=retry_seconds)
-        return writer.save(step, state_of(step))
+    @contextmanager
+    def fault(self, rule: Rule, limit: str) -> Iterator[None]:
+        """For a while; it is seen, as many times as it happens."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MINGPT_STORE_SECONDS", limit)
+            self.proxy.set(rule)
+            yield
+        self.proxy.set()
+        assert rule.done >= (rule.times or 1), rule
 
 
 @pytest.fixture(params=["moto", nightly("azurite")])
-def place(request: pytest.FixtureRequest, serve: Stores) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, serve: Stores, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr(storewriter, "FIRST_RETRY_SECONDS", 0.01)
     server = serve(request.param)
-    proxy = FaultProxy(server.port)
-    serve.direct_clients(server, proxy.port)
-    try:
-        there = Place(server, proxy)
-        there.save(1)
-        yield there
-    finally:
-        proxy.close()
+    with FaultProxy(server.port) as proxy:
+        serve.direct_clients(server, proxy.server_port)
+        yield Place(f"{server.url}/run", proxy)
+        proxy.shutdown()
 
 
 PASSING = (
-    lambda: Busy(times=3),
-    lambda: Busy(times=3, status=500, code="InternalError"),
-    lambda: Late(seconds=0.1),
-    lambda: Reset("PUT .*model", times=1),
-    lambda: Reset("PUT .*model", times=2, after=50),
-    lambda: Reset("PUT .*manifest", times=1, after=50),
-    lambda: BlackHole("PUT .*optimizer", times=1),
-    lambda: Cut("PUT .*manifest", times=1, after=-1),  # the answer to the commit is lost
+    Rule(times=3, status=503),
+    Rule(times=3, status=500),
+    Rule(late=0.1),
+    Rule("PUT .*model", times=1, upload=0),
+    Rule("PUT .*model", times=2, upload=50),
+    Rule("PUT .*manifest", times=1, upload=50),
+    Rule("PUT .*optimizer", times=1, silent=True),
+    Rule("PUT .*manifest", times=1, download=-1),  # the answer to the commit is lost
 )
+LASTING = (Rule(silent=True), Rule(status=503), Rule(status=500), Rule(upload=0), Rule(download=-1))
 
 
-def test_a_fault_that_passes_costs_no_snapshot(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for step, make in enumerate(PASSING, 2):
-        rule = make()
-        place.proxy.set(rule)
-        with monkeypatch.context() as patch:
-            patch.setenv(LIMIT, SHORT)
-            digest = place.save(step, retry_seconds=40)
-        assert rule.done >= (rule.times or 1), rule
-        place.proxy.set()
-        assert digest == save(Store(str(tmp_path)), step) == read(place.store(), step).manifest.digest, rule
-    assert place.store().steps() == [*range(len(PASSING) + 1, 0, -1)]
+def test_a_fault_that_passes_costs_no_snapshot(place: Place, tmp_path: Path) -> None:
+    for step, rule in enumerate(PASSING, 2):
+        with place.fault(replace(rule), SHORT):
+            digest = save(place.store, step, retry_seconds=40)
+        assert digest == save(Store(str(tmp_path)), step) == read(place.store, step).manifest.digest, rule
+    assert place.store.steps() == [*range(len(PASSING) + 1, 0, -1)]
 
 
-LASTING = (BlackHole, Busy, lambda: Busy(status=500, code="InternalError"), Reset, lambda: Cut(after=-1))
-
-
-def test_a_fault_that_lasts_ends_in_time_and_says_where(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    first = place.store().read_manifest(1)
+def test_a_fault_that_lasts_ends_in_time_and_says_where(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    first = place.store.read_manifest(1)
     # Azure's client takes up to the whole limit for each: there, one of them stands for all.
-    for make in LASTING if place.server.scheme == "s3" else LASTING[:1]:
-        with monkeypatch.context() as patch:
-            patch.setenv(LIMIT, SHORT)
-            place.proxy.set(rule := make())
+    for rule in LASTING if place.url.startswith("s3") else LASTING[:1]:
+        with place.fault(replace(rule, times=None), SHORT):
             with pytest.raises(SnapshotFailed, match=rf"step 2 .*snapshot\.dir={place.url}: ") as failed:
-                place.save(2, retry_seconds=1)
+                save(place.store, 2, retry_seconds=0.1)
             with pytest.raises(TransientError, match=rf"^snapshot\.dir={place.url}: ") as unavailable:
-                read(place.store(), 1)
+                read(place.store, 1)
+            said, _ = capfd.readouterr()
             assert snapshots.main(["list", place.url]) == 70, rule
-            out, err = capfd.readouterr()
-            assert (out, err.count("\n"), err.startswith(f"error: URL={place.url}: ")) == ("", 1, True), rule
-            words = "\n".join([str(failed.value), str(unavailable.value), err, *place.said])
-            assert [secret for secret in place.server.secrets() if secret in words] == [], rule
-            assert rule.done > 2, rule
-        place.proxy.set()
-        assert place.store().steps() == [1], rule
-        assert place.store().read_manifest(1) == first, rule
-    assert place.save(2) == read(place.store(), 2).manifest.digest
+        out, err = capfd.readouterr()
+        assert (out, err.count("\n"), err.startswith(f"error: URL={place.url}: ")) == ("", 1, True), rule
+        assert HIDDEN not in f"{failed.value} {unavailable.value} {err} {said}", rule
+        assert place.store.steps() == [1], rule
+        assert place.store.read_manifest(1) == first, rule
+    assert save(place.store, 2) == read(place.store, 2).manifest.digest
 
 
-def test_a_download_that_is_cut_off_is_no_damage(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.save(2)
+def test_a_download_that_is_cut_off_is_no_damage(place: Place) -> None:
+    save(place.store, 2)
     for files in ("manifest", "model"):
-        with monkeypatch.context() as patch:
-            patch.setenv(LIMIT, ENOUGH)
-            place.proxy.set(rule := Cut(f"GET .*step-000000002/{files}", after=50))
-            with pytest.raises(TransientError, match=rf"^snapshot\.dir={place.url}: "):
-                read_newest(place.store(), pytest.fail)
-            assert rule.done > 0
-        place.proxy.set(Cut(f"GET .*step-000000002/{files}", times=1, after=50))
-        assert (loaded := read_newest(place.store(), pytest.fail))
+        cut = f"GET .*step-000000002/{files}"
+        unavailable = pytest.raises(TransientError, match=rf"^snapshot\.dir={place.url}: ")
+        with place.fault(Rule(cut, download=50), ENOUGH), unavailable:
+            read_newest(place.store, pytest.fail)
+        with place.fault(Rule(cut, times=1, download=50), ENOUGH):
+            assert (loaded := read_newest(place.store, pytest.fail))
         assert equal(loaded.state, state_of(2))
 
 
-def test_a_text_is_read_whole_or_not_at_all(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_read_whole_or_not_at_all(place: Place, tmp_path: Path) -> None:
     text = b"To be, or not to be, that is the question. " * 200
-    url = f"{place.url}/text.txt"
-    place.store().fs.pipe_file(url, text)
-
-    def look() -> str:
-        return open_text(TextData(kind="text", path=url, cache_dir=str(tmp_path)), 16).sha256
-
-    for rule in (Cut("GET .*text", after=900), Busy("(GET|HEAD)"), BlackHole()):
-        with monkeypatch.context() as patch:
-            patch.setenv(LIMIT, ENOUGH)
-            place.proxy.set(rule)
-            with pytest.raises(TransientError, match=rf"^data\.path={url}: "):
-                look()
-            assert rule.done > 0
-    place.proxy.set(Cut("GET .*text", times=1, after=900))
-    assert look() == sha256(text).hexdigest()
+    settings = TextData(path=f"{place.url}/text.txt", cache_dir=str(tmp_path))
+    place.store.fs.pipe_file(settings.path, text)
+    cut = Rule("GET .*text", download=900)
+    for rule, limit in (cut, ENOUGH), (Rule("(GET|HEAD)", status=503), SHORT), (Rule(silent=True), SHORT):
+        with place.fault(rule, limit), pytest.raises(TransientError, match=rf"^data\.path={settings.path}: "):
+            open_text(settings, 16)
+    with place.fault(replace(cut, times=1, done=0), ENOUGH):
+        assert open_text(settings, 16).sha256 == sha256(text).hexdigest()
