@@ -194,7 +194,7 @@ def test_a_strangers_manifest_leads_nowhere(tmp_path: Path, fields: dict[str, An
 def test_what_does_not_match_is_a_mistake(tmp_path: Path, remote: str, told: Told) -> None:
     write(folder := tmp_path / "remote" / "set")
     opened(remote, tmp_path).train[[0]]  # a data set of a larger vocabulary leaves it in the cache
-    tokenizer = {"tokenizer": str(bpe_kit.write_tokenizer(tmp_path / "hf"))}
+    tokenizer: dict[str, Any] = {"tokenizer": str(bpe_kit.write_tokenizer(tmp_path / "hf"))}
     said = list[str]()
 
     def refused(place: Path | str, vocabulary: Vocabulary | None = None, **changes: object) -> None:

@@ -89,7 +89,7 @@ def test_a_signal_after_the_end_does_not_change_it(monkeypatch: pytest.MonkeyPat
 
     def runs(_: argparse.Namespace) -> None:
         own = agent.api.LocalElasticAgent(spec(Answers(0)), DefaultLogsSpecs())
-        signal.signal(signal.SIGUSR1, own._on_signal)
+        signal.signal(signal.SIGUSR1, own._on_signal)  # type: ignore[attr-defined]
 
     def verdict(*_: object) -> tuple[int, str]:
         os.kill(os.getpid(), signal.SIGUSR1)

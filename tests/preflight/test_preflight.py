@@ -185,9 +185,10 @@ def test_what_differs_between_nodes(told: Told) -> None:
     """The most common version is right; the head decides a tie."""
     same = dict.fromkeys(("torch", "nccl", "project", "python", "driver", "gpus", "capability"), "1")
     older, other = {"torch": "0"}, {"gpus": "2", "driver": "2", "python": "2", "capability": "2"}
+    several: tuple[tuple[dict[str, str], ...], ...] = ((older, {}, {}), (older, {}), ({}, other))
     findings = [
         *(compare.alike([{"host": host, **same, **own} for host, own in zip("abc", nodes, strict=False)])
-          for nodes in ((older, {}, {}), (older, {}), ({}, other))),
+          for nodes in several),
         *(compare.clock("b", behind, "a") for behind in (0.0, 4.0, 60.4, -9)),
     ]  # fmt: skip
     told("\n".join(str(finding) for found in findings for finding in found))

@@ -126,6 +126,7 @@ def test_a_claim_that_cannot_be_read_says_nothing_but_its_number(line: Line) -> 
         ([0, 20], {20: 1, 29: 2, 36: 2, 38: 1, 40: 1}, [40, 38]),  # attempt 1 woke up while 2 went on from step 20
         ([0, 20], {20: 1, 40: 1}, []),  # the newer one has committed nothing
         ([0, 20], {20: 1, 25: 2, 30: 1, 35: 2}, [30]),  # between the newer one's steps
+        ([0, 20], {20: 1, 21: 1, 30: 2}, [21]),  # the step after that which the newer one began with
     ],
 )
 def test_the_newest_attempts_snapshots_are_the_line_and_not_the_highest_step(
