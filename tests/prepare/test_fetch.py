@@ -106,7 +106,7 @@ def test_unexpected_content_is_an_error_and_leaves_no_file(tmp_path: Path) -> No
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("content", [packed({}), ARCHIVE + bytes(1000)])
+@pytest.mark.parametrize("content", [packed({}), ARCHIVE + bytes(1000)], ids=["other", "endless"])
 def test_another_archive_than_the_pinned_one_is_not_opened(
     content: bytes, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
