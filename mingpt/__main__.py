@@ -11,7 +11,7 @@ import sys
 from types import FrameType
 
 # What a platform starts again after STOPPED (mingpt/errors.py), also before any step.
-_code = 75 if {"train", "launch", "sweep"}.intersection(sys.argv[1:2]) else None
+_code = 75 if {"train", "launch"}.intersection(sys.argv[1:2]) else None
 
 
 def _end(number: int, frame: FrameType | None) -> None:

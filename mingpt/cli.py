@@ -32,9 +32,12 @@ class Verb:
 
 GROUPS = {
     "Train": {
-        "train": Verb("train a GPT in this process", "mingpt.train.__main__", "mingpt.config.commandline"),
+        "train": Verb(
+            "train a GPT in this process; with -m, several",
+            "mingpt.train.__main__",
+            "mingpt.config.commandline",
+        ),
         "launch": Verb("train with several, on one node or many", "mingpt.launch.__main__", "mingpt.launch.torchrun"),
-        "sweep": Verb("train one run for each of several values", "mingpt.sweep.__main__"),
         "plan": Verb("say how much memory a run needs, before a machine is rented", "mingpt.commands.plan"),
         "preflight": Verb("look at the nodes before training", "mingpt.preflight.__main__", "mingpt.preflight.command"),
         "selftest": Verb("try whether this machine computes right", "mingpt.selftest.__main__"),
@@ -58,7 +61,6 @@ GROUPS = {
         "completion": Verb("have bash, zsh or fish complete all of this", "mingpt.completion"),
     },
 }
-MULTIRUN = {"--multirun", "-m"}  # Hydra's: `mingpt train -m` is `mingpt sweep`
 VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 
 
@@ -89,8 +91,6 @@ def main() -> int:
 
 
 def run(name: str, arguments: list[str]) -> int:
-    if name == "train" and not MULTIRUN.isdisjoint(arguments):
-        name, arguments = "sweep", [a for a in arguments if a not in MULTIRUN]
     verb = VERBS[name]
     sys.argv = [f"mingpt {'snapshots' if verb.several else name}", *([name] if verb.several else []), *arguments]
     try:

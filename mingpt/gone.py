@@ -6,6 +6,7 @@ KEYS = {
     "mingpt receipt": "mingpt snapshots digest RUN and mingpt audit RUN",
     "mingpt materialize": "mingpt replay RUN@STEP --out FOLDER",
     "mingpt sky-check": "sky launch --dryrun for the YAML, mingpt plan OVERRIDES for config, memory and cost",
+    "mingpt sweep": "mingpt train -m KEY=A,B, Hydra's multirun (docs/sweeps.md)",
     "report --png": "the page has its pictures in it",
     "report --sample": "mingpt generate RUN",
     "replay --html": "mingpt replay RUN@STEP --json",

@@ -4,13 +4,15 @@ from pathlib import Path
 
 from mingpt.atomic import write_whole
 from mingpt.command import command
+from mingpt.config.configfile import NAME
 from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
+from mingpt.folder import Folder
 from mingpt.report.__main__ import parser
 from mingpt.report.page import page
 from mingpt.report.reading import Run, read_run
+from mingpt.report.runs import rows, table
 from mingpt.storage import is_local, open_fs, place
-from mingpt.sweep.record import read_record, rows, table
 
 MOST_RUNS = 10  # as many as there are colours
 
@@ -18,9 +20,12 @@ MOST_RUNS = 10  # as many as there are colours
 @command()
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
-    if len(options.urls) == 1 and (trials := read_record(options.urls[0])) is not None:
-        say(table(rows(options.urls[0], trials)))
-        say("pictures of a search: optuna-dashboard (docs/sweeps.md); of trials: mingpt report with their folders")
+    if (
+        len(options.urls) == 1
+        and Folder(options.urls[0], "RUN").read(NAME) is None
+        and (found := rows(options.urls[0]))
+    ):
+        say(table(found))
         return FINISHED
     if len(options.urls) > MOST_RUNS:
         raise UserError(f"{len(options.urls)} runs: a report shows at most {MOST_RUNS}: give fewer")

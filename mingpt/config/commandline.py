@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
@@ -20,7 +21,7 @@ from mingpt.redact import printable, without_secrets
 INFO = ("defaults", "defaults-tree", "plugins", "searchpath")
 # Hydra's options that there are not here, and what to do in their place.
 NOT_THERE = {
-    "--multirun -m": "that is `mingpt sweep` (docs/sweeps.md): write this in its place",
+    "--multirun -m": "that is for `mingpt train` (docs/sweeps.md)",
     "--package -p": "--cfg shows the whole config: leave it out",
     "--run -r": "not needed: without options the command starts a run",
     "--config-path -cp": "configs/ is always there: add a folder of your own with --config-dir",
@@ -78,6 +79,11 @@ def parser() -> Parser:
     add_options(parser)
     parser.add_argument("overrides", nargs="*")
     return parser
+
+
+def multirun_parser() -> Parser:
+    """Hydra's own options, but those that are not for a multirun."""
+    return Parser(prog="mingpt train -m", add_help=False, allow_abbrev=False, parents=[get_args_parser()])
 
 
 def given(options: argparse.Namespace) -> list[str]:
@@ -180,7 +186,7 @@ def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
             problems.append(problem)
             continue
         if override.is_sweep_override():
-            problems.append(f"{shown}: a sweep over values is for `mingpt sweep`: give one, or a list as key=[a,b]")
+            problems.append(f"{shown}: several values are for `mingpt train -m`: give one, or a list as key=[a,b]")
         elif override.key_or_group.startswith("hydra.") and override.key_or_group != SEARCHPATH:
             problems.append(f"{shown}: not used here: set run.dir=…")
         else:

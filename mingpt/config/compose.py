@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from mingpt.config import moment
 from mingpt.config.commandline import CommandLine
-from mingpt.config.groups import Groups, groups, offer_kinds
+from mingpt.config.groups import Groups, groups, offer
 from mingpt.config.keys import FOLLOWED, KINDS, complete, keys, kind_of, schemas, takes_any, value_of
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
@@ -93,7 +93,7 @@ def composed_of(line: CommandLine) -> tuple[DictConfig, list[str]]:
     """Compose the files and apply the overrides. Returns those that can't be applied as problems."""
     problems = list(line.problems)
     there_are = groups(line.folders)
-    offer_kinds(line.folders)
+    offer(line.folders)
     chosen = [o for o in line.overrides if o.key_or_group in there_are]
     values = [o for o in line.overrides if o.key_or_group not in there_are]
     with initialize_config_dir(str(line.main), version_base="1.3"):

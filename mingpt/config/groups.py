@@ -6,9 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from pydantic.fields import FieldInfo
 
 import mingpt
-from mingpt.config.keys import KINDS, description
+from mingpt.config.keys import KINDS, SECTIONS, complete, description
+from mingpt.config.schema import Config
 
 Groups = dict[str, dict[str, str]]
 
@@ -50,9 +53,18 @@ def groups(own: Sequence[Path] = ()) -> Groups:
     return {group: {o: found[group][o] for o in sorted(found[group], key="{}.yaml".format)} for group in sorted(found)}
 
 
-def offer_kinds(own: Sequence[Path] = ()) -> None:
-    """Let Hydra know an option for each kind that has no file: `data=random` is data.kind=random."""
-    store = ConfigStore.instance()
+def offer(own: Sequence[Path] = ()) -> None:
+    """Let Hydra know `schema`, every key outside of kinds with its default, and an option for each kind that has no
+    file: `data=random` is data.kind=random. Keys of a section that are in neither are for validation.py to refuse.
+    """
+    store, schema = ConfigStore.instance(), OmegaConf.create()
+    for name, field in Config.model_fields.items():
+        if name in KINDS or name in SECTIONS:
+            schema[name] = complete(SECTIONS[name], {}, FieldInfo.get_default) if name in SECTIONS else {}
+            OmegaConf.set_struct(schema[name], False)
+        else:
+            schema[name] = field.get_default()
+    store.store("schema", schema)
     for section, kinds in KINDS.items():
         store.repo.pop(section, None)
         for kind in kinds:  # of one that a file has, too, Hydra would take this for the schema

@@ -12,7 +12,10 @@ def parser() -> argparse.ArgumentParser:
 
     parser = Parser(prog=program("mingpt.report"), description=__doc__)
     parser.add_argument(
-        "urls", metavar="RUN", nargs="+", help="a run's directory, or its snapshots folder, or a sweep's; any URL"
+        "urls",
+        metavar="RUN",
+        nargs="+",
+        help="a run's directory, its snapshots folder, or a folder of runs; any URL",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where the page goes (default: RUN/report.html; else ./report.html)"

@@ -122,4 +122,4 @@ def test_preflight_knows_the_folder(own: Path, capsys: pytest.CaptureFixture[str
 def test_the_launcher_says_what_to_do_without_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="64"):
         parse(["--nproc-per-node=1", "--multirun", "seed=1"])
-    assert "`mingpt sweep`" in capsys.readouterr().err
+    assert "`mingpt train`" in capsys.readouterr().err

@@ -208,4 +208,4 @@ def test_its_model_is_used(name: str, mingpt: Verb) -> None:
 
 def test_a_sweep_is_shown(mingpt: Verb) -> None:
     assert STORED["sweep"]["12"][:8] in mingpt("log", "runs/sweep")
-    mingpt("report", "runs/sweep")
+    assert mingpt("report", "runs/sweep").count(" finished ") == 2

@@ -30,12 +30,11 @@ ROOMS = (
     "preflight",
     "prepare",
     "report",
-    "sweep",
     "commands",
 )
 # `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.
 ENTRIES = {"__main__", "cli", "completion", "evaluate", "generate", "replay", "snapshots", "plugins", "metrics",
-           "data/fetch", "data/prepare"}  # fmt: skip
+           "train/__main__",            "data/fetch", "data/prepare"}  # fmt: skip
 READING_PATH = (
     "train/loop",
     "train/step",

@@ -24,7 +24,7 @@ def test_a_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
     empty.mkdir()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    assert {path.name for path in site.iterdir() if "dist-info" not in path.name} == {"mingpt"}
+    assert {path.name for path in site.iterdir() if "dist-info" not in path.name} == {"mingpt", "hydra_plugins"}
     (about,) = site.glob("*.dist-info")
     (entry,) = re.findall(r"^mingpt = ([\w.]+):main$", (about / "entry_points.txt").read_text(), re.M)
     no_checkout = f"import sys; sys.path[:] = [path for path in sys.path if path != {str(ROOT)!r}]"

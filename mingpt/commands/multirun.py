@@ -1,0 +1,226 @@
+"""What `mingpt train -m KEY=A,B …` does: Hydra's multirun, with any of its sweepers and launchers.
+
+Each job is a run in a folder of its own, trained by `mingpt launch` in a process of its own, so the same command again
+goes on where it was. Hydra knows nothing of our exit codes and stops at the first mistake: both are added here.
+"""
+
+import argparse
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from mingpt.command import command
+from mingpt.config.checks import missing_places
+from mingpt.config.commandline import SEARCHPATH, CommandLine, multirun_parser, quoted
+from mingpt.config.compose import configure
+from mingpt.config.groups import config_dir, offer
+from mingpt.console import complain, say
+from mingpt.errors import FINISHED, STOPPED, UserError
+from mingpt.redact import without_secrets
+from mingpt.report.runs import last_of, rows, table
+from mingpt.storage import install
+
+LAUNCH = (sys.executable, "-m", "mingpt.launch")
+LONGEST = 100  # characters of a job's name
+HYDRAS = ("hydra.", "hydra/")  # settings of Hydra itself
+PLACES = ("run.dir", "run.name", "snapshot.dir")
+PLUGINS = {"hydra/launcher": ("joblib", "submitit"), "hydra/sweeper": ("optuna",)}  # extras that bring them
+PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
+
+
+class JobFailed(Exception):
+    """A job's launch ended with another exit code than 0."""
+
+    def __init__(self, folder: str, code: int) -> None:
+        super().__init__(folder, code)
+        self.folder, self.code = folder, code
+
+
+@command()
+def main(arguments: list[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _stop)
+    try:
+        options = multirun_parser().parse_intermixed_args(arguments)
+        folder, fixed = _checked(options)
+        own = [f"--config-{name}={given}" for name in ("dir", "name") if (given := getattr(options, f"config_{name}"))]
+        without = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"
+        code = _run(["--multirun", *own, *options.overrides, without])
+        if found := rows(folder):
+            say(table(found))
+        return code
+    except KeyboardInterrupt:
+        complain("stopped on request: the same command again goes on")
+        return STOPPED
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _run(arguments: list[str]) -> int:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints an error as its own, and ends with 1
+    sys.argv[1:] = arguments
+    try:
+        hydra.main(config_path=str(config_dir()), config_name="train", version_base="1.3")(job)()
+    except JobFailed as failed:
+        complain(f"{failed.folder}: exit code {failed.code}: see {failed.folder}.log; the same command again goes on")
+        return failed.code
+    except HydraException as error:
+        raise UserError(_words(error)) from error
+    return FINISHED
+
+
+def _words(error: HydraException) -> str:
+    """Hydra's first line, and what brings a plugin that is not there."""
+    first = str(without_secrets(str(error))).strip().partition("\n")[0]
+    extras = next((extras for group, extras in PLUGINS.items() if f"'{group}" in first), ())
+    return f"{first} ({' or '.join(map(install, extras))})" if extras else first
+
+
+def job(config: DictConfig) -> float | None:
+    """Train a job's run, in whatever process the launcher has for it. Returns its validation loss."""
+    own = HydraConfig.get()
+    folder, above = f"{own.sweep.dir}/{own.sweep.subdir}", Path(own.runtime.cwd)
+    command = [*LAUNCH, *_arguments(own), *places(folder)]
+    with (above / f"{folder}.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=above,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C comes to this process, which asks the launch once
+            preexec_fn=_follow(os.getpid()),
+        )
+        try:
+            code = process.wait()
+        except BaseException:  # a request to stop, also a launcher's own: the run writes a snapshot first
+            process.terminate()
+            process.wait()
+            raise
+    if code:
+        raise JobFailed(folder, code)
+    value = last_of(str(above / folder), "val_loss")
+    return value if isinstance(value, float) else None
+
+
+def _arguments(own: HydraConf) -> list[str]:
+    """A job's options and overrides, as the command line has them."""
+    options = [f"--config-dir={s.path}" for s in own.runtime.config_sources if s.provider == "command-line"]
+    options += [f"--config-name={own.job.config_name}"]
+    return [*options, *(o for o in own.overrides.hydra if o.startswith(SEARCHPATH)), *own.overrides.task]
+
+
+def places(folder: str) -> list[str]:
+    return [f"run.name={Path(folder).name}", f"run.dir={quoted(folder)}"]
+
+
+def _follow(parent: int) -> Callable[[], None]:
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def follow() -> None:
+        """The kernel asks the launch to stop when the process that waits for it dies (Linux)."""
+        if prctl:
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(STOPPED)
+
+    return follow
+
+
+def name_of(overrides: str) -> str:
+    """A job's name, which any file system, bucket and shell takes, as run.name must be; it ends in a checksum where it
+    lost characters.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", overrides).lstrip("._-") or "only"
+    if overrides and (safe != overrides or len(safe) > LONGEST):
+        return f"{safe[: LONGEST - 9]}-{sha256(overrides.encode()).hexdigest()[:8]}"
+    return safe
+
+
+OmegaConf.register_new_resolver("mingpt.name", name_of, replace=True)
+
+
+def _checked(options: argparse.Namespace) -> tuple[str, list[str]]:
+    """The folder of all runs, and the keys that all jobs have. Raises UserError with every mistake of every job."""
+    name = options.config_name or "train"
+    above = [f"--config-dir={options.config_dir}"] if options.config_dir else []
+    above = [*above, f"--config-name={name}", *(text for text in options.overrides if text.startswith(SEARCHPATH))]
+    texts = [text for text in options.overrides if not text.lstrip("+~").startswith(HYDRAS)]
+    line = CommandLine.of(above)
+    problems = [*line.problems]
+    for text in options.overrides:
+        shown = str(without_secrets(text))
+        if text.partition("=")[0].lstrip("+~") in PLACES:
+            problems.append(f"{shown}: each job has a place of its own: hydra.sweep.dir=… is the folder of all")
+        elif shown != text:
+            problems.append(f"{shown}: Hydra writes this to a file, and has a secret in it: give '${{oc.env:NAME}}'")
+    if problems:
+        raise UserError(*problems)
+    offer(line.folders)
+    try:
+        with initialize_config_dir(str(line.main), version_base="1.3"):
+            hydras = [text for text in options.overrides if text not in texts and not text.startswith(SEARCHPATH)]
+            own = compose(name, [*line.for_hydra, *hydras], return_hydra_config=True).hydra
+            fixed, jobs = _expanded(texts, search=not own.sweeper._target_.endswith(".BasicSweeper"))
+    except HydraException as error:
+        raise UserError(_words(error)) from error
+    bucket = own.launcher.get("bucket")
+    _validate(jobs, fixed, above, here=not bucket)
+    return str(bucket or own.sweep.dir), fixed
+
+
+def _expanded(texts: Sequence[str], search: bool) -> tuple[list[str], list[list[str]]]:
+    """The keys that have one value, and the overrides of each job; of a search, which goes by results, the first."""
+    parser, overrides = OverridesParser.create(GlobalHydra.instance().config_loader()), list[Override]()
+    for text in texts:
+        try:
+            overrides.append(parser.parse_override(text))
+        except HydraException:
+            raise UserError(*CommandLine.of([text]).problems) from None
+    fixed = [override.key_or_group for override in overrides if not override.is_sweep_override()]
+    for i, override in enumerate(overrides):
+        if isinstance(interval := override.value(), IntervalSweep) and search:
+            overrides[i] = parser.parse_override(f"{override.get_key_element()}={interval.start}")
+        elif isinstance(interval, IntervalSweep):
+            raise UserError(f"{override.input_line}: an interval is for a search: add hydra/sweeper=optuna")
+    (jobs,) = BasicSweeper.split_arguments(overrides, None)
+    return fixed, jobs[:1] if search else jobs
+
+
+def _validate(jobs: Sequence[Sequence[str]], fixed: Sequence[str], above: Sequence[str], here: bool) -> None:
+    """Raise UserError with every problem of every job. here: also places that are not there, since jobs run here."""
+    problems = dict[str, list[str]]()
+    for overrides in jobs:
+        try:
+            config = configure([*above, *overrides], trains=here)
+            assert config is not None
+            if here and (missing := missing_places(config, [])):
+                raise UserError(*missing)
+        except UserError as error:
+            for problem in error.problems:
+                own = [o for o in overrides if o.partition("=")[0].lstrip("+~") not in fixed]
+                problems.setdefault(problem, []).append(" ".join(own))
+    if problems:
+        raise UserError(*(p if len(n) == len(jobs) else f"{p} ({', '.join(n)})" for p, n in problems.items()))

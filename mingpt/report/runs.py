@@ -1,0 +1,71 @@
+"""The runs in a folder, as a table: in which settings they differ, and how each one went."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import PurePosixPath
+from typing import Any
+
+from mingpt.config.configfile import read_config
+from mingpt.config.stored import is_below, leaves
+from mingpt.errors import UserError
+from mingpt.observe.jsonl import read_metrics
+from mingpt.observe.ledger import accounts
+from mingpt.redact import as_lines, without_secrets
+from mingpt.storage import open_fs, place
+
+OWN = ("run", "snapshot.dir")  # what differs between any two runs
+COLUMNS = ("state", "step", "loss", "val_loss")
+
+
+def runs_in(folder: str) -> dict[str, dict[str, Any]]:
+    """The config of each run that lies directly in a folder, by its name; anybody may have written it."""
+    fs, path = open_fs(folder, "DIR")
+    with place("DIR", folder):
+        entries = fs.ls(path, detail=True) if fs.isdir(path) else []
+    names = sorted(PurePosixPath(entry["name"]).name for entry in entries if entry["type"] == "directory")
+    found = dict[str, dict[str, Any]]()
+    for name in names:
+        with suppress(UserError):  # a link: it is none of these runs
+            if config := read_config(f"{folder.rstrip('/')}/{name}"):
+                found[name] = config
+    return found
+
+
+def last_of(run_dir: str, key: str) -> Any:
+    """The last value of a curve, such as val_loss."""
+    return next((row[key] for row in reversed(read_metrics(run_dir)) if key in row), None)
+
+
+def rows(folder: str) -> list[dict[str, Any]]:
+    """A row for each run of a folder, the lowest validation loss first."""
+    known = {name: dict(leaves(without_secrets(config))) for name, config in runs_in(folder).items()}
+    keys = dict.fromkeys(key for values in known.values() for key in values if not is_below(key, OWN))
+    differ = [key for key in keys if len({str(values.get(key)) for values in known.values()}) > 1]
+    found = [
+        {"run": name} | {key: values.get(key) for key in differ} | _went(f"{folder.rstrip('/')}/{name}")
+        for name, values in known.items()
+    ]
+    return sorted(found, key=lambda r: r["val_loss"] if isinstance(r["val_loss"], (int, float)) else float("inf"))
+
+
+def _went(run_dir: str) -> dict[str, Any]:
+    booked = accounts(run_dir)
+    state = (booked[-1].end or "running, or killed") if booked else "not started"
+    step = max((account.step for account in booked), default=0)
+    return {"state": state, "step": step} | {key: last_of(run_dir, key) for key in ("loss", "val_loss")}
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """For a terminal or a log."""
+    names = dict.fromkeys(key for row in found for key in row)
+    lines: list[list[str]] = [[*names], *([_cell(row.get(name)) for name in names] for row in found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return as_lines(_line(line, widths) for line in lines)
+
+
+def _cell(value: object) -> str:
+    return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
+    return "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
