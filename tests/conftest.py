@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 from run_kit import Run
 from store_kit import Stores, forget_clients
 from told import Told
-from verb_kit import Mingpt
 
 # While the tests are imported, nothing is garbage: 14 CPU seconds in place of 24, in each of the processes that test.
 gc.disable()
@@ -79,12 +78,6 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 def told(request: pytest.FixtureRequest) -> Told:
     """Compares a message with tests/messages.txt: see kits/told.py."""
     return Told(request.node.nodeid, request.config.getoption("--write-messages"))
-
-
-@pytest.fixture
-def mingpt(capsys: pytest.CaptureFixture[str]) -> Mingpt:
-    """Runs a verb in this process: see kits/verb_kit.py."""
-    return Mingpt(capsys)
 
 
 @pytest.fixture(scope="session")

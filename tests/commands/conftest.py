@@ -9,17 +9,20 @@ from snapshot_kit import save
 from verb_kit import store
 
 
-@pytest.fixture
-def base(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the trained run of twelve steps."""
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def base(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the trained run of twelve steps."""
     return shutil.copytree(trained, tmp_path / "base")
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path: Path) -> Path:
     """Steps 4 (the best), 10, 20 and 30, and what a writer of step 25 left when it was killed; of no training."""
-    monkeypatch.chdir(tmp_path)
     for step in (4, 10, 20, 25, 30):
         save(store(), step, val_loss=step / 2)
     Path(store().folder(25), "manifest.json").unlink()

@@ -30,7 +30,10 @@ THEIRS = {"mine", "countdown", "model.hidden"}  # names that the pages' examples
 def test_keys_choices_verbs_and_options_that_a_page_shows_are_there(page: Path) -> None:
     text = page.read_text()
     code = "\n".join(BLOCK.findall(text) + re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)))
-    known = {*keys(), *(f"{section}.{key}" for section in KINDS for kind in KINDS[section].values() for key in named(kind))}
+    known = {
+        *keys(),
+        *(f"{section}.{key}" for section in KINDS for kind in KINDS[section].values() for key in named(kind)),
+    }
     sections = {key.partition(".")[0] for key in known if "." in key}
     wrong = {key for key in {*KEY.findall(code)} - known - THEIRS if key.partition(".")[0] in sections}
     for group, choice in CHOICE.findall(code):
