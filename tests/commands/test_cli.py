@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-import mingpt
 from bpe_kit import write_gpt2
 from mingpt import console
 from mingpt.cli import GROUPS, VERBS, main
@@ -20,71 +20,66 @@ from mingpt.gone import KEYS
 from paths_kit import ROOT
 
 Captured = pytest.CaptureFixture[str]
+Ended = Callable[[str], int]
 RUN = str(ROOT / "tests/frozen/runs/resized")
 
 
-class Mingpt:
-    """Runs `mingpt …` in a folder. env: has it on its PATH, as pip writes it from what pyproject.toml says."""
+class Installed:
+    """Runs programs in a folder, with `mingpt` on their PATH as pip writes it from what pyproject.toml says."""
 
     def __init__(self, folder: Path) -> None:
         settings = (ROOT / "pyproject.toml").read_text()
         [(module, name)] = re.findall(r'^\[project.scripts\]\nmingpt = "([\w.]+):(\w+)"$', settings, re.M)
-        script = folder / "bin/mingpt"
-        script.parent.mkdir()
+        (script := folder / "bin/mingpt").parent.mkdir()
         program = f"import sys\nfrom {module} import {name}\nif __name__ == '__main__':\n    sys.exit({name}())\n"
         script.write_text(f"#!{sys.executable}\n{program}")
         script.chmod(0o755)
         # Without an empty entry, which would be the current folder.
-        libraries = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        self.folder = folder
-        self.env = os.environ | {"PATH": f"{script.parent}:{os.environ['PATH']}", "PYTHONPATH": libraries}
+        self.libraries = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self.folder, self.path = folder, f"{script.parent}:{os.environ['PATH']}"
 
-    def start(self, *command: str, **variables: str) -> "subprocess.Popen[str]":
-        pipe, env = subprocess.PIPE, self.env | variables
-        return subprocess.Popen(command, cwd=self.folder, env=env, stdout=pipe, stderr=pipe, text=True)
+    def start(self, *program: str, out: int = subprocess.PIPE, **variables: str) -> "subprocess.Popen[str]":
+        env = os.environ | {"PATH": self.path, "PYTHONPATH": self.libraries} | variables
+        return subprocess.Popen(program, cwd=self.folder, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
 
-    def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        with self.start("mingpt", *arguments) as process:
-            out, err = process.communicate(timeout=600)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    def mingpt(self, words: str, code: int = 0, out: int = subprocess.PIPE) -> tuple[str, str]:
+        """(output, errors)"""
+        with self.start("mingpt", *words.split(), out=out) as process:
+            said = process.communicate(timeout=600)
+        assert process.returncode == code, said
+        return said
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Mingpt:
-    return Mingpt(tmp_path)
+def installed(tmp_path: Path) -> Installed:
+    return Installed(tmp_path)
 
 
 def python(code: str) -> list[str]:
     """What this program prints, in words."""
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=600).split()
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
     """The exit code of the command, in this process."""
-    monkeypatch.setattr(sys, "argv", ["mingpt", *arguments])
-    return main()
+
+    def ended(words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["mingpt", *words.split()])
+        return main()
+
+    return ended
 
 
-def test_help_groups_the_verbs_and_is_shown_without_one(run: Mingpt) -> None:
-    done = run()
-    assert (done.returncode, done.stdout) == (64, "")
+def test_help_groups_the_verbs_and_is_shown_without_one(ended: Ended, capsys: Captured) -> None:
+    assert ended("") == 64
+    out, text = capsys.readouterr()
+    assert out == ""
     for words in ("-h", "--help", "help"):
-        told = run(words)
-        assert (told.returncode, told.stdout, told.stderr) == (0, done.stderr, "")
+        assert ended(words) == 0
+        assert capsys.readouterr() == (text, "")
     for title, verbs in GROUPS.items():
-        assert re.search(rf"^{title}:\n" + "".join(rf"  {verb} .*\n" for verb in verbs), done.stderr, re.M)
-
-
-def test_version_tells_what_bits_depend_on(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    import torch
-
-    assert ended(monkeypatch, "--version") == 0
-    python = ".".join(map(str, sys.version_info[:3]))
-    told = f"mingpt {mingpt.__version__}\nnumerics {mingpt.NUMERICS}\ntorch {torch.__version__}\nPython {python}\n"
-    assert capsys.readouterr().out == told
+        assert re.search(rf"^{title}:\n" + "".join(rf"  {verb} .*\n" for verb in verbs), text, re.M)
 
 
 def test_each_verbs_options_are_known_without_torch_and_help_takes_the_standard_library_alone() -> None:
@@ -101,10 +96,8 @@ def test_each_verbs_options_are_known_without_torch_and_help_takes_the_standard_
 
 
 @pytest.mark.parametrize("verb", ["snapshot", "serve", "receipt", "materialize", "sky-check", "sweep"])
-def test_a_mistaken_verb_and_one_of_earlier_versions_say_what_to_use(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    assert ended(monkeypatch, verb, "runs/a") == 64
+def test_a_mistaken_verb_and_one_of_earlier_versions_say_what_to_use(verb: str, ended: Ended, capsys: Captured) -> None:
+    assert ended(f"{verb} runs/a") == 64
     assert KEYS.get(f"mingpt {verb}", "did you mean snapshots?") in capsys.readouterr().err
 
 
@@ -113,43 +106,36 @@ def test_a_mistaken_verb_and_one_of_earlier_versions_say_what_to_use(
 
 @pytest.mark.parametrize("verb", ["diff --help", "snapshots list", "log", "generate"])
 def test_output_that_a_full_disk_takes_is_an_error(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    verb: str, ended: Ended, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(console, "lost", False)
     with suppress(OSError), open("/dev/full", "w") as full:  # what is left in its buffer
         monkeypatch.setattr(sys, "stdout", full)
-        assert ended(monkeypatch, *verb.split(), RUN) == 70
+        assert ended(f"{verb} {RUN}") == 70
     assert "No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["train experiment=synthetic train.max_steps=1 run.dir=there", "launch --help"])
-def test_a_program_says_so_too_and_a_run_ends_before_that(words: str, run: Mingpt) -> None:
+def test_a_program_says_so_too_and_a_run_ends_before_that(words: str, installed: Installed) -> None:
     with open("/dev/full", "w") as full:
-        command, pipe = ["mingpt", *words.split()], subprocess.PIPE
-        done = subprocess.run(command, cwd=run.folder, env=run.env, stdout=full, stderr=pipe, text=True)
-    assert done.returncode == 70, done.stderr
-    assert re.fullmatch("error: .*No space left on device.*\n", done.stderr)
-    assert "train" not in words or [*run.folder.glob("there/snapshots/*/manifest.json")]
+        _, errors = installed.mingpt(words, code=70, out=full.fileno())
+    assert re.fullmatch("error: .*No space left on device.*\n", errors)
+    assert "train" not in words or [*installed.folder.glob("there/snapshots/*/manifest.json")]
 
 
-def test_output_of_a_module_that_is_a_program_is_lost_as_that_of_its_verb() -> None:
-    with open("/dev/full", "w") as full:
-        assert subprocess.run([sys.executable, "-m", "mingpt.commands.log", RUN], stdout=full).returncode == 70
-
-
-@pytest.mark.parametrize(("arguments", "code"), [("--version", 0), ("log nowhere", 64)])
+@pytest.mark.parametrize(("words", "code"), [("--version", 0), ("log nowhere", 64)])
 def test_without_standard_output_a_command_ends_as_with_it(
-    arguments: str, code: int, monkeypatch: pytest.MonkeyPatch
+    words: str, code: int, ended: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", None)  # as Python has it after `mingpt … >&-`
-    monkeypatch.setattr(sys, "stderr", None)
-    assert ended(monkeypatch, *arguments.split()) == code
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)  # as Python has it after `mingpt … >&-`
+    assert ended(words) == code
 
 
 @pytest.mark.slow
-def test_output_that_nobody_reads_any_more_is_none(run: Mingpt) -> None:
-    with run.start("mingpt", "generate", RUN, "--tokens=1000000") as process:
+def test_output_that_nobody_reads_any_more_is_none(installed: Installed) -> None:
+    with installed.start("mingpt", "generate", RUN, "--tokens=1000000") as process:
         assert process.stdout
         process.stdout.read(1)
         process.stdout.close()
@@ -171,35 +157,32 @@ def test_an_error_that_nobody_expects_is_no_failed_check(capsys: Captured) -> No
 
 
 @pytest.mark.slow
-def test_code_of_the_current_folder_is_found_and_shadows_no_library(run: Mingpt) -> None:
+def test_code_of_the_current_folder_is_found_and_shadows_no_library(installed: Installed) -> None:
     for name in ("numpy", "pydantic", "fsspec", "argcomplete"):
-        (run.folder / f"{name}.py").write_text(f"open('ran-{name}', 'w')")
-    (run.folder / "mine.py").touch()
-    for arguments in ("--help", "completion bash", "snapshots list .", "train model._target_=mine.Net"):
-        done = run(*arguments.split())
-        assert not [*run.folder.glob("ran-*")], arguments
-    assert "the module mine has no Net" in done.stderr
+        (installed.folder / f"{name}.py").write_text("open('ran', 'w')")
+    (installed.folder / "mine.py").touch()
+    for words in ("--help", "completion bash", "snapshots list ."):
+        installed.mingpt(words, code=64 if "list" in words else 0)
+    assert "the module mine has no Net" in installed.mingpt("train model._target_=mine.Net", code=64)[1]
+    assert not (installed.folder / "ran").exists()
 
 
-def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(run: Mingpt) -> None:
-    (package := run.folder / "mingpt").symlink_to(ROOT / "mingpt")
-    arguments = ("launch", "--dry-run", "--nproc-per-node=2", "experiment=synthetic")
-    done = run(*arguments)
-    assert (done.returncode, done.stdout.endswith(" -m mingpt.train experiment=synthetic\n")) == (0, True)
+def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(installed: Installed) -> None:
+    (package := installed.folder / "mingpt").symlink_to(ROOT / "mingpt")
+    words = "launch --dry-run --nproc-per-node=2 experiment=synthetic"
+    assert installed.mingpt(words)[0].endswith(" -m mingpt.train experiment=synthetic\n")
     package.unlink()
     package.mkdir()
     (package / "__init__.py").touch()
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (64, "")
-    assert str(package) in done.stderr
+    out, errors = installed.mingpt(words, code=64)
+    assert (out, str(package) in errors) == ("", True)
 
 
 @pytest.mark.slow
-def test_prepare_starts_its_processes_from_the_console_script(run: Mingpt) -> None:
-    write_gpt2(run.folder)
-    (run.folder / "a.txt").write_text("to be, or not to be")
-    done = run("prepare", "a.txt", "--out", "out", "--tokenizer", ".", "--processes", "2", "--val-fraction", "0")
-    assert done.returncode == 0, done.stderr
+def test_prepare_starts_its_processes_from_the_console_script(installed: Installed) -> None:
+    write_gpt2(installed.folder)
+    (installed.folder / "a.txt").write_text("to be, or not to be")
+    installed.mingpt("prepare a.txt --out out --tokenizer . --processes 2 --val-fraction 0")
 
 
 BASH = """
@@ -223,8 +206,8 @@ WORDS = {
 
 
 @pytest.mark.slow
-def test_bash_completes_exactly_these_words(run: Mingpt) -> None:
-    with run.start("bash", "-c", f"{BASH.rstrip()} <<< $'" + "\\n".join(WORDS) + "'") as bash:
+def test_bash_completes_exactly_these_words(installed: Installed) -> None:
+    with installed.start("bash", "-c", f"{BASH.rstrip()} <<< $'" + "\\n".join(WORDS) + "'") as bash:
         assert dict(zip(WORDS, bash.communicate(timeout=600)[0].splitlines(), strict=True)) == WORDS
 
 
@@ -244,12 +227,13 @@ def assert_ended(process: "subprocess.Popen[str]", verb: str, number: signal.Sig
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("verb", [*STOPPED, "fetch", "prepare", "evaluate", "log"])
 def test_a_signal_while_libraries_are_imported_ends_a_verb_without_a_trace(
-    verb: str, number: signal.Signals, run: Mingpt, tmp_path: Path
+    verb: str, number: signal.Signals, installed: Installed, tmp_path: Path
 ) -> None:
     for name in ("torch", "hydra", "pydantic", "fsspec", "argcomplete"):
         (library := tmp_path / "libraries" / name / "__init__.py").parent.mkdir(parents=True)
         library.write_text("import time\nprint('importing', flush=True)\ntime.sleep(100)\n")
-    with run.start("mingpt", verb, "x", PYTHONPATH=f"{tmp_path}/libraries:{run.env['PYTHONPATH']}") as process:
+    libraries = f"{tmp_path}/libraries:{installed.libraries}"
+    with installed.start("mingpt", verb, "x", PYTHONPATH=libraries) as process:
         assert process.stdout
         assert process.stdout.readline() == "importing\n"
         assert_ended(process, verb, number)
@@ -257,24 +241,23 @@ def test_a_signal_while_libraries_are_imported_ends_a_verb_without_a_trace(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "number"),
+    ("words", "number"),
     [
-        ("snapshots verify {}", signal.SIGTERM),
-        ("fork {}@1 there", signal.SIGINT),
-        ("evaluate {}", signal.SIGTERM),
-        ("prepare {}/a.txt --out=there --tokenizer={}/b.json", signal.SIGINT),
-        ("preflight experiment=synthetic run.dir={}", signal.SIGTERM),
+        ("snapshots verify s3://b/run", signal.SIGTERM),
+        ("fork s3://b/run@1 there", signal.SIGINT),
+        ("evaluate s3://b/run", signal.SIGTERM),
+        ("prepare s3://b/a.txt --out=there --tokenizer=s3://b/b.json", signal.SIGINT),
+        ("preflight experiment=synthetic run.dir=s3://b/run", signal.SIGTERM),
     ],
 )
 def test_a_signal_while_a_store_is_waited_for_ends_a_verb_without_a_trace(
-    arguments: str, number: signal.Signals, run: Mingpt
+    words: str, number: signal.Signals, installed: Installed
 ) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(600)
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        words = arguments.format(*["s3://bucket/run"] * 2).split()
-        with run.start("mingpt", *words, AWS_ENDPOINT_URL=address, **keys) as process:
+        with installed.start("mingpt", *words.split(), AWS_ENDPOINT_URL=address, **keys) as process:
             connection, _ = silent.accept()
             with connection:
-                assert_ended(process, words[0], number)
+                assert_ended(process, words.split()[0], number)

@@ -1,6 +1,5 @@
 """`mingpt diff`: a planted difference of each kind is named, by what is stored and by what is executed again."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,55 +9,47 @@ from typing import Any
 import pytest
 import torch
 
-import mingpt.train.loop
 from branch_kit import train
-from mingpt.commands.diff import diff_command
-from mingpt.errors import USER_ERROR
 from mingpt.report.parting import measured
 from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import read_manifest
-from mingpt.snapshot.store import Store
+from mingpt.train import loop
 from mingpt.train.step import train_step
 from replay_kit import files_of
 from rewriting_kit import rewrite
 from run_kit import Run
 from told import Told
+from verb_kit import mingpt, store
 
-Captured = pytest.CaptureFixture[str]
-Diff = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("base")
 WEIGHT = "transformer.h.1.mlp.c_fc.weight"
 
 
 @pytest.fixture
-def diff(text: Path, cache: Path, capsys: Captured) -> Diff:
-    """The answer for programs. --replay knows where the data is."""
+def diff(trained: Path, text: Path, cache: Path) -> Callable[[str], Any]:
+    """The answer for programs; TRAINED is the run of which `base` is a copy. --replay knows where the data is."""
 
-    def diff(*arguments: object) -> Any:
-        places = [f"--{side}={key}" for side in "ab" for key in (f"data.path={text}", f"data.cache_dir={cache}")]
-        capsys.readouterr()
-        code = diff_command([*(places if "--replay" in arguments else ()), *map(str, arguments), "--json"])
-        out, err = capsys.readouterr()
-        assert code == 0, err
-        return json.loads(out)
+    def diff(words: str) -> Any:
+        places = f"--a=data.path={text} --b=data.path={text} --a=data.cache_dir={cache} --b=data.cache_dir={cache}"
+        return mingpt.json(f"diff {places if '--replay' in words else ''} {words.replace('TRAINED', str(trained))}")
 
     return diff
 
 
-@pytest.fixture
-def other(tmp_path: Path, text: Path, cache: Path) -> Callable[..., Path]:
-    """Trains as the first run, but for these keys."""
+Diff = Callable[[str], Any]
 
-    def other(*overrides: str, data: Path = text) -> Path:
-        train(tmp_path / "b", data, cache, *overrides)
-        return tmp_path / "b"
+
+@pytest.fixture
+def other(text: Path, cache: Path) -> Callable[..., None]:
+    """Trains `b` as the first run, but for these keys."""
+
+    def other(*overrides: str, data: Path = text) -> None:
+        train(Path("b"), data, cache, *overrides)
 
     return other
 
 
-@pytest.fixture
-def changed(trained: Path, tmp_path: Path) -> Path:
-    """A copy, to be changed."""
-    return shutil.copytree(trained, tmp_path / "b")
+Other = Callable[..., None]
 
 
 def unequal(found: dict[str, Any]) -> set[str]:
@@ -67,73 +58,72 @@ def unequal(found: dict[str, Any]) -> set[str]:
     return parts | ({"data"} if found["data"][0] != found["data"][1] else set())
 
 
-def first(found: dict[str, Any], at: int = 0) -> dict[str, str | None]:
+def first(found: dict[str, Any], at: int = 0) -> list[str | None]:
     """The name of what differs first in one of the steps that were executed, of each kind."""
-    kinds = {kind: found["replay"]["steps"][at][kind] for kind in ("samples", "outputs", "gradients", "state")}
-    return {kind: what and what["name"] for kind, what in kinds.items()}
+    kinds = (found["replay"]["steps"][at][kind] for kind in ("samples", "outputs", "gradients", "state"))
+    return [what and what["name"] for what in kinds]
 
 
-def flip(run: Path, step: int) -> None:
-    def change(state: dict[Any, dict[str, torch.Tensor]]) -> None:
-        state["model"][WEIGHT].view(torch.int32)[3, 5] ^= 1 << 20
-
-    rewrite(Store(f"{run}/snapshots"), step, change)
+def turn(weight: torch.Tensor) -> None:
+    weight.view(torch.int32)[3, 5] ^= 1 << 20
 
 
-def test_a_key_of_the_model_shows_in_an_output(trained: Path, other: Callable[..., Path], diff: Diff) -> None:
-    b = other("model.dropout=0.2")
-    before = files_of(trained), files_of(b)
-    replayed = (found := diff(trained, b, "--replay"))["replay"]
-    assert (files_of(trained), files_of(b)) == before
-    assert [s["step"] for s in replayed["steps"]] == [1]
-    assert (replayed["step"], replayed["begin"], replayed["before"]) == (1, [0, 0], None)
-    assert (first(found)["samples"], first(found)["outputs"]) == (None, "transformer.h.0.ln_1")
-    assert replayed["steps"][0]["around"]  # the dropout of the embeddings is no module
+def flip(step: int) -> None:
+    rewrite(store("base"), step, lambda state: turn(state["model"][WEIGHT]))
+
+
+def without(step: int) -> None:
+    shutil.rmtree(f"base/snapshots/step-{step:09d}")
+
+
+def test_a_key_of_the_model_shows_in_an_output(trained: Path, other: Other, diff: Diff) -> None:
+    other("model.dropout=0.2")
+    before = files_of(trained), files_of(Path("b"))
+    replayed = (found := diff("TRAINED b --replay"))["replay"]
+    assert (files_of(trained), files_of(Path("b"))) == before
+    [step] = replayed["steps"]
+    assert (step["step"], replayed["step"], replayed["begin"], replayed["before"]) == (1, 1, [0, 0], None)
+    assert first(found)[:2] == [None, "transformer.h.0.ln_1"]
+    assert step["around"]  # the dropout of the embeddings is no module
     assert replayed["same"] == [True, True]
 
 
-def test_a_key_of_the_optimizer_shows_in_an_update(
-    trained: Path, other: Callable[..., Path], diff: Diff, capsys: Captured
-) -> None:
+def test_a_key_of_the_optimizer_shows_in_an_update(other: Other, diff: Diff) -> None:
     """The trace shows it in step 2, whose state it has changed."""
-    b = other("optimizer.weight_decay=0.2", "train.log_every=2")
-    found = diff(trained, b, "--replay")
+    other("optimizer.weight_decay=0.2", "train.log_every=2")
+    found = diff("TRAINED b --replay")
     assert unequal(found) == {"config", "step", "snapshot"}
     assert found["config"] == {"optimizer.weight_decay": [0.1, 0.2]}
     assert found["others"] == {"train.log_every": [1, 2]}
     assert (found["step"], found["equal"], found["snapshot"]) == (2, None, [4, 4])
     assert [step["step"] for step in found["replay"]["steps"]] == [1, 2]
-    assert [*first(found).values()] == [None] * 3 + ["transformer.h.0.attn.c_attn.weight"]
-    assert first(found, 1)["outputs"] == "transformer.wte"
-    assert diff_command([str(trained), str(b), "--exit-code"]) == 1
-    assert "  optimizer.weight_decay: 0.1 -> 0.2\n" in capsys.readouterr().out
+    assert first(found) == [None] * 3 + ["transformer.h.0.attn.c_attn.weight"]
+    assert first(found, 1)[1] == "transformer.wte"
+    assert "  optimizer.weight_decay: 0.1 -> 0.2\n" in mingpt("diff base b --exit-code", code=1)
 
 
-def test_a_byte_of_the_data_shows_in_a_sample(
-    trained: Path, other: Callable[..., Path], tmp_path: Path, text: Path, diff: Diff
-) -> None:
-    path = tmp_path / "other.txt"
-    path.write_text(text.read_text()[:2000] + text.read_text()[2000:].replace("king", "kong", 1))
-    found = diff(trained, other(data=path), "--replay", f"--b=data.path={path}")
+def test_a_byte_of_the_data_shows_in_a_sample(other: Other, text: Path, diff: Diff) -> None:
+    (path := Path("other.txt")).write_text(text.read_text()[:2000] + text.read_text()[2000:].replace("king", "kong", 1))
+    other(data=path)
+    found = diff(f"TRAINED b --replay --b=data.path={path}")
     assert {"data"} <= unequal(found) <= {"data", "step", "snapshot"}
     samples = found["replay"]["steps"][0]["samples"]
     assert (samples["differ"], samples["of"]) == (1, 16)
-    assert first(found)["outputs"] == "transformer.wte"
+    assert first(found)[1] == "transformer.wte"
 
 
 @pytest.mark.slow
-def test_kernels_that_no_key_chose(trained: Path, tmp_path: Path, text: Path, cache: Path, diff: Diff) -> None:
+def test_kernels_that_no_key_chose(text: Path, cache: Path, diff: Diff) -> None:
     """The environment makes torch take the kernels of an older processor."""
-    b = Run(f"{tmp_path}/b", text, cache, env={"ATEN_CPU_CAPABILITY": "default"})
-    b.finish(1, "train.max_steps=12", "run.name=run")
-    found = diff(trained, b.dir, "--replay")
+    Run("b", text, cache, env={"ATEN_CPU_CAPABILITY": "default"}).finish(1, "train.max_steps=12", "run.name=run")
+    found = diff("TRAINED b --replay")
     assert "numerics" in unequal(found) <= {"numerics", "step", "snapshot"}
     assert (found["replay"]["steps"], found["replay"]["same"]) == ([], [True, False])
 
 
-def test_one_flipped_bit_of_a_weight_is_named(trained: Path, changed: Path, diff: Diff) -> None:
-    flip(changed, 8)
-    found = diff(trained, changed, "--replay")
+def test_one_flipped_bit_of_a_weight_is_named(diff: Diff) -> None:
+    flip(8)
+    found = diff("TRAINED base --replay")
     assert unequal(found) == {"snapshot"}
     assert (found["equal"], found["snapshot"], found["tensors"]) == (4, [8, 8], [1, 112])
     tensor = found["tensor"]
@@ -141,50 +131,47 @@ def test_one_flipped_bit_of_a_weight_is_named(trained: Path, changed: Path, diff
     # The trace is as it was: the first snapshot that differs says which step to execute.
     replayed = found["replay"]
     assert (replayed["step"], replayed["before"]["name"], replayed["same"]) == (9, WEIGHT, [True, False])
-    flip(changed, 8)
-    flip(changed, 12)
-    replayed = diff(trained, changed, "--replay")["replay"]  # no step follows it: the one that leads to it
+    flip(8)
+    flip(12)
+    replayed = diff("TRAINED base --replay")["replay"]  # no step follows it: the one that leads to it
     assert (replayed["step"], replayed["steps"], replayed["same"]) == (12, [], [True, True])
 
 
-def test_a_run_that_went_on_from_a_flipped_bit(
-    trained: Path, changed: Path, other: Callable[..., Path], diff: Diff
-) -> None:
-    shutil.rmtree(changed / "snapshots/step-000000012")
-    flip(changed, 8)
-    found = diff(trained, other(), "--replay")
+def test_a_run_that_went_on_from_a_flipped_bit(other: Other, diff: Diff) -> None:
+    without(12)
+    flip(8)
+    Path("base").rename("b")
+    other()
+    found = diff("TRAINED b --replay")
     assert (found["replay"]["step"], found["replay"]["begin"]) == (9, [8, 8])
     assert found["replay"]["before"] == {"name": WEIGHT, "differ": 1, "of": 112, "only": ""}
-    assert (first(found)["outputs"], first(found)["samples"]) == ("transformer.h.1.mlp.c_fc", None)
+    assert first(found)[:2] == [None, "transformer.h.1.mlp.c_fc"]
 
 
-def test_two_attempts_of_which_one_machine_was_sick(
-    changed: Path, other: Callable[..., Path], diff: Diff, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_attempts_of_which_one_machine_was_sick(other: Other, diff: Diff, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempt 2 computes steps 9 to 12 again, with a bit that flips in step 10."""
-    shutil.rmtree(changed / "snapshots/step-000000012")
+    without(12)
+    Path("base").rename("b")
 
     def sick(run: Any, step: int) -> Any:
         if step == 9:
-            dict(run.compute.model.named_parameters())[WEIGHT].data.view(torch.int32)[3, 5] ^= 1 << 20
+            turn(dict(run.compute.model.named_parameters())[WEIGHT].data)
         return train_step(run, step)
 
     with monkeypatch.context() as patched:
-        patched.setattr(mingpt.train.loop, "train_step", sick)
+        patched.setattr(loop, "train_step", sick)
         other()
-    replayed = diff(changed, "--attempts", "1", "2", "--replay")["replay"]
+    replayed = diff("b --attempts 1 2 --replay")["replay"]
     assert (replayed["begin"], replayed["step"], replayed["steps"]) == ([8, 8], 10, [])
     assert replayed["same"] == [True, False]
 
 
-def test_snapshots_of_two_steps_are_compared_only_where_both_are_named(
-    trained: Path, changed: Path, diff: Diff
-) -> None:
-    for step in (4, 8):
-        shutil.rmtree(changed / f"snapshots/step-{step:09d}")
-    found = diff(f"{trained}@8", changed)
+def test_snapshots_of_two_steps_are_compared_only_where_both_are_named(diff: Diff) -> None:
+    without(4)
+    without(8)
+    found = diff("TRAINED@8 base")
     assert (found["common"], found["snapshot"], found["differs"]) == (0, None, False)
-    assert diff(f"{trained}@8", f"{changed}@12")["snapshot"] == [8, 12]
+    assert diff("TRAINED@8 base@12")["snapshot"] == [8, 12]
 
 
 MISTAKES = (
@@ -194,23 +181,18 @@ MISTAKES = (
 
 
 @pytest.mark.parametrize("arguments", MISTAKES.split("|"))
-def test_mistakes(
-    arguments: str, trained: Path, changed: Path, tmp_path: Path, text: Path, capsys: Captured,
-    monkeypatch: pytest.MonkeyPatch, told: Told,
-) -> None:  # fmt: skip
+def test_mistakes(arguments: str, trained: Path, text: Path, told: Told) -> None:
     """old: of a version whose numerics this one does not have."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(trained, "a")
-    flip(changed, 8)
+    flip(8)
+    Path("base").rename("old" if "old" in arguments else "b")
     if "old" in arguments:
-        changed = changed.rename("old")
         for step in (4, 8, 12):
-            manifest = read_manifest(Store("old/snapshots"), step)
+            manifest = read_manifest(store("old"), step)
             history = [h | {"numerics": h["numerics"] | {"mingpt": 999}} for h in manifest.history]
             path = Path(f"old/snapshots/step-{step:09d}/manifest.json")
             path.write_bytes(encode_manifest(manifest.model_copy(update={"history": history})))
-    assert diff_command(arguments.format(text=text).split()) == USER_ERROR
-    told(capsys.readouterr().err, text)
+    told(mingpt.refused("diff " + arguments.format(text=text)), text)
 
 
 @pytest.mark.parametrize(

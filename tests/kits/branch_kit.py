@@ -7,21 +7,13 @@ from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from run_kit import TINY
 
-STEPS = 12
-
 
 def train(folder: Path, text: Path, cache: Path, *overrides: str) -> None:
     """A run of TINY to step 12, with snapshots at 4, 8 and 12."""
-    places = (
-        f"run.dir={folder}",
-        "run.name=run",
-        f"data.path={text}",
-        f"data.cache_dir={cache}",
-        f"train.max_steps={STEPS}",
-    )
-    assert attempt([*TINY, *places, f"train.max_steps={STEPS}", *overrides], Lifetime()) == FINISHED
+    places = (f"run.dir={folder}", f"data.path={text}", f"data.cache_dir={cache}")
+    assert attempt([*TINY, *places, "run.name=run", "train.max_steps=12", *overrides], Lifetime()) == FINISHED
 
 
-def go_on(folder: Path, *overrides: str) -> None:
+def go_on(folder: Path | str) -> None:
     """The command that `mingpt fork` prints."""
-    assert attempt([f"--config-dir={folder}", "--config-name=config", *overrides], Lifetime()) == FINISHED
+    assert attempt([f"--config-dir={folder}", "--config-name=config"], Lifetime()) == FINISHED

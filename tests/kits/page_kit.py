@@ -12,7 +12,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import lockstep
@@ -33,23 +32,14 @@ MASKS = (
 )
 
 
-@dataclass
-class Shown:
-    """A command of a page, and the lines below it."""
-
-    command: str
-    lines: list[str] = field(default_factory=list)
-
-
-def commands(page: Path) -> list[Shown]:
-    found = list[Shown]()
+def commands(page: Path) -> list[list[str]]:
+    """Each command of a page, and the lines below it."""
+    found = list[list[str]]()
     for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S):
         for line in block.splitlines():
             if line.startswith("$ "):
-                found.append(Shown(line[2:]))
-            else:
-                found[-1].lines.append(line)
-    assert found, f"{page} shows no command"
+                found.append([])
+            found[-1].append(line.removeprefix("$ "))
     return found
 
 
@@ -59,15 +49,13 @@ def masked(line: str) -> str:
     return line.rstrip()
 
 
-def fits(shown: list[str], printed: list[str]) -> bool:
-    """Whether the printed lines are those shown."""
+def pattern(shown: list[str]) -> str:
+    """What the printed lines match."""
     parts = []
     for line in shown:
-        if line.strip() == "…":
-            parts.append(r"(?:.*\n)*?")
-        else:
-            parts.append(re.escape(masked(line.removesuffix("…"))) + (".*" if line.endswith("…") else "") + r"\n")
-    return re.fullmatch("".join(parts), "".join(f"{masked(line)}\n" for line in printed)) is not None
+        start, rest = line.removesuffix("…"), ".*" if line.endswith("…") else ""
+        parts.append(r"(?:.*\n)*?" if line.strip() == "…" else re.escape(masked(start)) + rest + r"\n")
+    return "".join(parts)
 
 
 class Shell:
@@ -115,11 +103,11 @@ class Shell:
         return printed
 
 
-def differences(page: Path, shell: Shell, after: int) -> list[str]:
-    """Execute all after the first ones; each command whose output is not as shown, with what it printed."""
+def differences(commands: list[list[str]], shell: Shell) -> str:
+    """Execute these; each whose output is not as shown, with what it printed."""
     wrong = []
-    for shown in commands(page)[after:]:
-        printed = shell.run(shown.command)
-        if not fits(shown.lines, printed):
-            wrong.append("\n".join([f"$ {shown.command}", *printed, "--- but the page shows:", *shown.lines]))
-    return wrong
+    for command, *shown in commands:
+        printed = shell.run(command)
+        if not re.fullmatch(pattern(shown), "".join(f"{masked(line)}\n" for line in printed)):
+            wrong += [f"$ {command}", *printed, "--- but the page shows:", *shown, ""]
+    return "\n".join(wrong)

@@ -1,13 +1,12 @@
 """Run directories as a run leaves them, without a run."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mingpt.observe.ledger import Account
 from mingpt.observe.trace import RECORD
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, save
@@ -23,50 +22,43 @@ def loss_of(step: int) -> float:
     return 1 + 1 / step
 
 
-@dataclass
 class Made:
     """A run directory. Each attempt computes a step in 10 s, after 100 s in which it starts."""
 
-    folder: Path
-    history: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.history: list[dict[str, Any]] = []
 
     def attempt(
-        self,
-        number: int,
-        start: int,
-        last: int,
-        parent: int = 0,
-        world: int = 2,
-        end: str | None = None,
-        device: str = "cpu",
-        host: str = "n1",
-        price: float | None = None,
-        losses: dict[int, float] | None = None,
-        booked: int | None = None,
-        snapshots: tuple[int, ...] = (),
-    ) -> "Made":
-        """booked: the last step of the account, which is written now and then only."""
-        losses = losses or {}
-        self.claim(number, start, parent)
-        steps = np.arange(start + 1, last + 1)
-        began = START + 10_000 * (number - 1)
+        self, number: int, start: int, last: int, parent: int = 0, losses: Mapping[int, float] | None = None,
+        booked: int | None = None, **account: Any,
+    ) -> "Made":  # fmt: skip
+        """booked: the last step of the account, which is written now and then only. account: other fields of it."""
+        world = account.get("world_size", 2)
+        steps = range(start + 1, last + 1)
+        rows = [self.row(step, world, (losses or {}).get(step, loss_of(step))) for step in steps]
+        self.claim(number, start, parent).metrics(number, rows)
         trace = np.zeros(len(steps), RECORD)
-        trace["step"], trace["norm"] = steps, 0.5
-        trace["loss"] = [losses.get(int(s), loss_of(int(s))) for s in steps]
-        (self.folder / "trace").mkdir(exist_ok=True)
-        trace.tofile(self.folder / f"trace/attempt-{number:05d}-{start + 1:09d}.bin")
-        done = last if booked is None else booked
-        spent = {"import": 60.0, "load": 40.0, "step": 9.0 * (done - start), "wait": 1.0 * (done - start)}
-        account = Account(
-            number, start, done, world, device, host, began, began + sum(spent.values()), spent, end,
-            [(s, began + 100 + 10.0 * (s - start), 0.5) for s in snapshots], price,
-        )  # fmt: skip
-        (self.folder / "ledger").mkdir(exist_ok=True)
-        (self.folder / f"ledger/attempt-{number:05d}.json").write_text(json.dumps(asdict(account)))
-        self.metrics(number, [self.row(s, world, losses.get(s, loss_of(s))) for s in range(start + 1, last + 1)])
-        numerics = {"torch": "2", "device": device, "reduce": "exact"}
+        trace["step"], trace["norm"], trace["loss"] = steps, 0.5, [row["loss"] for row in rows]
+        trace.tofile(self._path(f"trace/attempt-{number:05d}-{start + 1:09d}.bin"))
+        began = START + 10_000 * (number - 1)
+        done = (last if booked is None else booked) - start
+        spent = {"import": 60.0, "load": 40.0, "step": 9.0 * done, "wait": 1.0 * done}
+        account = {
+            "attempt": number, "from_step": start, "step": start + done, "world_size": world, "device": "cpu",
+            "host": "n1", "started": began, "until": began + sum(spent.values()), "seconds": spent, "end": None,
+            "price": None, **account,
+            "snapshots": [(s, began + 100 + 10.0 * (s - start), 0.5) for s in account.get("snapshots", ())],
+        }  # fmt: skip
+        self._path(f"ledger/attempt-{number:05d}.json").write_text(json.dumps(account))
+        numerics = {"torch": "2", "device": account["device"], "reduce": "exact"}
         self.history.append({"attempt": number, "from_step": start, "world_size": world, "numerics": numerics})
         return self
+
+    def _path(self, name: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     @staticmethod
     def row(step: int, world: int = 2, loss: object = None) -> dict[str, Any]:
@@ -74,14 +66,12 @@ class Made:
                 "step_seconds": 10.0, "world_size": world}  # fmt: skip
 
     def claim(self, number: int, start: int, parent: int = 0, by: str = "train") -> "Made":
-        (self.folder / "attempts").mkdir(parents=True, exist_ok=True)
         claim = {"id": f"{number}", "by": by, "from_step": start, "from_digest": None, "parent": parent}
-        (self.folder / f"attempts/{number:05d}.json").write_text(json.dumps(claim))
+        self._path(f"attempts/{number:05d}.json").write_text(json.dumps(claim))
         return self
 
     def metrics(self, number: int, rows: list[dict[str, Any]]) -> "Made":
-        (self.folder / "metrics").mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"metrics/attempt-{number:05d}.jsonl").open("a") as file:
+        with self._path(f"metrics/attempt-{number:05d}.jsonl").open("a") as file:
             file.writelines(json.dumps({"attempt": number, **row}) + "\n" for row in rows)
         return self
 
@@ -91,9 +81,10 @@ class Made:
         return save(Store(f"{self.folder}/snapshots"), step, provenance=PROVENANCE | made | provenance)
 
 
-def three_attempts(folder: Path) -> Made:
+def three_attempts(folder: Path | str) -> Made:
     """Killed after step 12, stopped after step 20, finished at step 30."""
-    made = Made(folder).attempt(1, 0, 12, world=1, snapshots=(5, 10), booked=11)
-    made.attempt(2, 10, 20, parent=1, world=4, end="stopped", device="NVIDIA L4", price=2.0, snapshots=(20,))
+    made = Made(folder).attempt(1, 0, 12, world_size=1, snapshots=(5, 10), booked=11)
+    gpus: dict[str, Any] = {"world_size": 4, "device": "NVIDIA L4", "price": 2.0}
+    made.attempt(2, 10, 20, parent=1, end="stopped", snapshots=(20,), **gpus)
     made.metrics(2, [{"step": 16, "val_loss": 1.75}, {"step": 20, "val_loss": 1.5}])
     return made.attempt(3, 20, 30, parent=2, end="finished", host="n3")

@@ -2,9 +2,9 @@
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Iterator
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -34,7 +34,7 @@ ROOMS = (
 )
 # `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.
 ENTRIES = {"__main__", "cli", "completion", "evaluate", "generate", "replay", "snapshots", "plugins", "metrics",
-           "train/__main__",            "data/fetch", "data/prepare"}  # fmt: skip
+           "train/__main__", "data/fetch", "data/prepare"}  # fmt: skip
 READING_PATH = (
     "train/loop",
     "train/step",
@@ -64,26 +64,29 @@ LONGEST_PATH = 14_000  # tokens
 LONGEST_FUNCTION = 60
 
 
-@cache
-def modules() -> dict[str, ast.Module]:
-    """Each file of the package by its path without `.py`."""
-    return {p.relative_to(PACKAGE).with_suffix("").as_posix(): ast.parse(p.read_text()) for p in PACKAGE.rglob("*.py")}
+# What is loaded by a name in a text, and so has no arrow: kinds of models and data (their modules are named in
+# config/kinds, which knows nothing else of them), code that the command line names, a command's own module, and what
+# torch asks for by a name.
+BY_NAME = {"cli", "command", "completion", "config/kinds", "config/plugin", "plugins", "world/entry"}
+
+# Each file of the package by its path without `.py`.
+TEXTS = {p.relative_to(PACKAGE).with_suffix("").as_posix(): p.read_text() for p in PACKAGE.rglob("*.py")}
+TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
 
 
-def imports(tree: ast.AST, known: set[str]) -> Iterator[str]:
+def imports(tree: ast.AST) -> Iterator[str]:
     """The package's own modules that are imported, at the top or later; not what only a type checker imports."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "mingpt":
-            module = "/".join(node.module.split(".")[1:])
+        if isinstance(node, ast.ImportFrom) and node.module:
             for name in node.names:
-                inner = f"{module}/{name.name}" if module else name.name
-                if inner in known or module:
-                    yield inner if inner in known else module
+                inner = f"{node.module}.{name.name}".replace(".", "/").removeprefix("mingpt/")
+                outer = inner.rpartition("/")[0]
+                yield from [module for module in (inner, outer) if module in TREES][:1]
         elif isinstance(node, ast.Import):
             yield from ("/".join(n.name.split(".")[1:]) for n in node.names if n.name.startswith("mingpt."))
-        yield from imports(node, known)
+        yield from imports(node)
 
 
 def room(module: str) -> str:
@@ -91,32 +94,19 @@ def room(module: str) -> str:
 
 
 def test_arrows_between_rooms_point_down() -> None:
-    files = modules()
     rank = {name: i for i, name in enumerate(ROOMS)}
     up = [
         f"{module} imports {other}"
-        for module, tree in files.items()
+        for module, tree in TREES.items()
         if module not in ENTRIES
-        for other in imports(tree, set(files))
+        for other in imports(tree)
         if rank[room(other)] > rank[room(module)]
     ]
     assert up == []
 
 
-# What is loaded by a name in a text, and so has no arrow: kinds of models and data (their modules are named in
-# config/kinds, which knows nothing else of them), code that the command line names, a command's own module, and what
-# torch asks for by a name.
-BY_NAME = {"cli", "command", "completion", "config/kinds", "config/plugin", "plugins", "world/entry"}
-
-
 def test_only_what_is_known_is_loaded_by_name() -> None:
-    found = {
-        module
-        for module, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__"))
-    }
-    assert found == BY_NAME
+    assert {module for module, text in TEXTS.items() if re.search(r"import_module\(|__import__\(", text)} == BY_NAME
 
 
 LAYOUT = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER"}
@@ -124,32 +114,23 @@ LAYOUT = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER
 
 def tokens(text: str) -> int:
     """How many there are in a module, so that dense lines and missing comments gain nothing; docstrings are free."""
-    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docs = {
         (node.body[0].lineno, node.body[0].col_offset)
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, holders) and ast.get_docstring(node) is not None
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
     }
     found = tokenize.generate_tokens(io.StringIO(text).readline)
     return sum(tokenize.tok_name[t.type] not in LAYOUT and t.start not in docs for t in found)
 
 
 def test_the_reading_path_is_short_and_needs_nothing_beside_it() -> None:
-    files = modules()
-    sizes = {name: tokens((PACKAGE / f"{name}.py").read_text()) for name in READING_PATH}
-    assert sum(sizes.values()) <= LONGEST_PATH, sizes
-    beyond = {
-        f"{module} imports {other}"
-        for module in READING_PATH
-        for other in imports(files[module], set(files))
-        if other not in {*READING_PATH, *BEYOND}
-    }
-    assert beyond == set()
+    assert sum(tokens(TEXTS[name]) for name in READING_PATH) <= LONGEST_PATH
+    assert {other for module in READING_PATH for other in imports(TREES[module])} <= {*READING_PATH, *BEYOND}
 
 
 def test_no_modules_import_each_other() -> None:
     """At their tops or later: what is reached from a module does not lead back to it."""
-    arrows = {module: set(imports(tree, set(modules()))) for module, tree in modules().items()}
+    arrows = {module: set(imports(tree)) for module, tree in TREES.items()}
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as circle:
@@ -158,10 +139,10 @@ def test_no_modules_import_each_other() -> None:
 
 def test_no_function_is_long() -> None:
     long = {
-        f"{module}.{node.name}": lines
-        for module, tree in modules().items()
+        f"{module}.{node.name}"
+        for module, tree in TREES.items()
         for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > LONGEST_FUNCTION
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
     }
-    assert long == {}
+    assert long == set()
