@@ -109,11 +109,14 @@ def test_it_goes_on_with_the_same_bits(
     assert resume(place(name), f"train.max_steps={last + MORE}") == FINISHED
     where = "hot/mingpt" if name == "hot" else f"{url}/snapshots"
     assert f"resumed from step {last} of {where}" in capsys.readouterr().out
-    # A step of the past with the bits that it recorded then, on a machine that gives them; a new one on every machine.
-    known, own = RECORDED["resumed"].get(machine()), OWN.get(name, "")
-    for step in (9 if name == "forked" else 2, last + MORE) if known else (last + MORE,):
-        assert "same loss and norm bits as recorded" in mingpt(f"replay {url} --step {step} --samples 0 {own}")
-    mingpt(f"audit {url} --from {1 if known else last + 1} {own}")
+    known, own, at_home = RECORDED["resumed"].get(machine()), OWN.get(name, ""), machine() == RECORDED["made on"]
+    if at_home:  # elsewhere the past has other bits than those that it recorded
+        assert "same loss and norm bits" in mingpt(
+            f"replay {url} --step {9 if name == 'forked' else 2} --samples 0 {own}"
+        )
+    if at_home or name != "hot":  # which has no snapshot on a disk between the past and the new steps
+        assert "same loss and norm bits" in mingpt(f"replay {url} --step {last + MORE} --samples 0 {own}")
+        mingpt(f"audit {url} --from {1 if at_home else last + 1} {own}")
     mingpt(f"diff {url} {url} --exit-code")
     found = verified(url, last + MORE).digest
     if known is None:
