@@ -253,7 +253,9 @@ def test_a_signal_while_libraries_are_imported_ends_a_verb_without_a_trace(
 def test_a_signal_while_a_store_is_waited_for_ends_a_verb_without_a_trace(
     words: str, number: signal.Signals, installed: Installed
 ) -> None:
-    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys: dict[str, Any] = {
+        "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"
+    }  # fmt: skip
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(600)
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"

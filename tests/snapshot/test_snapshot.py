@@ -98,7 +98,7 @@ def test_a_snapshot_is_its_parts_and_a_manifest_and_nothing_else(store: Store) -
     digest, state = save(store, 3), state_of(3)
     contents = {Path(path).name: store.fs.cat_file(path) for path in store.fs.find(store.root)}
     manifest = json.loads(contents.pop("manifest.json"))
-    tensors = {}
+    tensors = dict[str, object]()
     for name, names in zip(sorted(contents), (["w", "b"], ["w.exp_avg", "w.step"]), strict=True):  # larger ones first
         kind: Kind = "model" if name.startswith("model") else "optimizer"
         hashes = {n: sha256(raw(state[kind][n])).hexdigest() for n in names}
