@@ -33,7 +33,8 @@ def fork_command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     from mingpt.config.affecting import settings
     from mingpt.config.commandline import CommandLine
-    from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place, leaves
+    from mingpt.config.keys import leaves
+    from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
     from mingpt.redact import BLANK, printable, without_secrets
     from mingpt.snapshot.find import find
     from mingpt.snapshot.forking import fork, new_named, run_of

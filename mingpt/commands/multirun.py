@@ -7,18 +7,15 @@ goes on where it was. Hydra knows nothing of our exit codes and stops at the fir
 import argparse
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import hydra
-from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
@@ -26,13 +23,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from mingpt.command import command
 from mingpt.config.checks import missing_places
-from mingpt.config.commandline import SEARCHPATH, CommandLine, multirun_parser, quoted
-from mingpt.config.compose import configure
-from mingpt.config.groups import config_dir, offer
+from mingpt.config.commandline import SEARCHPATH, CommandLine, options_given, parser, quoted
+from mingpt.config.compose import configure, hydra_of
+from mingpt.config.groups import config_dir
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.redact import without_secrets
@@ -40,7 +37,6 @@ from mingpt.report.runs import last_of, rows, table
 from mingpt.storage import install
 
 LAUNCH = (sys.executable, "-m", "mingpt.launch")
-LONGEST = 100  # characters of a job's name
 HYDRAS = ("hydra.", "hydra/")  # settings of Hydra itself
 PLACES = ("run.dir", "run.name", "snapshot.dir")
 PLUGINS = {"hydra/launcher": ("joblib", "submitit"), "hydra/sweeper": ("optuna",)}  # extras that bring them
@@ -61,11 +57,10 @@ def main(arguments: list[str]) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _stop)
     try:
-        options = multirun_parser().parse_intermixed_args(arguments)
+        options = parser().parse_intermixed_args(arguments)
         folder, fixed = _checked(options)
-        own = [f"--config-{name}={given}" for name in ("dir", "name") if (given := getattr(options, f"config_{name}"))]
         without = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"
-        code = _run(["--multirun", *own, *options.overrides, without])
+        code = _run(["--multirun", *options_given(options), *options.overrides, without])
         if found := rows(folder):
             say(table(found))
         return code
@@ -128,6 +123,8 @@ def job(config: DictConfig) -> float | None:
 def _arguments(own: HydraConf) -> list[str]:
     """A job's options and overrides, as the command line has them."""
     options = [f"--config-dir={s.path}" for s in own.runtime.config_sources if s.provider == "command-line"]
+    main = [s.path for s in own.runtime.config_sources if s.provider == "main"]
+    options += [f"--config-path={path}" for path in main if path != str(config_dir())]
     options += [f"--config-name={own.job.config_name}"]
     return [*options, *(o for o in own.overrides.hydra if o.startswith(SEARCHPATH)), *own.overrides.task]
 
@@ -149,24 +146,9 @@ def _follow(parent: int) -> Callable[[], None]:
     return follow
 
 
-def name_of(overrides: str) -> str:
-    """A job's name, which any file system, bucket and shell takes, as run.name must be; it ends in a checksum where it
-    lost characters.
-    """
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", overrides).lstrip("._-") or "only"
-    if overrides and (safe != overrides or len(safe) > LONGEST):
-        return f"{safe[: LONGEST - 9]}-{sha256(overrides.encode()).hexdigest()[:8]}"
-    return safe
-
-
-OmegaConf.register_new_resolver("mingpt.name", name_of, replace=True)
-
-
 def _checked(options: argparse.Namespace) -> tuple[str, list[str]]:
     """The folder of all runs, and the keys that all jobs have. Raises UserError with every mistake of every job."""
-    name = options.config_name or "train"
-    above = [f"--config-dir={options.config_dir}"] if options.config_dir else []
-    above = [*above, f"--config-name={name}", *(text for text in options.overrides if text.startswith(SEARCHPATH))]
+    above = [*options_given(options), *(text for text in options.overrides if text.startswith(SEARCHPATH))]
     texts = [text for text in options.overrides if not text.lstrip("+~").startswith(HYDRAS)]
     line = CommandLine.of(above)
     problems = [*line.problems]
@@ -178,11 +160,10 @@ def _checked(options: argparse.Namespace) -> tuple[str, list[str]]:
             problems.append(f"{shown}: Hydra writes this to a file, and has a secret in it: give '${{oc.env:NAME}}'")
     if problems:
         raise UserError(*problems)
-    offer(line.folders)
     try:
-        with initialize_config_dir(str(line.main), version_base="1.3"):
-            hydras = [text for text in options.overrides if text not in texts and not text.startswith(SEARCHPATH)]
-            own = compose(name, [*line.for_hydra, *hydras], return_hydra_config=True).hydra
+        with hydra_of(line):
+            hydras = [text for text in options.overrides if text not in texts]
+            own = hydra.compose(line.name, hydras, return_hydra_config=True).hydra
             fixed, jobs = _expanded(texts, search=not own.sweeper._target_.endswith(".BasicSweeper"))
     except HydraException as error:
         raise UserError(_words(error)) from error

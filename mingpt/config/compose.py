@@ -1,60 +1,61 @@
-"""From the command line to a Config. Hydra reads the grammar of overrides and composes the files; overrides of keys are
-applied here, so that every mistake is listed at once, and the schema fills in what no file says.
+"""From the command line to a Config: Hydra composes the files and applies the overrides, and validation.py judges what
+comes out.
 
-`@hydra.main` is not used: it stops at the first bad override with exit code 1, and makes a folder per process.
+`@hydra.main` stops at the first mistake, with exit code 1. So a run's config is composed by `hydra.compose`, and what
+Hydra refuses is found one by one. Options that only print are answered by `@hydra.main`.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
+from io import StringIO
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
-from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf, open_dict
+import hydra
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic.fields import FieldInfo
 
 from mingpt.config import moment
-from mingpt.config.commandline import CommandLine
-from mingpt.config.groups import Groups, groups, offer
-from mingpt.config.keys import FOLLOWED, KINDS, complete, keys, kind_of, schemas, takes_any, value_of
+from mingpt.config.commandline import CommandLine, options_given
+from mingpt.config.groups import Places, defaults, groups, offer
+from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, value_of
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
-from mingpt.config.section import MISSING
-from mingpt.config.validation import shown, validate
+from mingpt.config.validation import validate
 from mingpt.console import say
 from mingpt.errors import UserError
 from mingpt.gone import instead
-from mingpt.redact import without_secrets
+from mingpt.redact import BLANK, as_lines, is_secret, without_secrets
+
+PRINTS = ("cfg", "info", "hydra_help")  # Hydra's options that only print
 
 
 def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True) -> Config | None:
-    """The validated config of a command line; None if it asked for --help, --cfg or --info, answered on stdout.
+    """The validated config of a command line; None if it asked for --help, --cfg or the like, answered on stdout.
 
     trains: whether it is this Python that will train, and so must have the trackers' packages.
 
     Raises errors.UserError with every problem in it.
     """
     line = CommandLine.of(arguments)
-    if line.help:
+    if line.options.help:
         from mingpt.config.help import help_text
 
         say(help_text(line.folders))
         return None
-    composed, problems = composed_of(line)
+    if line.options.shell_completion:
+        say(printed(line, line.options.overrides))
+        return None
+    overrides, composed, problems = composed_of(line)
     follows = follows_of(composed)
     raw, unresolved = resolved(composed, follows)
-    if (line.cfg or line.info) and not problems:
-        if line.resolve and unresolved:
-            raise UserError(*unresolved)
-        if line.info:
-            from mingpt.config.help import info
-
-            info(line)
-        else:
-            plain = without_secrets(OmegaConf.to_container(composed, resolve=line.resolve))
-            say(OmegaConf.to_yaml(OmegaConf.create(plain)).rstrip("\n"))
+    if any(getattr(line.options, name) for name in PRINTS) and not problems:
+        wrong = [unknown(key, raw) for key in raw if key not in Config.model_fields]
+        if wrong := [*wrong, *(unresolved if line.options.resolve else ())]:
+            raise UserError(*wrong)
+        say(printed(line, [o for o in overrides if o.startswith("hydra") or not line.options.hydra_help]))
         return None
     return validate(
         raw,
@@ -67,6 +68,31 @@ def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True
     )
 
 
+def printed(line: CommandLine, overrides: Sequence[str]) -> str:
+    """What Hydra prints as a program, without secrets."""
+    given = vars(line.options)
+    options = [f"--{name.replace('_', '-')}" + (f"={given[name]}" if given[name] is not True else "")
+               for name in (*PRINTS, "shell_completion", "package", "resolve") if given[name]]  # fmt: skip
+    shown = [str(without_secrets(text)) for text in overrides]
+    before, sys.argv = sys.argv, [sys.argv[0], *options_given(line.options), *options, *shown]
+    try:
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as wrong:
+            hydra.main(config_path=line.main, config_name="train", version_base="1.3")(configure)()
+    except (SystemExit, ValueError) as end:
+        if told := wrong.getvalue().strip() or str(end).strip("0"):
+            raise UserError(str(without_secrets(told))) from end
+    finally:
+        sys.argv = before
+    return as_lines(_without_secrets(text) for text in out.getvalue().rstrip("\n").split("\n"))
+
+
+def _without_secrets(line: str) -> str:
+    """A line of YAML, or of another text."""
+    key, mark, value = line.partition(": ")
+    secret = mark and value != "null" and is_secret(key.strip(), value)
+    return f"{key}: '{BLANK}'" if secret else str(without_secrets(line))
+
+
 def refuse_the_time(arguments: Sequence[str]) -> None:
     """Raise UserError if values of the config follow the clock (`${now:…}`), for a run of several starts."""
     if not moment.was_asked():
@@ -74,7 +100,7 @@ def refuse_the_time(arguments: Sequence[str]) -> None:
     found: list[dict[str, Any]] = []
     for when in moment.TWO:
         with moment.at(when):
-            composed, _ = composed_of(CommandLine.of(arguments))
+            _, composed, _ = composed_of(CommandLine.of(arguments))
             found.append(resolved(composed, follows_of(composed))[0])
     known = keys(_kinds(composed))
     if changed := [key for key in known if value_of(key, found[0]) != value_of(key, found[1])]:
@@ -89,66 +115,77 @@ def as_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(without_secrets(config.model_dump())))
 
 
-def composed_of(line: CommandLine) -> tuple[DictConfig, list[str]]:
-    """Compose the files and apply the overrides. Returns those that can't be applied as problems."""
-    problems = list(line.problems)
-    there_are = groups(line.folders)
+@contextmanager
+def hydra_of(line: CommandLine) -> Iterator[None]:
+    """hydra.compose looks where the command line says. A place that is not there is an error."""
     offer(line.folders)
-    chosen = [o for o in line.overrides if o.key_or_group in there_are]
-    values = [o for o in line.overrides if o.key_or_group not in there_are]
-    with initialize_config_dir(str(line.main), version_base="1.3"):
-        moment.register()
-        good, composed = _choose(line.config_name, line.for_hydra, chosen, there_are, problems)
-        # `data.kind=shards` brings that kind's option in place of the one that the files name, as `data=shards` does.
-        now, groups_chosen = _kinds(composed), {o.key_or_group for o in chosen}
-        kinds = {s: kind for s in KINDS if s not in groups_chosen and (kind := _wanted(s, values))}
-        if more := [f"{s}={kind}" for s, kind in kinds.items() if kind != now[s]["kind"]]:
-            with suppress(Exception):  # a defaults list of one's own without the group: then no file names a kind
-                composed = compose(line.config_name, [*more, *good])
-    named_first = sorted(values, key=lambda o: o.key_or_group not in {f"{s}.kind" for s in KINDS})
-    problems += [problem for o in named_first if (problem := _apply(composed, o))]
-    return _filled(composed), problems
+    Places.folder = line.options.config_dir
+    try:
+        with hydra.initialize_config_dir(line.main, version_base="1.3"), catch_warnings():
+            filterwarnings("error", "provider=.* is not available")
+            moment.register()
+            yield
+    finally:
+        Places.folder = None
 
 
-def _choose(
-    name: str, first: list[str], chosen: Sequence[Override], there_are: Groups, problems: list[str]
-) -> tuple[list[str], DictConfig]:
-    """Compose the files that the groups' overrides choose; returns those that Hydra takes, and what comes out."""
-    good = [*first, *(str(o.input_line) for o in chosen)]
+def composed_of(line: CommandLine) -> tuple[list[str], DictConfig, list[str]]:
+    """The overrides that Hydra takes, what it composes of them, and a problem for each other one."""
+    chosen, values = line.for_hydra
+    with hydra_of(line):
+        good, composed, problems = _taken(line, [], chosen)
+        for find in (_implied, _schemas):
+            if more := find(line, composed):
+                with suppress(Exception):  # a config of one's own that does not begin with ours
+                    composed, good = hydra.compose(line.name, [*more, *good]), [*more, *good]
+        good, composed, others = _taken(line, good, values)
+    # What is not there, or was deleted, has the schema's default, which other keys may refer to.
+    whole = OmegaConf.merge(defaults(_kinds(composed)), composed)
+    assert isinstance(whole, DictConfig)
+    return good, whole, [*line.problems, *problems, *others]
+
+
+def _taken(line: CommandLine, good: list[str], texts: list[str]) -> tuple[list[str], DictConfig, list[str]]:
+    """`good`, and those of more overrides that Hydra takes; what it composes of them; a problem for each other one."""
+    with suppress(Exception):  # Hydra has errors of its own for most slips, and ValueError or TypeError for others
+        return [*good, *texts], hydra.compose(line.name, [*good, *texts]), []
     try:
-        return good, compose(name, good)
-    except Exception:  # Hydra has errors of its own for most slips, and ValueError or TypeError for others
-        good = [*first]
-    try:
-        composed = compose(name, good)
+        composed, problems = hydra.compose(line.name, good), list[str]()
     except Exception as error:
-        raise UserError(*problems, f"--config-name={without_secrets(name)}: {_first_line(error)}") from error
-    for override in chosen:
-        text = str(override.input_line)
+        raise UserError(*line.problems, f"--config-name={without_secrets(line.name)}: {_first_line(error)}") from error
+    for text in texts:
         try:
-            composed = compose(name, [*good, text])
-            good.append(text)
+            composed, good = hydra.compose(line.name, [*good, text]), [*good, text]
         except Exception as error:  # adding them one by one finds each bad one
-            problems.append(_not_chosen(override, error, there_are))
-    return good, composed
+            problems.append(_refused(text.removeprefix("++"), error, groups(line.folders)))
+    return good, composed, problems
 
 
-def _not_chosen(override: Override, error: Exception, there_are: Groups) -> str:
-    """One line for a group's override that Hydra refuses."""
-    group, value, text = override.key_or_group, override.value(), without_secrets(override.input_line)
-    if not isinstance(value, str):
-        return f"{text}: {group} takes one of {', '.join(there_are[group])}"
-    if cure := instead(f"{group}={value}"):
+def _implied(line: CommandLine, composed: DictConfig) -> list[str]:
+    """The options of the kinds that keys name: `data.kind=shards` brings that option, as `data=shards` does."""
+    given = {o.key_or_group: o.value() for o in line.overrides if not o.is_delete()}
+    named = {s: given.get(f"{s}.kind", "own" if f"{s}._target_" in given else None) for s in KINDS if s not in given}
+    now = _kinds(composed)
+    return [f"{s}={k}" for s, k in named.items() if isinstance(k, str) and k in KINDS[s] and k != now[s]["kind"]]
+
+
+def _schemas(line: CommandLine, composed: DictConfig) -> list[str]:
+    """What brings the defaults of the config's kinds; those of the first ones are there."""
+    kinds = {section: held["kind"] for section, held in _kinds(composed).items()}
+    return [f"schema/{s}@{s}={kind}" for s, kind in kinds.items() if kind != next(iter(KINDS[s]))]
+
+
+def _refused(text: str, error: Exception, there_are: Mapping[str, Mapping[str, str]]) -> str:
+    """One line for an override that Hydra does not take."""
+    group, _, option = text.lstrip("+~").partition("=")
+    shown = without_secrets(text)
+    if cure := instead(f"{group}={option}"):
         return cure
-    if value not in there_are[group]:
-        close = get_close_matches(value, there_are[group], n=1)
-        return (
-            f"{text}: there is no {group} {without_secrets(value)!r}{f' (did you mean {close[0]}?)' if close else ''}; "
-            f"there are {', '.join(there_are[group])}"
-        )
-    if override.is_add():
-        return f"{text}: {group} has a default already: write {group}={value} without the +"
-    return f"{text}: {_first_line(error)}"
+    if group not in there_are or option in there_are[group]:
+        return f"{shown}: {_first_line(error)}"
+    close = get_close_matches(option, there_are[group], n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"{shown}: there is no such {group}{hint}; there are {', '.join(there_are[group])}"
 
 
 def _typed(line: CommandLine) -> set[str]:
@@ -156,72 +193,6 @@ def _typed(line: CommandLine) -> set[str]:
     given = [(o.key_or_group, o.value()) for o in line.overrides]
     names = [f"{key}.{name}" for key, value in given for name in (value if isinstance(value, dict) else [""])]
     return {".".join(name.split(".")[:2]) for name in names}
-
-
-def _wanted(section: str, values: Sequence[Override]) -> str | None:
-    """The kind of a section that the keys of a command line name; `_target_` is one's own."""
-    given = {o.key_or_group: o.value() for o in values}
-    kind = given.get(f"{section}.kind", "own" if f"{section}._target_" in given else None)
-    return kind if isinstance(kind, str) and kind in KINDS[section] else None
-
-
-def _apply(composed: DictConfig, override: Override) -> str | None:
-    """Set, add or delete a key as an override says; returns what is wrong with that, or None."""
-    key, value, text = override.key_or_group, override.value(), without_secrets(override.input_line)
-    section, _, rest = key.partition(".")
-    kinds = _kinds(composed)
-    sections = schemas(kinds)
-    top = f"{section}.{rest.partition('.')[0]}" if rest and section in sections else key
-    own = section in KINDS and takes_any(section, kinds[section]["kind"])
-    if not key or override.package is not None:
-        return f"{text!r} has no key" if not key else f"{text}: there is no group {key!r}"
-    known, said = top in keys(kinds) or top in sections, _said(composed, key)
-    if not known and (said is None if override.is_delete() else not own):  # a file may hold a key of another kind
-        return unknown(top, kinds)
-    try:
-        if override.is_delete():
-            if value is not None and value != (held := OmegaConf.select(_filled(composed), key)):
-                return f"{text}: Could not delete from config. The value of '{key}' is {shown(key, held)}."
-            above, _, leaf = key.rpartition(".")
-            parent = OmegaConf.select(composed, above) if above else composed
-            if isinstance(parent, DictConfig):
-                with open_dict(parent):
-                    parent[leaf] = None  # pop resolves what it takes out
-                    parent.pop(leaf)
-        elif override.is_add() and _is_value(said, key, kinds) and not isinstance(value, (dict, list)):
-            return f"{text}: Could not append to config. An item is already at '{key}'."
-        else:
-            OmegaConf.update(composed, key, value, merge=True, force_add=True)
-    except Exception as error:
-        return f"{text}: {_first_line(error)}"
-    return None
-
-
-def _said(composed: DictConfig, key: str) -> Any:
-    """What the files and overrides hold for a key, not resolved: it may follow a key that only the schema has."""
-    held: Any = OmegaConf.to_container(composed, resolve=False)
-    for name in key.split("."):
-        held = held.get(name) if isinstance(held, dict) else None
-    return held
-
-
-def _is_value(said: Any, key: str, kinds: dict[str, dict[str, str]]) -> bool:
-    """Whether a key has a value, of the files or of the schema, whose `""` and `???` are none."""
-    held = value_of(key, kinds) if said is None and key in keys(kinds) else said
-    return held is not None and held not in ("", MISSING)
-
-
-def _filled(composed: DictConfig) -> DictConfig:
-    """Add the schema's default for every key that neither a file nor an override sets."""
-    raw = OmegaConf.to_container(composed, resolve=False)
-    assert isinstance(raw, dict)
-    sections, out = schemas(_kinds(composed)), dict[Any, Any]()
-    for name, field in Config.model_fields.items():
-        held = raw.get(name, {} if name in sections else field.get_default())
-        if name in sections and isinstance(held, dict):
-            held = complete(sections[name], held, FieldInfo.get_default)
-        out[name] = held
-    return OmegaConf.create(out | {k: v for k, v in raw.items() if k not in out})
 
 
 def _kinds(composed: DictConfig) -> dict[str, dict[str, str]]:
@@ -247,7 +218,7 @@ def follows_of(composed: DictConfig) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for key in keys(_kinds(composed)):
         section, _, name = key.rpartition(".")
-        holder = composed[section] if section else composed
+        holder = composed.get(section) if section else composed
         if isinstance(holder, DictConfig) and OmegaConf.is_interpolation(holder, name):
             raw = OmegaConf.to_container(holder, resolve=False)
             assert isinstance(raw, dict)

@@ -1,18 +1,25 @@
-"""Where configs come from: configs/, folders of the user's own, and the registered kinds of models and data."""
+"""Where configs come from: configs/, folders of the user's own, and the schema with its kinds of models and data."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, ClassVar
 
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
 import mingpt
-from mingpt.config.keys import KINDS, SECTIONS, complete, description
+from mingpt.config.keys import KINDS, complete, description, schemas
 from mingpt.config.schema import Config
 
+LONGEST = 100  # characters of a job's name
 Groups = dict[str, dict[str, str]]
 
 
@@ -53,20 +60,51 @@ def groups(own: Sequence[Path] = ()) -> Groups:
     return {group: {o: found[group][o] for o in sorted(found[group], key="{}.yaml".format)} for group in sorted(found)}
 
 
+class Places(SearchPathPlugin):
+    """Has Hydra look in the folder of --config-dir, where it is asked to compose and not started as a program."""
+
+    folder: ClassVar[str | None] = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.folder:
+            search_path.append("command-line", f"file://{Path(self.folder).absolute()}")
+
+
 def offer(own: Sequence[Path] = ()) -> None:
-    """Let Hydra know `schema`, every key outside of kinds with its default, and an option for each kind that has no
-    file: `data=random` is data.kind=random. Keys of a section that are in neither are for validation.py to refuse.
+    """Let Hydra know `schema`, the defaults of all keys outside of kinds; `schema/data=KIND`, those of a kind; and an
+    option for each kind that has no file: `data=random`. A key that is in none of them is for validation.py to refuse.
     """
-    store, schema = ConfigStore.instance(), OmegaConf.create()
-    for name, field in Config.model_fields.items():
-        if name in KINDS or name in SECTIONS:
-            schema[name] = complete(SECTIONS[name], {}, FieldInfo.get_default) if name in SECTIONS else {}
-            OmegaConf.set_struct(schema[name], False)
-        else:
-            schema[name] = field.get_default()
+    Plugins.instance().register(Places)
+    store, schema = ConfigStore.instance(), OmegaConf.create(defaults({}) | {section: {} for section in KINDS})
+    for section in schemas({}):
+        OmegaConf.set_struct(schema[section], False)
     store.store("schema", schema)
     for section, kinds in KINDS.items():
         store.repo.pop(section, None)
-        for kind in kinds:  # of one that a file has, too, Hydra would take this for the schema
+        for kind, of_kind in kinds.items():
+            store.store(kind, complete(of_kind, {}, FieldInfo.get_default), group=f"schema/{section}")
+            # Of one that a file has, too, Hydra would take this for the schema.
             if not any((folder / section / f"{kind}.yaml").is_file() for folder in (*own, config_dir())):
                 store.store(kind, {"kind": kind}, group=section)
+
+
+def defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key with its default, by the kinds that a plain config names."""
+    of = schemas(raw)
+    return {
+        name: complete(of[name], {}, FieldInfo.get_default) if name in of else field.get_default()
+        for name, field in Config.model_fields.items()
+    }
+
+
+def name_of(overrides: str) -> str:
+    """A job's name, which any file system, bucket and shell takes, as run.name must be; it ends in a checksum where it
+    lost characters.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", overrides).lstrip("._-") or "only"
+    if overrides and (safe != overrides or len(safe) > LONGEST):
+        return f"{safe[: LONGEST - 9]}-{sha256(overrides.encode()).hexdigest()[:8]}"
+    return safe
+
+
+OmegaConf.register_new_resolver("mingpt.name", name_of, replace=True)

@@ -4,22 +4,21 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-
 from mingpt.command import program
-from mingpt.config.commandline import CommandLine
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, description, keys, named, schema_of
 
 USAGE = """\
-Overrides have Hydra's grammar: key=value, group=option, +new=value, ~gone.
+A Hydra application: overrides are key=value, group=option, +new=value, ~gone.
 
 Options:
-  --config-dir DIR     a folder of your own with experiment/, model/, data/ …, looked in after configs/
-  --config-name NAME   begin with NAME.yaml, of such a folder, in place of train.yaml
-  --cfg job            print the config and stop; with --resolve its ${…} are filled in
-  --info WHAT          where the config comes from: defaults, defaults-tree, searchpath, plugins
+  --config-dir, -cd DIR     a folder of your own with experiment/, model/, data/ …, looked in after configs/
+  --config-name, -cn NAME   begin with NAME.yaml, of such a folder, in place of train.yaml
+  --config-path, -cp DIR    a folder in place of configs/
+  --multirun, -m            a run for each of several values: docs/sweeps.md
+  --cfg, -c WHAT            print the config and stop: job, hydra, all (--resolve fills in its ${…}; -p PACKAGE: a part)
+  --info, -i WHAT           where the config comes from: defaults, defaults-tree, searchpath, plugins, config, all
+  --hydra-help              Hydra's own settings, launchers and sweepers
 
 Groups (group=option):"""
 
@@ -55,13 +54,3 @@ def _line(key: str, text: str, raw: dict[str, dict[str, str]]) -> str:
     default = named(schema_of(section, raw))[name].get_default()
     shown = default if isinstance(default, str) and default else json.dumps(default)
     return f"  {key:<28} {text}{takes}" + ("" if key in {f"{s}.kind" for s in KINDS} else f" ({shown})")
-
-
-def info(line: CommandLine) -> None:
-    """Print where the config of a command line comes from, as Hydra does."""
-    there_are = groups(line.folders)
-    overrides = [*line.for_hydra, *(str(o.input_line) for o in line.overrides if o.key_or_group in there_are)]
-    with initialize_config_dir(str(line.main), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra
-        hydra.show_info(str(line.info), line.config_name, overrides)

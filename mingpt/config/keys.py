@@ -165,3 +165,12 @@ def complete(schema: type[Section], held: Mapping[str, Any], of: Callable[[Field
 
 def description(kind: type[Kind]) -> str:
     return kind.model_fields["kind"].description or ""
+
+
+def leaves(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a plain config, and of the sections in it, by key."""
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

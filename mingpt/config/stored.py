@@ -6,18 +6,16 @@ validated as a command line is. Raises UserError with every problem.
 
 import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-from omegaconf import OmegaConf
+from hydra.core.config_store import ConfigStore
 
 from mingpt.config.affecting import settings
-from mingpt.config.commandline import SEARCHPATH, CommandLine, quoted
+from mingpt.config.commandline import CommandLine, quoted
 from mingpt.config.compose import configure
 from mingpt.config.groups import groups
-from mingpt.config.keys import KINDS, choices, keys, kind_of, takes_any, value_of
+from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of
 from mingpt.config.schema import AUTO, Config
 from mingpt.errors import UserError
 from mingpt.redact import BLANK, printable, without_secrets
@@ -152,15 +150,6 @@ def shown_key(key: str) -> str:
     return printable(str(without_secrets(key)))
 
 
-def leaves(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a plain config, and of the sections in it, by key."""
-    for name, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
-
-
 def _taken(
     stored: Mapping[str, Any],
     arguments: Sequence[str],
@@ -238,7 +227,7 @@ def _of_weights(key: str) -> bool:
 def _elsewhere(arguments: Sequence[str], allowed: Sequence[str]) -> list[str]:
     """A problem for each argument that is not this program's."""
     names = [shown_key(key) for key in sorted(_named(arguments)) if not is_below(key, allowed)]
-    names += ["--config-name"] if CommandLine.of(arguments).config_name != "train" else []
+    names += ["--config-name"] if CommandLine.of(arguments).name != "train" else []
     return [f"{name} can't be set here, only {', '.join(allowed)}" for name in names]
 
 
@@ -258,11 +247,10 @@ def _composed(
             holder = holder[name]
         holder[leaf] = value
     # So that the command line may choose an option of a group, too.
-    plain["defaults"] = ["_self_", *({group: None} for group in groups())]
-    with TemporaryDirectory() as folder:
-        Path(folder, f"{NAME}.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
-        place = f"{SEARCHPATH}=[{quoted(f'file://{folder}')}]"
-        config = configure([*arguments, place, f"--config-name={NAME}"], world_size)
+    schemas = [{f"schema/{section}@{section}": kind_of(section, plain.get(section))} for section in KINDS]
+    plain["defaults"] = ["schema", *schemas, "_self_", *({group: None} for group in groups())]
+    ConfigStore.instance().store(NAME, plain)
+    config = configure([*arguments, f"--config-name={NAME}"], world_size)
     assert config
     if config.batch.micro_size == AUTO:
         raise UserError("batch.micro_size=auto is for the first start of a run: give a number, or leave it out")

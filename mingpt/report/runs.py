@@ -6,7 +6,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mingpt.config.configfile import read_config
-from mingpt.config.stored import is_below, leaves
+from mingpt.config.keys import leaves
+from mingpt.config.stored import is_below
 from mingpt.errors import UserError
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import accounts

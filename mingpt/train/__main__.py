@@ -10,12 +10,17 @@ from mingpt import command
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
-MULTIRUN = {"-m", "--multirun", "hydra.mode=MULTIRUN"}
+# Hydra's options that need no torch, by what answers them.
+ANSWERS = {
+    "multirun": {"-m", "--multirun", "hydra.mode=MULTIRUN"},
+    "printing": {"-h", "--help", "-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion"},
+}
 
 
 def main() -> NoReturn:
-    if not MULTIRUN.isdisjoint(sys.argv[1:]):
-        command.run("mingpt.commands.multirun")
+    for module, options in ANSWERS.items():
+        if not options.isdisjoint(word if word in options else word.partition("=")[0] for word in sys.argv[1:]):
+            command.run(f"mingpt.commands.{module}")
     entry.run("mingpt.train.attempt", "attempt", Lifetime(), worker=True)
 
 

@@ -110,7 +110,7 @@ prepare() {
   ONCE_A_NODE+=("${PYXIS[@]}")
   for word; do
     case $value$word in # set-up does not take the launcher's other options
-      --config-dir | --config-name) overrides+=("$word") value=value: ;;
+      --config-dir | --config-name | --config-path | -cd | -cn | -cp) overrides+=("$word") value=value: ;;
       value:* | --config-*=* | [!-]*=* | '~'*) overrides+=("$word") value='' ;;
     esac
   done

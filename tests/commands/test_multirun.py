@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mingpt.commands import multirun
+from mingpt.config.groups import name_of
 from paths_kit import CRASH_SITE, ROOT
 from run_kit import TINY, Run
 from told import Told
@@ -129,7 +130,7 @@ def test_all_mistakes_are_told_before_the_first_job_starts(
         assert sweeps(*arguments.split()) == 64
     out, err = capfd.readouterr()
     assert (out, [*tmp_path.iterdir()]) == ("", [])
-    told(err)
+    told(err, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -154,7 +155,7 @@ def test_a_search_gets_the_losses(sweeps: Sweeps) -> None:
 
 
 def test_a_name_is_safe_and_those_that_lose_characters_stay_apart() -> None:
-    strange = [multirun.name_of(f"data.path='{path}'") for path in ("/a b", "/a/b", "../../x", "é" * 300)]
+    strange = [name_of(f"data.path='{path}'") for path in ("/a b", "/a/b", "../../x", "é" * 300)]
     assert len(set(strange)) == 4
     assert all(name.isascii() and len(name) <= 100 and not set(name) & set("/ '=$") for name in strange)
 

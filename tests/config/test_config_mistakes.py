@@ -33,11 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         # A key that does not exist, with the nearest one that does.
         "batch.micro_siz=8",
         "n_head=4",
-        "weight_decay=1",
-        "++model.n_heads=4",
-        "zzz=1",
         "~zzz",
-        "+model.a.b=1",
         "+seed=7",
         "~seed=7",
         "+experiment=gpt2_124m",
@@ -45,26 +41,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "batch.micro_size=0",
         "model.dropout=1",
         "world.device=mps",
-        "optimizer.lr=-0.1",
         "optimizer.lr=nan",
-        "model.n_embd=100000000000000000000",
-        "world.timeout_seconds=1e300",
         "seed=9223372036854775808",
-        "train.threads=100000",
         "batch.global_size=32000000",
         "model.n_layer=abc",
-        "model.n_layer=1.5",
-        "model.n_layer=[1]",
         "train.threads=true",
-        "train.compile=1",
-        "seed=null",
         "run.name=a/b",
         "reduce=exat",
         "train.max_steps=${oc.env:MAX}",
         # Combinations.
         "model.n_head=5",
         "batch.global_size=65",
-        "batch.global_size=10",
         "batch.per_process_size=20",
         "world.device=cpu world.backend=nccl",
         "schedule=wsd schedule.cooldown_steps=50 train.max_steps=10",
@@ -72,11 +59,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "model=gpt3",
         "experiment=x",
         "model=null",
-        "model=5",
         "=3",
-        "model=gpt2,gpt2-xl",
         "world=5",
-        "model.n_head",
         "run.dir=s3://b/d=1",
         "data=char data.path=é.txt",
         "seed=1,2",
@@ -85,17 +69,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         # Kinds of data: each has keys of its own.
         "data.kind=txt data.path=3 seed=-1",
         "data.kind=null",
-        "data.kind=[1]",
         "data=shards data.path=x +data.tokens=char",
-        "data=shards data.path=x ~data.tokens",
         "data.kind=shards data.path=x data.tokens=char",
-        "data=shards data.path=x data.tokns=char",
         "data.tokens=bpe",
-        "data.tokenizer=x",
         "data.kind=${oc.env:NOPE}",
-        "data.kind=${run.name}",
         "data=shards",
-        "data=char",
         # A file and the command line set the same key: once.
         "experiment=gpt2_124m data=random data.path=x data.stride=4",
         "experiment=gpt2_124m data=random",
@@ -104,15 +82,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "run.dir=${nope}",
         # In a circle, each key's problem seems to be the next one's: none of them may be hidden for that.
         "run.dir=${run.dir}/x",
-        "run.name=${run.dir}",
         "seed=${train.threads} train.threads=${seed}",
         # Several at once. A combination is passed over where one of its keys is mistyped already.
         "model=gpt3 schedule=cos model.n_head=7",
-        "model.n_head=5 model.n_embd=abc",
         "batch.global_size=65 model.n_head=5 precision=fp63 train.max_step=4 ( +new=1 data.cache_dir=${nope}",
         "hydra.run.dir=/x seed=1,2 seed=-1",
         "--config-dir=/nowhere seed=-1",
-        "hydra.searchpath=[file:///nowhere]",
         "hydra.searchpath=conf",
         "hydra.searchpath=['pkg://nonexist']",
         "hydra.searchpath=['s3://user:hunter2@b']",
@@ -178,7 +153,7 @@ def test_what_is_gone_says_what_to_use_now(monkeypatch: pytest.MonkeyPatch, told
 PIECES = [*keys(), *compose.groups(), *"=+~.,:${}[]()'\"\\@/ \nä1", "++", "null", "???", "1e3", "${run.name}", "hydra"]
 
 
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join))
 @example("seed=1")
 @example("+snapshot=-,data")

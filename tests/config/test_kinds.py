@@ -77,8 +77,8 @@ def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest
     with pytest.raises(UserError) as mistake:
         configured("data=countdown", "data.start=1", "data.path=x")
     assert [text.split(":")[0] for text in mistake.value.problems] == [
-        "data.path is not a key of data.kind=countdown, only of text, chat, own, shards",
         "data.start=1",
+        "data.path is not a key of data.kind=countdown, only of text, chat, own, shards",
     ]
     with pytest.raises(UserError, match=r"^data\.start is too small: raise it$"):
         configured("data=countdown", "data.start=64")
@@ -100,5 +100,5 @@ def test_what_is_gone_is_not_known(countdown: None) -> None:
     del KINDS["data"]["countdown"]
     with pytest.raises(UserError, match="a vocabulary of the kind 'beats'"):
         vocabulary_of({"kind": "beats", "size": 3})
-    with pytest.raises(UserError, match="there is no data 'countdown'"):
+    with pytest.raises(UserError, match="there is no such data"):
         configured("data=countdown")

@@ -1,0 +1,11 @@
+"""`mingpt train --help`, `--cfg` and the like: answered without torch."""
+
+from mingpt.command import command
+from mingpt.config.compose import configure
+from mingpt.errors import FINISHED
+
+
+@command()
+def main(arguments: list[str]) -> int:
+    configure(arguments)
+    return FINISHED
