@@ -1,4 +1,4 @@
-"""`mingpt train --help`, `--cfg` and the like: answered without torch."""
+"""`mingpt train --help`, `--cfg` and the like: answered by Hydra; nothing is trained."""
 
 from mingpt.command import command
 from mingpt.config.compose import configure

@@ -10,7 +10,7 @@ from mingpt import command
 from mingpt.world import entry
 from mingpt.world.lifetime import Lifetime
 
-# Hydra's options that need no torch, by what answers them.
+# Hydra's options after which nothing is trained here, by what answers them.
 ANSWERS = {
     "multirun": {"-m", "--multirun", "hydra.mode=MULTIRUN"},
     "printing": {"-h", "--help", "-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion"},
