@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 from mingpt.command import command
 from mingpt.config.checks import missing_places
 from mingpt.config.commandline import SEARCHPATH, CommandLine, options_given, parser, quoted
-from mingpt.config.compose import configure, hydra_of
+from mingpt.config.compose import configure, first_line, hydra_of
 from mingpt.config.groups import config_dir
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, STOPPED, UserError
@@ -88,7 +88,7 @@ def _run(arguments: list[str]) -> int:
 
 def _words(error: HydraException) -> str:
     """Hydra's first line, and what brings a plugin that is not there."""
-    first = str(without_secrets(str(error))).strip().partition("\n")[0]
+    first = first_line(error)
     extras = next((extras for group, extras in PLUGINS.items() if f"'{group}" in first), ())
     return f"{first} ({' or '.join(map(install, extras))})" if extras else first
 

@@ -152,7 +152,7 @@ def _taken(line: CommandLine, good: list[str], texts: list[str]) -> tuple[list[s
     try:
         composed, problems = hydra.compose(line.name, good), list[str]()
     except Exception as error:
-        raise UserError(*line.problems, f"--config-name={without_secrets(line.name)}: {_first_line(error)}") from error
+        raise UserError(*line.problems, f"--config-name={without_secrets(line.name)}: {first_line(error)}") from error
     for text in texts:
         try:
             composed, good = hydra.compose(line.name, [*good, text]), [*good, text]
@@ -182,7 +182,7 @@ def _refused(text: str, error: Exception, there_are: Mapping[str, Mapping[str, s
     if cure := instead(f"{group}={option}"):
         return cure
     if group not in there_are or option in there_are[group]:
-        return f"{shown}: {_first_line(error)}"
+        return f"{shown}: {first_line(error)}"
     close = get_close_matches(option, there_are[group], n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"{shown}: there is no such {group}{hint}; there are {', '.join(there_are[group])}"
@@ -207,10 +207,10 @@ def _kinds(composed: DictConfig) -> dict[str, dict[str, str]]:
     return kinds
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Hydra's own words, without the frames and keys that it adds below them."""
     lines = without_secrets(str(error).strip()).splitlines()
-    return lines[0] if lines else _first_line(error.__cause__) if error.__cause__ else type(error).__name__
+    return lines[0] if lines else first_line(error.__cause__) if error.__cause__ else type(error).__name__
 
 
 def follows_of(composed: DictConfig) -> dict[str, list[str]]:
@@ -241,7 +241,7 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
                 else:
                     out[str(key)] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             except OmegaConfBaseException as error:
-                failed[name] = f"{name}: {_first_line(error)}"
+                failed[name] = f"{name}: {first_line(error)}"
         return out
 
     raw = plain(composed, "")

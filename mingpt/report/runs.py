@@ -1,6 +1,6 @@
 """The runs in a folder, as a table: in which settings they differ, and how each one went."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
@@ -12,6 +12,7 @@ from mingpt.errors import UserError
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import accounts
 from mingpt.redact import as_lines, without_secrets
+from mingpt.snapshot.catalog import columns
 from mingpt.storage import open_fs, place
 
 OWN = ("run", "snapshot.dir")  # what differs between any two runs
@@ -59,14 +60,8 @@ def _went(run_dir: str) -> dict[str, Any]:
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     """For a terminal or a log."""
     names = dict.fromkeys(key for row in found for key in row)
-    lines: list[list[str]] = [[*names], *([_cell(row.get(name)) for name in names] for row in found)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return as_lines(_line(line, widths) for line in lines)
+    return as_lines(columns([[*names], *([_cell(row.get(name)) for name in names] for row in found)]))
 
 
 def _cell(value: object) -> str:
     return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
-    return "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()

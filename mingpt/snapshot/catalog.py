@@ -90,7 +90,8 @@ def _check_sizes(store: Store, manifest: Manifest, listed: dict[str, int | None]
                 raise Damaged(f"{name} has {size} bytes in place of {part.size}")
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, each cell as wide as the widest of its column."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -142,11 +143,11 @@ def runs_below(url: str) -> list[tuple[str, Entry]]:
 
 def runs_table(runs: Sequence[tuple[str, Entry]]) -> str:
     rows = [(printable(name), *_row(entry)) for name, entry in runs]
-    return as_lines(_table([("run", "step", "age", "size", "digest", "loss", "val_loss", "state"), *rows]))
+    return as_lines(columns([("run", "step", "age", "size", "digest", "loss", "val_loss", "state"), *rows]))
 
 
 def steps_table(entries: Iterable[Entry]) -> str:
-    return as_lines(_table([("step", "age", "size", "digest", "loss", "val_loss", "state"), *map(_row, entries)]))
+    return as_lines(columns([("step", "age", "size", "digest", "loss", "val_loss", "state"), *map(_row, entries)]))
 
 
 def render_manifest(m: Manifest) -> str:
@@ -162,7 +163,7 @@ def render_manifest(m: Manifest) -> str:
         vocabulary = f"{vocabulary[:VOCABULARY_SHOWN]}… ({len(vocabulary):,} characters)"
     lines += [f"vocabulary: {vocabulary}", "", "attempts:"]
     keys = ("attempt", "from_step", "world_size", "at")
-    lines += _table([keys, *(tuple(str(a.get(k, "-")) for k in keys) for a in m.history)])
+    lines += columns([keys, *(tuple(str(a.get(k, "-")) for k in keys) for a in m.history)])
     if parent := parent_of(m):
         lines.append(f"forked from step {parent.step} of {parent.run} ({parent.dir}), digest {parent.digest}")
     lines += [
