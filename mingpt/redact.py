@@ -10,8 +10,12 @@ SECRET_NAME = r"token|password|passwd|secret|connection_?string|api_?key|account
 # (`notify`: the address of a webhook is a secret as a whole.)
 # At the end of a key's or variable's name: `token`, `hf_token`, `AccountKey`; not `tokens`, `tokenizer`, `n_key`.
 NAME = re.compile(rf"(?:^|.*[._\-])(?:{SECRET_NAME}|key|credentials?)$", re.I)
-# Inside a text: `data.token=…`, `AccountKey=…`, `'token': '…'`. Not a bare `key=`, which our messages use for any key.
-NAMED = re.compile(rf"(?i)((?:{SECRET_NAME}|credentials?|[\w]\.key|--key)(?:=|['\"]\s*:\s*))(['\"]?)[^\s'\"]+")
+# Inside a text: `data.token=…`, `AccountKey=…`, `'token': '…'`, `{token: …}`; up to the next quote if the value is in
+# quotes. Not a bare `key=` or `token: …`, which our messages use for any key.
+NAMED = re.compile(
+    rf"(?i)((?:{SECRET_NAME}|credentials?|[\w]\.key|--key)(?:=|['\"]\s*:\s*))(['\"])?(?(2)[^'\"]+|[^\s'\"]+)"
+)
+IN_BRACES = re.compile(rf"(?i)((?:{SECRET_NAME}|credentials?|key):\s)(['\"])?(?(2)[^'\"]+|[^\s'\",}}]+)(?=.*\}})")
 KNOWN = re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_\-]{6,}")
 SHORTEST = 8  # characters of a secret of the environment; shorter ones would match inside of ordinary words
 # Control characters (escape codes begin with one) except tab and line feed; line separators; direction marks.
@@ -46,7 +50,9 @@ def _text(text: str) -> str:
         # A password may contain a `/`, so everything up to the last `@` goes.
         text = re.sub(r"://[^/\s'\"]*@|://[^/:@\s'\"]+:[^\s'\"]*@", f"://{BLANK}@", text)
         text = re.sub(r"(://[^?#\n]*[?#]).*", rf"\1{BLANK}", text)
-    return KNOWN.sub(BLANK, NAMED.sub(rf"\1\2{BLANK}", text))
+    for named in (NAMED, IN_BRACES):
+        text = named.sub(rf"\1\2{BLANK}", text)
+    return KNOWN.sub(BLANK, text)
 
 
 def _of_environment() -> list[str]:

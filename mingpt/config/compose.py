@@ -6,7 +6,7 @@ Hydra refuses is found one by one. Options that only print are answered by `@hyd
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from io import StringIO
@@ -14,6 +14,8 @@ from typing import Any
 from warnings import catch_warnings, filterwarnings
 
 import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -73,7 +75,7 @@ def printed(line: CommandLine, overrides: Sequence[str]) -> str:
     given = vars(line.options)
     options = [f"--{name.replace('_', '-')}" + (f"={given[name]}" if given[name] is not True else "")
                for name in (*PRINTS, "shell_completion", "package", "resolve") if given[name]]  # fmt: skip
-    shown = [str(without_secrets(text)) for text in overrides]
+    shown = map(_blanked, overrides)
     before, sys.argv = sys.argv, [sys.argv[0], *options_given(line.options), *options, *shown]
     try:
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as wrong:
@@ -83,14 +85,29 @@ def printed(line: CommandLine, overrides: Sequence[str]) -> str:
             raise UserError(str(without_secrets(told))) from end
     finally:
         sys.argv = before
-    return as_lines(_without_secrets(text) for text in out.getvalue().rstrip("\n").split("\n"))
+    return as_lines(_without_secrets(out.getvalue().rstrip("\n").split("\n")))
 
 
-def _without_secrets(line: str) -> str:
-    """A line of YAML, or of another text."""
-    key, mark, value = line.partition(": ")
-    secret = mark and value != "null" and is_secret(key.strip(), value)
-    return f"{key}: '{BLANK}'" if secret else str(without_secrets(line))
+def _blanked(override: str) -> str:
+    """An override without secrets that Hydra can read. (In its answer, which folds long lines, some are missed.)"""
+    text = str(without_secrets(override))
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException:
+        return f"{without_secrets(override.partition('=')[0])}='{BLANK}'"
+    return text
+
+
+def _without_secrets(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of YAML, or of another text."""
+    secret, depth = False, 0
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if secret and indent > depth:
+            continue  # of a secret that is longer than a line
+        key, mark, value = line.partition(": ")
+        secret, depth = bool(mark) and value != "null" and is_secret(key.strip(), value), indent
+        yield f"{key}: '{BLANK}'" if secret else str(without_secrets(line))
 
 
 def refuse_the_time(arguments: Sequence[str]) -> None:

@@ -54,6 +54,7 @@ def everywhere() -> list[str]:
         f"+data.url='{URLS[1]}'",
         f"+data.nested={{hf_token: {CANARY}, inner: {{password: {NUMBER}, places: [{urls}]}}}}",
         *(f"+data.{name}={CANARY}" for name in NAMED),
+        f"+data.long_password='{'many words ' * 20}{NUMBER}'",
         "+data.plain=${oc.env:SOME_TOKEN}",
         "+data.auth='Bearer ${oc.env:SOME_TOKEN}'",
         f"+data.text='{{api_key: {CANARY}}}'".replace("api_key: ", "api_key="),
@@ -69,8 +70,8 @@ def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     config = compose.configure(arguments)
     assert config is not None
     assert CANARY in str(config.model_dump())  # the code that they are for gets them
-    for more in ([], ["--resolve"]):
-        assert attempt(["--cfg", "job", *more, *arguments], Lifetime()) == 0
+    for printed in ("--cfg job", "--cfg job --resolve", "--cfg all", "--info all", "--hydra-help"):
+        assert attempt([*printed.split(), *arguments], Lifetime()) == 0
     assert attempt(arguments, Lifetime()) == 0
     # A second start: refused for other settings, then allowed, so that both values are told and kept.
     changed = (f"+data.another=['{URLS[0]}']", f"+data.third_token={CANARY}", "seed=2")
