@@ -54,7 +54,6 @@ def everywhere() -> list[str]:
         f"+data.url='{URLS[1]}'",
         f"+data.nested={{hf_token: {CANARY}, inner: {{password: {NUMBER}, places: [{urls}]}}}}",
         *(f"+data.{name}={CANARY}" for name in NAMED),
-        f"+data.long_password='{'many words ' * 20}{NUMBER}'",
         "+data.plain=${oc.env:SOME_TOKEN}",
         "+data.auth='Bearer ${oc.env:SOME_TOKEN}'",
         f"+data.text='{{api_key: {CANARY}}}'".replace("api_key: ", "api_key="),
@@ -83,6 +82,17 @@ def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     text = output()
     assert "***" in text
     nowhere(text, tmp_path)
+
+
+def test_a_secret_of_a_config_file_that_is_folded(tmp_path: Path, output: Callable[[], str]) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    data = f"data: {{my_password: '{'many words ' * 20}{NUMBER}', after: 5}}"
+    (folder / "mine.yaml").write_text(f"# @package _global_\ndefaults: [classifier]\n{data}\n")
+    assert attempt(["--cfg", "job", "-cd", str(tmp_path), "experiment=mine"], Lifetime()) == 0
+    text = output()
+    assert "  my_password: '***'\n  after: 5\n" in text
+    nowhere(text)
 
 
 PROGRAMS: dict[str, Callable[[list[str]], int]] = {
