@@ -71,6 +71,7 @@ class Replay:
         self.notes: list[str] = []
         self.unlike: set[int] = set()
         self._sources: dict[str, Source] = {}
+        self._configs: dict[tuple[int, tuple[str, ...]], Config] = {}  # by attempt and settings
         self._at: tuple[Stretch, tuple[str, ...]] | None = None
         saved = self._snapshot(step - 1) or self._initial()
         self.base = self.step = saved.step
@@ -114,7 +115,10 @@ class Replay:
         saved = self.save()
         if stretch.first == self.step + 1:  # a resume: this number is not stored, and rollbacks may have come before
             saved = replace(saved, skips=0, dropped=merged([*saved.dropped, *stretch.dropped]))
-        config = replay_config(stretch.config, self.past.folder, self.here, settings)
+        if (stretch.attempt, settings) not in self._configs:  # Hydra takes longer than a small model's step
+            config = replay_config(stretch.config, self.past.folder, self.here, settings)
+            self._configs[stretch.attempt, settings] = config
+        config = self._configs[stretch.attempt, settings]
         source = self._source(config, stretch)
         self.bench = Bench(config, source, self.world, stretch.world_size)
         self.bench.load(saved)
