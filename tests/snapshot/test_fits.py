@@ -1,5 +1,7 @@
 """A resume takes over no tensor that is not what this model and this optimizer would have written."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from told import Told
 from update_kit import one_step, state_of, update_of
 
 
+@cache
 def configured(*overrides: str) -> Config:
     targets = ("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows")
     config = compose.configure([*targets, *overrides])
