@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
-from mingpt.errors import Damaged, Incomplete, Unreadable, UserError
+from mingpt.errors import Damaged, Incomplete, Unreadable
 from mingpt.folder import Folder
 from mingpt.localfile import BROKEN, PAUSES, Buffer, NotPlain, check_file, check_folder, sync_folder
 from mingpt.snapshot import pieces
@@ -47,11 +47,9 @@ class Store(Folder):
         """
         if self.local:
             inside = [self.root] if Path(self.root).name in (SNAPSHOTS, METRICS) else []
-            for path in (*inside, *([] if step is None else [self.folder(step)])):
-                try:
+            with self.named_errors():
+                for path in (*inside, *([] if step is None else [self.folder(step)])):
                     check_folder(path)
-                except NotPlain as problem:
-                    raise UserError(f"{self.key}={problem.as_problem()}") from problem
 
     def _name(self, step: int | None, name: str = MANIFEST) -> str:
         """The name of a file below the store. Raises as `_check_folder`."""
