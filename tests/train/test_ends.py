@@ -61,7 +61,7 @@ def durable(tmp_path: Path) -> Store:
     return Store(f"{tmp_path}/run/snapshots")
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, key: str, error: OSError, method: str = "write") -> None:
+def failing(monkeypatch: pytest.MonkeyPatch, key: str, error: OSError, method: str = "write_part") -> None:
     """All writes of one tier fail."""
     plain = getattr(Store, method)
 
