@@ -1,19 +1,18 @@
-"""The files of a run's directory: any fsspec URL, and perhaps a stranger's.
+"""Files under one URL, on a local disk or in a store: list, read, write whole, create only, append.
 
-On a local disk no link below it is followed, and only plain files and folders are opened (plainfile.py). Nothing is
-read that is larger than a run writes.
+Most are those of a run's directory, which may be a stranger's. So on a local disk no link below the URL is followed,
+and only plain files and folders are opened (localfile.py). Nothing is read that is larger than a run writes.
 """
 
 import os
 import re
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mingpt.atomic import write_in
 from mingpt.errors import UserError
-from mingpt.plainfile import check_file, open_below, open_folder
+from mingpt.localfile import Buffer, check_file, open_below, open_folder, write_below
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
 
@@ -33,16 +32,22 @@ class File(NamedTuple):
 
 
 class Folder:
-    """The run's directory at `url`. key: the config key or argument that names it, for messages.
+    """The files under `url`. key: the config key or argument that names it, for messages.
 
     Methods raise what `storage.place` makes of errors: UserError for a link.
     """
 
     def __init__(self, url: str, key: str = "run.dir") -> None:
-        self.url, self.key = url, key
+        self.given = url.rstrip("/")  # may hold secrets: never shown
+        self.url, self.key = without_secrets(self.given or url), key
+        self.shown = f"{key}={self.url}"
         self.fs, path = open_fs(url, key)
         self.root = path.rstrip("/") or "/"
         self.local = is_local(self.fs)
+
+    def named_errors(self) -> AbstractContextManager[None]:
+        """Turn errors into UserError and TransientError as `storage.place` does, which name the key and the URL."""
+        return place(self.key, self.url)
 
     def path(self, name: str) -> str:
         return f"{self.root.rstrip('/')}/{name}"
@@ -50,7 +55,7 @@ class Folder:
     def check(self) -> None:
         """Raise UserError for a link, a FIFO or a device in place of what a run writes; locally."""
         if self.local:
-            with place(self.key, self.url):
+            with self.named_errors():
                 for name in FILES:
                     with suppress(FileNotFoundError):
                         check_file(self.path(name))
@@ -59,7 +64,7 @@ class Folder:
 
     def read(self, name: str, most: int = LARGEST) -> bytes | None:
         """A file; None if there is none. Raises UserError for one of more than `most` bytes."""
-        with place(self.key, self.url):
+        with self.named_errors():
             try:
                 if not self.local:
                     self.fs.invalidate_cache()
@@ -75,7 +80,7 @@ class Folder:
         if self.local or any(not file.size for file in files):
             read = {file.name: self.read(file.name, most) for file in files}
             return {name: raw for name, raw in read.items() if raw is not None}
-        with place(self.key, self.url):
+        with self.named_errors():
             ends = [min(file.size or 0, most + 1) for file in files]
             raw = self.fs.cat_ranges([self.path(f.name) for f in files], [0] * len(files), ends, on_error="return")
             for content in raw:
@@ -94,19 +99,31 @@ class Folder:
             raise UserError(f"{where} has more than {most:,} bytes, which no run writes: remove it")
         return raw
 
+    def entries(self, folder: str = "") -> dict[str, dict[str, Any]]:
+        """What is in a folder, by name, as fsspec describes it; nothing if the folder does not exist."""
+        self.fs.invalidate_cache()  # object-store clients cache listings; another process may have written since
+        with self.named_errors():
+            try:
+                listed = self.fs.ls(self.path(folder) if folder else self.root, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+        return {Path(entry["name"]).name: entry for entry in listed}
+
+    def subfolders(self) -> list[str]:
+        """The names of the folders in it, sorted."""
+        return sorted(name for name, entry in self.entries().items() if entry["type"] == "directory")
+
     def find(self, folder: str, pattern: "re.Pattern[str]") -> list[File]:
         """The files in a folder whose names match, sorted by name. Raises UserError for a link."""
-        with place(self.key, self.url):
-            try:
-                if self.local:
-                    names: dict[str, int | None] = dict.fromkeys(self._plain(folder))
-                else:
-                    self.fs.invalidate_cache()
-                    listed = self.fs.ls(self.path(folder), detail=True)
-                    names = {Path(entry["name"]).name: entry.get("size") for entry in listed}
-            except (FileNotFoundError, NotADirectoryError):
-                return []
-        return [File(m, f"{folder}/{n}", names[n]) for n in sorted(names) if (m := pattern.fullmatch(n))]
+        if not self.local:
+            sizes = {name: entry.get("size") for name, entry in self.entries(folder).items()}
+        else:
+            with self.named_errors():
+                try:
+                    sizes = dict.fromkeys(self._plain(folder))
+                except (FileNotFoundError, NotADirectoryError):
+                    return []
+        return [File(m, f"{folder}/{n}", sizes[n]) for n in sorted(sizes) if (m := pattern.fullmatch(n))]
 
     def _plain(self, folder: str) -> list[str]:
         """The names in a local folder. Raises NotPlain if one is neither a file nor a folder."""
@@ -123,21 +140,26 @@ class Folder:
         return [entry.name for entry in names]
 
     def write(self, name: str, raw: bytes, sync: bool = True) -> None:
-        """Write a whole file in place of the one that is there."""
-        with place(self.key, self.url):
-            if not self.local:
-                self.fs.pipe_file(self.path(name), raw)
-                return
-            with suppress(FileNotFoundError):
-                check_file(self.path(name))
-            self._write_local(name, raw, sync=sync)
+        """As `write_pieces`."""
+        self.write_pieces(name, [raw], sync)
+
+    def write_pieces(self, name: str, pieces: Iterable[Buffer], sync: bool = True) -> None:
+        """Write a whole file in place of the one that is there: by fsync and a rename, or by one put of a store.
+
+        sync=False: without fsync, for a file that is written often and that a power cut may take.
+        """
+        with self.named_errors():
+            if self.local:
+                write_below(self.root, name, pieces, sync=sync)
+            else:
+                self.fs.pipe_file(self.path(name), b"".join(pieces))
 
     def create(self, name: str, raw: bytes) -> bool:
         """Write a small file. False if it is there already, as far as the store can tell."""
-        with place(self.key, self.url):
+        with self.named_errors():
             try:
                 if self.local:
-                    self._write_local(name, raw, create=True)
+                    write_below(self.root, name, [raw], create=True)
                     return True
                 try:
                     self.fs.pipe_file(self.path(name), raw, mode="create")
@@ -147,16 +169,6 @@ class Folder:
                 return False
         return True
 
-    def _write_local(self, name: str, raw: bytes, create: bool = False, sync: bool = True) -> None:
-        *above, last = name.split("/")
-        os.makedirs(self.root, exist_ok=True)
-        folder = open_folder(self.root, above, make=True)
-        try:
-            write_in(folder, last, [raw], create, sync)
-        finally:
-            os.close(folder)
-
     def open_to_append(self, name: str) -> int:
         """The descriptor of a local file. Raises NotPlain and OSError."""
-        os.makedirs(self.root, exist_ok=True)
         return open_below(self.root, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from mingpt import hub
 from mingpt.errors import TransientError, UserError
-from mingpt.plainfile import NotPlain
+from mingpt.localfile import NotPlain
 from mingpt.redact import without_secrets
 
 # By scheme of URL: the extra of this package that installs its client.
@@ -111,12 +111,6 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
         raise UserError(f"{key}={without_secrets(url)}: {error}: {cure}") from error
     fs.invalidate_cache()  # fsspec shares clients, with the listings that they have cached
     return (_Limited(fs, seconds) if fs.async_impl else fs), path
-
-
-def make_folder(fs: Any, path: str) -> None:
-    """Make a folder and its parents, but not on an object store: its client would create a bucket."""
-    if not isinstance(fs, _Limited):
-        fs.makedirs(path, exist_ok=True)
 
 
 def is_local(fs: Any) -> bool:

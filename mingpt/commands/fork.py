@@ -85,12 +85,12 @@ def fork_command(arguments: list[str]) -> int:
 def _continues(config: "Config", overrides: list[str]) -> str:
     """The command that trains the fork."""
     from mingpt.config.configfile import NAME
+    from mingpt.folder import Folder
     from mingpt.redact import without_secrets
-    from mingpt.storage import is_local, open_fs
 
-    fs, path = open_fs(config.run.dir, "run.dir")
-    if is_local(fs):
-        folder = path if "://" in config.run.dir else config.run.dir
+    run = Folder(config.run.dir)
+    if run.local:
+        folder = run.root if "://" in run.url else config.run.dir
         return shlex.join(["mingpt", "train", "--config-dir", folder, "--config-name", NAME.removesuffix(".yaml")])
     more = [f"run.name={config.run.name}", f"run.dir={config.run.dir}", *overrides]
     return f"the parent's command with {without_secrets(shlex.join(more))} at its end"

@@ -7,7 +7,6 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mingpt.command import command, program
@@ -66,18 +65,15 @@ def log_command(arguments: list[str]) -> int:
 
 def _runs(url: str) -> "list[Run]":
     """The runs in a folder by name; or the one that it is. Raises UserError if there is none."""
+    from mingpt.folder import Folder
     from mingpt.redact import without_secrets
     from mingpt.report.reading import read_run
-    from mingpt.storage import open_fs, place
 
     try:
         return [read_run(url)]
     except UserError as none:
-        fs, path = open_fs(url, "DIR")
-        with place("DIR", url):
-            names = sorted(Path(e["name"]).name for e in fs.ls(path, detail=True) if e["type"] == "directory")
         runs = []
-        for name in names:
+        for name in Folder(url, "DIR").subfolders():
             try:
                 runs.append(read_run(f"{url.rstrip('/')}/{name}"))
             except UserError as error:

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from mingpt.atomic import write_whole
 from mingpt.command import command
 from mingpt.config.configfile import NAME
 from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
 from mingpt.folder import Folder
+from mingpt.localfile import write_whole
 from mingpt.report.__main__ import parser
 from mingpt.report.page import page
 from mingpt.report.reading import Run, read_run
 from mingpt.report.runs import rows, table
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import place
 
 MOST_RUNS = 10  # as many as there are colours
 
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _beside(runs: list[Run]) -> Path:
-    fs, path = open_fs(runs[0].folder, "RUN")
-    if len(runs) > 1 or not is_local(fs):
+    run = Folder(runs[0].folder, "RUN")
+    if len(runs) > 1 or not run.local:
         return Path("report.html")
-    return Path(path if "://" in runs[0].folder else runs[0].folder) / "report.html"
+    return Path(run.root if "://" in run.url else runs[0].folder) / "report.html"

@@ -14,12 +14,12 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from pydantic import Field
 
-from mingpt.atomic import sync_folder, write_whole
 from mingpt.config.kinds import Data
 from mingpt.config.section import NO_RESULT
 from mingpt.console import say
 from mingpt.data.dataset import scan
 from mingpt.errors import UserError
+from mingpt.localfile import sync_folder, write_whole
 from mingpt.storage import place
 
 

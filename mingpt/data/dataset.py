@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.redact import printable
 
 MANIFEST = "manifest.json"
@@ -110,10 +111,10 @@ def from_bytes(raw: bytes, shown: str) -> DataSet:
         ) from errors
 
 
-def read_manifest(fs: Any, path: str, name: str = MANIFEST) -> bytes | None:
+def read_manifest(folder: Folder, name: str = MANIFEST) -> bytes | None:
     """The manifest of the data set in a folder, or the JSON file `name` beside it; None if there is no such file."""
     try:
-        content: bytes = fs.cat_file(f"{path.rstrip('/')}/{name}", start=0, end=MANIFEST_LIMIT)
+        content: bytes = folder.fs.cat_file(folder.path(name), start=0, end=MANIFEST_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return content

@@ -15,11 +15,11 @@ from filelock import FileLock, Timeout
 from fsspec.callbacks import Callback
 from numpy.typing import NDArray
 
-from mingpt.atomic import sync_folder
 from mingpt.console import say
 from mingpt.data.cache import node_lock
 from mingpt.data.dataset import AGAIN, Scan, Shard, scan
 from mingpt.errors import UserError
+from mingpt.localfile import sync_folder
 from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 

@@ -37,8 +37,9 @@ from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
 from mingpt.data.windows import EvalChunks, WindowDataset
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.redact import without_secrets
-from mingpt.storage import fetch_it, is_local, open_fs, place
+from mingpt.storage import fetch_it, place
 
 
 @register
@@ -111,25 +112,24 @@ class ShardedTokens:
 
 def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
     """Raises UserError if there is no data set, if it is damaged, too short, or not in the given vocabulary."""
-    fs, path = open_fs(config.path, "data.path")
-    path = path.rstrip("/")
-    shown = f"data.path={without_secrets(config.path)}"
+    folder = Folder(config.path, "data.path")
+    shown = folder.shown
     with place("data.path", config.path):
-        raw = read_manifest(fs, path)
+        raw = read_manifest(folder)
         if raw is not None:
             dataset = from_bytes(raw, shown)
             own: Vocabulary = vocabulary_of(dataset.tokenizer)
-            if is_local(fs):
-                _check_files(config, fs, path, dataset, own.size)
-        elif all(fs.isfile(f"{path}/{name}") for name in NANOGPT):
-            dataset, own = _nanogpt(config, fs, path, vocabulary)
+            if folder.local:
+                _check_files(config, folder, dataset, own.size)
+        elif all(folder.fs.isfile(folder.path(name)) for name in NANOGPT):
+            dataset, own = _nanogpt(config, folder, vocabulary)
         else:
             cure = "give the folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin"
             raise UserError(f"{shown}: no data set is there (no {MANIFEST}): {cure}{fetch_it(config.path)}")
     _check_vocabulary(config, own, vocabulary)
-    folder = Path(config.cache_dir).expanduser() / "shards"
-    home = Path(path) if is_local(fs) else ShardCache(
-        config.path, folder, config.cache_bytes, config.cache_timeout_seconds, own.size
+    cache = Path(config.cache_dir).expanduser() / "shards"
+    home = Path(folder.root) if folder.local else ShardCache(
+        config.path, cache, config.cache_bytes, config.cache_timeout_seconds, own.size
     )  # fmt: skip
     train, validation = (ShardedTokens(dataset.of(split), dataset.dtype, home) for split in SPLITS)
     windows = WindowDataset(train, 0, len(train), block_size, config.stride)
@@ -156,23 +156,21 @@ def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | 
         raise UserError(f"{shown}: its vocabulary is not the snapshot's: prepare the text with that one")
 
 
-def _check_files(config: ShardsData, fs: Any, path: str, dataset: DataSet, vocabulary: int) -> None:
+def _check_files(config: ShardsData, folder: Folder, dataset: DataSet, vocabulary: int) -> None:
     """Read a local data set once at the start, so that a damaged shard can't end the run later. Raises UserError."""
-    shown = f"data.path={without_secrets(config.path)}"
-    names = [shard.name for shard in dataset.shards]
-    if problems := [f"{shown}: {name} is missing: {AGAIN}" for name in names if not fs.isfile(f"{path}/{name}")]:
+    shown, names = folder.shown, [shard.name for shard in dataset.shards]
+    if problems := [f"{shown}: {n} is missing: {AGAIN}" for n in names if not folder.fs.isfile(folder.path(n))]:
         raise UserError(*problems)
-    scans = zip(dataset.shards, _scanned(config, fs, path, names, dataset.dtype), strict=True)
+    scans = zip(dataset.shards, _scanned(config, folder, names, dataset.dtype), strict=True)
     found = [(shard.name, file.damage(shard, dataset.dtype) or file.beyond(vocabulary)) for shard, file in scans]
     if problems := [f"{shown}: {name} {why}: {AGAIN}" for name, why in found if why]:
         raise UserError(*problems)
 
 
-def _nanogpt(config: ShardsData, fs: Any, path: str, wanted: Vocabulary | None) -> tuple[DataSet, Vocabulary]:
+def _nanogpt(config: ShardsData, folder: Folder, wanted: Vocabulary | None) -> tuple[DataSet, Vocabulary]:
     """nanoGPT's files as a data set: 16-bit tokens, whose vocabulary only data.tokenizer or a snapshot knows."""
-    shown = f"data.path={without_secrets(config.path)}"
-    shards, largest = list[Shard](), 0
-    files = _scanned(config, fs, path, NANOGPT, "uint16")
+    shown, shards, largest = folder.shown, list[Shard](), 0
+    files = _scanned(config, folder, NANOGPT, "uint16")
     for name, split, file in zip(NANOGPT, SPLITS, files, strict=True):
         if not file.size or file.size % 2:
             raise UserError(f"{shown}: {name} has {file.size} bytes, which are no 16-bit tokens: make it again")
@@ -187,16 +185,17 @@ def _nanogpt(config: ShardsData, fs: Any, path: str, wanted: Vocabulary | None) 
     return DataSet(dtype="uint16", tokenizer=own.to_json(), made_from="0" * 64, shards=tuple(shards)), own
 
 
-def _scanned(config: ShardsData, fs: Any, path: str, names: Sequence[str], dtype: str) -> list[Scan]:
+def _scanned(config: ShardsData, folder: Folder, names: Sequence[str], dtype: str) -> list[Scan]:
     """Scan each file. One process of the node does it, and again only when the files have changed."""
+    fs, paths = folder.fs, [folder.path(name) for name in names]
 
     def scans(_: ArrayFile) -> dict[str, Any]:
         found = list[Scan]()
         with place("data.path", config.path):
-            for name in names:
-                with fs.open(f"{path}/{name}", "rb") as file:
+            for path in paths:
+                with fs.open(path, "rb") as file:
                     found.append(scan(file, dtype))
         return {"scans": [astuple(each) for each in found]}
 
-    identity = ["shards", fs.unstrip_protocol(path), dtype, *(fs.info(f"{path}/{name}") for name in names)]
+    identity = ["shards", fs.unstrip_protocol(folder.root), dtype, *map(fs.info, paths)]
     return [Scan(*each) for each in cached(config, identity, scans)[1]["scans"]]

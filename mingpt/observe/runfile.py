@@ -8,8 +8,6 @@ from contextlib import suppress
 from io import FileIO
 
 from mingpt.folder import Folder
-from mingpt.redact import without_secrets
-from mingpt.storage import place
 
 UPLOAD_SECONDS = 15  # between two uploads of new content to a bucket
 LOCAL_SECONDS = 1  # between two writes of a local file that is replaced
@@ -27,7 +25,7 @@ class RunFile:
     def __init__(
         self, run_dir: str, name: str, say: Callable[[str], None], what: str = "metrics", replaced: bool = False
     ) -> None:
-        self.run_dir, self.say, self.what, self.replaced = run_dir, say, what, replaced
+        self.say, self.what, self.replaced = say, what, replaced
         self.folder, self.name = Folder(run_dir), name
         self.local = self.folder.local
         self.content = bytearray()  # local: what is not written yet; bucket: all
@@ -63,7 +61,7 @@ class RunFile:
                 return
             self.changed = False  # before the content is read: what comes meanwhile is for the next time
             try:
-                with place("run.dir", self.run_dir):
+                with self.folder.named_errors():
                     self._store()
             except Exception as error:  # any: in the uploading thread nothing else would report it
                 if not self.failing:
@@ -136,5 +134,4 @@ class RunFile:
         last.start()
         last.join(LAST_SECONDS)
         if last.is_alive():
-            place = without_secrets(self.run_dir)
-            self.say(f"{self.what.upper()}: run.dir={place} does not answer: the newest may be missing there")
+            self.say(f"{self.what.upper()}: run.dir={self.folder.url} does not answer: the newest may be missing there")

@@ -20,6 +20,7 @@ from mingpt.config.checks import installed
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.folder import Folder
+from mingpt.localfile import check_folder, check_tree
 from mingpt.observe.background import Background
 from mingpt.observe.events import (
     AttemptEnded,
@@ -32,11 +33,9 @@ from mingpt.observe.events import (
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
-from mingpt.plainfile import check_folder, check_tree
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.hot import run_id
-from mingpt.storage import place
 
 PROJECT = "mingpt"  # where the environment names none
 END_SECONDS = 20.0  # for all trackers, at the end of an attempt
@@ -72,7 +71,7 @@ class About:
         if not run.local:
             return tempfile.mkdtemp(prefix=f"mingpt-{name}-")
         path = Path(run.path(name))
-        with place("run.dir", self.run_dir):
+        with run.named_errors():
             (check_folder if links else check_tree)(str(path))
             path.mkdir(parents=True, exist_ok=True)
         return str(path)

@@ -18,13 +18,13 @@ import tempfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from mingpt.atomic import write_whole
 from mingpt.command import command, program
 from mingpt.config import compose
 from mingpt.config.commandline import Parser, add_options, given
 from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import FINISHED, TransientError, UserError
+from mingpt.localfile import write_whole
 from mingpt.prepare.corpora import CORPORA, DATASETS, Corpus, Text
 from mingpt.redact import without_secrets
 from mingpt.storage import fetched_as, open_fs, place

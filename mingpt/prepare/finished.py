@@ -13,11 +13,10 @@ import numpy as np
 from mingpt.console import say
 from mingpt.data.dataset import DataSet, from_bytes, read_manifest
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.prepare.documents import BAD_SHOWN, Bad, Options, blocks
 from mingpt.prepare.shardwriter import PROGRESS, SOURCES
 from mingpt.prepare.sources import File
-from mingpt.redact import without_secrets
-from mingpt.storage import name_of
 
 
 def _read(raw: bytes | None) -> dict[str, Any]:
@@ -29,26 +28,24 @@ def _read(raw: bytes | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def commits_of(fs: Any, path: str, home: Path) -> dict[str, str]:
+def commits_of(folder: Folder, home: Path) -> dict[str, str]:
     """The commits that an earlier `mingpt prepare` has read, finished or not: the next one reads the same."""
     progress = home / PROGRESS
-    commits = _read(progress.read_bytes() if progress.is_file() else read_manifest(fs, path, SOURCES)).get("commits")
+    commits = _read(progress.read_bytes() if progress.is_file() else read_manifest(folder, SOURCES)).get("commits")
     return {str(k): str(v) for k, v in commits.items()} if isinstance(commits, dict) else {}
 
 
-def finished(
-    out: str, fs: Any, path: str, files: Sequence[File], options: Options, plan: str, versions: str
-) -> DataSet | None:
-    """The finished data set at `out`, if it was made from the same sources and options; None if it has to be made.
+def finished(folder: Folder, files: Sequence[File], options: Options, plan: str, versions: str) -> DataSet | None:
+    """The finished data set in a folder, if it was made from the same sources and options; None if it has to be made.
 
     versions: a hash of the sources' times and ETags; empty if a store gives none. Then, or if they have changed, the
     sources are read to compare their contents. Raises UserError if another data set is there.
     """
-    if not (there := read_manifest(fs, path)):
+    if not (there := read_manifest(folder)):
         return None
-    shown = f"--out={without_secrets(out)}"
+    shown = folder.shown
     dataset = from_bytes(there, shown)
-    recorded = _read(read_manifest(fs, path, SOURCES))
+    recorded = _read(read_manifest(folder, SOURCES))
     if not versions or (recorded.get("made_from"), recorded.get("versions")) != (dataset.made_from, versions):
         say(f"prepare: {shown}: a data set is there; reading the sources to see whether it was made of them")
         content, taken = "", recorded.get("blocks")
@@ -60,7 +57,7 @@ def finished(
                 f"{shown}: another data set is there, of other sources or options, or of these before they changed: "
                 "choose another folder"
             )
-    sizes, width = {name_of(p): info["size"] for p, info in fs.find(path, detail=True).items()}, np.dtype(dataset.dtype)
+    sizes, width = {name: entry["size"] for name, entry in folder.entries().items()}, np.dtype(dataset.dtype)
     if not (lost := [s.name for s in dataset.shards if sizes.get(s.name) != s.tokens * width.itemsize]):
         say(f"prepare: {shown}: already there, made of these sources")
         return dataset

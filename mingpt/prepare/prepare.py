@@ -27,13 +27,14 @@ from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, dtype_for, to_bytes, tokens_in
 from mingpt.errors import FINISHED, TransientError, UserError
+from mingpt.folder import Folder
 from mingpt.prepare.documents import Bad, Options, blocks
 from mingpt.prepare.encoding import Tokenizer, encoded
 from mingpt.prepare.finished import commits_of, finished, hash_of
 from mingpt.prepare.shardwriter import SOURCES, Done, ShardWriter
 from mingpt.prepare.sources import File, Form, find_files, identity_of
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import place
 
 RECORD_SECONDS = 0.25  # between two records of the progress, which is recorded after a file
 LOG_SECONDS = 10.0  # between two lines of a log
@@ -57,11 +58,11 @@ def prepare(
     may be left out. most: end with the document with which there are so many tokens, of both splits; 0: read all.
     Raises UserError where the user must act, TransientError where a store fails.
     """
-    fs, path = open_fs(out, "--out")
+    folder = Folder(out, "--out")
     # Shards are appended to, which object stores cannot do: those of a remote data set grow on this machine's disk.
-    home = Path(path) if is_local(fs) else Path.home() / f".cache/mingpt/prepare-{hash_of(out)[:16]}"
+    home = Path(folder.root) if folder.local else Path.home() / f".cache/mingpt/prepare-{hash_of(out)[:16]}"
     with place("--out", out):
-        commits = commits_of(fs, path, home)
+        commits = commits_of(folder, home)
     files = find_files(sources, form, commits)
     plan = hash_of(
         [[identity_of(file.url), file.form, file.size] for file in files],
@@ -72,7 +73,7 @@ def prepare(
     )
     versions = hash_of(plan, [[str(without_secrets(file.url)), file.version] for file in files])
     with place("--out", out):
-        if there := finished(out, fs, path, files, options, plan, versions if all(f.version for f in files) else ""):
+        if there := finished(folder, files, options, plan, versions if all(f.version for f in files) else ""):
             return there
         home.mkdir(parents=True, exist_ok=True)
         try:
@@ -90,11 +91,9 @@ def prepare(
                 writer.put(MANIFEST, to_bytes(dataset))
                 writer.clean()
         except Timeout:
-            raise UserError(
-                f"--out={without_secrets(out)}: another `mingpt prepare` is writing there: wait until it ends"
-            ) from None
+            raise UserError(f"{folder.shown}: another `mingpt prepare` is writing there: wait until it ends") from None
         (home / "prepare.lock").unlink(missing_ok=True)
-        if not is_local(fs):
+        if not folder.local:
             with suppress(OSError):
                 home.rmdir()
     _tell(done, shards, most, len(files))

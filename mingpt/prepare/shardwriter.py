@@ -14,12 +14,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from mingpt.atomic import write_whole
 from mingpt.data.dataset import SPLITS, Shard, Split, tokens_in
 from mingpt.errors import UserError
-from mingpt.plainfile import NotPlain, open_file
-from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
+from mingpt.folder import Folder
+from mingpt.localfile import NotPlain, open_below, write_whole
 
 PROGRESS = "progress.json"
 SOURCES = "sources.json"  # beside the manifest: the versions of the sources that the data set was made from
@@ -56,8 +54,8 @@ class ShardWriter:
 
     def __post_init__(self) -> None:
         self.dtype = np.dtype(self.dtype).newbyteorder("<")
-        self.fs, self.path = open_fs(self.url, "--out")
-        self.staged = not (is_local(self.fs) and Path(self.path) == self.folder)
+        self.out = Folder(self.url, "--out")
+        self.staged = not (self.out.local and Path(self.out.root) == self.folder)
         self.full, self.growing = list[Shard](), dict[Split, IO[bytes]]()
         self.tokens, self.done = 0, Done()
         if (self.folder / PROGRESS).exists():
@@ -104,11 +102,7 @@ class ShardWriter:
 
     def put(self, name: str, content: bytes) -> None:
         """Write a small file of the data set, whole or not at all."""
-        with place("--out", self.url):
-            if is_local(self.fs):
-                write_whole(Path(self.path) / name, [content])
-            else:
-                self.fs.pipe_file(f"{self.path}/{name}", content)
+        self.out.write(name, content)
 
     def clean(self) -> None:
         """Delete everything but the finished data set."""
@@ -136,8 +130,8 @@ class ShardWriter:
         """Copy full shards to the data set's URL, unless they were written there."""
         for shard in self.full:
             if self.staged and (self.folder / shard.name).exists():
-                with place("--out", self.url):
-                    self.fs.put_file(str(self.folder / shard.name), f"{self.path}/{shard.name}")
+                with self.out.named_errors():
+                    self.out.fs.put_file(str(self.folder / shard.name), self.out.path(shard.name))
 
     def _resume(self) -> None:
         try:
@@ -154,14 +148,15 @@ class ShardWriter:
                 f"{self.folder}: what an earlier `mingpt prepare` left is damaged ({error}): delete the folder"
             ) from error
         if identity != self.identity:
-            shown = f"--out={without_secrets(self.url)}"
-            raise UserError(f"{shown}: begun with other sources or options: give those again, or delete {self.folder}")
+            raise UserError(
+                f"{self.out.shown}: begun with other sources or options: give those again, or delete {self.folder}"
+            )
 
     def _cut_back(self, split: Split, size: int) -> IO[bytes]:
         """Open the growing shard as it was recorded. It may have become full since."""
         path = self._file(split)
         try:  # never through a link: truncating would cut the file that it points to
-            file = os.fdopen(open_file(str(path), os.O_RDWR), "r+b")
+            file = os.fdopen(open_below(str(self.folder), path.name, os.O_RDWR), "r+b")
         except NotPlain as problem:
             raise ValueError(f"{path.name} {problem}") from None
         if file.seek(0, os.SEEK_END) < size:

@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import PurePosixPath
 from typing import Any
 
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.config.stored import is_below
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import accounts
 from mingpt.redact import as_lines, without_secrets
 from mingpt.snapshot.catalog import columns
-from mingpt.storage import open_fs, place
 
 OWN = ("run", "snapshot.dir")  # what differs between any two runs
 COLUMNS = ("state", "step", "loss", "val_loss")
@@ -21,12 +20,8 @@ COLUMNS = ("state", "step", "loss", "val_loss")
 
 def runs_in(folder: str) -> dict[str, dict[str, Any]]:
     """The config of each run that lies directly in a folder, by its name; anybody may have written it."""
-    fs, path = open_fs(folder, "DIR")
-    with place("DIR", folder):
-        entries = fs.ls(path, detail=True) if fs.isdir(path) else []
-    names = sorted(PurePosixPath(entry["name"]).name for entry in entries if entry["type"] == "directory")
     found = dict[str, dict[str, Any]]()
-    for name in names:
+    for name in Folder(folder, "DIR").subfolders():
         with suppress(UserError):  # a link: it is none of these runs
             if config := read_config(f"{folder.rstrip('/')}/{name}"):
                 found[name] = config

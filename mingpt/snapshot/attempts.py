@@ -20,7 +20,6 @@ from uuid import uuid4
 from mingpt.errors import Superseded, UserError
 from mingpt.folder import File, Folder
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, make_folder, open_fs, place
 
 CLAIM = re.compile(r"([0-9]{5,})\.json")
 SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # metrics: one file per attempt
@@ -112,18 +111,18 @@ def make_run_dir(run_dir: str) -> None:
 
     The root is what run.dir=$DIR/ becomes with an empty DIR.
     """
-    fs, path = open_fs(run_dir, "run.dir")
-    if not is_local(fs):
+    folder = Folder(run_dir)
+    if not folder.local:
         return
-    shown = f"run.dir={without_secrets(run_dir)}"
-    if Path(path or "/").resolve() == Path("/"):
+    shown = folder.shown
+    if Path(folder.root).resolve() == Path("/"):
         raise UserError(f"{shown}: this is the root of the file system: give a folder of its own")
-    with place("run.dir", run_dir):
+    with folder.named_errors():
         try:
-            make_folder(fs, path)
+            os.makedirs(folder.root, exist_ok=True)
         except FileNotFoundError as error:
             raise UserError(f"{shown}: this folder can't be created there: choose another place") from error
-    Folder(run_dir).check()
+    folder.check()
 
 
 def _claims(run_dir: str) -> dict[int, File]:

@@ -4,17 +4,16 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from mingpt.console import counted
 from mingpt.errors import Damaged, OtherFormat, Unreadable
+from mingpt.folder import Folder
 from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.snapshot.files import SNAPSHOTS, File
 from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
-from mingpt.storage import open_fs, place
 
 VOCABULARY_SHOWN = 1000  # characters; all of GPT-2's would fill two hundred screens
 GOOD, DAMAGED, INCOMPLETE, ASIDE, OTHER = "looks good", "DAMAGED", "incomplete", "set aside", "other format"
@@ -80,7 +79,7 @@ def _age_seconds(files: list[File]) -> float | None:
 
 def _check_sizes(store: Store, manifest: Manifest, listed: dict[str, int | None]) -> None:
     """Raises Damaged. A web server's listing has no sizes, or no files: then each file is asked for."""
-    with place(store.key, store.url):
+    with store.named_errors():
         for name, part in manifest.parts.items():
             try:
                 size = listed.get(name) or store.size(manifest.step, name)
@@ -127,14 +126,8 @@ def _row(e: Entry) -> tuple[str, ...]:
 
 def runs_below(url: str) -> list[tuple[str, Entry]]:
     """The runs in a folder: name and newest step of each."""
-    fs, path = open_fs(url, "URL")
-    with place("URL", url):
-        try:
-            names = sorted(Path(e["name"]).name for e in fs.ls(path, detail=True) if e["type"] == "directory")
-        except (FileNotFoundError, NotADirectoryError):
-            return []
     found = []
-    for name in names:
+    for name in Folder(url, "URL").subfolders():
         store = Store(f"{url.rstrip('/')}/{name}/{SNAPSHOTS}", "URL")
         if steps := store.steps():
             found.append((name, inspect_step(store, steps[0])))

@@ -9,7 +9,6 @@ from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import manifest_or_none, read_manifest, verified_pieces, verify
 from mingpt.snapshot.store import Store
-from mingpt.storage import place
 
 
 def check_conflicts(source: Store, target: Store, steps: list[int]) -> None:
@@ -63,7 +62,7 @@ def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None
         return
     for name in sorted(manifest.parts):
         copy_part(source, target, manifest, name)
-    with place(target.key, target.url):
+    with target.named_errors():
         committed = target.commit(step, encode_manifest(manifest))
     if not committed and read_manifest(target, step).digest != manifest.digest:
         raise UserError(
@@ -76,9 +75,9 @@ def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None
 def copy_part(source: Store, target: Store, manifest: Manifest, name: str) -> None:
     """Read a part, verify it on the way, and write it. Raises Damaged."""
     step, expected = manifest.step, manifest.parts[name].size
-    with place(target.key, target.url):
+    with target.named_errors():
         pieces = verified_pieces(source, manifest, name)  # each is valid until the next
-        target.write(step, name, pieces if target.local else [bytes(piece) for piece in pieces])
+        target.write_part(step, name, pieces if target.local else [bytes(piece) for piece in pieces])
         if (size := target.size(step, name)) != expected:
             raise UserError(f"{target.url}: {name} has {size} bytes in place of {expected} after it was written")
 
@@ -103,12 +102,11 @@ def copy_metrics(source: Store, target: Store, log: Callable[[str], None]) -> No
     for file in ours.files(None):
         if file.name in existing or not file.name.endswith(".jsonl"):
             continue
-        with place(ours.key, ours.url):
+        with ours.named_errors():
             try:
                 size = ours.size(None, file.name)
                 pieces = [bytes(piece) for piece in ours.read_pieces(None, file.name, size)]
             except Damaged as damage:
                 raise UserError(f"{ours.url}: {damage}: remove it") from damage
-        with place(theirs.key, theirs.url):
-            theirs.write(None, file.name, pieces)
+        theirs.write(file.name, b"".join(pieces))
         log(f"metrics/{file.name}: copied")

@@ -18,7 +18,6 @@ from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, manifest_or_none, read_manifest
 from mingpt.snapshot.store import Store
-from mingpt.storage import place
 
 FORK = "fork"  # an attempt's entry in the history that has this field is no attempt: the run begins there
 
@@ -127,7 +126,7 @@ def fork(
         log(_take(source, target, manifest))
     except Damaged as damage:
         raise UserError(f"{source.folder_url(manifest.step)}: {damage}: choose another step") from damage
-    with place(target.key, target.url):
+    with target.named_errors():
         target.commit(manifest.step, encode_manifest(ours))
     check()  # another process may have committed first: the same fork, or another run
 
@@ -136,7 +135,7 @@ def _take(source: Store, target: Store, manifest: Manifest) -> str:
     """Have all parts in the target. Returns how, in words. Raises Damaged."""
 
     def take(name: str) -> bool:
-        with place(source.key, source.url):
+        with source.named_errors():
             try:
                 if source.size(manifest.step, name) != manifest.parts[name].size:
                     raise Damaged(f"{name} has another size than its manifest says")

@@ -19,7 +19,7 @@ from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.store import Store
-from mingpt.storage import is_local, name_of, open_fs, place
+from mingpt.storage import name_of, place
 
 RUN_ID = "run-id"
 KEEP = 1
@@ -45,8 +45,8 @@ def run_id(run_dir: str) -> str:
 
 def folder(hot_dir: str, run_dir: str, identity: str) -> Path:
     """The folder of a run's hot snapshots on each node. identity: the run's id."""
-    fs, path = open_fs(run_dir, "run.dir")
-    resolved = os.path.realpath(path) if is_local(fs) else fs.unstrip_protocol(path.rstrip("/"))
+    run = Folder(run_dir)
+    resolved = os.path.realpath(run.root) if run.local else run.fs.unstrip_protocol(run.root)
     key = sha256(f"{resolved} {identity}".encode()).hexdigest()[:32]
     return Path(hot_dir) / f"mingpt-{os.getuid()}" / f"{name_of(resolved) or 'run'}-{key}"
 

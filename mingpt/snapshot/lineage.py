@@ -12,14 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mingpt.atomic import write_whole
 from mingpt.config.affecting import settings
+from mingpt.localfile import write_whole
 from mingpt.snapshot.attempts import REWIND, Record, without_undone
 from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
-from mingpt.storage import place
 
 NOTE = "follows.json"
 
@@ -64,7 +63,7 @@ def _start_of(records: Mapping[int, Record], attempt: int) -> int:
 def set_overtaken_aside(store: Store, records: Mapping[int, Record], log: Callable[[str], None]) -> None:
     """Set aside the steps that are not on the run's line. Called by one process, at a start."""
     for step in overtaken(store, records):
-        with place(store.key, store.url):
+        with store.named_errors():
             name = store.set_aside(step, OVERTAKEN)
         log(
             f"the snapshot of step {step} in {store.url} was committed by an attempt that a newer one had overtaken: "
@@ -117,7 +116,7 @@ class HotBase:
     digest: str | None
 
     def write(self, hot: Store) -> None:
-        with place(hot.key, hot.url):
+        with hot.named_errors():
             write_whole(Path(hot.root) / NOTE, [json.dumps(asdict(self)).encode()])
 
     @classmethod

@@ -4,50 +4,36 @@ A piece is valid until the next one is asked for: the pieces of one file share a
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mingpt.errors import Damaged
-from mingpt.plainfile import read_into
-from mingpt.storage import is_local
-from mingpt.webfile import is_web, read_stream
+from mingpt.folder import Folder
+from mingpt.localfile import read_into
 
 RANGE_BYTES = 16 * 2**20  # of one request to an object store
-PIECE_BYTES = 4 * 2**20  # of a local file
+PIECE_BYTES = 4 * 2**20  # of a local file, or of what comes from a web server
 
 
-def read_whole(fs: Any, path: str, size: int) -> memoryview:
+def read_whole(folder: Folder, name: str, size: int) -> memoryview:
     """Raises OSError, on a local disk also NotPlain and EOFError, for a web server also Damaged."""
     content = _buffer(size)
-    if is_local(fs):
-        for _ in read_into(path, content):
-            pass
-    elif is_web(fs):
-        end = 0
-        for piece in _web_pieces(fs, path, size):
-            content[end : end + len(piece)] = piece
-            end += len(piece)
-    else:
-        _read_ranges(fs, path, content)
+    for _ in _fill(folder, name, content, 0, size):
+        pass
     return content
 
 
-def read_pieces(fs: Any, path: str, size: int) -> Iterator[memoryview]:
+def read_pieces(folder: Folder, name: str, size: int) -> Iterator[memoryview]:
     """The same file with little memory, whatever its size. Raises as `read_whole`."""
-    if is_web(fs):
-        yield from _web_pieces(fs, path, size)
+    if _is_web(folder):
+        yield from _web_pieces(folder, name, size)
         return
-    most = PIECE_BYTES if is_local(fs) else RANGE_BYTES
+    most = PIECE_BYTES if folder.local else RANGE_BYTES
     buffer = _buffer(min(size, most))
     for start in range(0, size, most):
-        piece = buffer[: size - start]
-        if is_local(fs):
-            yield from read_into(path, piece, start)
-        else:
-            _read_ranges(fs, path, piece, start, whole=size <= most)
-            yield piece
+        yield from _fill(folder, name, buffer[: size - start], start, size)
 
 
 def _buffer(size: int) -> memoryview:
@@ -55,30 +41,52 @@ def _buffer(size: int) -> memoryview:
     return torch.empty(size, dtype=torch.uint8).numpy().data
 
 
-def _web_pieces(fs: Any, path: str, size: int) -> Iterator[memoryview]:
-    """One request: a web server may answer a range with the whole file. It may also send more than it announced."""
-    end = 0
-    for piece in read_stream(fs, path, size + 1):
-        end += len(piece)
-        if end > size:
-            raise Damaged(f"{Path(path).name} has more than the {size} bytes that its server announces")
-        yield memoryview(piece)
+def _fill(folder: Folder, name: str, into: memoryview, start: int, size: int) -> Iterator[memoryview]:
+    """Fill `into` with a file's bytes from `start` on. Yields each piece of it that is filled."""
+    if folder.local:
+        yield from read_into(folder.root, name, into, start)
+    elif _is_web(folder):
+        end = 0
+        for piece in _web_pieces(folder, name, size):
+            into[end : end + len(piece)] = piece
+            end += len(piece)
+    else:
+        _read_ranges(folder, name, into, start)
+        yield into
+
+
+def _is_web(folder: Folder) -> bool:
+    return "http" in folder.fs.protocol
+
+
+def _web_pieces(folder: Folder, name: str, size: int) -> Iterator[memoryview]:
+    """One request: a web server may answer a range with the whole file. The server may be anybody's: it may also send
+    more than it announces, or never end. The whole transfer has the time limit of one call.
+    """
+    from aiohttp import ClientTimeout  # installed, since fsspec's http client needs it
+
+    # block_size=0: stream. size: any number above 0, or fsspec would first ask the server for the size.
+    timeout, end = ClientTimeout(total=folder.fs.seconds), 0
+    stream = folder.fs.open(folder.path(name), "rb", block_size=0, size=1, timeout=timeout)
+    with closing(stream):
+        while end <= size and (piece := stream.read(min(size + 1 - end, PIECE_BYTES))):
+            end += len(piece)
+            if end > size:
+                raise Damaged(f"{Path(name).name} has more than the {size} bytes that its server announces")
+            yield memoryview(piece)
     if end != size:  # the connection was cut
-        raise OSError(f"{path}: {end} bytes came in place of {size}")
+        raise OSError(f"{name}: {end} bytes came in place of {size}")
 
 
-def _read_ranges(fs: Any, path: str, into: memoryview, first: int = 0, whole: bool = True) -> None:
-    """Fill `into` with the bytes from `first` on. whole: these are all bytes of the file.
+def _read_ranges(folder: Folder, name: str, into: memoryview, first: int) -> None:
+    """Fill `into` with the bytes from `first` on.
 
     Several ranges are requested at a time, since one connection to an object store is far slower than the network.
     """
     starts = range(first, first + len(into), RANGE_BYTES)
     ends = [min(start + RANGE_BYTES, first + len(into)) for start in starts]
-    if whole and len(starts) == 1:
-        pieces = [fs.cat_file(path)]
-    else:
-        pieces = fs.cat_ranges([path] * len(ends), list(starts), ends, on_error="raise")
+    pieces = folder.fs.cat_ranges([folder.path(name)] * len(ends), list(starts), ends, on_error="raise")
     for start, end, piece in zip(starts, ends, pieces, strict=True):
         if len(piece) != end - start:  # the connection was cut, and the client has not noticed
-            raise OSError(f"{path}: {len(piece)} bytes came in place of {end - start}")
+            raise OSError(f"{name}: {len(piece)} bytes came in place of {end - start}")
         into[start - first : end - first] = piece

@@ -11,7 +11,6 @@ from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.format import Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import Store
-from mingpt.storage import place
 
 Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
 PARALLEL_PARTS = 4  # hashing and waiting for a store both release the GIL
@@ -28,14 +27,14 @@ class Loaded:
 
 def read_manifest(store: Store, step: int) -> Manifest:
     """Raises Damaged, OtherFormat, Unreadable, or what `place` makes of the store's error."""
-    with place(store.key, store.url):
+    with store.named_errors():
         try:
             manifest = decode_manifest(store.read_manifest(step))
         except FileNotFoundError as error:
             raise Damaged("there is no manifest") from error
         except OtherFormat as error:
             raise OtherFormat(
-                f"{store.key}={store.url}: the snapshot of step {step} has {error}: use the version "
+                f"{store.shown}: the snapshot of step {step} has {error}: use the version "
                 f"that wrote it, or another {'run.dir' if store.key == 'snapshot.dir' else store.key}"
             ) from error
     if manifest.step != step:
@@ -72,7 +71,7 @@ def read_parts(
     """Read and verify parts, `ahead` of them in parallel, and so at a time in memory. Raises Damaged."""
 
     def read_one(name: str) -> Part:
-        with place(store.key, store.url):
+        with store.named_errors():
             raw = store.read_part(manifest.step, name, manifest.parts[name].size)
         return raw, decode_part(manifest, name, raw)
 
@@ -103,7 +102,7 @@ def verify(store: Store, step: int) -> Manifest:
 
 def verified_pieces(store: Store, manifest: Manifest, name: str) -> Iterator[memoryview]:
     """A part's bytes, piece by piece. Raises Damaged, at the latest after the last piece."""
-    with place(store.key, store.url):
+    with store.named_errors():
         yield from verified(manifest, name, store.read_pieces(manifest.step, name, manifest.parts[name].size))
 
 

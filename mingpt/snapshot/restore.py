@@ -17,7 +17,6 @@ from mingpt.snapshot.lineage import Newest, stale_steps
 from mingpt.snapshot.manifest import decode_manifest, encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, Part, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
-from mingpt.storage import place
 from mingpt.world.world import World
 
 Put = Callable[[Kind, dict[str, Tensor]], None]
@@ -60,9 +59,7 @@ def restore(
         hot_steps = [set(steps) for steps in world.gather(own)]
         step = max([*durable_steps, *(s for steps in hot_steps for s in steps)], default=None)
         if step is None and unreadable:
-            raise TransientError(
-                f"{durable.key}={durable.url}: no snapshot can be read: look at the disk, and try again"
-            )
+            raise TransientError(f"{durable.shown}: no snapshot can be read: look at the disk, and try again")
         if step is None:
             return None
         # The hot tier first: it costs no traffic of the durable store.
@@ -87,7 +84,7 @@ def restore(
 
 
 def _set_aside(store: Store, step: int, damage: str, log: Callable[[str], None]) -> None:
-    with place(store.key, store.url), suppress(FileNotFoundError):  # another process of the node was faster
+    with store.named_errors(), suppress(FileNotFoundError):  # another process of the node was faster
         name = store.set_aside(step)
         log(
             f"DAMAGED SNAPSHOT of step {step} in {store.url}: {damage}. Set aside (its manifest is now {name}); "

@@ -15,7 +15,6 @@ from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.rewinding import rewound
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.uploads import Upload, abort, unfinished_uploads
-from mingpt.storage import place
 
 DAY = 86400
 
@@ -64,7 +63,7 @@ class Plan:
             store.fs.invalidate_cache()
             return not store.fs.exists(f"{store.folder(file.step)}/{MANIFEST}")  # its writer was slow, and not dead
 
-        with place(store.key, store.url):
+        with store.named_errors():
             for step in self.snapshots:
                 _delete(store, step)
             store.remove(filter(belongs_to_none, self.leftovers))  # asked just before each is deleted

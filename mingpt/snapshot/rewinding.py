@@ -11,7 +11,6 @@ from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, decode_manifest
 from mingpt.snapshot.reader import manifest_or_none, read_manifest
 from mingpt.snapshot.store import Store
-from mingpt.storage import place
 
 
 def rewind(
@@ -55,7 +54,7 @@ def _set_aside(
 ) -> None:
     memory = hot.find_hot(hot_dir, run_dir)
     for tier in (store, *([memory] if memory else [])):
-        with place(tier.key, tier.url):
+        with tier.named_errors():
             for newer in [s for s in tier.steps() if which(tier, s)]:
                 name = tier.set_aside(newer, REWOUND)
                 log(f"step {newer}: set aside (its manifest is now {tier.folder_url(newer)}/{name})")
@@ -109,7 +108,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
         return step > start and not (found and _is_on(line, found))
 
     _set_aside(run_dir, store, hot_dir, came_after, log)
-    with place(store.key, store.url):
+    with store.named_errors():
         for step, (name, _) in sorted(back.items(), reverse=True):  # an attempt that starts meanwhile has the newest
             store.bring_back(step, name)
             log(f"step {step}: brought back")

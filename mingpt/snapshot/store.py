@@ -12,91 +12,80 @@ from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
-from mingpt.atomic import Buffer, sync_folder, write_whole
-from mingpt.errors import Damaged, Incomplete, Unreadable, UserError
-from mingpt.plainfile import BROKEN, PAUSES, NotPlain, check_file, check_folder
-from mingpt.redact import without_secrets
+from mingpt.errors import Damaged, Incomplete, Unreadable
+from mingpt.folder import Folder
+from mingpt.localfile import BROKEN, PAUSES, Buffer, NotPlain, check_file, check_folder, sync_folder
 from mingpt.snapshot import pieces
 from mingpt.snapshot.files import METRICS, PROBE, SET_ASIDE, SNAPSHOTS, STEP_FOLDER, File, step_name
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, decode_manifest
-from mingpt.storage import is_local, modified, open_fs, place
-from mingpt.webfile import is_web
+from mingpt.storage import modified
 
 
-class Store:
+class Store(Folder):
     """The snapshots under one URL. key: the config key or argument that names the URL, for messages.
 
-    Methods raise the errors of fsspec's client, and the listing ones what `storage.place` makes of them. For a link
-    inside a run's directory they raise UserError.
+    Methods raise what `storage.place` makes of errors, and those about one file the errors of fsspec's client. For a
+    link inside a run's directory they raise UserError.
     """
 
     def __init__(self, url: str, key: str = "snapshot.dir") -> None:
-        self.given = url.rstrip("/")  # may hold secrets: never shown
-        self.url, self.key = without_secrets(self.given), key
-        self.fs, path = open_fs(url, key)
-        self.root = path.rstrip("/")
-        self.local = is_local(self.fs)
+        super().__init__(url, key)
 
     def folder(self, step: int) -> str:
-        return f"{self.root}/{step_name(step)}"
+        return self.path(step_name(step))
 
     def folder_url(self, step: int) -> str:
         """For messages."""
         return f"{self.url}/{step_name(step)}"
 
-    def _checked_folder(self, step: int | None) -> str:
-        """The folder of a step (None: of the store). Raises UserError for a link, which may lead outside the run.
+    def _check_folder(self, step: int | None) -> None:
+        """Raise UserError if the folder of a step (None: of the store) is a link, which may lead outside the run.
 
         A link that the user names as the store's URL is fine, but not one named `snapshots` or `metrics`: those are
         names inside a run's directory, which may come from somebody else.
         """
-        folder = self.root if step is None else self.folder(step)
         if self.local:
             inside = [self.root] if Path(self.root).name in (SNAPSHOTS, METRICS) else []
-            for path in (*inside, *([] if step is None else [folder])):
-                try:
+            with self.named_errors():
+                for path in (*inside, *([] if step is None else [self.folder(step)])):
                     check_folder(path)
-                except NotPlain as problem:
-                    raise UserError(f"{self.key}={problem.as_problem()}") from problem
-        return folder
+
+    def _name(self, step: int | None, name: str = MANIFEST) -> str:
+        """The name of a file below the store. Raises as `_check_folder`."""
+        self._check_folder(step)
+        return name if step is None else f"{step_name(step)}/{name}"
+
+    def _file(self, step: int | None, name: str = MANIFEST) -> str:
+        """The path of a file. Raises as `_check_folder`."""
+        return self.path(self._name(step, name))
 
     def steps(self) -> list[int]:
         """The committed steps, newest first."""
-        with place(self.key, self.url):
+        with self.named_errors():
             return [s for s in self.folders() if self.fs.exists(f"{self.folder(s)}/{MANIFEST}")]
 
     def folders(self) -> list[int]:
         """The steps that have a folder, committed or not, newest first."""
-        self.fs.invalidate_cache()  # object-store clients cache listings; another process may have written since
-        with place(self.key, self.url):
-            try:
-                names = [Path(p).name for p in self.fs.ls(self._checked_folder(None), detail=False)]
-            except FileNotFoundError:
-                return []
-            steps = sorted((int(m[1]) for n in names if (m := STEP_FOLDER.fullmatch(n))), reverse=True)
-            for step in steps:
-                self._checked_folder(step)
+        self._check_folder(None)
+        steps = sorted((int(m[1]) for name in self.entries() if (m := STEP_FOLDER.fullmatch(name))), reverse=True)
+        for step in steps:
+            self._check_folder(step)
         return steps
 
     def files(self, step: int | None) -> list[File]:
         """The files in a step's folder (None: beside the steps' folders), without folders."""
-        self.fs.invalidate_cache()
-        with place(self.key, self.url):
-            try:
-                entries = self.fs.ls(self._checked_folder(step), detail=True)
-            except FileNotFoundError:
-                return []
+        self._check_folder(step)
         return [
             # The size of a link, a FIFO or a device means nothing. `size` refuses those.
-            File(step, Path(e["name"]).name, e.get("size") if e["type"] == "file" else None, modified(e))
-            for e in entries
-            if e["type"] != "directory"
+            File(step, name, entry.get("size") if entry["type"] == "file" else None, modified(entry))
+            for name, entry in self.entries("" if step is None else step_name(step)).items()
+            if entry["type"] != "directory"
         ]
 
     def size(self, step: int | None, name: str) -> int:
         """In bytes. Raises FileNotFoundError, and Damaged for a link, a FIFO or a device."""
-        path = f"{self._checked_folder(step)}/{name}"
+        path = self._file(step, name)
         if self.local:
             try:
                 return check_file(path).st_size
@@ -111,18 +100,18 @@ class Store:
     def read_part(self, step: int, name: str, size: int) -> memoryview:
         """A file of `size` bytes. Raises Damaged (before reading, for another size) and Unreadable."""
         with self._as_damage(name):
-            return pieces.read_whole(self.fs, self._path(step, name, size), size)
+            return pieces.read_whole(self, self._sized(step, name, size), size)
 
     def read_pieces(self, step: int | None, name: str, size: int) -> Iterator[memoryview]:
         """The same, piece by piece; each is valid until the next. Needs little memory for a file of any size."""
         with self._as_damage(name):
-            yield from pieces.read_pieces(self.fs, self._path(step, name, size), size)
+            yield from pieces.read_pieces(self, self._sized(step, name, size), size)
 
-    def _path(self, step: int | None, name: str, size: int) -> str:
-        """The path of a file. Raises Damaged if it has another size."""
+    def _sized(self, step: int | None, name: str, size: int) -> str:
+        """The name of a file below the store. Raises Damaged if it has another size."""
         if (actual := self.size(step, name)) != size:
             raise Damaged(f"{name} has {actual} bytes in place of {size}")
-        return f"{self._checked_folder(step)}/{name}"
+        return self._name(step, name)
 
     @contextmanager
     def _as_damage(self, name: str) -> Iterator[None]:
@@ -139,34 +128,24 @@ class Store:
             if error.errno not in BROKEN:
                 raise
             what = f"{name}: {error.strerror}, {len(PAUSES) + 1} times: look at the disk"
-            raise Unreadable(f"{self.key}={self.url}: {what}") from error
+            raise Unreadable(f"{self.shown}: {what}") from error
 
     def read_manifest(self, step: int) -> bytes:
         """At most MANIFEST_LIMIT bytes come into memory, whatever the server sends. Raises Damaged for more."""
         size = self.size(step, MANIFEST)
         if size > MANIFEST_LIMIT:
             raise Damaged(f"{MANIFEST} is larger than {MANIFEST_LIMIT} bytes")
-        if self.local or is_web(self.fs):
-            return b"".join(bytes(piece) for piece in self.read_pieces(step, MANIFEST, size))
-        if not size:  # S3 refuses a range of an empty object
-            return b""
-        # Not more than it has: some servers refuse a range that ends after the object.
-        content: bytes = self.fs.cat_file(f"{self._checked_folder(step)}/{MANIFEST}", start=0, end=size)
-        return content
+        with self._as_damage(MANIFEST):
+            return b"".join(bytes(piece) for piece in pieces.read_pieces(self, self._name(step), size))
 
-    def write(self, step: int | None, name: str, content: Iterable[Buffer]) -> None:
-        """Write a file atomically: locally by rename and fsync, on an object store by one put."""
-        target = f"{self._checked_folder(step)}/{name}"
-        if self.local:
-            write_whole(Path(target), content)
-        else:
-            self.fs.pipe_file(target, b"".join(content))
+    def write_part(self, step: int, name: str, content: Iterable[Buffer]) -> None:
+        self.write_pieces(self._name(step, name), content)
 
     def share(self, source: "Store", step: int, name: str) -> bool:
         """Have a file of another store here, too, while its bytes stay where they are: by a hard link, or by a copy
         that the object store itself makes. False where that can't be: on another disk, or in another store.
         """
-        old, new = f"{source._checked_folder(step)}/{name}", f"{self._checked_folder(step)}/{name}"
+        old, new = source._file(step, name), self._file(step, name)
         if not (self.local and source.local):
             if self.fs != source.fs:
                 return False
@@ -193,17 +172,10 @@ class Store:
         conditional puts can't promise that. Raises Incomplete, with the manifest set aside, if a part is gone by now:
         somebody's prune may have taken it for a dead writer's, until the manifest was there.
         """
-        target = f"{self._checked_folder(step)}/{MANIFEST}"
-        try:
-            if self.local:
-                write_whole(Path(target), [manifest], create=True)
-                sync_folder(Path(self.root))  # the entry of the step's folder
-            elif self.conditional_puts:
-                self.fs.pipe_file(target, manifest, mode="create")
-            else:
-                self.fs.pipe_file(target, manifest)
-        except FileExistsError:
+        if not self.create(self._name(step), manifest):
             return False
+        if self.local:
+            sync_folder(Path(self.root))  # the entry of the step's folder
         try:
             self.check_parts(decode_manifest(manifest))
         except Incomplete:
@@ -228,8 +200,8 @@ class Store:
         """Whether this store refuses to create a file that exists. Probed: some stores ignore the client's option."""
         if self.local:
             return True
-        probe = f"{self.root}/{PROBE}{uuid4().hex}"
-        with place(self.key, self.url):
+        probe = self.path(f"{PROBE}{uuid4().hex}")
+        with self.named_errors():
             self.fs.pipe_file(probe, b"1")
             try:
                 self.fs.pipe_file(probe, b"2", mode="create")
@@ -251,12 +223,7 @@ class Store:
         except Damaged:  # it has no content to hash, and must not replace one that was set aside before
             token = uuid4().hex
         name = f"{SET_ASIDE}{why}{token[:8]}-{MANIFEST}"
-        old, new = f"{self._checked_folder(step)}/{MANIFEST}", f"{self._checked_folder(step)}/{name}"
-        if self.local:
-            os.replace(old, new)
-        else:
-            self.fs.cp_file(old, new)
-            self.fs.rm_file(old)
+        self._move(step, MANIFEST, name)
         return name
 
     def bring_back(self, step: int, name: str) -> None:
@@ -264,23 +231,28 @@ class Store:
 
         An object store copies and deletes. If this was killed between the two, the next call deletes.
         """
-        old, new = f"{self._checked_folder(step)}/{name}", f"{self._checked_folder(step)}/{MANIFEST}"
+        old, new = self._file(step, name), self._file(step)
         if not self.fs.exists(new):
-            if self.local:
-                return os.rename(old, new)
-            self.fs.cp_file(old, new)
-        elif self.fs.cat_file(old) != self.read_manifest(step):
+            return self._move(step, name, MANIFEST)
+        if self.fs.cat_file(old) != self.read_manifest(step):
             raise FileExistsError(new)
         self.fs.rm_file(old)
+
+    def _move(self, step: int, name: str, new: str) -> None:
+        if self.local:
+            os.rename(self._file(step, name), self._file(step, new))
+        else:
+            self.fs.cp_file(self._file(step, name), self._file(step, new))
+            self.fs.rm_file(self._file(step, name))
 
     def delete(self, step: int) -> None:
         """Delete a step's folder with all that is in it. Another process may be deleting it, too.
 
         The manifest goes first, so a reader sees the whole snapshot or none.
         """
-        folder = self._checked_folder(step)
+        folder = self.folder(step)
         with suppress(FileNotFoundError):
-            self.fs.rm_file(f"{folder}/{MANIFEST}")
+            self.fs.rm_file(self._file(step))
         self.fs.invalidate_cache()
         with suppress(FileNotFoundError):
             # Object stores: delete the objects alone. s3fs would delete the folder, too, which is no object; some
@@ -291,11 +263,10 @@ class Store:
         """Delete single files, and then their folders if those are empty. Another process may be deleting them, too."""
         folders = set()
         for file in files:
-            folder = self._checked_folder(file.step)
             with suppress(FileNotFoundError):
-                self.fs.rm_file(f"{folder}/{file.name}")
+                self.fs.rm_file(self._file(file.step, file.name))
             if file.step is not None:
-                folders.add(folder)
+                folders.add(self.folder(file.step))
         if self.local:
             for folder in folders:
                 with suppress(OSError):  # not empty

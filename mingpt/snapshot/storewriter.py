@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mingpt.atomic import Buffer
 from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, UserError
+from mingpt.localfile import Buffer
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import FORMAT, Manifest, Metrics, PartInfo, TensorInfo, digest_of, encode_part
@@ -22,7 +22,6 @@ from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
 from mingpt.snapshot.staging import StagedPart
 from mingpt.snapshot.store import Store
-from mingpt.storage import place
 
 T = TypeVar("T")
 FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
@@ -64,7 +63,7 @@ class StoreWriter:
         part = encode_part(*staged)
 
         def write() -> None:
-            self.store.write(step, part.name, part.pieces)
+            self.store.write_part(step, part.name, part.pieces)
             if self.verify and not _same_bytes(part.pieces, self.store.read_part(step, part.name, part.size)):
                 raise SnapshotFailed(f"{part.name} was read back with other bytes than were written")
 
@@ -140,7 +139,7 @@ class StoreWriter:
                     f"faster {self.store.key}"
                 )
             try:
-                with place(self.store.key, self.store.url):
+                with self.store.named_errors():
                     return act()
             except UserError:
                 raise

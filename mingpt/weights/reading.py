@@ -13,9 +13,8 @@ from torch import Tensor
 from mingpt.config.checks import no_weights
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.model.language import LanguageModel
-from mingpt.redact import without_secrets
-from mingpt.storage import open_fs, place
 from mingpt.weights.fitting import Form, config_problems, form_of, tensor_problems, vocabulary_problems
 from mingpt.world.world import World
 
@@ -26,22 +25,20 @@ TOKENIZER = "tokenizer.json"
 CURES = "set model=gpt2 for GPT-2's, model=modern for Qwen3's, model=modern model.qk_norm=false for Llama's"
 
 
-class Folder:
-    """The files under one URL. Methods raise UserError, which names the key, the URL and the file."""
+class WeightsFolder(Folder):
+    """A folder that the user trusts, with links, as in a cache. Methods raise UserError, which names key and file."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.fs, path = open_fs(url, KEY)
-        self.path = path.rstrip("/")
+        super().__init__(url, KEY)
         self.hashes: dict[str, str] = {}  # sha256 by name, of the files that were read
 
     def error(self, *problems: str) -> UserError:
-        return UserError(*(f"{KEY}={without_secrets(self.url)}: {problem}" for problem in problems))
+        return UserError(*(f"{self.shown}: {problem}" for problem in problems))
 
-    def read(self, name: str, limit: int | None = None) -> bytes | None:
+    def content(self, name: str, limit: int | None = None) -> bytes | None:
         """A file's content; None if it does not exist. limit: the largest size, in bytes."""
-        file = f"{self.path}/{name}"
-        with place(KEY, self.url):
+        file = self.path(name)
+        with self.named_errors():
             try:
                 info = self.fs.info(file)
                 if info["type"] != "file":  # a folder; or a FIFO or a device, which may never end
@@ -57,7 +54,7 @@ class Folder:
         return content
 
     def json(self, name: str) -> dict[str, Any] | None:
-        content = self.read(name, JSON_LIMIT)
+        content = self.content(name, JSON_LIMIT)
         if content is None:
             return None
         try:
@@ -69,7 +66,7 @@ class Folder:
         return fields
 
     def text(self, name: str) -> str | None:
-        content = self.read(name, JSON_LIMIT)
+        content = self.content(name, JSON_LIMIT)
         return None if content is None else content.decode(errors="replace")
 
 
@@ -117,7 +114,7 @@ def _padded(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 def read_weights(url: str, form: Form, vocabulary: Vocabulary) -> Weights:
     """Read the folder and compare it with the model and the vocabulary. Raises UserError with all that does not fit."""
-    folder = Folder(url)
+    folder = WeightsFolder(url)
     config = folder.json(CONFIG)
     if config is None:
         raise UserError(no_weights(url))
@@ -135,13 +132,13 @@ def read_weights(url: str, form: Form, vocabulary: Vocabulary) -> Weights:
     return Weights(tensors, identity)
 
 
-def _read_tensors(folder: Folder, form: Form) -> dict[str, Tensor]:
+def _read_tensors(folder: WeightsFolder, form: Form) -> dict[str, Tensor]:
     """Read model.safetensors, or else the files that model.safetensors.index.json names."""
-    if (content := folder.read(WEIGHTS)) is not None:
+    if (content := folder.content(WEIGHTS)) is not None:
         return _decoded(folder, WEIGHTS, content)
     index = folder.json(INDEX)
     if index is None:
-        if folder.fs.exists(f"{folder.path}/{PICKLE}"):
+        if folder.fs.exists(folder.path(PICKLE)):
             raise folder.error(
                 f"there is no {WEIGHTS}, and {PICKLE} is never read, since a pickle can run any code: convert it with "
                 f"transformers: {form.convert}.from_pretrained(folder).save_pretrained(folder)"
@@ -153,7 +150,7 @@ def _read_tensors(folder: Folder, form: Form) -> dict[str, Tensor]:
         raise folder.error(f"{INDEX} has no weight_map from tensors to files of this folder: copy it again")
     tensors: dict[str, Tensor] = {}
     for name in files:
-        if (content := folder.read(name)) is None:
+        if (content := folder.content(name)) is None:
             raise folder.error(f"{INDEX} names {name}, which is missing: copy the whole folder")
         tensors |= _decoded(folder, name, content)
     return tensors
@@ -169,7 +166,7 @@ def _is_name(value: object) -> bool:
     )
 
 
-def _decoded(folder: Folder, name: str, content: bytes) -> dict[str, Tensor]:
+def _decoded(folder: WeightsFolder, name: str, content: bytes) -> dict[str, Tensor]:
     try:
         return load_safetensors(content)
     except (SafetensorError, ValueError, KeyError) as error:

@@ -3,18 +3,15 @@
 import json
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save as encode_safetensors
 
-from mingpt.atomic import write_whole
 from mingpt.data.chat import end_of_answer
 from mingpt.data.vocabulary import TextVocabulary, Vocabulary
 from mingpt.errors import UserError
+from mingpt.folder import Folder
 from mingpt.model.language import LanguageModel
-from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
 from mingpt.weights.fitting import form_of
 from mingpt.weights.reading import CONFIG, WEIGHTS
 from mingpt.weights.tokenizer import tokenizer_files
@@ -53,15 +50,12 @@ def _json(fields: dict[str, Any]) -> bytes:
 
 def write_folder(url: str, files: dict[str, bytes], overwrite: bool) -> None:
     """Write each file atomically. Raises UserError if one exists, unless `overwrite`."""
-    fs, path = open_fs(url, KEY)
-    shown, path = without_secrets(url), path.rstrip("/")
-    with place(KEY, url):
-        if is_local(fs) and os.path.exists(path) and not os.path.isdir(path):
-            raise UserError(f"{KEY}={shown} is a file: name a folder")
-        if there := [name for name in files if not overwrite and fs.exists(f"{path}/{name}")]:
-            raise UserError(f"{KEY}={shown} has {', '.join(there)} already: choose another folder, or add --overwrite")
-        for name, content in files.items():
-            if is_local(fs):
-                write_whole(Path(path, name), [content])
-            else:
-                fs.pipe_file(f"{path}/{name}", content)
+    folder = Folder(url, KEY)
+    with folder.named_errors():
+        if folder.local and os.path.exists(folder.root) and not os.path.isdir(folder.root):
+            raise UserError(f"{folder.shown} is a file: name a folder")
+        there = [name for name in files if not overwrite and folder.fs.exists(folder.path(name))]
+    if there:
+        raise UserError(f"{folder.shown} has {', '.join(there)} already: choose another folder, or add --overwrite")
+    for name, content in files.items():
+        folder.write(name, content)

@@ -30,12 +30,12 @@ class Gate(Store):
         super().__init__(url)
         self.open, self.failing, self.tries = threading.Event(), failing, 0
 
-    def write(self, step: int | None, name: str, pieces: Iterable[Buffer]) -> None:
+    def write_part(self, step: int, name: str, pieces: Iterable[Buffer]) -> None:
         assert self.open.wait(200)
         self.tries += 1
         if self.tries <= self.failing:
             raise OSError(5, "Input/output error")
-        super().write(step, name, pieces)
+        super().write_part(step, name, pieces)
 
 
 def writer(store: Store, said: list[str], **options: Any) -> SnapshotWriter:
@@ -149,14 +149,14 @@ def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(
     new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk is full from step 8 on."""
-    run, write = new_run("snapshot.max_failures=2"), Store.write
+    run, write = new_run("snapshot.max_failures=2"), Store.write_part
 
     def written(store: Store, step: int, name: str, content: Iterable[Buffer]) -> None:
         if step >= 8:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(store, step, name, content)
 
-    monkeypatch.setattr(Store, "write", written)
+    monkeypatch.setattr(Store, "write_part", written)
     monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)  # there are more tests to run
     assert attempt(run.arguments(), Lifetime()) == USER_ERROR
     failed = re.findall(

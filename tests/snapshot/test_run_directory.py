@@ -15,7 +15,7 @@ from mingpt.commands.fork import fork_command
 from mingpt.commands.log import log_command
 from mingpt.errors import USER_ERROR
 from mingpt.folder import FILES, FOLDERS, Folder
-from mingpt.plainfile import NotPlain, check_tree
+from mingpt.localfile import NotPlain, check_tree
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 

@@ -195,7 +195,7 @@ def fail_to_read(path: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> Non
         return real(descriptor, into, start)
 
     monkeypatch.setattr(os, "preadv", read)
-    monkeypatch.setattr("mingpt.plainfile.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("mingpt.localfile.PAUSES", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("file", [MANIFEST, "model", "optimizer"])

@@ -44,7 +44,7 @@ OPERATIONS: dict[str, tuple[object, ...]] = {
     "files": (10,),
     "size": (10, "manifest.json"),
     "read_part": (10, "manifest.json", 1),
-    "write": (10, "model-00001-0000000000000000.safetensors", [b"x"]),
+    "write_part": (10, "model-00001-0000000000000000.safetensors", [b"x"]),
     "commit": (10, b"{}"),
     "set_aside": (10,),
     "bring_back": (10, "set-aside-0-manifest.json"),

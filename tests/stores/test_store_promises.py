@@ -93,7 +93,9 @@ def test_a_download_that_was_cut_off_is_no_damage(store: Store, monkeypatch: pyt
     """The file may be whole: it is not set aside, and the next try may have it."""
     real = store.fs.cat_file
     monkeypatch.setattr(
-        store.fs, "cat_file", lambda path, **range: real(path, **range)[: None if "json" in path else -1]
+        store.fs,
+        "cat_file",
+        lambda path, *range, **named: real(path, *range, **named)[: None if "json" in path else -1],
     )
     with pytest.raises(TransientError, match=r"snapshot\.dir=memory://.*: \d+ bytes"):
         read(store, 1)

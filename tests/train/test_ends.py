@@ -61,7 +61,7 @@ def durable(tmp_path: Path) -> Store:
     return Store(f"{tmp_path}/run/snapshots")
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, key: str, error: OSError, method: str = "write") -> None:
+def failing(monkeypatch: pytest.MonkeyPatch, key: str, error: OSError, method: str = "write_part") -> None:
     """All writes of one tier fail."""
     plain = getattr(Store, method)
 
@@ -179,14 +179,14 @@ def test_what_ends_the_thread_after_the_commit_costs_no_snapshot(
 
 def write_together(folder: Path) -> None:
     """One of two processes. The second one's first write takes until the first one has given up waiting for it."""
-    plain, said = Store.write, list[str]()
+    plain, said = Store.write_part, list[str]()
 
     def write(self: Store, *arguments: Any) -> None:
         if world.rank == 1:
             wait_until((folder / "gone").exists, "the first one has given up")
         plain(self, *arguments)
 
-    with join(WorldConfig(device="cpu")) as world, patch.object(Store, "write", write):
+    with join(WorldConfig(device="cpu")) as world, patch.object(Store, "write_part", write):
         side = world.side_group(60)
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2), side.group)  # to make it may take longer
         writer = SnapshotWriter(Store(f"{folder}/snapshots"), side, Retention(9), PROVENANCE, said.append)

@@ -33,12 +33,12 @@ if "CRASH_AT" in os.environ and "mingpt.train" in sys.orig_argv:
     from mingpt.snapshot.format import lay_out
     from mingpt.snapshot.store import Store
 
-    write, commit = Store.write, Store.commit
+    write, commit = Store.write_part, Store.commit
 
     def tier(store: Store) -> str:
         return "hot" if store.key == "snapshot.hot_dir" else "durable"
 
-    def write_a_part(self: Store, step: int | None, name: str, content: Any) -> None:
+    def write_a_part(self: Store, step: int, name: str, content: Any) -> None:
         what = name.rpartition("-")[0]  # model-00001
         pass_by("before", what, tier(self))
         write(self, step, name, content)
@@ -50,5 +50,5 @@ if "CRASH_AT" in os.environ and "mingpt.train" in sys.orig_argv:
         pass_by("after", "manifest", tier(self))
         return is_new
 
-    Store.write, Store.commit = write_a_part, write_the_manifest  # type: ignore[method-assign]
+    Store.write_part, Store.commit = write_a_part, write_the_manifest  # type: ignore[method-assign]
     lay_out.__defaults__ = (int(os.environ["CRASH_PART_BYTES"]),)

@@ -1,15 +1,20 @@
-"""Open local files of a run's directory that may come from somebody else: regular files only, never through a link.
+"""Local files: regular ones only, never through a link, and written atomically.
 
-A link may lead to any file of this machine, opening a FIFO blocks, and a device may never end. So each file is opened
-relative to the handle of its folder, after a look at its type, and is looked at once more when it is open.
+A run's directory may come from somebody else. A link may lead to any file of this machine, opening a FIFO blocks, and a
+device may never end. So each file is opened relative to the handle of its folder, after a look at its type, and is
+looked at once more when it is open. After a crash or a power cut a file that was written is complete, or absent.
 """
 
 import errno
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+Buffer = bytes | bytearray | memoryview
 
 BROKEN = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # a disk can't read a sector; a file system finds a wrong checksum
 PAUSES = (0.5, 1.0)  # seconds before each further try to read from a broken disk
@@ -55,6 +60,8 @@ def open_folder(root: str, names: Sequence[str], make: bool = False) -> int:
 
     make: make folders that are missing. Raises NotPlain and OSError.
     """
+    if make:
+        os.makedirs(root, exist_ok=True)
     folder = os.open(root or ".", os.O_RDONLY | os.O_DIRECTORY)
     path = root
     for name in names:
@@ -93,13 +100,6 @@ def open_below(root: str, name: str, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def open_file(path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file in a folder that is not a link; returns its descriptor. Raises NotPlain and OSError."""
-    folder, name = os.path.split(path)
-    above, last = os.path.split(folder)
-    return open_below(above, f"{last}/{name}", flags) if last else open_below(folder, name, flags)
-
-
 def check_tree(folder: str) -> None:
     """Raise NotPlain unless all in a folder, which may be missing, are plain files and folders."""
     check_folder(folder)
@@ -110,12 +110,12 @@ def check_tree(folder: str) -> None:
             check_file(os.path.join(above, name))
 
 
-def read_into(path: str, into: memoryview, start: int = 0) -> Iterator[memoryview]:
-    """Read a regular file from byte `start` on until `into` is full. Yields each piece of `into` as it is filled.
+def read_into(root: str, name: str, into: memoryview, start: int = 0) -> Iterator[memoryview]:
+    """Read a file below `root` from byte `start` on until `into` is full. Yields each piece of `into` as it is filled.
 
     Raises NotPlain, EOFError if the file ends too early, and OSError; one of BROKEN only after several tries.
     """
-    descriptor, end = open_file(path), 0
+    descriptor, end = open_below(root, name), 0
     try:
         while end < len(into):
             count = _read_with_retries(descriptor, into[end:], start + end)
@@ -136,3 +136,64 @@ def _read_with_retries(descriptor: int, into: memoryview, start: int) -> int:
                 raise
         time.sleep(pause)
     return os.preadv(descriptor, [into], start)
+
+
+def write_whole(path: Path, pieces: Iterable[Buffer], create: bool = False, sync: bool = True) -> None:
+    """As `write_below`, at a path that may lead through links."""
+    write_below(str(path.parent), path.name, pieces, create, sync)
+
+
+def write_below(root: str, name: str, pieces: Iterable[Buffer], create: bool = False, sync: bool = True) -> None:
+    """Write a temporary file, fsync it, rename it, fsync the folder. Makes folders that are missing.
+
+    create: raise FileExistsError if the file exists. sync=False: without fsync, for a file that is written often and
+    that a power cut may take. Raises NotPlain and OSError.
+    """
+    *above, last = name.split("/")
+    folder = open_folder(root, above, make=True)
+    try:
+        _write_in(folder, last, pieces, create, sync)
+    finally:
+        os.close(folder)
+
+
+def _write_in(folder: int, name: str, pieces: Iterable[Buffer], create: bool, sync: bool) -> None:
+    temporary = f".{name}.{uuid4().hex}.tmp"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        with open(descriptor, "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        if create:
+            _create_from(temporary, name, folder)
+        else:
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+    if sync:
+        os.fsync(folder)
+
+
+def _create_from(temporary: str, name: str, folder: int) -> None:
+    """Link the temporary file to its name. Raises FileExistsError if that exists."""
+    try:
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links on this file system; here two simultaneous writers may both succeed
+        with suppress(FileNotFoundError):
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+            raise FileExistsError(name) from None
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def sync_folder(path: Path) -> None:
+    """fsync a folder, so that its new entries survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
