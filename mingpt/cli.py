@@ -7,13 +7,14 @@ is seen to before the seconds that torch's import takes. parsers.py has the verb
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from mingpt import NUMERICS, __version__
-from mingpt.command import code_of
+from mingpt.command import code_of, raising
 from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED, STOPPED, USER_ERROR, UserError
 from mingpt.gone import instead
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 # Hydra's options after which `mingpt train` trains nothing itself, by what answers them.
 ANSWERS = {
-    "mingpt.commands.multirun:multirun": {"-m", "--multirun", "hydra.mode=MULTIRUN"},
-    "mingpt.commands.printing:printing": {
+    "commands.multirun:multirun": {"-m", "--multirun", "hydra.mode=MULTIRUN"},
+    "commands.printing:printing": {
         "-h", "--help", "-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion",
     },
 }  # fmt: skip
@@ -89,12 +90,13 @@ def run(name: str, arguments: list[str], lifetime: "Lifetime | None" = None) -> 
         module, _, function = getattr(options, "function", verb.function).partition(":")
         try:
             with importing():
-                call = getattr(import_module(module), function)
+                call = getattr(import_module(f"mingpt.{module}"), function)
         except ImportError as error:  # one of torch's libraries is missing, or the installation is incomplete
             raise UserError(
                 f"this Python environment is broken: {error}: install the project again, as its README says"
             ) from error
-        code: int = call(options, lifetime) if verb.trains or verb.joins else call(options)
+        with raising() if verb.interrupted else nullcontext():
+            code: int = call(options, lifetime) if verb.trains or verb.joins else call(options)
         return code
 
     code = code_of(act, verb.interrupted)

@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import NoReturn
 
 from mingpt.console import complain
@@ -48,15 +48,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def code_of(act: Callable[[], int], interrupted: str = "") -> int:
-    """The exit code of what a program does. Prints its errors.
-
-    interrupted: printed after Ctrl-C or SIGTERM, for a program that cleans up then: both raise KeyboardInterrupt in it.
-    """
+    """The exit code of what a program does. Prints its errors, and `interrupted` after Ctrl-C."""
     try:
-        with _raising() if interrupted else nullcontext():
-            return act()
+        return act()
     except SystemExit as end:  # of a parser, after --help or a mistake
-        return int(end.code or 0)
+        if isinstance(end.code, str):  # of a user's own code
+            raise
+        return end.code or 0
     except UserError as error:
         return _end(error, USER_ERROR)
     except TransientError as error:
@@ -73,7 +71,9 @@ def code_of(act: Callable[[], int], interrupted: str = "") -> int:
 
 
 @contextmanager
-def _raising() -> Iterator[None]:
+def raising() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt here, for a command that cleans up then."""
+
     def stop(number: int, frame: object) -> NoReturn:
         limit = threading.Timer(CLEAN_SECONDS, os._exit, [128 + number])
         limit.daemon = True

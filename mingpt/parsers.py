@@ -352,7 +352,7 @@ def snapshots(parser: Parser) -> None:
         name = options.__name__.rstrip("_")
         command: Parser = commands.add_parser(name, help=options.__doc__, description=options.__doc__)
         options(command)
-        own = f"mingpt.commands.snapshots:{name}_command"
+        own = f"commands.snapshots:{name}_command"
         command.set_defaults(function=VERBS[name].function if name in VERBS else own)
 
 
@@ -415,7 +415,7 @@ def completion(parser: Parser) -> None:
 
 @dataclass(frozen=True)
 class Verb:
-    """function: `module:name`, of the options; of the words as they are where options is None: Hydra's.
+    """function: `module:name` of this package, of the options; of the words as they are where options is None: Hydra's.
 
     trains: ends with STOPPED when it is asked to stop. joins: is one of the processes of a world, as torchrun or srun
     starts them. Both get the process's Lifetime, too.
@@ -430,68 +430,43 @@ class Verb:
     interrupted: str = ""
 
 
+AGAIN = "interrupted: nothing is half written; the same command begins again"
+GOES_ON = "interrupted: the same command goes on"
 GROUPS = {
     "Train": {
         "train": Verb(
-            "train a GPT in this process; with -m, several",
-            "mingpt.train.attempt:attempt",
-            None,
-            trains=True,
-            joins=True,
+            "train a GPT in this process; with -m, several", "train.attempt:attempt", None, trains=True, joins=True
         ),
-        "launch": Verb("train with several, on one node or many", "mingpt.launch.launcher:launch", launch, trains=True),
-        "plan": Verb(
-            "say how much memory a run needs, before a machine is rented", "mingpt.commands.plan:plan_command", plan
-        ),
+        "launch": Verb("train with several, on one node or many", "launch.launcher:launch", launch, trains=True),
+        "plan": Verb("say how much memory a run needs, before a machine is rented", "commands.plan:plan_command", plan),
         "preflight": Verb(
-            "look at the nodes before training",
-            "mingpt.preflight.command:preflight",
-            preflight,
-            interrupted="stopped",
+            "look at the nodes before training", "preflight.command:preflight", preflight, interrupted="stopped"
         ),
         "selftest": Verb(
-            "try whether this machine computes right", "mingpt.selftest.check:check", selftest, interrupted="stopped"
+            "try whether this machine computes right", "selftest.check:check", selftest, interrupted="stopped"
         ),
     },
     "Look and use": {
-        "generate": Verb("continue texts with a run's model", "mingpt.commands.generate:generate_command", generate),
-        "evaluate": Verb(
-            "say how good a run's model is", "mingpt.commands.evaluate:evaluate_command", evaluate, joins=True
-        ),
-        "report": Verb("show what runs have done, as one HTML page", "mingpt.commands.report:report_command", report),
-        "replay": Verb("compute a past step again, and look at it", "mingpt.commands.replay:replay_command", replay),
+        "generate": Verb("continue texts with a run's model", "commands.generate:generate_command", generate),
+        "evaluate": Verb("say how good a run's model is", "commands.evaluate:evaluate_command", evaluate, joins=True),
+        "report": Verb("show what runs have done, as one HTML page", "commands.report:report_command", report),
+        "replay": Verb("compute a past step again, and look at it", "commands.replay:replay_command", replay),
         "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "", snapshots),
-        "log": Verb("show runs, forks, attempts and snapshots as a tree", "mingpt.commands.log:log_command", log),
+        "log": Verb("show runs, forks, attempts and snapshots as a tree", "commands.log:log_command", log),
         "audit": Verb(
-            "compute past intervals again, and say whether they are right", "mingpt.commands.audit:audit_command", audit
+            "compute past intervals again, and say whether they are right", "commands.audit:audit_command", audit
         ),
-        "diff": Verb("say where two runs parted, and by what", "mingpt.commands.diff:diff_command", diff),
-        "fork": Verb("begin a run from a step of another one", "mingpt.commands.fork:fork_command", fork),
-        "rewind": Verb(
-            "take a run back to an earlier step, or undo that", "mingpt.commands.snapshots:rewind_command", rewind
-        ),
+        "diff": Verb("say where two runs parted, and by what", "commands.diff:diff_command", diff),
+        "fork": Verb("begin a run from a step of another one", "commands.fork:fork_command", fork),
+        "rewind": Verb("take a run back to an earlier step, or undo that", "commands.snapshots:rewind_command", rewind),
         "export": Verb(
-            "write a run's model for transformers serve, vLLM and others",
-            "mingpt.commands.export:export_command",
-            export,
+            "write a run's model for transformers serve, vLLM and others", "commands.export:export_command", export
         ),
     },
     "Prepare": {
-        "fetch": Verb(
-            "get a corpus or a vocabulary",
-            "mingpt.prepare.fetch:fetch_command",
-            fetch,
-            interrupted="interrupted: nothing is half written; the same command begins again",
-        ),
-        "prepare": Verb(
-            "turn text into token shards",
-            "mingpt.prepare.prepare:prepare_command",
-            prepare,
-            interrupted="interrupted: the same command goes on",
-        ),
-        "completion": Verb(
-            "have bash, zsh or fish complete all of this", "mingpt.completion:completion_command", completion
-        ),
+        "fetch": Verb("get a corpus or a vocabulary", "prepare.fetch:fetch_command", fetch, interrupted=AGAIN),
+        "prepare": Verb("turn text into token shards", "prepare.prepare:prepare_command", prepare, interrupted=GOES_ON),
+        "completion": Verb("have bash, zsh or fish complete all of this", "completion:completion_command", completion),
     },
 }
 VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}

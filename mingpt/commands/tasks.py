@@ -30,7 +30,7 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
     # Any kind of data that needs no file: none is opened.
     config = evaluation_config(manifest.config, run_of(store), ["data=random", *given(options)], world_size())
     tasks = load_tasks("--tasks", names, options.include_path, options.num_fewshot)
-    from mingpt.train.harness import Harness
+    from mingpt.train.harness import Harness  # imports lm-eval, an optional package
 
     with join(config.world) as world:
         pin(config, world.device)
@@ -58,7 +58,7 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
 
 def as_table(results: Results) -> str:
     """The table that lm-eval prints."""
-    from lm_eval.utils import make_table
+    from lm_eval.utils import make_table  # an optional package
 
     tables = [make_table(results), *([make_table(results, "groups")] if "groups" in results else [])]
     return "\n".join(str(table).rstrip() for table in tables)

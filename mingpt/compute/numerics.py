@@ -60,7 +60,7 @@ def keep_embedding_backward() -> None:
     On a CPU with several threads, the compiler's adds up in another order each time. On a GPU, in deterministic mode,
     it adds up the gradients of equal tokens one by one (pytorch#41162): slow for a vocabulary of characters.
     """
-    from torch._inductor.decomposition import decompositions
+    from torch._inductor.decomposition import decompositions  # slow to import
 
     decompositions.pop(torch.ops.aten.embedding_dense_backward.default, None)
     torch.compiler.config.cache_key_tag = "mingpt: embeddings"  # torch's caches on disk know nothing of that table

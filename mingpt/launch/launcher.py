@@ -83,7 +83,7 @@ def refuse_another_package() -> None:
 def newest_step(config: Config) -> int:
     """The step of the newest snapshot, durable or in memory; 0 if there is none, or if the store does not answer in
     world.init_timeout_seconds."""
-    from mingpt.snapshot.checkpointer import newest
+    from mingpt.snapshot.checkpointer import newest  # imports torch
 
     steps = [0]
 

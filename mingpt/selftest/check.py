@@ -63,7 +63,7 @@ def compare(mine: dict[str, Any], table: Path = TABLE) -> Result:
 
 def devices(wanted: str | None) -> list[str]:
     """Those that compute at a time."""
-    import torch
+    import torch  # takes seconds: mistakes in the options come before them
 
     gpus = torch.cuda.device_count()
     if wanted == "cuda" and not gpus:

@@ -227,18 +227,18 @@ def assert_ended(process: "subprocess.Popen[str]", verb: str, number: signal.Sig
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("verb", [*STOPPED, "fetch", "prepare", "evaluate", "log"])
+@pytest.mark.parametrize("words", [*STOPPED, "fetch mnist", "prepare x --out=y --tokenizer=z", "evaluate x", "log x"])
 def test_a_signal_while_libraries_are_imported_ends_a_verb_without_a_trace(
-    verb: str, number: signal.Signals, installed: Installed, tmp_path: Path
+    words: str, number: signal.Signals, installed: Installed, tmp_path: Path
 ) -> None:
     for name in ("torch", "hydra", "pydantic", "fsspec", "argcomplete"):
         (library := tmp_path / "libraries" / name / "__init__.py").parent.mkdir(parents=True)
         library.write_text("import time\nprint('importing', flush=True)\ntime.sleep(100)\n")
     libraries = f"{tmp_path}/libraries:{installed.libraries}"
-    with installed.start("mingpt", verb, "x", PYTHONPATH=libraries) as process:
+    with installed.start("mingpt", *words.split(), PYTHONPATH=libraries) as process:
         assert process.stdout
         assert process.stdout.readline() == "importing\n"
-        assert_ended(process, verb, number)
+        assert_ended(process, words.split()[0], number)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import mingpt
 from fault_kit import at_step, finish, launch
 from mingpt import cli
 from mingpt.config import compose
@@ -49,7 +50,7 @@ def test_a_broken_environment_is_a_mistake_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(mingpt, "__path__", [*mingpt.__path__, str(tmp_path)])
     monkeypatch.setitem(cli.VERBS, "launch", replace(cli.VERBS["launch"], function="broken:main"))
     assert cli.run("launch", []) == 64
     assert "libcudart.so.12" in capsys.readouterr().err
