@@ -24,8 +24,8 @@ def say(text: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print a document for programs. JSON has no NaN: a number that is not finite becomes null."""
-    say(json.dumps(_finite(value), indent=1))
+    """Print a document for programs, in one line. JSON has no NaN: a number that is not finite becomes null."""
+    say(json.dumps(_finite(value)))
 
 
 def put(text: str) -> bool:

@@ -25,7 +25,7 @@ URL = "RUN or RUN@STEP (or a folder of snapshots, or of one)"
 
 
 def json_option(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs: one JSON document on stdout, and no text")
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON document in one line on stdout")
 
 
 def config_places(parser: Parser) -> None:
