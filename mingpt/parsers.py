@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mingpt.command import Parser
+from mingpt.errors import UserError
 from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.prepare.forms import Form
 
@@ -493,4 +494,7 @@ def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
         arguments = [re.sub(r"^--[a-z_]+", lambda m: m[0].replace("_", "-"), argument) for argument in arguments]
     if any(action.dest == "overrides" and not action.option_strings for action in parser._actions):
         return parser.parse_intermixed_args(arguments)
-    return parser.parse_args(arguments)
+    try:
+        return parser.parse_args(arguments)
+    except UnicodeDecodeError as error:
+        raise UserError(f"@FILE is not UTF-8 at byte {error.start}: convert it") from error
