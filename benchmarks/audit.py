@@ -85,11 +85,11 @@ def attempt(folder: Path, world: int, last: int, decay: int, every: int, flip: s
 
 
 def audited(folder: Path) -> list[dict[str, Any]]:
-    from mingpt.commands.audit import audit_command
+    from mingpt import cli
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = audit_command([str(folder), "--json"])
+        code = cli.run("audit", [str(folder), "--json"])
     if code not in (0, 1):
         raise SystemExit(err.getvalue())
     found: list[dict[str, Any]] = json.loads(out.getvalue())["intervals"]

@@ -1,5 +1,4 @@
-"""The `mingpt` command. Ctrl-C and SIGTERM end it at once, whatever it imports or computes; train and launch see to
-them themselves.
+"""The `mingpt` command. Ctrl-C and SIGTERM end it at once, whatever it imports.
 
 Python's own way, an exception in the main thread, ends in a stack trace, in another error or nowhere if it comes while
 a library is imported.
@@ -18,19 +17,12 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(_code or 128 + number)
 
 
-for _number in (signal.SIGINT, signal.SIGTERM):  # until Lifetime is imported
+for _number in (signal.SIGINT, signal.SIGTERM):  # until Lifetime.begin in cli.py
     # Not in a process that multiprocessing has spawned, which imports this, too: its parent may end it in C code.
     if signal.getsignal(_number) is not signal.SIG_IGN and "multiprocessing.spawn" not in sys.modules:
         signal.signal(_number, _end)
 
-from mingpt import cli  # noqa: E402
-from mingpt.world.lifetime import Lifetime  # noqa: E402
-
-
-def main() -> int:
-    Lifetime(trains=False, code=_code).begin()
-    return cli.main()
-
+from mingpt.cli import main  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,103 +1,126 @@
-"""The `mingpt` command: one verb a line, each a program of its own that `python -m` of its module starts, too.
+"""The `mingpt` command: from a command line to a verb's function and its exit code.
 
-Only the standard library is imported here: help and completion answer at once, and a verb's module decides itself what
-comes before the seconds that torch's import takes.
+Only the standard library is imported here: help and completion answer at once, and what ends the process from outside
+is seen to before the seconds that torch's import takes. parsers.py has the verbs.
 """
 
 import os
-import platform
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from difflib import get_close_matches
-from importlib import import_module, metadata
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn
 
 from mingpt import NUMERICS, __version__
+from mingpt.command import code_of, raising
 from mingpt.console import complain, ended, say
-from mingpt.errors import FINISHED, USER_ERROR
+from mingpt.errors import FINISHED, STOPPED, USER_ERROR, UserError
 from mingpt.gone import instead
+from mingpt.importing import importing
+from mingpt.parsers import GROUPS, VERBS, Verb, parse
 
+if TYPE_CHECKING:
+    from mingpt.world.lifetime import Lifetime
 
-@dataclass(frozen=True)
-class Verb:
-    """module: has main(). options: module with parser(), importable without torch (default: module).
-
-    several: a subcommand of `mingpt snapshots`.
-    """
-
-    help: str
-    module: str
-    options: str = ""
-    several: bool = False
-
-
-GROUPS = {
-    "Train": {
-        "train": Verb(
-            "train a GPT in this process; with -m, several",
-            "mingpt.train.__main__",
-            "mingpt.config.commandline",
-        ),
-        "launch": Verb("train with several, on one node or many", "mingpt.launch.__main__", "mingpt.launch.torchrun"),
-        "plan": Verb("say how much memory a run needs, before a machine is rented", "mingpt.commands.plan"),
-        "preflight": Verb("look at the nodes before training", "mingpt.preflight.__main__", "mingpt.preflight.command"),
-        "selftest": Verb("try whether this machine computes right", "mingpt.selftest.__main__"),
+# Hydra's options after which `mingpt train` trains nothing itself, by what answers them.
+ANSWERS = {
+    "commands.multirun:multirun": {"-m", "--multirun", "hydra.mode=MULTIRUN"},
+    "commands.printing:printing": {
+        "-h", "--help", "-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion",
     },
-    "Look and use": {
-        "generate": Verb("continue texts with a run's model", "mingpt.generate"),
-        "evaluate": Verb("say how good a run's model is", "mingpt.evaluate"),
-        "report": Verb("show what runs have done, as one HTML page", "mingpt.report.__main__"),
-        "replay": Verb("compute a past step again, and look at it", "mingpt.replay"),
-        "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "mingpt.snapshots"),
-        "log": Verb("show runs, forks, attempts and snapshots as a tree", "mingpt.commands.log"),
-        "audit": Verb("compute past intervals again, and say whether they are right", "mingpt.commands.audit"),
-        "diff": Verb("say where two runs parted, and by what", "mingpt.commands.diff"),
-        "fork": Verb("begin a run from a step of another one", "mingpt.commands.fork"),
-        "rewind": Verb("take a run back to an earlier step, or undo that", "mingpt.snapshots", several=True),
-        "export": Verb("write a run's model for transformers serve, vLLM and others", "mingpt.snapshots", several=True),
-    },
-    "Prepare": {
-        "fetch": Verb("get a corpus or a vocabulary", "mingpt.data.fetch", "mingpt.prepare.fetch"),
-        "prepare": Verb("turn text into token shards", "mingpt.data.prepare", "mingpt.prepare.prepare"),
-        "completion": Verb("have bash, zsh or fish complete all of this", "mingpt.completion"),
-    },
-}
-VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
+}  # fmt: skip
 
 
-def main() -> int:
-    """Run the verb of the command line. Returns the exit code, or the verb ends the process itself."""
+def main(verb: str = "") -> NoReturn:
+    """Run the program, and end this process with its exit code. verb: that of `python -m mingpt.VERB`."""
+    words = [*([verb] if verb else []), *sys.argv[1:]]
     if "_ARGCOMPLETE" in os.environ:  # a shell asks at a TAB
-        from mingpt.completion import answer
+        import_module("mingpt.completion").answer()
+    found = verb_of(words)
+    if found is None:
+        sys.exit(about(words))
+    lifetime = begun(found, words[0])
+    code = run(words[0], words[1:], lifetime)
+    if found.trains or found.joins:
+        # Not sys.exit: launchers act on the exit code, and Python's shutdown could replace it by SIGABRT. After an
+        # error, the traceback keeps process groups and so gloo's threads alive (see joining.join).
+        os._exit(code)
+    sys.exit(code)
 
-        answer(VERBS)
-    if len(sys.argv) < 2:
-        complain(help_text())
-        return USER_ERROR
-    name, *arguments = sys.argv[1:]
+
+def begun(verb: Verb, name: str) -> "Lifetime":
+    """What ends the process from outside is seen to from now on. Ends it if Slurm's variables are incomplete."""
+    # A third of all that `mingpt --help` would import.
+    from mingpt.world import slurm
+    from mingpt.world.lifetime import Lifetime
+
+    try:
+        if verb.joins:  # if srun has started it, torchrun's variables follow from Slurm's
+            slurm.set_torchrun_variables(os.environ)
+    except UserError as error:
+        complain(f"error: {error}")
+        sys.exit(USER_ERROR)
+    code = STOPPED if name == "train" else None  # of its multirun, until that handles signals itself
+    lifetime = Lifetime("launch: exit code {code}: " if name == "launch" else "", verb.trains, code)
+    lifetime.begin()
+    return lifetime
+
+
+def verb_of(words: Sequence[str]) -> Verb | None:
+    """The verb that a command line names, if it names one; of `mingpt train`, what answers its options."""
+    verb = VERBS.get(words[0]) if words else None
+    if verb and verb.options is None:
+        given = {*words, *(word.partition("=")[0] for word in words)}
+        for function, options in ANSWERS.items():
+            if options & given:
+                return replace(verb, function=function, trains=False, joins=False)
+    return verb
+
+
+def run(name: str, arguments: list[str], lifetime: "Lifetime | None" = None) -> int:
+    """Parse a verb's options, import its function, and call it. Returns the exit code."""
+    verb = verb_of([name, *arguments])
+    assert verb
+    sys.argv = [f"mingpt {name}", *arguments]  # for Hydra
+
+    def act() -> int:
+        options = arguments if verb.options is None else parse(name, arguments)
+        module, _, function = getattr(options, "function", verb.function).partition(":")
+        try:
+            with importing():
+                call = getattr(import_module(f"mingpt.{module}"), function)
+        except ImportError as error:  # one of torch's libraries is missing, or the installation is incomplete
+            raise UserError(
+                f"this Python environment is broken: {error}: install the project again, as its README says"
+            ) from error
+        with raising() if verb.interrupted else nullcontext():
+            code: int = call(options, lifetime) if verb.trains or verb.joins else call(options)
+        return code
+
+    code = code_of(act, verb.interrupted)
+    # A worker that has finished is not started again, whatever becomes of its output: its launcher prints, too.
+    return code if "TORCHELASTIC_RUN_ID" in os.environ else ended(code)
+
+
+def about(words: Sequence[str]) -> int:
+    """Print the help, or the versions, or what is wrong with a command line that names no verb; the exit code."""
+    name = words[0] if words else ""
     if name in ("--help", "-h", "help"):
         say(help_text())
         return ended(FINISHED)
     if name == "--version":
         say(version_text())
         return ended(FINISHED)
-    if cure := instead(f"mingpt {name}"):
+    if not name:
+        complain(help_text())
+    elif cure := instead(f"mingpt {name}"):
         complain(f"error: {cure}")
-        return USER_ERROR
-    if name not in VERBS:
+    else:
         close = get_close_matches(name, VERBS, n=1)
         complain(f"error: unknown command {name!r}{f' (did you mean {close[0]}?)' if close else ''}; see mingpt --help")
-        return USER_ERROR
-    return run(name, arguments)
-
-
-def run(name: str, arguments: list[str]) -> int:
-    verb = VERBS[name]
-    sys.argv = [f"mingpt {'snapshots' if verb.several else name}", *([name] if verb.several else []), *arguments]
-    try:
-        code = import_module(verb.module).main()
-    except SystemExit as end:
-        code = end.code
-    return ended(code or FINISHED)
+    return USER_ERROR
 
 
 def help_text() -> str:
@@ -110,12 +133,10 @@ def help_text() -> str:
 
 def version_text() -> str:
     """The versions that the bits of a result depend on. torch is not asked, for its import takes seconds."""
+    from importlib import metadata  # half of all that `mingpt --help` would import
+
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         torch = "not installed"
-    return f"mingpt {__version__}\nnumerics {NUMERICS}\ntorch {torch}\nPython {platform.python_version()}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return f"mingpt {__version__}\nnumerics {NUMERICS}\ntorch {torch}\nPython {sys.version.split()[0]}"

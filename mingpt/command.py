@@ -1,67 +1,79 @@
-"""Ends a command: each error in one line, with its exit code.
+"""How a program of this package takes its options, and ends: each error in one line, with its exit code."""
 
-Train, evaluate and launch, which receive stop signals, use world/entry.py instead.
-"""
-
+import argparse
 import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import wraps
-from importlib import import_module
+from contextlib import contextmanager
 from typing import NoReturn
 
-from mingpt.console import complain, ended
+from mingpt.console import complain
 from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
-from mingpt.importing import importing
+from mingpt.gone import instead
+from mingpt.redact import printable, without_secrets
 
 INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
 UNFIT = 1
 CLEAN_SECONDS = 0.7  # for what a command does after Ctrl-C
-
-Main = Callable[[list[str]], int]
 
 
 class Unfit(Exception):
     """The command ran, and its check failed (a damaged snapshot). Exit 1."""
 
 
-def command(interrupted: str = "") -> Callable[[Main], Main]:
-    """Decorate a `main(arguments)`: print its errors, return their exit codes.
+class Parser(argparse.ArgumentParser):
+    """argparse with our exit code for a mistake."""
 
-    interrupted: printed after Ctrl-C or SIGTERM, for a command that cleans up then: both raise KeyboardInterrupt in it.
-    """
+    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
+        """Of @FILE, which somebody else may have written: no options, and no other files."""
+        if not arg_line or arg_line[0] in "-@":
+            self.error(f"@FILE: {printable(arg_line)!r} is no source: write one a line, without empty lines")
+        return [arg_line]
 
-    def decorate(main: Main) -> Main:
-        @wraps(main)
-        def guarded(arguments: list[str]) -> int:
-            try:
-                with _raising() if interrupted else nullcontext():
-                    return ended(main(arguments))
-            except UserError as error:
-                return _end(error, USER_ERROR)
-            except TransientError as error:
-                return _end(error, CRASHED)
-            except Unfit as error:
-                return _end(error, UNFIT)
-            except KeyboardInterrupt as end:
-                if interrupted:
-                    complain(interrupted)
-                return end.args[0] if end.args else INTERRUPTED
-            except Exception:  # a bug of ours: not 1, which says that a check has failed
-                traceback.print_exc()
-                return CRASHED
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            verb = self.prog.split()[-1]
+            for argument in message.split()[2:]:
+                name = argument.partition("=")[0]
+                message = instead(f"{verb} {name}", name) or message
+                if name.startswith("-") and ("_" in name or "." in name):
+                    message = f"unrecognized arguments: {argument}: keys have no dashes: write train.max_steps=5"
+                if name in ("-m", "--multirun"):
+                    message = f"unrecognized arguments: {argument}: that is for `mingpt train` (docs/sweeps.md)"
+        complain(f"error: {without_secrets(message)}; see --help")
+        sys.exit(USER_ERROR)
 
-        return guarded
 
-    return decorate
+def code_of(act: Callable[[], int], interrupted: str = "") -> int:
+    """The exit code of what a program does. Prints its errors, and `interrupted` after Ctrl-C."""
+    try:
+        return act()
+    except SystemExit as end:  # of a parser, after --help or a mistake
+        if isinstance(end.code, str):  # of a user's own code
+            raise
+        return end.code or 0
+    except UserError as error:
+        return _end(error, USER_ERROR)
+    except TransientError as error:
+        return _end(error, CRASHED)
+    except Unfit as error:
+        return _end(error, UNFIT)
+    except KeyboardInterrupt as end:
+        if interrupted:
+            complain(interrupted)
+        return end.args[0] if end.args else INTERRUPTED
+    except Exception:  # a bug of ours: not 1, which says that a check has failed
+        traceback.print_exc()
+        return CRASHED
 
 
 @contextmanager
-def _raising() -> Iterator[None]:
+def raising() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt here, for a command that cleans up then."""
+
     def stop(number: int, frame: object) -> NoReturn:
         limit = threading.Timer(CLEAN_SECONDS, os._exit, [128 + number])
         limit.daemon = True
@@ -81,18 +93,3 @@ def _raising() -> Iterator[None]:
 def _end(error: Exception, code: int) -> int:
     complain(f"error: {error}")
     return code
-
-
-def program(module: str) -> str:
-    """What usage lines call a program, as it was called: `mingpt COMMAND` (cli.py), or `python -m` of its module."""
-    return sys.argv[0] if sys.argv[0].startswith("mingpt ") else f"python -m {module}"
-
-
-def run(module: str) -> NoReturn:
-    """Run the `main` of a module as a program. Imported here, so that Ctrl-C during torch's import ends quietly."""
-    try:
-        with importing():
-            main: Main = import_module(module).main
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    sys.exit(main(sys.argv[1:]))

@@ -4,11 +4,13 @@ Any other output that is lost (a full disk) is told on stderr, and the process d
 Control characters are escaped, since a line may contain text from a file (a manifest, a file's name).
 """
 
+import json
+import math
 import os
 import stat
 import sys
 from errno import EIO, EPIPE
-from typing import TextIO
+from typing import Any, TextIO
 
 from mingpt.errors import CRASHED, FINISHED
 from mingpt.redact import escaped
@@ -19,6 +21,11 @@ lost = False  # whether output could not be written
 def say(text: str) -> None:
     """Print to stdout and flush. In one write, since the snapshot writer's thread prints, too."""
     put(f"{escaped(text)}\n")
+
+
+def say_json(value: Any) -> None:
+    """Print a document for programs, in one line. JSON has no NaN: a number that is not finite becomes null."""
+    say(json.dumps(_finite(value)))
 
 
 def put(text: str) -> bool:
@@ -49,6 +56,14 @@ def ended(code: int) -> int:
     """The code to end with, once all output is written: CRASHED in place of FINISHED if some of it is lost."""
     put("")
     return CRASHED if lost and code == FINISHED else code
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(stream: TextIO | None, text: str) -> OSError | ValueError | None:

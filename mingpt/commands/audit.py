@@ -6,42 +6,23 @@ enough. Exit codes: 0 all is right; 1 something is wrong; 64 this machine can't 
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-from mingpt.command import Unfit, command, program
-from mingpt.console import complain, say
+from mingpt.command import Unfit
+from mingpt.console import complain, say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import as_lines
-
-if TYPE_CHECKING:
-    from mingpt.report.auditing import Interval
+from mingpt.report.auditing import Interval, audit, chosen, intervals
+from mingpt.train.past import Past
+from mingpt.train.replaying import replay
 
 SHOWN = 5  # tensors of an interval; --json has all
 
 
-def parser() -> argparse.ArgumentParser:
-    from mingpt.config.commandline import Parser
-    from mingpt.replay import add_places
-
-    parser = Parser(prog=program("mingpt.commands.audit"), description=__doc__, allow_abbrev=False)
-    parser.add_argument("url", metavar="RUN", help="a run's directory: a path, or any fsspec URL")
-    add_places(parser)
-    parser.add_argument("--sample", type=int, metavar="K", help="only K of the intervals, chosen by --seed")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of --sample (default: 0)")
-    parser.add_argument("--from", type=int, dest="first", metavar="A", help="only intervals with steps from A on")
-    parser.add_argument("--to", type=int, dest="last", metavar="B", help="only intervals with steps up to B")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    return parser
-
-
-@command()
-def audit_command(arguments: list[str]) -> int:
-    options = parser().parse_intermixed_args(arguments)
+def audit_command(options: argparse.Namespace) -> int:
     if options.sample is not None and options.sample < 1:
         raise UserError(f"--sample {options.sample}: give how many intervals, at least 1")
     shown: dict[str, Any] = {"run": options.url, "notes": [], "intervals": []}
@@ -54,26 +35,23 @@ def audit_command(arguments: list[str]) -> int:
         shown["run"], shown["notes"] = parts.url, parts.notes
     shown["intervals"] = [asdict(interval) for interval in found]
     if options.json:
-        say(json.dumps(shown, indent=1))
+        say_json(shown)
     return conclude(found, shown["notes"], options.json)
 
 
 class Parts:
     """The intervals, computed one by one while they are asked for."""
 
-    def __init__(self, url: str, notes: list[str], found: "Iterator[Interval]") -> None:
+    def __init__(self, url: str, notes: list[str], found: Iterator[Interval]) -> None:
         self.url, self.notes, self._found = url, notes, found
 
-    def __iter__(self) -> "Iterator[Interval]":
+    def __iter__(self) -> Iterator[Interval]:
         return self._found
 
 
 @contextmanager
 def audited(options: argparse.Namespace) -> Iterator[Parts]:
     """The intervals that the options choose. Raises UserError if there is none."""
-    from mingpt.report.auditing import audit, chosen, intervals
-    from mingpt.train.past import Past
-    from mingpt.train.replaying import replay
 
     past = Past(options.url, options.attempt, options.snapshots)
     which = chosen(intervals(past), options.sample, options.seed, options.first, options.last)
@@ -86,7 +64,7 @@ def audited(options: argparse.Namespace) -> Iterator[Parts]:
         yield Parts(past.url, run.notes, audit(run, which))
 
 
-def as_text(found: "Interval") -> str:
+def as_text(found: Interval) -> str:
     begin = "config and seed" if found.begin == 0 else f"step {found.begin}"
     head = f"{found.verdict:<8}{begin} to {found.end}"
     if found.verdict == "ok":
@@ -100,7 +78,7 @@ def as_text(found: "Interval") -> str:
     return as_lines(lines)
 
 
-def conclude(found: "list[Interval]", notes: list[str], quiet: bool = False) -> int:
+def conclude(found: list[Interval], notes: list[str], quiet: bool = False) -> int:
     """Print the summary. Raises Unfit if something is wrong, UserError if a difference proves nothing."""
     for note in notes:
         complain(note)
@@ -121,11 +99,3 @@ def conclude(found: "list[Interval]", notes: list[str], quiet: bool = False) -> 
     if not quiet:
         say(f"{summary}: all right")
     return FINISHED
-
-
-def main() -> NoReturn:
-    sys.exit(audit_command(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,51 +6,25 @@ snapshot: then the first module is named whose output differs, and the first par
 """
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-from mingpt.command import UNFIT, command, program
-from mingpt.console import counted, say
+from mingpt.command import UNFIT
+from mingpt.console import counted, say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import as_lines
-
-if TYPE_CHECKING:
-    from mingpt.report.executed import Executable
-    from mingpt.report.parting import Parting, TensorDifference
+from mingpt.report.executed import Executable, executed, lines
+from mingpt.report.parting import Parting, TensorDifference, parting, side
+from mingpt.snapshot.find import split_url
 
 LONGEST = 100  # characters of a value
 
 
-def parser() -> argparse.ArgumentParser:
-    from mingpt.config.commandline import Parser
-
-    parser = Parser(prog=program("mingpt.commands.diff"), description=__doc__)
-    parser.add_argument("a", metavar="A", help="a run's directory, or RUN@STEP")
-    parser.add_argument("b", metavar="B", nargs="?", help="the other one")
-    parser.add_argument("--attempts", type=int, nargs=2, metavar="N", help="compare two attempts of A")
-    parser.add_argument("--replay", action="store_true", help="execute the step in which they part, for both")
-    for name in "ab":
-        whose = "A" if name == "a" else "B"
-        about = f"with --replay: what is so on this machine of {whose}'s data or world: data.path=…"
-        parser.add_argument(
-            f"--{name}", action="append", default=[], metavar="KEY=VALUE", dest=f"{name}_here", help=about
-        )
-    parser.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ (default: 0 always)")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    return parser
-
-
-@command()
-def diff_command(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
+def diff_command(options: argparse.Namespace) -> int:
     if (options.b is None) == (options.attempts is None):
         raise UserError("give two runs, or one and --attempts with the numbers of two attempts of it")
     if (options.a_here or options.b_here) and not options.replay:
         raise UserError("--a and --b are for --replay: add it, or leave them out")
-    from mingpt.report.parting import parting, side
-    from mingpt.snapshot.find import split_url
 
     if options.attempts:
         sides = [side(options.a, attempt=number) for number in options.attempts]
@@ -59,19 +33,15 @@ def diff_command(arguments: list[str]) -> int:
     found = parting(*sides)
     shown, text = asdict(found) | {"differs": found.differs}, _lines(found)
     if options.replay:
-        from mingpt.report.executed import executed, lines
-
         replayed = executed(found, *_executables(options))
         shown["replay"] = asdict(replayed) if replayed else None
         text += lines(replayed)
-    say(json.dumps(shown, indent=1) if options.json else as_lines(text))
+    say_json(shown) if options.json else say(as_lines(text))
     return UNFIT if options.exit_code and found.differs else FINISHED
 
 
-def _executables(options: argparse.Namespace) -> "list[Executable]":
+def _executables(options: argparse.Namespace) -> list[Executable]:
     """What --a says holds for both attempts of A."""
-    from mingpt.report.executed import Executable
-    from mingpt.snapshot.find import split_url
 
     if options.attempts:
         return [Executable(options.a, options.a_here + options.b_here, number) for number in options.attempts]
@@ -81,7 +51,7 @@ def _executables(options: argparse.Namespace) -> "list[Executable]":
     ]
 
 
-def _lines(found: "Parting") -> list[str]:
+def _lines(found: Parting) -> list[str]:
     lines = [f"A: {found.a}", f"B: {found.b}"]
     if fork := found.forked:
         which = "A" if found.fork == found.a else "B"
@@ -98,7 +68,7 @@ def _lines(found: "Parting") -> list[str]:
     return lines + _snapshots(found)
 
 
-def _settings(found: "Parting") -> list[str]:
+def _settings(found: Parting) -> list[str]:
     if not found.settings_known:
         return ["config: not known, since there is no snapshot of one of them"]
     which = f"{len(found.config)} that affect the result differ" if found.config else "what affects the result is equal"
@@ -107,7 +77,7 @@ def _settings(found: "Parting") -> list[str]:
     return [*lines, *(f"  without effect on the result: {line}" for line in others)]
 
 
-def _numerics(found: "Parting") -> list[str]:
+def _numerics(found: Parting) -> list[str]:
     if not found.numerics_known:
         return ["data, code, machine: not known, since no snapshot tells"]
     a, b = ((text or "not recorded")[:16] for text in found.data)
@@ -119,7 +89,7 @@ def _numerics(found: "Parting") -> list[str]:
     return lines
 
 
-def _snapshots(found: "Parting") -> list[str]:
+def _snapshots(found: Parting) -> list[str]:
     if not found.common:
         return ["snapshots: none of the same step in both"]
     if found.snapshot is None:
@@ -139,7 +109,7 @@ def _snapshots(found: "Parting") -> list[str]:
     ]
 
 
-def _tensor(t: "TensorDifference") -> str:
+def _tensor(t: TensorDifference) -> str:
     if t.differ is None:
         return f"  {t.name}: {t.why}"
     text = f"  {t.name} ({t.dtype}): {t.differ:,} of {t.values:,} values differ"
@@ -153,11 +123,3 @@ def _tensor(t: "TensorDifference") -> str:
 def _shown(value: Any) -> str:
     text = str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-def main() -> NoReturn:
-    sys.exit(diff_command(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

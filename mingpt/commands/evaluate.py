@@ -1,8 +1,8 @@
 """`mingpt evaluate`: evaluate a snapshot's model on data, and print the figures as text or JSON."""
 
-import json
 import math
 import os
+from argparse import Namespace
 from typing import Any
 
 from mingpt.commands.loading import find_manifest, open_model
@@ -10,10 +10,9 @@ from mingpt.commands.tasks import OF_TASKS, answer_tasks
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.stored import evaluation_config
-from mingpt.console import complain, say
+from mingpt.console import complain, say, say_json
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError
-from mingpt.evaluate import parser
 from mingpt.observe.console import ConsoleLines
 from mingpt.redact import without_secrets
 from mingpt.snapshot.forking import run_of
@@ -24,9 +23,8 @@ from mingpt.world.lifetime import Lifetime
 from mingpt.world.platforms import require_launcher
 
 
-def command(arguments: list[str], lifetime: Lifetime) -> int:
+def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
     """Print the figures; returns the exit code."""
-    options = parser().parse_intermixed_args(arguments)
     try:
         require_launcher(os.environ)
         if options.tasks is not None:
@@ -64,7 +62,7 @@ def command(arguments: list[str], lifetime: Lifetime) -> int:
             if world.is_main:
                 shown = as_dict(figures) | {"step": opened.manifest.step, "digest": opened.manifest.digest}
                 if options.json:
-                    say(json.dumps(shown))
+                    say_json(shown)
                 else:
                     say(f"{opened.where} on {name_data(config.data.model_dump())}")
                     say(as_text(figures))

@@ -6,41 +6,25 @@ The keys are those of `mingpt train`; all others keep the values that RUN had at
 
 import argparse
 import shlex
-import sys
-from typing import TYPE_CHECKING, NoReturn
 
-from mingpt.command import command, program
+from mingpt.config.affecting import settings
+from mingpt.config.commandline import CommandLine
+from mingpt.config.configfile import NAME
+from mingpt.config.keys import leaves
+from mingpt.config.schema import Config
+from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
 from mingpt.console import say
 from mingpt.errors import Damaged, UserError
-
-if TYPE_CHECKING:
-    from mingpt.config.schema import Config
-
-
-def parser() -> argparse.ArgumentParser:
-    from mingpt.config.commandline import Parser
-
-    parser = Parser(prog=program("mingpt.commands.fork"), description=__doc__)
-    parser.add_argument("source", metavar="RUN@STEP", help="a run's directory, or its snapshots folder; any URL")
-    parser.add_argument("target", metavar="NEW", help="the new run's directory, which becomes its run.dir; any URL")
-    parser.add_argument("--trust", action="store_true", help="RUN is your own: take all places that its config names")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="what is different in the new run")
-    return parser
+from mingpt.folder import Folder
+from mingpt.redact import BLANK, printable, without_secrets
+from mingpt.snapshot.find import find
+from mingpt.snapshot.forking import fork, new_named, run_of
+from mingpt.snapshot.reader import read_manifest
+from mingpt.storage import name_of
+from mingpt.train.resume import changed
 
 
-@command()
-def fork_command(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
-    from mingpt.config.affecting import settings
-    from mingpt.config.commandline import CommandLine
-    from mingpt.config.keys import leaves
-    from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
-    from mingpt.redact import BLANK, printable, without_secrets
-    from mingpt.snapshot.find import find
-    from mingpt.snapshot.forking import fork, new_named, run_of
-    from mingpt.snapshot.reader import read_manifest
-    from mingpt.storage import name_of
-    from mingpt.train.resume import changed
+def fork_command(options: argparse.Namespace) -> int:
 
     found = find(options.source)
     step = found.steps[0]
@@ -82,11 +66,8 @@ def fork_command(arguments: list[str]) -> int:
     return 0
 
 
-def _continues(config: "Config", overrides: list[str]) -> str:
+def _continues(config: Config, overrides: list[str]) -> str:
     """The command that trains the fork."""
-    from mingpt.config.configfile import NAME
-    from mingpt.folder import Folder
-    from mingpt.redact import without_secrets
 
     run = Folder(config.run.dir)
     if run.local:
@@ -94,11 +75,3 @@ def _continues(config: "Config", overrides: list[str]) -> str:
         return shlex.join(["mingpt", "train", "--config-dir", folder, "--config-name", NAME.removesuffix(".yaml")])
     more = [f"run.name={config.run.name}", f"run.dir={config.run.dir}", *overrides]
     return f"the parent's command with {without_secrets(shlex.join(more))} at its end"
-
-
-def main() -> NoReturn:
-    sys.exit(fork_command(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mingpt.command import command
 from mingpt.commands.loading import device_of, open_model
 from mingpt.console import complain, put
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
-from mingpt.generate import parser
 from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import generate_stream
 from mingpt.redact import escaped, without_secrets
@@ -147,9 +145,7 @@ def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, opt
         complain(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s")
 
 
-@command()
-def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
+def generate_command(options: argparse.Namespace) -> int:
     if found := problems(options):
         raise UserError(*found)
     device = device_of(options.device)

@@ -4,17 +4,19 @@ DIR is a folder of runs, or one run's directory; any fsspec URL. Nothing in it i
 """
 
 import argparse
-import json
-import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from mingpt.command import command, program
-from mingpt.console import complain, counted, say
+from mingpt.console import complain, counted, say, say_json
 from mingpt.errors import UserError
-
-if TYPE_CHECKING:
-    from mingpt.report.reading import Run
+from mingpt.folder import Folder
+from mingpt.redact import as_lines, without_secrets
+from mingpt.report.reading import Run, forked_from, read_run
+from mingpt.snapshot.files import SNAPSHOTS
+from mingpt.snapshot.find import run_dir_of
+from mingpt.snapshot.reader import manifest_or_none
+from mingpt.snapshot.rewinding import rewound
+from mingpt.snapshot.store import Store
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
 
@@ -28,26 +30,12 @@ class Node:
     below: list["Node"] = field(default_factory=list)
 
 
-def parser() -> argparse.ArgumentParser:
-    from mingpt.config.commandline import Parser
-
-    parser = Parser(prog=program("mingpt.commands.log"), description=__doc__)
-    parser.add_argument("url", metavar="DIR", help="a folder of runs, or one run's directory")
-    parser.add_argument("--graph", action="store_true", help="draw a tree, each fork below the attempt that it left")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    return parser
-
-
-@command()
-def log_command(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
-    from mingpt.redact import as_lines
-    from mingpt.report.reading import forked_from
+def log_command(options: argparse.Namespace) -> int:
 
     runs = _runs(options.url)
     nodes = {run.folder: _of_run(run) for run in runs}
     if options.json:
-        say(json.dumps([nodes[run.folder].about for run in runs], indent=1))
+        say_json([nodes[run.folder].about for run in runs])
         return 0
     parents = {run.folder: found for run in runs if options.graph and (found := forked_from(run, runs))}
     reached = [run.folder for run in runs if run.folder not in parents]
@@ -63,11 +51,8 @@ def log_command(arguments: list[str]) -> int:
     return 0
 
 
-def _runs(url: str) -> "list[Run]":
+def _runs(url: str) -> list[Run]:
     """The runs in a folder by name; or the one that it is. Raises UserError if there is none."""
-    from mingpt.folder import Folder
-    from mingpt.redact import without_secrets
-    from mingpt.report.reading import read_run
 
     try:
         return [read_run(url)]
@@ -84,14 +69,7 @@ def _runs(url: str) -> "list[Run]":
         return runs
 
 
-def _of_run(run: "Run") -> Node:
-    from dataclasses import asdict
-
-    from mingpt.snapshot.files import SNAPSHOTS
-    from mingpt.snapshot.find import run_dir_of
-    from mingpt.snapshot.reader import manifest_or_none
-    from mingpt.snapshot.rewinding import rewound
-    from mingpt.snapshot.store import Store
+def _of_run(run: Run) -> Node:
 
     store = Store(f"{run_dir_of(run.folder)}/{SNAPSHOTS}", "DIR")
     there = [found for step in sorted(run.snapshots) if (found := manifest_or_none(store, step))]
@@ -123,7 +101,7 @@ def _of_snapshot(manifest: Any) -> Node:
                        "val_loss": metrics.val_loss})  # fmt: skip
 
 
-def _of_attempt(run: "Run", number: int, there: list[Any], aside: list[Any]) -> Node:
+def _of_attempt(run: Run, number: int, there: list[Any], aside: list[Any]) -> Node:
     account = next(a for a in run.attempts if a.attempt == number)
     kept, start = run.kept.get(number, 0), account.from_step
     steps = sorted(m.step for m in aside if m.attempt == number)
@@ -143,7 +121,7 @@ def _of_attempt(run: "Run", number: int, there: list[Any], aside: list[Any]) -> 
     return Node(text, about, snapshots)
 
 
-def _attempt_of(parent: Node, fork: "Run") -> Node:
+def _attempt_of(parent: Node, fork: Run) -> Node:
     """The attempt that a fork left, or else the run."""
     assert fork.parent
     return next((node for node in parent.below if node.about.get("attempt") == fork.parent.attempt), parent)
@@ -160,11 +138,3 @@ def _drawn(node: Node) -> list[str]:
         inner = _drawn(below)
         lines += [f"{first}{inner[0]}", *(f"{rest}{line}" for line in inner[1:])]
     return lines
-
-
-def main() -> NoReturn:
-    sys.exit(log_command(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

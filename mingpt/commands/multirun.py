@@ -25,7 +25,6 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from mingpt.command import command
 from mingpt.config.checks import missing_places
 from mingpt.config.commandline import SEARCHPATH, CommandLine, options_given, parser, quoted
 from mingpt.config.compose import configure, first_line, hydra_of
@@ -51,8 +50,7 @@ class JobFailed(Exception):
         self.folder, self.code = folder, code
 
 
-@command()
-def main(arguments: list[str]) -> int:
+def multirun(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _stop)

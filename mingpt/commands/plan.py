@@ -6,18 +6,16 @@ config (all are listed), or the run does not fit.
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-from mingpt.command import command, program
-from mingpt.console import say
+from mingpt.config import compose
+from mingpt.config.schema import Config
+from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
-
-if TYPE_CHECKING:
-    from mingpt.config.schema import Config
-    from mingpt.observe.speed import Gpu
+from mingpt.model.language import Language
+from mingpt.observe.speed import GPUS, Gpu, flops_per_token
+from mingpt.train.footprint import footprint, look_at
 
 GB = 10**9
 MFU = 0.4  # of the GPUs' peak, for the time that a run takes: what large models reach
@@ -25,24 +23,7 @@ ROOM = 0.05  # of a GPU's memory, for what the allocator can't use
 CURES = "optimizer.shard=true, train.recompute=block, train.loss_rows=1024, another batch.micro_size, more nodes"
 
 
-def parser() -> argparse.ArgumentParser:
-    from mingpt.config.commandline import Parser
-
-    parser = Parser(prog=program("mingpt.commands.plan"), description=__doc__, allow_abbrev=False)
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="as for mingpt train")
-    parser.add_argument("--gpus", metavar="NAME:N", help="of each node, such as L4:4")
-    parser.add_argument("--num-nodes", type=int, metavar="N", default=1)
-    parser.add_argument("--processes", type=int, metavar="N", help="of each node; without --gpus, on CPUs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
-
-
-@command()
-def plan_command(arguments: list[str]) -> int:
-    options = parser().parse_intermixed_args(arguments)
-
-    from mingpt.observe.speed import GPUS
-    from mingpt.train.footprint import footprint, look_at
+def plan_command(options: argparse.Namespace) -> int:
 
     name, per_node = _machine(options, GPUS)
     gpu, processes = GPUS.get(name), per_node * options.num_nodes
@@ -53,7 +34,7 @@ def plan_command(arguments: list[str]) -> int:
     fits = total <= gpu.memory * GB * (1 - ROOM) if gpu else None
     plan = {"parameters": model.parameters, "processes": processes, **vars(needed), "total": total}
     if options.json:
-        say(json.dumps(plan | {"fits": fits}))
+        say_json(plan | {"fits": fits})
     else:
         say("\n".join(_lines(plan)))
         if gpu:
@@ -73,10 +54,8 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}: {value:,}"
 
 
-def _cost(config: "Config", parameters: int, gpu: "Gpu", gpus: int) -> str:
+def _cost(config: Config, parameters: int, gpu: Gpu, gpus: int) -> str:
     """How long the run takes at MFU of the peak, and what that costs."""
-    from mingpt.model.language import Language
-    from mingpt.observe.speed import flops_per_token
 
     shape, steps = config.model, config.train.max_steps
     assert isinstance(shape, Language)
@@ -88,7 +67,7 @@ def _cost(config: "Config", parameters: int, gpu: "Gpu", gpus: int) -> str:
     return f"{steps:,} steps, {tokens:,} tokens: {hours:,.2f} hours at {MFU:.0%} of the peak (an estimate){cost}"
 
 
-def _machine(options: argparse.Namespace, gpus: "Mapping[str, Gpu]") -> tuple[str, int]:
+def _machine(options: argparse.Namespace, gpus: Mapping[str, Gpu]) -> tuple[str, int]:
     """(the GPU's name, "" for none; processes on each node)."""
     if options.num_nodes < 1 or (options.processes or 1) < 1:
         raise UserError("--num-nodes and --processes: give numbers from 1")
@@ -103,9 +82,7 @@ def _machine(options: argparse.Namespace, gpus: "Mapping[str, Gpu]") -> tuple[st
     return name, options.processes or int(number or 1)
 
 
-def _config(overrides: list[str], processes: int) -> "Config":
-    from mingpt.config import compose
-    from mingpt.model.language import Language
+def _config(overrides: list[str], processes: int) -> Config:
 
     named = any(word.startswith(("data", "experiment=", "+experiment=")) for word in overrides)
     config = compose.configure([*([] if named else ["data=random"]), *overrides], processes)
@@ -116,7 +93,3 @@ def _config(overrides: list[str], processes: int) -> "Config":
     if not isinstance(config.model, Language):
         raise UserError("model._target_: only this package's models can be planned, not a module of one's own")
     return config
-
-
-def main() -> NoReturn:
-    sys.exit(plan_command(sys.argv[1:]))

@@ -1,19 +1,17 @@
 """What `mingpt replay` does: compute the steps, look at the last one, and show it as text or JSON."""
 
-import json
 import math
 from argparse import Namespace
 from dataclasses import asdict
 from typing import Any
 
-from mingpt.command import UNFIT, command
+from mingpt.command import UNFIT
 from mingpt.commands.replay_out import store
 from mingpt.commands.samples import shown_sample
-from mingpt.console import complain, say
+from mingpt.console import complain, say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import LanguageModel
 from mingpt.redact import as_lines, printable, without_secrets
-from mingpt.replay import parser
 from mingpt.snapshot.find import split_url
 from mingpt.train.closeup import clip_factor, layers, look
 from mingpt.train.replaying import AS_IT_WAS, Again, Change, Replay, replay
@@ -22,9 +20,7 @@ Shown = dict[str, Any]
 LONGEST = 100  # characters of a sample in a line
 
 
-@command()
-def main(arguments: list[str]) -> int:
-    options = parser().parse_intermixed_args(arguments)
+def replay_command(options: Namespace) -> int:
     options.url, step = split_url(options.url)
     if step is None and options.step is None:
         raise UserError(f"{without_secrets(options.url)}: write RUN@N, such as runs/a@1200")
@@ -38,7 +34,7 @@ def main(arguments: list[str]) -> int:
         shown = _compute(run, options, change)
     for note in shown["notes"]:
         complain(note)
-    say(json.dumps(_finite(shown), indent=1) if options.json else as_text(shown))
+    say_json(shown) if options.json else say(as_text(shown))
     return UNFIT if shown["first_different"] else FINISHED
 
 
@@ -212,12 +208,3 @@ def _apart(row: Shown) -> str:
     if row["same"] is None:
         return "–"
     return "same bits" if row["same"] else f"{row['loss'] - row['recorded_loss']:+.2e}"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

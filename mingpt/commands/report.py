@@ -1,14 +1,13 @@
 """What `mingpt report` does: read the runs, and write the page."""
 
+from argparse import Namespace
 from pathlib import Path
 
-from mingpt.command import command
 from mingpt.config.configfile import NAME
 from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
 from mingpt.folder import Folder
 from mingpt.localfile import write_whole
-from mingpt.report.__main__ import parser
 from mingpt.report.page import page
 from mingpt.report.reading import Run, read_run
 from mingpt.report.runs import rows, table
@@ -17,9 +16,7 @@ from mingpt.storage import place
 MOST_RUNS = 10  # as many as there are colours
 
 
-@command()
-def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
+def report_command(options: Namespace) -> int:
     if (
         len(options.urls) == 1
         and Folder(options.urls[0], "RUN").read(NAME) is None

@@ -1,16 +1,15 @@
-"""What `mingpt snapshots` does: one function a command. mingpt/snapshots.py has the help texts."""
+"""What `mingpt snapshots` does: one function a command (`export`, for which torch's models are imported: export.py)."""
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 
 from pydantic import ValidationError
 
-from mingpt.command import Unfit, command
+from mingpt.command import Unfit
 from mingpt.config.keys import filled
 from mingpt.config.schema import Schedule, Snapshot
-from mingpt.console import say
+from mingpt.console import say, say_json
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.catalog import DAMAGED, inspect_step, render_manifest, runs_below, runs_table, steps_table
@@ -21,7 +20,6 @@ from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.retention import DAY, Retention, plan
 from mingpt.snapshot.rewinding import rewind, undo
 from mingpt.snapshot.store import Store
-from mingpt.snapshots import parser
 
 Options = argparse.Namespace
 
@@ -32,11 +30,11 @@ def list_command(options: Options) -> int:
     except UserError:
         if options.step is not None or not (runs := runs_below(options.url)):
             raise
-        say(json.dumps({name: asdict(e) for name, e in runs}, indent=1) if options.json else runs_table(runs))
+        say_json({name: asdict(e) for name, e in runs}) if options.json else say(runs_table(runs))
         return int(any(e.state == DAMAGED for _, e in runs))
     entries = [inspect_step(found.store, step) for step in found.steps]
     if options.json:
-        say(json.dumps([asdict(e) for e in entries], indent=1))
+        say_json([asdict(e) for e in entries])
     else:
         say(steps_table(entries))
     return int(any(e.state == DAMAGED for e in entries))
@@ -86,7 +84,7 @@ def show_command(options: Options) -> int:
         manifest = read_manifest(found.store, found.steps[0])
     except Damaged as damage:
         raise Unfit(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
-    say(json.dumps(manifest.model_dump(), indent=1) if options.json else render_manifest(manifest))
+    say_json(manifest.model_dump()) if options.json else say(render_manifest(manifest))
     return 0
 
 
@@ -158,41 +156,3 @@ def copy_command(options: Options) -> int:
     return _each_step(
         found, lambda step: copy_step(found.store, target, step, say), "DAMAGED, not copied", "not copied"
     )
-
-
-def export_command(options: Options) -> int:
-    # Imported here, since only this command needs torch's models, which are slow to import.
-    from mingpt.commands.loading import load
-    from mingpt.weights.writing import folder_of, write_folder
-
-    found = find(options.url, options.step)
-    where = found.store.folder_url(found.steps[0])
-    try:
-        loaded = load(found.store, found.steps[0], where)
-    except Damaged as damage:
-        raise Unfit(f"{where}: {damage}: nothing was written; choose another with --step") from damage
-    data = loaded.manifest.config.get("data")
-    chat = isinstance(data, dict) and data.get("kind") == "chat"
-    files = folder_of(loaded.model, loaded.vocabulary, chat)
-    write_folder(options.folder, files, options.overwrite)
-    say(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
-    say(f"written to {without_secrets(options.folder)}")
-    return 0
-
-
-COMMANDS = {
-    "list": list_command,
-    "verify": verify_command,
-    "digest": digest_command,
-    "show": show_command,
-    "prune": prune_command,
-    "rewind": rewind_command,
-    "copy": copy_command,
-    "export": export_command,
-}
-
-
-@command()
-def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
-    return COMMANDS[options.command](options)

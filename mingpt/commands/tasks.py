@@ -1,17 +1,14 @@
 """`mingpt evaluate --tasks`: a snapshot's model answers tasks of lm-eval."""
 
 import argparse
-import json
-import math
 import sys
 from contextlib import redirect_stdout
-from typing import Any
 
 from mingpt.commands.loading import find_manifest, open_model
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.stored import evaluation_config
-from mingpt.console import say
+from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.snapshot.forking import run_of
 from mingpt.train.tasks import Results, check_text, load_tasks, measure
@@ -27,16 +24,13 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
     names = tuple(name for name in options.tasks.split(",") if name)
     if not names:
         raise UserError("--tasks: name at least one task")
-    for name in ("limit", "batch_size"):
-        if getattr(options, name) == 0:
-            raise UserError(f"--{name.replace('_', '-')}=0: give a number above 0")
     if data := [o for o in options.overrides if o.startswith("data")]:
         raise UserError(f"{data[0]}: tasks bring their own data: leave it out, or leave --tasks out")
     store, manifest = find_manifest(options.url, options.step)
     # Any kind of data that needs no file: none is opened.
     config = evaluation_config(manifest.config, run_of(store), ["data=random", *given(options)], world_size())
     tasks = load_tasks("--tasks", names, options.include_path, options.num_fewshot)
-    from mingpt.train.harness import Harness
+    from mingpt.train.harness import Harness  # imports lm-eval, an optional package
 
     with join(config.world) as world:
         pin(config, world.device)
@@ -54,7 +48,7 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
         if world.is_main:
             snapshot = {"step": opened.manifest.step, "digest": opened.manifest.digest}
             if options.json:
-                say(json.dumps(finite({key: results[key] for key in SHOWN if key in results}) | snapshot))
+                say_json({key: results[key] for key in SHOWN if key in results} | snapshot)
             else:
                 say(f"{opened.where}\n{as_table(results)}")
         lifetime.settle()
@@ -64,14 +58,7 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
 
 def as_table(results: Results) -> str:
     """The table that lm-eval prints."""
-    from lm_eval.utils import make_table
+    from lm_eval.utils import make_table  # an optional package
 
     tables = [make_table(results), *([make_table(results, "groups")] if "groups" in results else [])]
     return "\n".join(str(table).rstrip() for table in tables)
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN: a number that is not finite becomes null."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

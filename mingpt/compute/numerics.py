@@ -60,7 +60,7 @@ def keep_embedding_backward() -> None:
     On a CPU with several threads, the compiler's adds up in another order each time. On a GPU, in deterministic mode,
     it adds up the gradients of equal tokens one by one (pytorch#41162): slow for a vocabulary of characters.
     """
-    from torch._inductor.decomposition import decompositions
+    from torch._inductor.decomposition import decompositions  # slow to import
     from torch._inductor.lowering import make_fallback
 
     backward = torch.ops.aten.embedding_dense_backward.default

@@ -1,22 +1,18 @@
 """A command line taken apart: Hydra's options, and overrides in Hydra's grammar."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
+from mingpt.command import Parser
 from mingpt.config.groups import config_dir, folders, groups
-from mingpt.console import complain
-from mingpt.errors import USER_ERROR
-from mingpt.gone import instead
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import without_secrets
 
 PLACES = ("config-dir", "config-name", "config-path")
 SEARCHPATH = "hydra.searchpath"
@@ -25,36 +21,6 @@ SEARCHPATH = "hydra.searchpath"
 def quoted(text: str) -> str:
     """A text as a value of Hydra's grammar."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with our exit code for a mistake."""
-
-    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
-        """Of @FILE, which somebody else may have written: no options, and no other files."""
-        if not arg_line or arg_line[0] in "-@":
-            self.error(f"@FILE: {printable(arg_line)!r} is no source: write one a line, without empty lines")
-        return [arg_line]
-
-    def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: "):
-            verb = self.prog.replace(".", " ").split()[-1]
-            for argument in message.split()[2:]:
-                name = argument.partition("=")[0]
-                message = instead(f"{verb} {name}", name) or message
-                if name.startswith("-") and ("_" in name or "." in name):
-                    message = f"unrecognized arguments: {argument}: keys have no dashes: write train.max_steps=5"
-                if name in ("-m", "--multirun"):
-                    message = f"unrecognized arguments: {argument}: that is for `mingpt train` (docs/sweeps.md)"
-        complain(f"error: {without_secrets(message)}; see --help")
-        sys.exit(USER_ERROR)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where configs come from."""
-    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="a folder of your own with experiment/, model/, …")
-    parser.add_argument("--config-name", "-cn", metavar="NAME", help="begin with NAME.yaml (train)")
-    parser.add_argument("--config-path", "-cp", metavar="DIR", help="a folder in place of this project's configs/")
 
 
 def parser() -> Parser:

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mingpt.config import moment
 from mingpt.config.commandline import CommandLine, options_given
 from mingpt.config.groups import Places, defaults, groups, offer
+from mingpt.config.help import help_text
 from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, value_of
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
@@ -43,8 +44,6 @@ def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True
     """
     line = CommandLine.of(arguments)
     if line.options.help:
-        from mingpt.config.help import help_text
-
         say(help_text(line.folders))
         return None
     if line.options.shell_completion:

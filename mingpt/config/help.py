@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mingpt.command import program
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, description, keys, named, schema_of
 
@@ -25,7 +24,7 @@ Groups (group=option):"""
 
 def help_text(own: Sequence[Path] = ()) -> str:
     """Every group with its options, every key with what it takes and its default. own: folders of the user's."""
-    lines = [f"{program('mingpt.train')} [options] [override ...]", "", USAGE]
+    lines = ["mingpt train [options] [override ...]", "", USAGE]
     for group, options in groups(own).items():
         lines += [f"  {group}/", *(f"    {option:<16} {comment}" for option, comment in options.items())]
     lines += ["", "Keys (key=value):"]

@@ -1,13 +1,6 @@
-"""`mingpt fetch`, which is in prepare/fetch.py."""
+"""`python -m mingpt.data.fetch` is `mingpt fetch`."""
 
-from typing import NoReturn
-
-from mingpt.command import run
-
-
-def main() -> NoReturn:
-    run("mingpt.prepare.fetch")
-
+from mingpt.__main__ import main
 
 if __name__ == "__main__":
-    main()
+    main("fetch")

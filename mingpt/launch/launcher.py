@@ -1,10 +1,19 @@
-"""The `mingpt launch` command: validate the config, compose a torchrun command, print it, run it, print the reason."""
+"""`mingpt launch [options] [overrides]`: the one command to start on each node.
+
+It composes a torchrun command, prints it, and runs it through torch's elastic agent; the last line is the reason for
+which it ends. It adds to torchrun:
+- the config is validated before any worker starts;
+- the number of nodes and their addresses come from the platform, if there is one;
+- torchrun's options are set for runs that get killed, moved and resized;
+- workers are restarted as long as attempts leave new snapshots.
+"""
 
 import json
 import os
 import signal
 import threading
 import time
+from argparse import Namespace
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -13,32 +22,27 @@ import mingpt
 from mingpt.config import compose
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
-from mingpt.console import complain, say
+from mingpt.console import say
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR, UserError
-from mingpt.launch.torchrun import Torchrun, parse
+from mingpt.launch.torchrun import Torchrun
 from mingpt.observe.notify import notify
 from mingpt.world.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
 
 
-def launch(arguments: list[str], lifetime: Lifetime) -> int:
+def launch(options: Namespace, lifetime: Lifetime) -> int:
     """Train on this node; returns the exit code. The last line of the output is the reason."""
-    try:
-        options = parse(arguments)  # --help ends here
-        refuse_another_package()
-        os.environ[MOMENT] = str(time.time())
-        node = Torchrun.compose(options, os.environ)
-        config = compose.configure(node.overrides, node.fewest_processes)
-        assert config is not None  # the parser has answered --help
-        if node.most > 1:  # ${now:…} would have another value on each node
-            compose.refuse_the_time(node.overrides)
-        command = node.command(config)
-        say(f"launch: {command}")
-        if options.dry_run:
-            return FINISHED
-        node.check(os.environ)
-    except UserError as error:
-        complain(f"error: {error}")
-        return USER_ERROR
+    refuse_another_package()
+    os.environ[MOMENT] = str(time.time())
+    node = Torchrun.compose(options, os.environ)
+    config = compose.configure(node.overrides, node.fewest_processes)
+    assert config is not None  # only `mingpt train` takes what only prints
+    if node.most > 1:  # ${now:…} would have another value on each node
+        compose.refuse_the_time(node.overrides)
+    command = node.command(config)
+    say(f"launch: {command}")
+    if options.dry_run:
+        return FINISHED
+    node.check(os.environ)
     for_workers = {AGENT_PID: str(os.getpid()), OVERRIDES: json.dumps(command.overrides)}
     os.environ.update(command.environment | for_workers)
     # Imports torch, which takes seconds: errors in the config are printed before that.
@@ -79,7 +83,7 @@ def refuse_another_package() -> None:
 def newest_step(config: Config) -> int:
     """The step of the newest snapshot, durable or in memory; 0 if there is none, or if the store does not answer in
     world.init_timeout_seconds."""
-    from mingpt.snapshot.checkpointer import newest
+    from mingpt.snapshot.checkpointer import newest  # imports torch
 
     steps = [0]
 

@@ -4,27 +4,24 @@ For recipes/slurm/job.sh.
 """
 
 import sys
+from functools import partial
 
+from mingpt.command import code_of
 from mingpt.config import compose
 from mingpt.config.commandline import given
-from mingpt.console import complain, say
-from mingpt.errors import USER_ERROR, UserError
+from mingpt.console import say
+from mingpt.errors import FINISHED
+from mingpt.launch.launcher import newest_step
 from mingpt.observe import sick
+from mingpt.parsers import parse
 
 
 def main(arguments: list[str]) -> int:
-    from mingpt.launch.launcher import newest_step
-    from mingpt.launch.torchrun import parse
-
-    try:
-        config = compose.configure(tuple(given(parse(arguments))))
-        assert config is not None  # the parser has answered --help
-        say(" ".join([str(newest_step(config)), *sick.read(config.run.dir)]))
-    except UserError as error:
-        complain(f"error: {error}")
-        return USER_ERROR
-    return 0
+    config = compose.configure(tuple(given(parse("launch", arguments))))
+    assert config is not None  # the parser has answered --help
+    say(" ".join([str(newest_step(config)), *sick.read(config.run.dir)]))
+    return FINISHED
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(code_of(partial(main, sys.argv[1:])))

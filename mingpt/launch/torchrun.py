@@ -2,14 +2,12 @@
 
 import argparse
 import errno
-import re
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mingpt.command import program
-from mingpt.config.commandline import Parser, add_options, given
+from mingpt.config.commandline import given
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.launch import values
@@ -18,57 +16,12 @@ from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.lifetime import STOP_SIGNALS
 from mingpt.world.platforms import PORT, Placement, find_placement, options_of, resolved
-from mingpt.world.secret import C10D, SECRET, STATIC, check_secret
+from mingpt.world.secret import C10D, STATIC, check_secret
 
 LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
 # Options that mean something with several nodes only.
 OF_SEVERAL = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank")
-
-DESCRIPTION = "Train on this node; start the same command on each other node."
-EPILOG = (
-    "Exit codes: 0 finished; 64 an error to fix; 70 crashed: try again; 75 stopped on request: start again to go on"
-)
-
-
-def options_parser(module: str, description: str, epilog: str) -> Parser:
-    """The options that place a node among the others, for each program that is started once per node."""
-    parser = Parser(prog=program(module), description=description, epilog=epilog)
-    texts = {
-        "nnodes": ("N|MIN:MAX", "nodes of the run; MIN:MAX lets it go on with fewer (default: the platform's, else 1)"),
-        "nproc-per-node": ("N", "processes on this node; nodes may differ (default: its GPUs, else 1)"),
-        "node-rank": ("N", "this node's number, from 0 (default: the platform's)"),
-        "master-addr": ("HOST", "the address of node 0, the same on all nodes (default: the platform's)"),
-        "master-port": ("PORT", f"a free port there (default: the platform's, else {PORT})"),
-        "rdzv-endpoint": ("HOST:PORT", "c10d rendezvous: the address of one node, the same on all nodes"),
-        "rdzv-id": ("NAME", "c10d rendezvous: the job's name (default: the platform's, else run.name)"),
-        "rdzv-conf": ("KEY=VALUE,…", "more settings of the rendezvous, as torchrun takes them"),
-        "local-addr": ("HOST", "the address under which other nodes reach this one (default: found by routing)"),
-    }
-    for name, (metavar, text) in texts.items():
-        parser.add_argument(f"--{name}", metavar=metavar, help=text)
-    parser.add_argument("--max-restarts", help=argparse.SUPPRESS)  # torchrun's; refused in `compose`
-    parser.add_argument(
-        "--rdzv-backend",
-        choices=["c10d", "static"],
-        help=f"c10d: for MIN:MAX nodes, or nodes without numbers, needs {SECRET} (default: static where it can be)",
-    )
-    add_options(parser)
-    parser.add_argument("overrides", nargs="*", metavar="override", help="of the config: see mingpt train --help")
-    return parser
-
-
-def parser() -> Parser:
-    """The options of `mingpt launch`."""
-    parser = options_parser("mingpt.launch", DESCRIPTION, EPILOG)
-    parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
-    return parser
-
-
-def parse(arguments: Sequence[str], by: Parser | None = None) -> argparse.Namespace:
-    """The options and overrides of a command line. As in torchrun, options may have underscores: --node_rank."""
-    dashed = [re.sub(r"^--[a-z_]+", lambda m: m[0].replace("_", "-"), argument) for argument in arguments]
-    return (by or parser()).parse_intermixed_args(dashed)
 
 
 @dataclass(frozen=True)

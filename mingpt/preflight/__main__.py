@@ -1,13 +1,6 @@
-"""`mingpt preflight`, which is in command.py."""
+"""`python -m mingpt.preflight` is `mingpt preflight`."""
 
-from typing import NoReturn
-
-from mingpt.command import run
-
-
-def main() -> NoReturn:
-    run("mingpt.preflight.command")
-
+from mingpt.__main__ import main
 
 if __name__ == "__main__":
-    main()
+    main("preflight")

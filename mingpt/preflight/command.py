@@ -6,35 +6,24 @@ an empty run.dir. Exit codes: 0 fine, or warnings only; 64 something to fix firs
 
 import math
 import os
+from argparse import Namespace
+from dataclasses import asdict
 
-from mingpt.command import command
 from mingpt.config import compose
-from mingpt.config.commandline import Parser
-from mingpt.console import say
+from mingpt.console import say, say_json
 from mingpt.errors import UserError
-from mingpt.launch.torchrun import Torchrun, options_parser, parse
+from mingpt.launch.torchrun import Torchrun
 from mingpt.preflight.inspection import Inspection
 
-EPILOG = "Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a node can't be reached"
 
-
-def parser() -> Parser:
-    parser = options_parser("mingpt.preflight", "Check all nodes before training; run it once on each.", EPILOG)
-    parser.add_argument("--seconds", type=float, default=60, help="longest wait for the other nodes (default: 60)")
-    parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
-    return parser
-
-
-@command("stopped")
-def main(arguments: list[str]) -> int:
-    options = parse(arguments, parser())
+def preflight(options: Namespace) -> int:
     chosen = options.nproc_per_node is not None
     options.nproc_per_node = options.nproc_per_node or "1"  # the default asks torch, which takes seconds to import
     if not 0 <= options.seconds < math.inf:
         raise UserError(f"--seconds {options.seconds:g}: give a number, 0 or more")
     node = Torchrun.compose(options, os.environ)
     config = compose.configure(node.overrides, node.fewest_processes)
-    assert config is not None  # None is for --help, which the parser has answered
+    assert config is not None  # only `mingpt train` takes what only prints
     report = Inspection(node, config, node.processes if chosen else None, options.seconds).run()
-    say(report.as_json() if options.json else report.as_text())
+    say_json({"code": report.code} | asdict(report)) if options.json else say(report.as_text())
     return report.code

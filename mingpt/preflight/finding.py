@@ -1,8 +1,7 @@
 """A finding (what is wrong, on which node, what to do), and the report of all nodes: a table with them, or JSON."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
@@ -62,9 +61,6 @@ class Report:
 
     def __post_init__(self) -> None:
         self.findings = sorted(self.findings, key=lambda f: ORDER.index(f.level))
-
-    def as_json(self) -> str:
-        return json.dumps({"code": self.code} | asdict(self), indent=1)
 
     def as_text(self) -> str:
         """On the head, the table and all findings; on another node, its own findings."""

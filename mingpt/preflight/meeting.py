@@ -1,6 +1,7 @@
 """The nodes meet over torch's TCPStore at the head's port, which training will use later. Runs in a helper.
 
 Each value carries an HMAC with the job's secret, if it has one: what a stranger writes into the store is not read.
+Functions import torch themselves, in the helper: the process that started it imports this module, too, without torch.
 """
 
 import json

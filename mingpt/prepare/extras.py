@@ -5,12 +5,13 @@ recipes/setup.sh installs them. They follow from the run's composed config, so n
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from mingpt.command import command
+from mingpt.command import code_of
 from mingpt.config import compose
 from mingpt.config.schema import Config
-from mingpt.console import say
+from mingpt.console import ended, say
 from mingpt.errors import FINISHED
 from mingpt.storage import EXTRAS
 
@@ -35,7 +36,6 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-@command()
 def main(arguments: list[str]) -> int:
     config = compose.configure(arguments, trains=False)
     for extra in sorted(extras(config)) if config is not None else ():
@@ -44,4 +44,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ended(code_of(partial(main, sys.argv[1:]))))

@@ -18,14 +18,15 @@ import tempfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from mingpt.command import command, program
 from mingpt.config import compose
-from mingpt.config.commandline import Parser, add_options, given
+from mingpt.config.commandline import given
 from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.localfile import write_whole
+from mingpt.parsers import parse
 from mingpt.prepare.corpora import CORPORA, DATASETS, Corpus, Text
+from mingpt.prepare.prepare import prepare_command
 from mingpt.redact import without_secrets
 from mingpt.storage import fetched_as, open_fs, place
 
@@ -131,12 +132,10 @@ def fetch(corpus: Corpus, folder: Path) -> None:
 
 def fetch_dataset(name: str, folder: Path, tokens: str | None) -> int:
     """Make shards of a dataset of the hub in folder/NAME, as `mingpt prepare` does; returns its exit code."""
-    from mingpt.prepare.prepare import main as prepare  # imports the tokenizers, which nothing else here needs
-
     fetch(CORPORA["gpt2-vocabulary"], folder)
     dataset = DATASETS[name]
     options = [f"--out={folder / name}", f"--tokenizer={folder / 'gpt2'}", *([f"--tokens={tokens}"] if tokens else [])]
-    code = prepare([dataset.source, *options])
+    code = prepare_command(parse("prepare", [dataset.source, *options]))
     if code == FINISHED:
         say(f"Licence: {dataset.licence}")
     return code
@@ -148,29 +147,14 @@ def corpora_for(config: Config) -> list[Corpus]:
     return [corpus for name, corpus in CORPORA.items() if name in names]
 
 
-def parser() -> Parser:
-    parser = Parser(prog=program("mingpt.data.fetch"), description="Fetch a real corpus, or a vocabulary.")
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("corpus", choices=sorted([*CORPORA, *DATASETS]), nargs="?")
-    which.add_argument(
-        "--for", dest="overrides", nargs=argparse.REMAINDER, help="what a run with these overrides reads below data/"
-    )
-    add_options(parser)
-    parser.add_argument("--tokens", metavar="N", help=f"of {', '.join(DATASETS)}: so many, as in 10B (default: all)")
-    parser.add_argument("--to", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
-    return parser
-
-
-@command("interrupted: nothing is half written; the same command begins again")
-def main(arguments: list[str]) -> int:
-    args = parser().parse_args(arguments)
-    if args.tokens and args.corpus not in DATASETS:
-        raise UserError(f"--tokens={args.tokens} goes with {', '.join(DATASETS)} only: leave it out")
-    if args.corpus in DATASETS:
-        return fetch_dataset(args.corpus, args.to, args.tokens)
-    if args.corpus:
-        fetch(CORPORA[args.corpus], args.to)
-    elif config := compose.configure(given(args)):
+def fetch_command(options: argparse.Namespace) -> int:
+    if options.tokens and options.corpus not in DATASETS:
+        raise UserError(f"--tokens={options.tokens} goes with {', '.join(DATASETS)} only: leave it out")
+    if options.corpus in DATASETS:
+        return fetch_dataset(options.corpus, options.to, options.tokens)
+    if options.corpus:
+        fetch(CORPORA[options.corpus], options.to)
+    elif config := compose.configure(given(options)):
         for corpus in corpora_for(config):
             fetch(corpus, FOLDER)
     return FINISHED

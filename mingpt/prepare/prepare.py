@@ -8,7 +8,6 @@ Train on the result with data=shards data.path=URL.
 
 import argparse
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -18,11 +17,9 @@ from dataclasses import asdict
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
-from typing import get_args
 
 from filelock import FileLock, Timeout
 
-from mingpt.command import command, program
 from mingpt.console import say
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, dtype_for, to_bytes, tokens_in
@@ -31,8 +28,9 @@ from mingpt.folder import Folder
 from mingpt.prepare.documents import Bad, Options, blocks
 from mingpt.prepare.encoding import Tokenizer, encoded
 from mingpt.prepare.finished import commits_of, finished, hash_of
+from mingpt.prepare.forms import Form
 from mingpt.prepare.shardwriter import SOURCES, Done, ShardWriter
-from mingpt.prepare.sources import File, Form, find_files, identity_of
+from mingpt.prepare.sources import File, find_files, identity_of
 from mingpt.redact import without_secrets
 from mingpt.storage import place
 
@@ -167,45 +165,7 @@ def token_count(text: str) -> int:
     return count
 
 
-def parser() -> argparse.ArgumentParser:
-    # imports Hydra; at the top, each encoding process would import it, too
-    from mingpt.config.commandline import Parser
-
-    parser = Parser(
-        prog=program("mingpt.data.prepare"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        fromfile_prefix_chars="@",
-    )
-    parser.add_argument(
-        "sources", nargs="+", metavar="SOURCES", help="files, globs or @LIST: text, JSON lines, CSV, Parquet"
-    )
-    parser.add_argument("--out", required=True, metavar="URL", help="the data set's folder")
-    parser.add_argument("--tokenizer", required=True, metavar="URL", help="GPT-2's vocab.bpe, or a tokenizer.json")
-    parser.add_argument("--form", choices=get_args(Form), help="of all files (default: as their names end)")
-    parser.add_argument("--field", default="text", help="field or column with the text (default: text)")
-    parser.add_argument("--separator", default="", help="between the documents of a text file (default: one a file)")
-    parser.add_argument(
-        "--val-fraction", type=float, default=0.01, help="share of documents that validate (default: 0.01)"
-    )
-    parser.add_argument(
-        "--tokens",
-        default="",
-        metavar="N",
-        help="end with the document that makes it N, as in 10B or 500M (default: read all)",
-    )
-    parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad lines (default: 0)")
-    parser.add_argument("--shard-tokens", type=int, default=1 << 25, help="tokens in a shard (default: 33554432)")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
-    return parser
-
-
-@command("interrupted: the same command goes on")
-def main(arguments: list[str]) -> int:
-    try:
-        given = parser().parse_args(arguments)
-    except UnicodeDecodeError as error:
-        raise UserError(f"@FILE is not UTF-8 at byte {error.start}: convert it") from error
+def prepare_command(given: argparse.Namespace) -> int:
     fraction, tokens, processes = given.val_fraction, given.shard_tokens, given.processes
     bounds = {
         f"--val-fraction {fraction}: from 0 to less than 1": 0 <= fraction < 1,

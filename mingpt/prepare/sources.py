@@ -4,19 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mingpt import hub
 from mingpt.errors import UserError
+from mingpt.prepare.forms import FORMS, PACKED, Form
 from mingpt.redact import printable, without_secrets
 from mingpt.storage import name_of, open_fs, place, without_query
 
-Form = Literal["text", "jsonl", "csv", "parquet"]
-FORMS: dict[str, Form] = {
-    "txt": "text", "text": "text", "md": "text", "jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "csv": "csv",
-    "parquet": "parquet", "pq": "parquet",
-}  # fmt: skip
-PACKED = {"gz", "bz2", "xz", "zst"}
 AT_ONCE = 16  # files whose stores are asked at a time
 # The entries of fsspec's `info` that change with a file's content, under the names that the stores' clients give them.
 VERSION_KEYS = (

@@ -19,6 +19,7 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
+from mingpt.train.footprint import changed, footprint, look_at
 
 NAME = "micro-size"
 ROOM = 0.15  # of the memory, which stays free
@@ -29,8 +30,6 @@ def settled(config: Config, processes: int) -> Config:
     """The config with a number in place of auto. Process 0 chooses; the others wait until they see what it wrote."""
     if config.batch.micro_size != AUTO:
         return config
-    from mingpt.train.footprint import changed
-
     number, deadline = _read(config), time.monotonic() + config.world.init_timeout_seconds
     if number is None and os.environ.get("RANK", "0") == "0":
         number = _write(config, _of_snapshot(config) or _choose(config, processes))
@@ -50,8 +49,6 @@ def settled(config: Config, processes: int) -> Config:
 
 def _choose(config: Config, processes: int) -> int:
     """The largest power of two that fits; 1 if none does."""
-    from mingpt.train.footprint import changed, footprint, look_at
-
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     memory, gpu = _memory(config, per_node)
     sizes = [*_sizes(config, processes)]
@@ -79,7 +76,7 @@ def _memory(config: Config, per_node: int) -> tuple[int, bool]:
     if config.world.device != "cpu" and torch.cuda.is_available():
         device = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         return int(torch.cuda.get_device_properties(device).total_memory), True
-    import psutil
+    import psutil  # for this alone
 
     return int(psutil.virtual_memory().available // per_node), False
 

@@ -126,7 +126,7 @@ def measure(tasks: Tasks, harness: "Harness", limit: int | None, errors: bool = 
 
     limit: documents of each task. errors: estimate standard errors, too.
     """
-    from lm_eval.evaluator import evaluate
+    from lm_eval.evaluator import evaluate  # an optional package
 
     with _same_random_numbers(harness.world.device):
         for task in tasks["tasks"].values():
@@ -164,7 +164,7 @@ def after_step(
 
     None: a process is asked to stop meanwhile.
     """
-    from mingpt.train.harness import Harness, NotMeasured, Stopped
+    from mingpt.train.harness import Harness, NotMeasured, Stopped  # imports lm-eval, an optional package
 
     tasks, text = of_training(config, vocabulary)
     harness = Harness(model.eval(), text, world, autocast, config.batch.micro_size, stop=stop)

@@ -69,7 +69,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
 
 def _reads_apart(fields: Fields) -> bool:
     """Whether texts with a border between them get the tokens that they get alone."""
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer  # an optional package
 
     read = Tokenizer.from_str(json.dumps(fields)).encode
     texts = ("User: \n", "Assistant:", " \n")

@@ -15,9 +15,10 @@ import pytest
 
 from bpe_kit import write_gpt2
 from mingpt import console
-from mingpt.cli import GROUPS, VERBS, main
-from mingpt.command import command
+from mingpt.cli import about, run, verb_of
+from mingpt.command import code_of
 from mingpt.gone import KEYS
+from mingpt.parsers import GROUPS, VERBS
 from paths_kit import ROOT
 
 Captured = pytest.CaptureFixture[str]
@@ -66,8 +67,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
     """The exit code of the command, in this process."""
 
     def ended(words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["mingpt", *words.split()])
-        return main()
+        monkeypatch.setattr(sys, "argv", [])
+        given = words.split()
+        return run(given[0], given[1:]) if verb_of(given) else about(given)
 
     return ended
 
@@ -87,10 +89,10 @@ def test_each_verbs_options_are_known_without_torch_and_help_takes_the_standard_
     code = "import sys; before = {*sys.modules}; import mingpt.cli; print(*({*sys.modules} - before))"
     assert {name.partition(".")[0] for name in python(code)} - sys.stdlib_module_names == {"mingpt"}
     code = (
-        "import sys; from importlib import import_module; from mingpt.cli import VERBS\n"
+        "import sys; from mingpt.parsers import VERBS, parser_of\n"
         "for name, verb in VERBS.items():\n"
-        "    sys.argv = [f'mingpt {name}']\n"
-        "    print(import_module(verb.options or verb.module).parser().format_usage().split()[2])\n"
+        "    usage = parser_of(name).format_usage().split()\n"
+        "    print(usage[2] if verb.options else name)\n"
         "print('torch' in sys.modules)"
     )
     assert python(code) == [*VERBS, "False"]
@@ -146,11 +148,10 @@ def test_output_that_nobody_reads_any_more_is_none(installed: Installed) -> None
 
 
 def test_an_error_that_nobody_expects_is_no_failed_check(capsys: Captured) -> None:
-    @command()
-    def broken(arguments: list[str]) -> int:
-        raise KeyError(arguments[0])
+    def broken() -> int:
+        raise KeyError("key")
 
-    assert broken(["key"]) == 70
+    assert code_of(broken) == 70
     assert "KeyError: 'key'" in capsys.readouterr().err
 
 
@@ -226,18 +227,18 @@ def assert_ended(process: "subprocess.Popen[str]", verb: str, number: signal.Sig
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("verb", [*STOPPED, "fetch", "prepare", "evaluate", "log"])
+@pytest.mark.parametrize("words", [*STOPPED, "fetch mnist", "prepare x --out=y --tokenizer=z", "evaluate x", "log x"])
 def test_a_signal_while_libraries_are_imported_ends_a_verb_without_a_trace(
-    verb: str, number: signal.Signals, installed: Installed, tmp_path: Path
+    words: str, number: signal.Signals, installed: Installed, tmp_path: Path
 ) -> None:
     for name in ("torch", "hydra", "pydantic", "fsspec", "argcomplete"):
         (library := tmp_path / "libraries" / name / "__init__.py").parent.mkdir(parents=True)
         library.write_text("import time\nprint('importing', flush=True)\ntime.sleep(100)\n")
     libraries = f"{tmp_path}/libraries:{installed.libraries}"
-    with installed.start("mingpt", verb, "x", PYTHONPATH=libraries) as process:
+    with installed.start("mingpt", *words.split(), PYTHONPATH=libraries) as process:
         assert process.stdout
         assert process.stdout.readline() == "importing\n"
-        assert_ended(process, verb, number)
+        assert_ended(process, words.split()[0], number)
 
 
 @pytest.mark.slow

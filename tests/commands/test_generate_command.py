@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import bpe_kit
+from mingpt import cli
 from mingpt.commands import generate
 from mingpt.commands.generate import BETWEEN, Text
 from mingpt.data.vocabulary import Bytes
@@ -106,7 +107,7 @@ def test_text_is_told_as_it_grows_and_the_next_one_after_it(monkeypatch: pytest.
             heard.append(self.getvalue())
 
     monkeypatch.setattr(sys, "stdout", out := Listener())
-    generate.main(["run", "--prompt=ab", "--tokens=5", "--samples=2"])
+    cli.run("generate", ["run", "--prompt=ab", "--tokens=5", "--samples=2"])
     first, second = out.getvalue().split(BETWEEN)
     assert heard[:5] == [*(first[:n] for n in (3, 4, 5, 6)), out.getvalue()]
     assert len(second) == len("ab") + 5 + 1

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mingpt import cli
 from mingpt.commands import multirun
 from mingpt.config.groups import name_of
 from paths_kit import CRASH_SITE, ROOT
@@ -53,7 +54,7 @@ class Sweeps:
 
     def __call__(self, *arguments: str, says: Mapping[str, int | str] | None = None) -> int:
         self.monkeypatch.setenv("SAYS", json.dumps(says or {}))
-        return multirun.main(["experiment=synthetic", *arguments])
+        return cli.run("train", ["-m", "experiment=synthetic", *arguments])
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ def test_what_skypilot_can_not_take(
     more: tuple[str, ...], sweeps: Sweeps, sky: Path, capfd: pytest.CaptureFixture[str], told: Told
 ) -> None:
     experiment = ["experiment=synthetic"] if more else []
-    assert multirun.main([*experiment, *TO_SKY, *more]) == 64
+    assert cli.run("train", ["-m", *experiment, *TO_SKY, *more]) == 64
     told(capfd.readouterr().err)
     assert not sky.exists()
 

@@ -10,7 +10,8 @@ import pytest
 
 from config_kit import configured, problems
 from mingpt.config import compose
-from mingpt.launch.torchrun import Torchrun, parse
+from mingpt.launch.torchrun import Torchrun
+from mingpt.parsers import parse
 
 MINE = "# @package _global_\n# My run\nrun:\n  name: mine\nmodel:\n  n_layer: 2\n"
 FILES = {
@@ -99,7 +100,9 @@ def test_what_prints_is_hydras_without_secrets(options: str, expected: str, caps
 
 
 def test_the_launcher_hands_on_the_folder_whatever_folder_its_workers_are_in(own: Path) -> None:
-    options = parse(["--nproc-per-node=1", "--config-dir", "conf", "--config-name", "start", "experiment=mine"])
+    options = parse(
+        "launch", ["--nproc-per-node=1", "--config-dir", "conf", "--config-name", "start", "experiment=mine"]
+    )
     node = Torchrun.compose(options, {})
     assert node.overrides == (f"--config-dir={own}", "--config-name=start", "experiment=mine")
     os.chdir("/")

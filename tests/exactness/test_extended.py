@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.commands import snapshots
+from mingpt import cli
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from replay_kit import train_here
@@ -21,9 +21,9 @@ def test_a_run_is_extended_exactly_from_its_stable_phase(tmp_path: Path, capsys:
     short, whole = f"{tmp_path}/short", f"{tmp_path}/whole"
     planned = (*MODERN, "schedule=wsd", "schedule.cooldown_steps=4", "snapshot.keep=1", "snapshot.every_steps=0")
     train_here(short, *planned, "train.max_steps=16", "schedule.decay_steps=16")
-    assert snapshots.main(["prune", short, "--keep", "1", "--no-keep-best"]) == 0
+    assert cli.run("snapshots", ["prune", short, "--keep", "1", "--no-keep-best"]) == 0
     assert Store(f"{short}/snapshots").steps() == [16, 12]  # the end of the stable phase stays
-    assert snapshots.main(["rewind", short, "--step", "12"]) == 0
+    assert cli.run("snapshots", ["rewind", short, "--step", "12"]) == 0
     train_here(short, *planned)
     assert "schedule.decay_steps: 16 -> 24" in capsys.readouterr().out
     train_here(whole, *planned)

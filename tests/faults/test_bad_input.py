@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mingpt.launch.launcher import launch
-from mingpt.train.attempt import attempt
+from mingpt import cli
 from mingpt.world.lifetime import STOP_SIGNALS, Lifetime
 from node_kit import Node, free_port, needs_mount
 from run_kit import TINY
@@ -76,7 +75,7 @@ def test_bad_input_is_told(
         arguments = [*places(tmp_path, text), *words[given + 1 :]]
         for file, content in row.get("files", {}).items():
             make(tmp_path / file, content)
-        assert {"train": attempt, "launch": launch}[words[given]](arguments, Lifetime()) == row.get("code", 64)
+        assert cli.run(words[given], arguments, Lifetime()) == row.get("code", 64)
     output, errors = capsys.readouterr()
     if "launch: exit code" in output:  # the detail in brackets is torch's, and has its seconds in it
         errors += output.splitlines()[-1].partition(" (")[0]

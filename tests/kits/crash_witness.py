@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from mingpt.commands import snapshots
+from mingpt import cli
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, steps_to_delete
 from mingpt.snapshot.store import Store
@@ -79,7 +79,7 @@ class Witness:
     def rewind(self, step: int) -> None:
         """Go back to a committed step, on a machine that has the first node's memory, or none of them."""
         memory = self.memories[0] if step % 2 else self.memories[0].with_name("elsewhere")
-        code = snapshots.main(["rewind", self.run.dir, "--step", str(step), "--hot-dir", str(memory)])
+        code = cli.run("snapshots", ["rewind", self.run.dir, "--step", str(step), "--hot-dir", str(memory)])
         self.seen = self._verified(self.run.store)
         assert (code, max(self.seen)) == (0, step)
         self.rewound_to = step

@@ -14,9 +14,9 @@ from typing import Any
 import fsspec.config
 from torch.distributed import TCPStore
 
+from mingpt.cli import main
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.train.__main__ import main
 from node_kit import Node
 from paths_kit import ROOT
 
@@ -139,12 +139,12 @@ def _fork(act: Callable[[Any], object], given: Any, environ: Mapping[str, str], 
     gc.freeze()  # what torch consists of is no garbage: a run looks for some at its end
     act(given)
     sys.stdout.flush()
-    os._exit(0)  # as mingpt.train ends (world/entry.py): gloo's threads must not meet Python's shutdown
+    os._exit(0)  # as mingpt.train ends (cli.py): gloo's threads must not meet Python's shutdown
 
 
 def _train(arguments: list[str]) -> None:
     sys.argv = ["mingpt.train", *arguments]
-    main()
+    main("train")
 
 
 def train(folder: Path, *arguments: str, path: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":

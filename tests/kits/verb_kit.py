@@ -47,12 +47,7 @@ class Mingpt:
         """The exit code."""
         verb, *arguments = [*words.split(), *map(str, more)]
         with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-            if verb == "evaluate":  # which ends its process
-                from mingpt.commands.evaluate import command
-
-                ended = command(arguments, Lifetime())
-            else:
-                ended = cli.run(verb, arguments)
+            ended = cli.run(verb, arguments, Lifetime())
         self.out, self.err = out.getvalue(), err.getvalue()
         return ended
 

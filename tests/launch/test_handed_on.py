@@ -4,15 +4,16 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import mingpt
 from fault_kit import at_step, finish, launch
+from mingpt import cli
 from mingpt.config import compose
 from mingpt.errors import UserError
-from mingpt.world import entry
-from mingpt.world.lifetime import Lifetime
 from node_kit import Node
 from run_kit import Run
 
@@ -49,9 +50,7 @@ def test_a_broken_environment_is_a_mistake_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(Lifetime, "begin", lambda self: None)
-    with pytest.raises(SystemExit) as ended:
-        entry.run("broken", "main", Lifetime(), worker=False)
-    assert ended.value.code == 64
+    monkeypatch.setattr(mingpt, "__path__", [*mingpt.__path__, str(tmp_path)])
+    monkeypatch.setitem(cli.VERBS, "launch", replace(cli.VERBS["launch"], function="broken:main"))
+    assert cli.run("launch", []) == 64
     assert "libcudart.so.12" in capsys.readouterr().err

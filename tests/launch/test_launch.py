@@ -17,7 +17,8 @@ from mingpt.config.compose import configure
 from mingpt.errors import SnapshotFailed, UserError
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
-from mingpt.launch.torchrun import Command, Torchrun, parse
+from mingpt.launch.torchrun import Command, Torchrun
+from mingpt.parsers import parse
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.secret import SECRET
@@ -28,7 +29,7 @@ TRAINJOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1
 
 
 def compose(*arguments: str, environment: Mapping[str, str] | None = None) -> Command:
-    node = Torchrun.compose(parse(arguments), environment or {})
+    node = Torchrun.compose(parse("launch", arguments), environment or {})
     config = configure(node.overrides, node.fewest_processes)
     assert config is not None
     return node.command(config)
@@ -61,7 +62,7 @@ def test_torchrun_itself_takes_none_of_these_variables_from_the_environment(monk
 
 
 def test_a_c10d_rendezvous_of_several_nodes_needs_a_secret() -> None:
-    node = Torchrun.compose(parse(["--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29500"]), {})
+    node = Torchrun.compose(parse("launch", ["--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29500"]), {})
     for environment in ({}, {SECRET: "short"}):
         with pytest.raises(UserError, match=f"^{SECRET} is "):
             node.check(environment)

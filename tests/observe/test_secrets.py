@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.commands import generate, snapshots
+from mingpt import cli
 from mingpt.config import compose
 from mingpt.console import complain, say
 from mingpt.errors import USER_ERROR, TransientError, UserError
 from mingpt.preflight.places import write
-from mingpt.prepare import prepare
 from mingpt.redact import is_secret, printable, without_secrets
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
@@ -78,7 +77,7 @@ def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert attempt([*arguments, *changed, "resume.changed=true", "train.max_steps=6"], Lifetime()) == 0
     assert attempt([*arguments, f"run.dir='{URLS[1]}'"], Lifetime()) == USER_ERROR
     for command in (["show"], ["show", "--json"], ["list"], ["verify"]):
-        assert snapshots.main([*command, f"{tmp_path}/run"]) == 0
+        assert cli.run("snapshots", [*command, f"{tmp_path}/run"]) == 0
     text = output()
     assert "***" in text
     nowhere(text, tmp_path)
@@ -97,9 +96,9 @@ def test_a_secret_of_a_config_file_that_is_folded(tmp_path: Path, output: Callab
 
 PROGRAMS: dict[str, Callable[[list[str]], int]] = {
     "train": lambda words: attempt([*words, "data.cache_dir=cache"], Lifetime()),
-    "snapshots": snapshots.main,
-    "prepare": prepare.main,
-    "generate": generate.main,
+    "snapshots": lambda words: cli.run("snapshots", words),
+    "prepare": lambda words: cli.run("prepare", words),
+    "generate": lambda words: cli.run("generate", words),
 }
 SLIPS = [
     *(f"train {slip}" for slip in (

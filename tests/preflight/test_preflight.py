@@ -13,8 +13,8 @@ import pytest
 from pydantic import TypeAdapter
 
 import mingpt
+from mingpt import cli
 from mingpt.errors import UserError
-from mingpt.preflight import command as preflight
 from mingpt.preflight import compare, messages
 from mingpt.preflight.finding import Finding, exit_code, findings_of
 from mingpt.preflight.helper import Unreached
@@ -115,7 +115,7 @@ def test_each_fault_is_told_on_each_host(fault: str, nodes: Nodes, told: Told) -
 
 
 def check(folder: Path, *options: str) -> int:
-    return preflight.main(["--json", "--seconds=30", f"run.dir={folder}", *options])
+    return cli.run("preflight", ["--json", "--seconds=30", f"run.dir={folder}", *options])
 
 
 def on_loopback(place: object, rank: int, port: int) -> "subprocess.Popen[str]":

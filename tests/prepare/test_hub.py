@@ -13,9 +13,9 @@ from pyarrow import parquet
 
 import hub_kit
 from hub_kit import Hub, Repository
+from mingpt import cli
 from mingpt import hub as client
 from mingpt.errors import TransientError, UserError
-from mingpt.prepare.prepare import main
 from prepare_kit import files, into, jsonl, killed, prepared, some_texts
 from told import Told
 
@@ -86,7 +86,7 @@ def test_a_private_dataset_needs_a_token_which_nobody_sees(
     said = ""
     for token, code in (("", 64), (f"{TOKEN}-of-another", 64), (TOKEN, 0)):
         monkeypatch.setenv("HF_TOKEN", token)
-        assert main([f"{DATA}/*.jsonl", *into(tmp_path)]) == code
+        assert cli.run("prepare", [f"{DATA}/*.jsonl", *into(tmp_path)]) == code
         out, err = capsys.readouterr()
         assert ("HF_TOKEN" in err) is (code == 64)
         said += out + err
@@ -147,7 +147,7 @@ def test_a_hub_that_fails_is_no_damaged_file(tmp_path: Path, hub: Hub, name: str
 def test_a_process_of_its_own_tells_the_hub_nothing_of_itself(tmp_path: Path, hub: Hub) -> None:
     """Telemetry begins when the client is imported."""
     hub.repositories["me/data"].commit({"a.jsonl": encoded(some_texts(20))})
-    command = [sys.executable, "-m", "mingpt.data.prepare", f"{DATA}/*.jsonl", *into(tmp_path)]
+    command = [sys.executable, "-m", "mingpt", "prepare", f"{DATA}/*.jsonl", *into(tmp_path)]
     subprocess.run(command, check=True, timeout=600)
     assert hub.strange == []
 

@@ -21,12 +21,13 @@ import pytest
 from pyarrow import parquet
 
 import web_kit
+from mingpt import cli
 from mingpt.data import bpe
 from mingpt.data.dataset import from_bytes
 from mingpt.errors import UserError
 from mingpt.prepare import documents, sources
 from mingpt.prepare.documents import Options
-from mingpt.prepare.prepare import main, token_count
+from mingpt.prepare.prepare import token_count
 from mingpt.prepare.sources import File, identity_of
 from node_kit import wait_until
 from prepare_kit import VOCABULARY, expected, files, into, jsonl, killed, prepared, row, some_texts, write_jsonl
@@ -107,8 +108,8 @@ def test_the_number_of_processes_changes_no_byte_and_no_mistake(
     said = set()
     for processes in ("1", "3"):
         here = [*how, *into(tmp_path, f"--processes={processes}", f"--out={tmp_path}/{processes}")]
-        assert main([*here, "--skip-bad=20"]) == 0
-        assert main([*here, f"--out={tmp_path}/out", "--skip-bad=3"]) == 64
+        assert cli.run("prepare", [*here, "--skip-bad=20"]) == 0
+        assert cli.run("prepare", [*here, f"--out={tmp_path}/out", "--skip-bad=3"]) == 64
         said.add(capsys.readouterr().err)
     [line] = said
     assert "0.jsonl line 9: " in line
@@ -161,13 +162,13 @@ def test_sigkill_in_the_middle_changes_no_byte(tmp_path: Path) -> None:
         write_jsonl(tmp_path / f"{i:02d}.jsonl", some_texts(400, seed=i))
 
     how = [f"{tmp_path}/*.jsonl", *into(tmp_path, "--shard-tokens=5000", "--processes=2")]
-    assert main([*how, f"--out={tmp_path}/undisturbed"]) == 0
+    assert cli.run("prepare", [*how, f"--out={tmp_path}/undisturbed"]) == 0
     out = tmp_path / "out"
-    with subprocess.Popen([sys.executable, "-m", "mingpt.data.prepare", *how]) as process:
+    with subprocess.Popen([sys.executable, "-m", "mingpt", "prepare", *how]) as process:
         wait_until((out / "progress.json").exists, "the first record")
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    assert main(how) == 0
+    assert cli.run("prepare", how) == 0
     assert files(out) == files(tmp_path / "undisturbed")
 
 
@@ -248,7 +249,7 @@ def test_a_signature_in_an_address_is_no_part_of_the_name_and_never_shown(
             prepared([f"{url}/{name}?X-Signature={given}" for name in ("a.jsonl", "b.jsonl.gz")], tmp_path / "out")
             for given in ("s3cret*[1]", "another")
         )
-        assert main([f"{url}/a.doc?X-Signature=s3cret", *into(tmp_path)]) == 64
+        assert cli.run("prepare", [f"{url}/a.doc?X-Signature=s3cret", *into(tmp_path)]) == 64
     assert again == first
     assert row(tmp_path / "out", first, "train") == 2 * expected(texts, 0, "train")
     out, err = capsys.readouterr()
@@ -266,7 +267,7 @@ def test_a_list_of_somebody_else_sets_no_option(tmp_path: Path, line: bytes | No
     if line is not None:
         (tmp_path / "list").write_bytes(f"{tmp_path}/a.txt\n".encode() + line)
     try:
-        code = main([*into(tmp_path), f"@{tmp_path}/list"])
+        code = cli.run("prepare", [*into(tmp_path), f"@{tmp_path}/list"])
     except SystemExit as end:
         code = int(end.code or 0)
     assert code == (0 if line == b"" else 64)
@@ -298,7 +299,7 @@ def test_bad_input_is_one_clear_error_and_exit_64(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, place: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    assert main([str(tmp_path / name), *into(tmp_path)]) == 64
+    assert cli.run("prepare", [str(tmp_path / name), *into(tmp_path)]) == 64
     err = capsys.readouterr().err
     assert (err[:7], err.count("\n")) == ("error: ", 1)
     assert (f"{name}{place}" if place[0] in " :" else place) in err
@@ -328,8 +329,8 @@ def test_bad_lines_of_finished_files_count_after_a_kill(tmp_path: Path, monkeypa
 def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a\x1b[2J\nerror: no.jsonl").write_text('{"\\u001b]0;x\\u0007\\n": 1}\n{"text": "a"}\n')
     how = into(tmp_path, "--val-fraction", "0")
-    assert main([f"{tmp_path}/a*.jsonl", *how]) == 64
-    assert main([f"{tmp_path}/a*.jsonl", *how, "--skip-bad", "1"]) == 0
+    assert cli.run("prepare", [f"{tmp_path}/a*.jsonl", *how]) == 64
+    assert cli.run("prepare", [f"{tmp_path}/a*.jsonl", *how, "--skip-bad", "1"]) == 0
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
     assert err.count("\n") == 1
@@ -341,7 +342,7 @@ def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: pytest.
     ["no.txt", "no-*.txt", ".", "x --val-fraction 1 --processes 0", "x --tokenizer nowhere", "x --tokens=10G"],
 )
 def test_bad_arguments_exit_64(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, told: Told) -> None:
-    assert main([*into(tmp_path), *arguments.split()]) == 64
+    assert cli.run("prepare", [*into(tmp_path), *arguments.split()]) == 64
     told(capsys.readouterr().err, tmp_path)
 
 

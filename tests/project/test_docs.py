@@ -2,14 +2,13 @@
 
 import re
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from mingpt.cli import VERBS
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, keys, named
+from mingpt.parsers import VERBS, parser_of
 from paths_kit import ROOT
 
 # The log and the changelog tell of what was.
@@ -50,6 +49,6 @@ def help_of(verb: str) -> str:
     """Every option of a verb; nothing of one that is not there."""
     if verb not in VERBS:
         return ""
-    parser = import_module(VERBS[verb].options or VERBS[verb].module).parser()
+    parser = parser_of(verb)
     inner = (p for a in parser._actions if isinstance(a.choices, dict) for p in a.choices.values())
     return " ".join(p.format_help() for p in (parser, *inner)) + " --multirun"

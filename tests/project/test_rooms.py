@@ -32,9 +32,8 @@ ROOMS = (
     "report",
     "commands",
 )
-# `mingpt VERB` and `python -m` name commands; what they start lies in a room above them.
-ENTRIES = {"__main__", "cli", "completion", "evaluate", "generate", "replay", "snapshots", "plugins", "metrics",
-           "train/__main__", "data/fetch", "data/prepare"}  # fmt: skip
+# What a user names, and what names what lies in a room above.
+ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
 READING_PATH = (
     "train/loop",
     "train/step",
@@ -65,9 +64,9 @@ LONGEST_FUNCTION = 60
 
 
 # What is loaded by a name in a text, and so has no arrow: kinds of models and data (their modules are named in
-# config/kinds, which knows nothing else of them), code that the command line names, a command's own module, and what
-# torch asks for by a name.
-BY_NAME = {"cli", "command", "completion", "config/kinds", "config/plugin", "plugins", "world/entry"}
+# config/kinds, which knows nothing else of them), code that the command line names, a verb's function, and what torch
+# asks for by a name.
+BY_NAME = {"cli", "config/kinds", "config/plugin", "plugins"}
 
 # Each file of the package by its path without `.py`.
 TEXTS = {p.relative_to(PACKAGE).with_suffix("").as_posix(): p.read_text() for p in PACKAGE.rglob("*.py")}

@@ -14,7 +14,7 @@ import torch
 
 from mingpt.gone import KEYS
 from mingpt.selftest import bits
-from mingpt.selftest.__main__ import TABLE, compare, judge
+from mingpt.selftest.check import TABLE, compare, judge
 from node_kit import Node, wait_until
 from verb_kit import mingpt
 
@@ -71,7 +71,7 @@ def test_all_cases_of_this_machine_repeat_and_differ_from_each_other() -> None:
 
 
 def test_it_answers_with_json_and_a_row() -> None:
-    command = ["-m", "mingpt.selftest", "--seconds", "0", "--json", "--device", "cpu"]
+    command = ["-m", "mingpt", "selftest", "--seconds", "0", "--json", "--device", "cpu"]
     ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600)
     found = json.loads(ended.stdout)
     # This machine may differ from a known one of its kind; all else is a fault of ours.
@@ -98,7 +98,7 @@ def test_compiled_steps_are_those_of_training_in_fp32_and_bf16(monkeypatch: pyte
 
 @pytest.mark.slow
 def test_nothing_is_left_of_one_that_is_ended() -> None:
-    node = Node([sys.executable, "-m", "mingpt.selftest", "--seconds=600", "--device=cpu"])
+    node = Node([sys.executable, "-m", "mingpt", "selftest", "--seconds=600", "--device=cpu"])
     wait_until(lambda: any("selftest.bits" in command for command in node.processes().values()), "steps are computed")
     os.kill(node.process.pid, signal.SIGTERM)
     assert node.wait() == 143

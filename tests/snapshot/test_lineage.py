@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from mingpt.commands import snapshots
+from mingpt import cli
 from mingpt.errors import Superseded
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import Attempt, records
@@ -260,9 +260,9 @@ def test_a_rewind_sets_all_newer_snapshots_aside_in_both_tiers(line: Line, tmp_p
     memory = hot.open_hot(str(tmp_path), line.dir, hot.run_id(line.dir), 10)
     save(memory, 35)
     command = ["rewind", line.dir, "--hot-dir", str(tmp_path), "--step"]
-    assert snapshots.main([*command, "15"]) == 64
+    assert cli.run("snapshots", [*command, "15"]) == 64
     assert "30, 20, 10" in capsys.readouterr().err
-    assert snapshots.main([*command, "10"]) == 0
+    assert cli.run("snapshots", [*command, "10"]) == 0
     assert (line.durable.steps(), memory.steps()) == ([10], [])
     assert [file.was_rewound for file in memory.files(35)].count(True) == 1
     with pytest.raises(Superseded, match="rewound"):

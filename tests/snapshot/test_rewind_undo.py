@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mingpt.commands import snapshots
+from mingpt import cli
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.ledger import kept_until
@@ -157,4 +157,4 @@ def test_metrics_and_ledger_follow_the_undoing(tmp_path: Path) -> None:
 
 def test_the_verb_takes_one_step_or_undo(run: History) -> None:
     for wrong in ([run.dir], [f"{run.dir}@10", "--undo"], [f"{run.dir}@10", "--step", "20"]):
-        assert snapshots.main(["rewind", *wrong]) == USER_ERROR
+        assert cli.run("snapshots", ["rewind", *wrong]) == USER_ERROR

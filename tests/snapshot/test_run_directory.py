@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.commands import generate, replay, report, snapshots
-from mingpt.commands.audit import audit_command
-from mingpt.commands.diff import diff_command
-from mingpt.commands.fork import fork_command
-from mingpt.commands.log import log_command
+from mingpt import cli
 from mingpt.errors import USER_ERROR
 from mingpt.folder import FILES, FOLDERS, Folder
 from mingpt.localfile import NotPlain, check_tree
-from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 
 # What a run writes at its next start, or may have written.
@@ -74,22 +69,22 @@ def odd(run: Path, victim: Path, first: int | None) -> Iterator[str]:
                 folder.rmdir()
 
 
-# The verb's function, and its arguments.
-VERBS: dict[str, tuple[Callable[[list[str]], int], str]] = {
-    "report": (report.main, "{run} --out {new}.html"),
-    "log": (log_command, "{run}"),
-    "diff": (diff_command, "{run} {run}"),
-    "audit": (audit_command, "{run} --sample 0 {text}"),
-    "list": (snapshots.main, "list {run}"),
-    "show": (snapshots.main, "show {run}"),
-    "verify": (snapshots.main, "verify {run}"),
-    "prune": (snapshots.main, "prune --dry-run {run}"),
-    "copy": (snapshots.main, "copy {run} {new}"),
-    "fork": (fork_command, "--trust {run}@8 {new}"),
-    "generate": (generate.main, "{run} --tokens 1 --prompt t"),
-    "replay": (replay.main, "{run} --step 9 {text}"),
+# The verb, and its arguments.
+VERBS = {
+    "report": ("report", "{run} --out {new}.html"),
+    "log": ("log", "{run}"),
+    "diff": ("diff", "{run} {run}"),
+    "audit": ("audit", "{run} --sample 0 {text}"),
+    "list": ("snapshots", "list {run}"),
+    "show": ("snapshots", "show {run}"),
+    "verify": ("snapshots", "verify {run}"),
+    "prune": ("snapshots", "prune --dry-run {run}"),
+    "copy": ("snapshots", "copy {run} {new}"),
+    "fork": ("fork", "--trust {run}@8 {new}"),
+    "generate": ("generate", "{run} --tokens 1 --prompt t"),
+    "replay": ("replay", "{run} --step 9 {text}"),
     "train": (
-        lambda given: attempt(given, Lifetime()),
+        "train",
         "--config-dir={start} --config-name=start run.dir={run} train.max_steps=13 track=[tensorboard]",
     ),
 }
@@ -98,8 +93,8 @@ WHOLE = ("report", "log", "diff", "audit", "replay", "train")
 
 
 def call(verb: str, **places: object) -> int:
-    act, words = VERBS[verb]
-    return act(words.format(**places).split())
+    name, words = VERBS[verb]
+    return cli.run(name, words.format(**places).split(), Lifetime())
 
 
 def listing(folder: Path) -> dict[str, bytes | None]:
@@ -141,16 +136,15 @@ def test_a_run_directory_may_be_a_link_that_the_user_names(run: Path, tmp_path: 
     folder.check()
     folder.write("run-id", b"x")
     assert (run / "run-id").read_bytes() == b"x"
-    assert fork_command(["--trust", f"{run}@8", str(tmp_path / "link/inner")]) == 0
+    assert cli.run("fork", ["--trust", f"{run}@8", str(tmp_path / "link/inner")]) == 0
 
 
 def test_a_file_larger_than_any_run_writes_is_refused(run: Path) -> None:
     for name in ("run-id", "ledger/attempt-00001.json", "config.yaml"):
         os.truncate(run / name, 2**40)
-        code = (
-            fork_command(["--trust", f"{run}@8", f"{run.parent}/new"]) if name == "run-id" else report.main([str(run)])
-        )
-        assert code == USER_ERROR, name
+        fork = ["fork", "--trust", f"{run}@8", f"{run.parent}/new"]
+        verb, *arguments = fork if name == "run-id" else ["report", str(run)]
+        assert cli.run(verb, arguments) == USER_ERROR, name
         os.truncate(run / name, 0)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.commands import snapshots
+from mingpt import cli
 from mingpt.errors import Damaged, TransientError, UserError
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.manifest import decode_manifest
@@ -121,7 +121,7 @@ def test_a_step_of_ten_digits_is_a_step(tmp_path: Path) -> None:
         save(store, step)
     (tmp_path / "snapshots/step-0000000007").mkdir()  # nobody's: step 7 has nine digits
     assert store.folders() == store.steps() == [2**31 - 1, 999_999_999]
-    assert snapshots.main(["verify", f"{tmp_path}/snapshots/step-{2**31 - 1}"]) == 0
+    assert cli.run("snapshots", ["verify", f"{tmp_path}/snapshots/step-{2**31 - 1}"]) == 0
 
 
 # --- any damage: it is found, whatever it is ---
@@ -209,7 +209,7 @@ def test_a_disk_that_fails_for_good_costs_the_newest_step_and_nothing_is_set_asi
     assert loaded.manifest.step == 2
     told("\n".join(said), store.url)
     assert files(Path(store.root)) == before
-    assert snapshots.main(["verify", store.url]) == 1
+    assert cli.run("snapshots", ["verify", store.url]) == 1
     save(store, 4, keep=2)  # goes on writing, and deleting what may go
     assert store.steps() == ([4, 3, 2] if file == MANIFEST else [4, 3])
 

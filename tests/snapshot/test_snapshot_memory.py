@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mingpt.commands import generate, snapshots
+from mingpt import cli
 from mingpt.errors import USER_ERROR, Damaged, UserError
 from mingpt.model.gpt2 import GPTModel
 from mingpt.snapshot import manifest as manifest_module
@@ -55,8 +55,8 @@ def test_the_config_of_a_huge_model_in_a_small_snapshot_takes_no_memory(
         save(Store(f"{tmp_path}/{folder}/snapshots"), 3, provenance=PROVENANCE | {"config": {"model": settings}})
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    assert snapshots.main(["export", f"{tmp_path}/large", f"{tmp_path}/out"]) == USER_ERROR
-    assert generate.main([f"{tmp_path}/endless"]) == USER_ERROR
+    assert cli.run("snapshots", ["export", f"{tmp_path}/large", f"{tmp_path}/out"]) == USER_ERROR
+    assert cli.run("generate", [f"{tmp_path}/endless"]) == USER_ERROR
     assert "n_layer=24" in capsys.readouterr().err
     assert memory("VmHWM") - before < 200 * 1024
 

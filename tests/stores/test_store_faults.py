@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fault_proxy import FaultProxy, Rule
-from mingpt.commands import snapshots
+from mingpt import cli
 from mingpt.data.text import TextData, open_text
 from mingpt.errors import SnapshotFailed, TransientError
 from mingpt.snapshot import storewriter
@@ -91,7 +91,7 @@ def test_a_fault_that_lasts_ends_in_time_and_says_where(place: Place, capfd: pyt
             with pytest.raises(TransientError, match=rf"^snapshot\.dir={place.url}: ") as unavailable:
                 read(place.store, 1)
             said, _ = capfd.readouterr()
-            assert snapshots.main(["list", place.url]) == 70, rule
+            assert cli.run("snapshots", ["list", place.url]) == 70, rule
         out, err = capfd.readouterr()
         assert (out, err.count("\n"), err.startswith(f"error: URL={place.url}: ")) == ("", 1, True), rule
         assert HIDDEN not in f"{failed.value} {unavailable.value} {err} {said}", rule

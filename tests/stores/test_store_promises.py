@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from mingpt.commands import snapshots
+from mingpt import cli
 from mingpt.errors import Damaged, SnapshotFailed, TransientError, UserError
 from mingpt.snapshot import pieces, storewriter
 from mingpt.snapshot import store as store_module
@@ -118,8 +118,8 @@ def test_unfinished_uploads_go_after_a_safe_age_and_others_stay(serve: Stores) -
     assert [u.path for u in unfinished_uploads(store)] == [part]
     # This server says of each that it was begun in 2010.
     assert plan(store, Retention(9, orphan_age=1e9), 1, {}).uploads == []  # its writer may be alive
-    assert snapshots.main(["prune", url, "--dry-run"]) == 0
+    assert cli.run("snapshots", ["prune", url, "--dry-run"]) == 0
     assert left() == keys
-    assert snapshots.main(["prune", url]) == 0
+    assert cli.run("snapshots", ["prune", url]) == 0
     assert left() == [keys[0], keys[2]]
     assert store.steps() == [1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from mingpt.commands import snapshots
+from mingpt import cli
 from mingpt.errors import USER_ERROR, Damaged, Superseded, UserError
 from mingpt.observe.jsonl import read_metrics
 from mingpt.preflight.places import write
@@ -126,7 +126,7 @@ def assert_nobody_creates_a_bucket(there: str, folder: str) -> None:
         with pytest.raises(UserError, match=MISSING):
             act()
     for command in (["list"], ["verify"], ["digest"], ["show"], ["prune"], ["copy", there]):
-        assert snapshots.main([*command, url]) == USER_ERROR, command
+        assert cli.run("snapshots", [*command, url]) == USER_ERROR, command
     assert attempt([*TINY, "data=addition", f"run.dir={url}", f"data.cache_dir={folder}"], Lifetime()) == USER_ERROR
     assert not fsspec.filesystem(scheme).exists("no-such-bucket")
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bpe_kit import small, write_tokenizer
 from config_kit import configured
+from mingpt import cli
 from mingpt.commands import evaluate as evaluator
 from mingpt.config.stored import evaluation_config
 from mingpt.data.bpe import HuggingFaceTokens
@@ -173,7 +174,7 @@ def test_code_of_ones_own_that_ends_the_process_has_evaluated_nothing(monkeypatc
         raise SystemExit(0)
 
     monkeypatch.setattr(evaluator, "find_manifest", quits)  # in place of data=own, which is called later
-    assert evaluator.command(["x"], Lifetime()) == CRASHED
+    assert cli.run("evaluate", ["x"], Lifetime()) == CRASHED
 
 
 def test_tokens_know_the_bytes_of_the_text_that_they_stand_for(tmp_path: Path) -> None:

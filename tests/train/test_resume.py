@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from config_kit import configured
-from mingpt.commands.snapshots import main as snapshots
+from mingpt import cli
 from mingpt.config import affecting
 from mingpt.config.keys import keys
 from mingpt.errors import USER_ERROR, UserError
@@ -147,5 +147,5 @@ def test_a_second_experiment_does_not_go_on_with_the_first_ones_run(
     train_here(url, *how, "train.max_steps=8", "optimizer.lr=1", "resume.changed=true")
     history = read(store, 8).manifest.history
     assert [entry.get("changes") for entry in history] == [None, None, {"optimizer.lr": [0.01, 1.0]}]
-    assert snapshots(["show", url]) == 0
+    assert cli.run("snapshots", ["show", url]) == 0
     assert "optimizer.lr: 0.01 -> 1.0" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 import bpe_kit
-from mingpt.commands import generate, snapshots
+from mingpt import cli
 from mingpt.data.bpe import END_OF_TEXT
 from node_kit import free_port, listening, wait_until
 from replay_kit import train_here
@@ -29,10 +29,12 @@ def test_a_run_of_conversations_completes_texts_and_answers(tmp_path: Path, caps
     bpe = f"data.tokenizer={bpe_kit.write_gpt2(tmp_path / 'bpe')}"
     run, out = f"{tmp_path}/run", f"{tmp_path}/out"
     train_here(run, *SHORT, bpe, f"data.path={tmp_path}/lines")
-    assert snapshots.main(["export", run, out]) == 0
+    assert cli.run("snapshots", ["export", run, out]) == 0
     capsys.readouterr()
     prompt = "User: 9?\nAssistant:"
-    assert generate.main([run, "--prompt", prompt, "--tokens", "12", "--temperature", "0", "--device", "cpu"]) == 0
+    assert (
+        cli.run("generate", [run, "--prompt", prompt, "--tokens", "12", "--temperature", "0", "--device", "cpu"]) == 0
+    )
     text = capsys.readouterr().out.removeprefix(prompt).removesuffix("\n")
     expected, ended, _ = text.partition(END_OF_TEXT)
     assert expected.strip()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from mingpt.commands import generate, snapshots
+from mingpt import cli
 from mingpt.data.vocabulary import NoTokens, Numbers, Vocabulary
 from mingpt.model.gpt2 import GPT
 from mingpt.snapshot.store import Store
@@ -29,7 +29,7 @@ def train(folder: Path, model: GPT, vocabulary: Vocabulary) -> None:
 
 
 def export(run: Path, target: object, *options: str) -> int:
-    return snapshots.main(["export", str(run), str(target), *options])
+    return cli.run("snapshots", ["export", str(run), str(target), *options])
 
 
 def test_transformers_loads_it_and_computes_the_same_bits(tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_a_snapshot_of_ones_own_model_is_named_and_not_imported(tmp_path: Path, 
     provenance = PROVENANCE | {"vocabulary": NoTokens().to_json(), "config": {"model": section}}
     save(Store(f"{tmp_path}/snapshots"), 1, provenance=provenance)
     for command in ("list", "show", "verify"):
-        assert snapshots.main([command, str(tmp_path)]) == 0
-    assert snapshots.main(["copy", str(tmp_path), str(tmp_path / "copy")]) == 0
+        assert cli.run("snapshots", [command, str(tmp_path)]) == 0
+    assert cli.run("snapshots", ["copy", str(tmp_path), str(tmp_path / "copy")]) == 0
     assert "Namespaces" not in capsys.readouterr().out
-    for main, arguments in ((snapshots.main, ["export", str(tmp_path), str(tmp_path / "out")]),
-                            (generate.main, [str(tmp_path)])):  # fmt: skip
-        assert main(arguments) == 64
+    for verb, arguments in (("snapshots", ["export", str(tmp_path), str(tmp_path / "out")]),
+                            ("generate", [str(tmp_path)])):  # fmt: skip
+        assert cli.run(verb, arguments) == 64
         assert "'this.is_not_imported'" in capsys.readouterr().err

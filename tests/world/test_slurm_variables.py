@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mingpt import cli
 from mingpt.errors import UserError
-from mingpt.world import entry, slurm
-from mingpt.world.lifetime import Lifetime
+from mingpt.world import slurm
 from node_kit import Node, free_port, wait_until
 from run_kit import TIME_LIMIT, Run
 from told import Told
@@ -116,7 +116,7 @@ def test_a_task_that_is_not_told_where_to_meet_or_how_many_there_are_ends_with_6
     environment = {k: v for k, v in TASK.items() if k.rpartition("_")[2] not in lost.split()}
     monkeypatch.setattr(os, "environ", environment)
     with pytest.raises(SystemExit) as ended:
-        entry.run("not", "imported", Lifetime(), worker=True)
+        cli.main("train")
     assert ended.value.code == 64
     told(capsys.readouterr().err)
     if lost == "NODELIST":

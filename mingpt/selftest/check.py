@@ -8,16 +8,15 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mingpt.command import Unfit, command, program
-from mingpt.config.commandline import Parser
-from mingpt.console import say
+from mingpt.command import Unfit
+from mingpt.console import say, say_json
 from mingpt.errors import TransientError, UserError
 
-EPILOG = "Exit codes: 0 all checks passed; 1 one failed: don't train here; 64 an option is wrong"
 START_SECONDS = 600  # for imports and, with --compile, the compiler; beside --seconds
 TABLE = Path(__file__).with_name("known.json")
 MARKS = {True: "ok  ", False: "FAIL", None: "    "}
@@ -64,7 +63,7 @@ def compare(mine: dict[str, Any], table: Path = TABLE) -> Result:
 
 def devices(wanted: str | None) -> list[str]:
     """Those that compute at a time."""
-    import torch
+    import torch  # takes seconds: mistakes in the options come before them
 
     gpus = torch.cuda.device_count()
     if wanted == "cuda" and not gpus:
@@ -74,18 +73,7 @@ def devices(wanted: str | None) -> list[str]:
     return ["cpu"] * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def parser() -> Parser:
-    parser = Parser(prog=program("mingpt.selftest"), description=__doc__, epilog=EPILOG)
-    parser.add_argument("--seconds", type=float, default=20, help="how long steps are repeated (default: 20)")
-    parser.add_argument("--compile", action="store_true", help="compiled steps, too (a C compiler; a minute on a CPU)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPUs, where there are some")
-    parser.add_argument("--json", action="store_true", help="print all as JSON, with a row for the table of known ones")
-    return parser
-
-
-@command("stopped")
-def check(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
+def check(options: Namespace) -> int:
     if not 0 <= options.seconds < 86400:
         raise UserError(f"--seconds {options.seconds:g}: give 0 to 86400")
     answers = busy(
@@ -98,17 +86,9 @@ def check(arguments: list[str]) -> int:
     failed = [what for what, ok, _ in results if ok is False]
     if options.json:
         found = [{"what": what, "ok": ok, "found": text} for what, ok, text in results]
-        say(json.dumps({"ok": not failed, "results": found, "row": mine}))
+        say_json({"ok": not failed, "results": found, "row": mine})
     else:
         say("\n".join([f"{MARKS[ok]}  {what}: {text}" for what, ok, text in results]))
     if failed:
         raise Unfit(f"this machine does not compute as it should: {'; '.join(failed)}")
     return 0
-
-
-def main() -> int:
-    return check(sys.argv[1:])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
