@@ -4,11 +4,12 @@ Any other output that is lost (a full disk) is told on stderr, and the process d
 Control characters are escaped, since a line may contain text from a file (a manifest, a file's name).
 """
 
+import math
 import os
 import stat
 import sys
 from errno import EIO, EPIPE
-from typing import TextIO
+from typing import Any, TextIO
 
 from mingpt.errors import CRASHED, FINISHED
 from mingpt.redact import escaped
@@ -43,6 +44,15 @@ def counted(number: int, noun: str) -> str:
     """`1 process`, `2,000 processes`."""
     plural = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number:,} {noun}{plural * (number != 1)}"
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: a number that is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def ended(code: int) -> int:

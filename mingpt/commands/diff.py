@@ -12,12 +12,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mingpt.command import UNFIT, command, program
-from mingpt.console import counted, say
+from mingpt.console import counted, finite, say
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import as_lines
 
 if TYPE_CHECKING:
-    from mingpt.report.executed import Executable
     from mingpt.report.parting import Parting, TensorDifference
 
 LONGEST = 100  # characters of a value
@@ -61,24 +60,13 @@ def diff_command(arguments: list[str]) -> int:
     if options.replay:
         from mingpt.report.executed import executed, lines
 
-        replayed = executed(found, *_executables(options))
+        both = options.a_here + options.b_here  # what --a says holds for both attempts of A
+        here = [both, both] if options.attempts else [options.a_here, options.b_here]
+        replayed = executed(found, *zip((one.past for one in sides), here, strict=True))
         shown["replay"] = asdict(replayed) if replayed else None
         text += lines(replayed)
-    say(json.dumps(shown, indent=1) if options.json else as_lines(text))
+    say(json.dumps(finite(shown), indent=1) if options.json else as_lines(text))
     return UNFIT if options.exit_code and found.differs else FINISHED
-
-
-def _executables(options: argparse.Namespace) -> "list[Executable]":
-    """What --a says holds for both attempts of A."""
-    from mingpt.report.executed import Executable
-    from mingpt.snapshot.find import split_url
-
-    if options.attempts:
-        return [Executable(options.a, options.a_here + options.b_here, number) for number in options.attempts]
-    return [
-        Executable(split_url(options.a)[0], options.a_here, None),
-        Executable(split_url(options.b)[0], options.b_here, None),
-    ]
 
 
 def _lines(found: "Parting") -> list[str]:

@@ -7,7 +7,6 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mingpt.command import command, program
@@ -43,43 +42,44 @@ def parser() -> argparse.ArgumentParser:
 def log_command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     from mingpt.redact import as_lines
-    from mingpt.report.reading import forked_from
 
     runs = _runs(options.url)
-    nodes = {run.folder: _of_run(run) for run in runs}
+    nodes = {run.past.folder: _of_run(run) for run in runs}
     if options.json:
-        say(json.dumps([nodes[run.folder].about for run in runs], indent=1))
+        say(json.dumps([nodes[run.past.folder].about for run in runs], indent=1))
         return 0
-    parents = {run.folder: found for run in runs if options.graph and (found := forked_from(run, runs))}
-    reached = [run.folder for run in runs if run.folder not in parents]
+    parents = {
+        run.past.folder: other
+        for run in runs
+        for other in runs
+        if options.graph and run is not other and run.past.is_fork_of(other.past)
+    }
+    reached = [run.past.folder for run in runs if run.past.folder not in parents]
     for folder in reached:  # it grows: a fork of a fork comes with the fork
         for run in runs:
-            if (parent := parents.get(run.folder)) and parent.folder == folder:
-                _attempt_of(nodes[folder], run).below.append(nodes[run.folder])
-                reached.append(run.folder)
+            if (parent := parents.get(run.past.folder)) and parent.past.folder == folder:
+                _attempt_of(nodes[folder], run).below.append(nodes[run.past.folder])
+                reached.append(run.past.folder)
     # Runs that name each other as parents are no tree, and stand alone.
     for run in runs:
-        if run.folder not in parents or run.folder not in reached:
-            say(as_lines(_drawn(nodes[run.folder]) if options.graph else _indented(nodes[run.folder])))
+        if run.past.folder not in parents or run.past.folder not in reached:
+            say(as_lines(_drawn(nodes[run.past.folder]) if options.graph else _indented(nodes[run.past.folder])))
     return 0
 
 
 def _runs(url: str) -> "list[Run]":
     """The runs in a folder by name; or the one that it is. Raises UserError if there is none."""
     from mingpt.redact import without_secrets
-    from mingpt.report.reading import read_run
-    from mingpt.storage import open_fs, place
+    from mingpt.report.reading import Run
+    from mingpt.snapshot.catalog import folders_in
 
     try:
-        return [read_run(url)]
+        return [Run(url)]
     except UserError as none:
-        fs, path = open_fs(url, "DIR")
-        with place("DIR", url):
-            names = sorted(Path(e["name"]).name for e in fs.ls(path, detail=True) if e["type"] == "directory")
         runs = []
-        for name in names:
+        for name in folders_in(url, "DIR"):
             try:
-                runs.append(read_run(f"{url.rstrip('/')}/{name}"))
+                runs.append(Run(f"{url.rstrip('/')}/{name}"))
             except UserError as error:
                 if "no run is there" not in str(error):  # the others are shown
                     complain(str(error))
@@ -91,18 +91,10 @@ def _runs(url: str) -> "list[Run]":
 def _of_run(run: "Run") -> Node:
     from dataclasses import asdict
 
-    from mingpt.snapshot.files import SNAPSHOTS
-    from mingpt.snapshot.find import run_dir_of
-    from mingpt.snapshot.reader import manifest_or_none
-    from mingpt.snapshot.rewinding import rewound
-    from mingpt.snapshot.store import Store
-
-    store = Store(f"{run_dir_of(run.folder)}/{SNAPSHOTS}", "DIR")
-    there = [found for step in sorted(run.snapshots) if (found := manifest_or_none(store, step))]
-    aside = [found for step in sorted(store.folders()) for _, found in rewound(store, step)]
+    there, aside = [*run.past.manifests.values()], run.past.set_aside()
     count = sum(a.end not in ("rewind", "undo") for a in run.attempts)
-    text = f"{run.name} ({run.url}): step {run.last_step:,}, {counted(count, 'attempt')}"
-    if parent := run.parent:
+    text = f"{run.name} ({run.past.url}): step {run.last_step:,}, {counted(count, 'attempt')}"
+    if parent := run.past.parent:
         text += f"; forked from {parent.run} after step {parent.step:,}"
         text += f", with other {', '.join(parent.keys)}" if parent.keys else ""
     attempts = [_of_attempt(run, a.attempt, there, aside) for a in run.attempts]
@@ -110,7 +102,7 @@ def _of_run(run: "Run") -> Node:
     first = [_of_snapshot(m) for m in there if m.attempt not in known]
     about = {
         "run": run.name,
-        "dir": run.url,
+        "dir": run.past.url,
         "step": run.last_step,
         "parent": asdict(parent) if parent else None,
         "snapshots": [node.about for node in first],
@@ -129,7 +121,7 @@ def _of_snapshot(manifest: Any) -> Node:
 
 def _of_attempt(run: "Run", number: int, there: list[Any], aside: list[Any]) -> Node:
     account = next(a for a in run.attempts if a.attempt == number)
-    kept, start = run.kept.get(number, 0), account.from_step
+    kept, start = run.kept[number], account.from_step
     steps = sorted(m.step for m in aside if m.attempt == number)
     snapshots = [_of_snapshot(m) for m in there if m.attempt == number]
     about = {"attempt": number, "from_step": start, "kept": kept, "processes": account.world_size,
@@ -149,8 +141,8 @@ def _of_attempt(run: "Run", number: int, there: list[Any], aside: list[Any]) -> 
 
 def _attempt_of(parent: Node, fork: "Run") -> Node:
     """The attempt that a fork left, or else the run."""
-    assert fork.parent
-    return next((node for node in parent.below if node.about.get("attempt") == fork.parent.attempt), parent)
+    assert fork.past.parent
+    return next((node for node in parent.below if node.about.get("attempt") == fork.past.parent.attempt), parent)
 
 
 def _indented(node: Node) -> list[str]:

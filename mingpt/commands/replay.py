@@ -9,8 +9,9 @@ from typing import Any
 from mingpt.command import UNFIT, command
 from mingpt.commands.replay_out import store
 from mingpt.commands.samples import shown_sample
-from mingpt.console import complain, say
+from mingpt.console import complain, finite, say
 from mingpt.errors import FINISHED, UserError
+from mingpt.history.history import History
 from mingpt.model.language import LanguageModel
 from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.replay import parser
@@ -34,11 +35,12 @@ def main(arguments: list[str]) -> int:
     if options.then < 0 or options.samples < 0:
         raise UserError("--then and --samples take numbers of at least 0")
     change = Change(tuple(options.set), _positions(options.drop))
-    with replay(options.url, options.step, options.overrides, options.attempt, options.snapshots) as run:
+    past = History.open(options.url, options.attempt, options.snapshots)
+    with replay(past, options.step, options.overrides) as run:
         shown = _compute(run, options, change)
     for note in shown["notes"]:
         complain(note)
-    say(json.dumps(_finite(shown), indent=1) if options.json else as_text(shown))
+    say(json.dumps(finite(shown), indent=1) if options.json else as_text(shown))
     return UNFIT if shown["first_different"] else FINISHED
 
 
@@ -131,11 +133,10 @@ def _bits(again: Again) -> Shown:
 
 
 def _verdict(steps: list[Again], different: Again | None) -> str:
-    if different and (bits := different.recorded):
-        figures = different.figures
+    if different:
         return (
-            f"OTHER BITS: step {different.step} differs first from what attempt {bits.attempt} recorded: loss "
-            f"{figures.loss!r}, recorded {bits.loss!r}; norm {figures.grad_norm!r}, recorded {bits.grad_norm!r}"
+            f"OTHER BITS: step {different.step} differs first from what attempt {different.attempt} recorded: "
+            f"{different.bits()}"
         )
     compared = [again for again in steps if again.same]
     if not compared:
@@ -212,12 +213,3 @@ def _apart(row: Shown) -> str:
     if row["same"] is None:
         return "–"
     return "same bits" if row["same"] else f"{row['loss'] - row['recorded_loss']:+.2e}"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

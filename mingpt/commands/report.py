@@ -10,7 +10,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.folder import Folder
 from mingpt.report.__main__ import parser
 from mingpt.report.page import page
-from mingpt.report.reading import Run, read_run
+from mingpt.report.reading import Run
 from mingpt.report.runs import rows, table
 from mingpt.storage import is_local, open_fs, place
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
         return FINISHED
     if len(options.urls) > MOST_RUNS:
         raise UserError(f"{len(options.urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
-    runs = [read_run(url) for url in options.urls]
+    runs = [Run(url) for url in options.urls]
     out = options.out or _beside(runs)
     with place("--out", str(out)):
         write_whole(out, [page(runs).encode(errors="replace")])
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _beside(runs: list[Run]) -> Path:
-    fs, path = open_fs(runs[0].folder, "RUN")
+    fs, path = open_fs(runs[0].past.folder, "RUN")
     if len(runs) > 1 or not is_local(fs):
         return Path("report.html")
-    return Path(path if "://" in runs[0].folder else runs[0].folder) / "report.html"
+    return Path(path if "://" in runs[0].past.folder else runs[0].past.folder) / "report.html"

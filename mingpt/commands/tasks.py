@@ -2,16 +2,14 @@
 
 import argparse
 import json
-import math
 import sys
 from contextlib import redirect_stdout
-from typing import Any
 
 from mingpt.commands.loading import find_manifest, open_model
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.stored import evaluation_config
-from mingpt.console import say
+from mingpt.console import finite, say
 from mingpt.errors import FINISHED, UserError
 from mingpt.snapshot.forking import run_of
 from mingpt.train.tasks import Results, check_text, load_tasks, measure
@@ -68,10 +66,3 @@ def as_table(results: Results) -> str:
 
     tables = [make_table(results), *([make_table(results, "groups")] if "groups" in results else [])]
     return "\n".join(str(table).rstrip() for table in tables)
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN: a number that is not finite becomes null."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

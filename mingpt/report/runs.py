@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import PurePosixPath
 from typing import Any
 
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.config.stored import is_below
 from mingpt.errors import UserError
-from mingpt.observe.jsonl import read_metrics
-from mingpt.observe.ledger import accounts
+from mingpt.history.history import History
 from mingpt.redact import as_lines, without_secrets
-from mingpt.snapshot.catalog import columns
-from mingpt.storage import open_fs, place
+from mingpt.snapshot.catalog import columns, folders_in
 
 OWN = ("run", "snapshot.dir")  # what differs between any two runs
 COLUMNS = ("state", "step", "loss", "val_loss")
@@ -21,21 +18,12 @@ COLUMNS = ("state", "step", "loss", "val_loss")
 
 def runs_in(folder: str) -> dict[str, dict[str, Any]]:
     """The config of each run that lies directly in a folder, by its name; anybody may have written it."""
-    fs, path = open_fs(folder, "DIR")
-    with place("DIR", folder):
-        entries = fs.ls(path, detail=True) if fs.isdir(path) else []
-    names = sorted(PurePosixPath(entry["name"]).name for entry in entries if entry["type"] == "directory")
     found = dict[str, dict[str, Any]]()
-    for name in names:
+    for name in folders_in(folder, "DIR"):
         with suppress(UserError):  # a link: it is none of these runs
             if config := read_config(f"{folder.rstrip('/')}/{name}"):
                 found[name] = config
     return found
-
-
-def last_of(run_dir: str, key: str) -> Any:
-    """The last value of a curve, such as val_loss."""
-    return next((row[key] for row in reversed(read_metrics(run_dir)) if key in row), None)
 
 
 def rows(folder: str) -> list[dict[str, Any]]:
@@ -51,10 +39,11 @@ def rows(folder: str) -> list[dict[str, Any]]:
 
 
 def _went(run_dir: str) -> dict[str, Any]:
-    booked = accounts(run_dir)
+    past = History(run_dir)
+    booked = past.accounts
     state = (booked[-1].end or "running, or killed") if booked else "not started"
     step = max((account.step for account in booked), default=0)
-    return {"state": state, "step": step} | {key: last_of(run_dir, key) for key in ("loss", "val_loss")}
+    return {"state": state, "step": step} | {key: past.last_of(key) for key in ("loss", "val_loss")}
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mingpt.config.keys import leaves
 from mingpt.console import counted
 from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.redact import as_lines, printable, without_secrets
@@ -125,16 +126,20 @@ def _row(e: Entry) -> tuple[str, ...]:
     return str(e.step), _age(e.age_seconds), _size(e.bytes), digest, _loss(e, "loss"), _loss(e, "val_loss"), state
 
 
-def runs_below(url: str) -> list[tuple[str, Entry]]:
-    """The runs in a folder: name and newest step of each."""
-    fs, path = open_fs(url, "URL")
-    with place("URL", url):
+def folders_in(url: str, key: str) -> list[str]:
+    """The names of the folders in a folder, sorted."""
+    fs, path = open_fs(url, key)
+    with place(key, url):
         try:
-            names = sorted(Path(e["name"]).name for e in fs.ls(path, detail=True) if e["type"] == "directory")
+            return sorted(Path(e["name"]).name for e in fs.ls(path, detail=True) if e["type"] == "directory")
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+
+def runs_below(url: str) -> list[tuple[str, Entry]]:
+    """The runs in a folder: name and newest step of each."""
     found = []
-    for name in names:
+    for name in folders_in(url, "URL"):
         store = Store(f"{url.rstrip('/')}/{name}/{SNAPSHOTS}", "URL")
         if steps := store.steps():
             found.append((name, inspect_step(store, steps[0])))
@@ -173,7 +178,7 @@ def render_manifest(m: Manifest) -> str:
     ]
     for title, section in (("numerics", m.fingerprint), ("config", without_secrets(m.config))):
         lines += ["", f"{title}:"]
-        lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(section)]
+        lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(section)]
     return as_lines(lines)
 
 
@@ -181,10 +186,3 @@ def _changes(attempt: dict[str, object]) -> list[tuple[str, list[object]]]:
     """Settings that an attempt changed, with both values. The format does not check what a history's entry holds."""
     changes = attempt.get("changes")
     return [(k, v) for k, v in changes.items() if isinstance(v, list)] if isinstance(changes, dict) else []
-
-
-def _flat(section: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    out: list[tuple[str, object]] = []
-    for key, value in section.items():
-        out += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-    return out
