@@ -14,6 +14,7 @@ from mingpt.console import complain, counted, say
 from mingpt.errors import UserError
 
 if TYPE_CHECKING:
+    from mingpt.observe.ledger import Account
     from mingpt.report.reading import Run
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
@@ -44,26 +45,26 @@ def log_command(arguments: list[str]) -> int:
     from mingpt.redact import as_lines
 
     runs = _runs(options.url)
-    nodes = {run.past.folder: _of_run(run) for run in runs}
+    nodes = {run: _of_run(run) for run in runs}
     if options.json:
-        say(json.dumps([nodes[run.past.folder].about for run in runs], indent=1))
+        say(json.dumps([node.about for node in nodes.values()], indent=1))
         return 0
     parents = {
-        run.past.folder: other
+        run: other
         for run in runs
-        for other in runs
+        for other in reversed(runs)
         if options.graph and run is not other and run.past.is_fork_of(other.past)
     }
-    reached = [run.past.folder for run in runs if run.past.folder not in parents]
-    for folder in reached:  # it grows: a fork of a fork comes with the fork
+    reached = [run for run in runs if run not in parents]
+    for parent in reached:  # it grows: a fork of a fork comes with the fork
         for run in runs:
-            if (parent := parents.get(run.past.folder)) and parent.past.folder == folder:
-                _attempt_of(nodes[folder], run).below.append(nodes[run.past.folder])
-                reached.append(run.past.folder)
+            if parents.get(run) is parent:
+                _attempt_of(nodes[parent], run).below.append(nodes[run])
+                reached.append(run)
     # Runs that name each other as parents are no tree, and stand alone.
-    for run in runs:
-        if run.past.folder not in parents or run.past.folder not in reached:
-            say(as_lines(_drawn(nodes[run.past.folder]) if options.graph else _indented(nodes[run.past.folder])))
+    for run, node in nodes.items():
+        if run not in parents or run not in reached:
+            say(as_lines(_drawn(node) if options.graph else _indented(node)))
     return 0
 
 
@@ -97,7 +98,7 @@ def _of_run(run: "Run") -> Node:
     if parent := run.past.parent:
         text += f"; forked from {parent.run} after step {parent.step:,}"
         text += f", with other {', '.join(parent.keys)}" if parent.keys else ""
-    attempts = [_of_attempt(run, a.attempt, there, aside) for a in run.attempts]
+    attempts = [_of_attempt(run, a, there, aside) for a in run.attempts]
     known = {a.attempt for a in run.attempts}
     first = [_of_snapshot(m) for m in there if m.attempt not in known]
     about = {
@@ -119,9 +120,9 @@ def _of_snapshot(manifest: Any) -> Node:
                        "val_loss": metrics.val_loss})  # fmt: skip
 
 
-def _of_attempt(run: "Run", number: int, there: list[Any], aside: list[Any]) -> Node:
-    account = next(a for a in run.attempts if a.attempt == number)
-    kept, start = run.kept[number], account.from_step
+def _of_attempt(run: "Run", account: "Account", there: list[Any], aside: list[Any]) -> Node:
+    number, start = account.attempt, account.from_step
+    kept = run.kept[number]
     steps = sorted(m.step for m in aside if m.attempt == number)
     snapshots = [_of_snapshot(m) for m in there if m.attempt == number]
     about = {"attempt": number, "from_step": start, "kept": kept, "processes": account.world_size,
