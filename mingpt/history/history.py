@@ -92,9 +92,7 @@ class History:
                 f"snapshot.dir, give --snapshots, too"
             )
         if attempt is not None and attempt not in found.claims:
-            raise UserError(
-                f"{found.url}: no attempt {attempt} is there: choose of {', '.join(map(str, found.claims))}"
-            )
+            raise UserError(f"--attempt {attempt}: {found.url} has the attempts {', '.join(map(str, found.claims))}")
         return found
 
     def manifest(self, step: int) -> Manifest | None:
@@ -151,10 +149,10 @@ class History:
                 found[number] = Record(number, from_step=start if type(start) is int else 0, parent=before)
                 before = number
         found |= records(self.folder)
-        for number in self.rows.keys() - found.keys():
-            start = min(row["step"] for row in self.rows[number]) - 1
-            parent = max((n for n in (*found, *self.rows) if n < number), default=0)
-            found[number] = Record(number, from_step=start, parent=parent)
+        for number in sorted(segments(self.folder).keys() - found.keys()):
+            if rows := self.rows.get(number):
+                start, parent = min(row["step"] for row in rows) - 1, max((n for n in found if n < number), default=0)
+                found[number] = Record(number, from_step=start, parent=parent)
         return dict(sorted(found.items()))
 
     @cached_property
