@@ -81,7 +81,7 @@ def test_a_run_that_went_back(tmp_path: Path) -> None:
     with replay(f"{tmp_path}/run", 16, own) as run:
         steps = [run.advance() for _ in range(8)]
         assert [(step.attempt, step.same, step.figures.skips) for step in steps] == [(3, True, 0)] * 8
-    with replay(f"{tmp_path}/run", 17, own, attempt=1) as run:
+    with replay(History.open(f"{tmp_path}/run", attempt=1), 17, own) as run:
         steps = [run.advance() for _ in range(4)]
         assert [(step.same, step.figures.skips) for step in steps] == [(True, 0), (True, 0), (True, 1), (True, 2)]
 
