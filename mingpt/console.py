@@ -24,8 +24,17 @@ def say(text: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print a document for programs, in one line. JSON has no NaN: a number that is not finite becomes null."""
-    say(json.dumps(_finite(value)))
+    """Print a document for programs, in one line."""
+    say(json.dumps(finite(value)))
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: a number that is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def put(text: str) -> bool:
@@ -56,14 +65,6 @@ def ended(code: int) -> int:
     """The code to end with, once all output is written: CRASHED in place of FINISHED if some of it is lost."""
     put("")
     return CRASHED if lost and code == FINISHED else code
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(stream: TextIO | None, text: str) -> OSError | ValueError | None:

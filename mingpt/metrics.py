@@ -1,3 +1,3 @@
-"""`from mingpt.metrics import read_metrics`: see observe/jsonl.py."""
+"""`from mingpt.metrics import read_metrics`: see history/history.py."""
 
-from mingpt.observe.jsonl import read_metrics as read_metrics
+from mingpt.history.history import read_metrics as read_metrics

@@ -6,17 +6,14 @@ enough. Exit codes: 0 all is right; 1 something is wrong; 64 this machine can't 
 """
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
 
 from mingpt.command import Unfit
 from mingpt.console import complain, say, say_json
 from mingpt.errors import FINISHED, UserError
+from mingpt.history.history import History
 from mingpt.redact import as_lines
 from mingpt.report.auditing import Interval, audit, chosen, intervals
-from mingpt.train.past import Past
 from mingpt.train.replaying import replay
 
 SHOWN = 5  # tensors of an interval; --json has all
@@ -25,43 +22,22 @@ SHOWN = 5  # tensors of an interval; --json has all
 def audit_command(options: argparse.Namespace) -> int:
     if options.sample is not None and options.sample < 1:
         raise UserError(f"--sample {options.sample}: give how many intervals, at least 1")
-    shown: dict[str, Any] = {"run": options.url, "notes": [], "intervals": []}
-    found = []
-    with audited(options) as parts:
-        for interval in parts:
-            found.append(interval)
-            if not options.json:
-                say(as_text(interval))
-        shown["run"], shown["notes"] = parts.url, parts.notes
-    shown["intervals"] = [asdict(interval) for interval in found]
-    if options.json:
-        say_json(shown)
-    return conclude(found, shown["notes"], options.json)
-
-
-class Parts:
-    """The intervals, computed one by one while they are asked for."""
-
-    def __init__(self, url: str, notes: list[str], found: Iterator[Interval]) -> None:
-        self.url, self.notes, self._found = url, notes, found
-
-    def __iter__(self) -> Iterator[Interval]:
-        return self._found
-
-
-@contextmanager
-def audited(options: argparse.Namespace) -> Iterator[Parts]:
-    """The intervals that the options choose. Raises UserError if there is none."""
-
-    past = Past(options.url, options.attempt, options.snapshots)
+    past = History.open(options.url, options.attempt, options.snapshots)
     which = chosen(intervals(past), options.sample, options.seed, options.first, options.last)
     if not which:
         raise UserError(
             f"{past.url}: no interval between kept snapshots lies there: look at `mingpt snapshots list`, and give "
             f"--snapshots if the run has set snapshot.dir"
         )
-    with replay(options.url, which[0][0] + 1, options.overrides, options.attempt, options.snapshots) as run:
-        yield Parts(past.url, run.notes, audit(run, which))
+    found = []
+    with replay(past, which[0][0] + 1, options.overrides) as run:
+        for interval in audit(run, which):
+            found.append(interval)
+            if not options.json:
+                say(as_text(interval))
+    if options.json:
+        say_json({"run": past.url, "notes": run.notes, "intervals": [asdict(interval) for interval in found]})
+    return conclude(found, run.notes, options.json)
 
 
 def as_text(found: Interval) -> str:

@@ -13,7 +13,7 @@ from mingpt.command import UNFIT
 from mingpt.console import counted, say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import as_lines
-from mingpt.report.executed import Executable, executed, lines
+from mingpt.report.executed import executed, lines
 from mingpt.report.parting import Parting, TensorDifference, parting, side
 from mingpt.snapshot.find import split_url
 
@@ -33,22 +33,13 @@ def diff_command(options: argparse.Namespace) -> int:
     found = parting(*sides)
     shown, text = asdict(found) | {"differs": found.differs}, _lines(found)
     if options.replay:
-        replayed = executed(found, *_executables(options))
+        both = options.a_here + options.b_here  # what --a says holds for both attempts of A
+        here = [both, both] if options.attempts else [options.a_here, options.b_here]
+        replayed = executed(found, *zip((one.past for one in sides), here, strict=True))
         shown["replay"] = asdict(replayed) if replayed else None
         text += lines(replayed)
     say_json(shown) if options.json else say(as_lines(text))
     return UNFIT if options.exit_code and found.differs else FINISHED
-
-
-def _executables(options: argparse.Namespace) -> list[Executable]:
-    """What --a says holds for both attempts of A."""
-
-    if options.attempts:
-        return [Executable(options.a, options.a_here + options.b_here, number) for number in options.attempts]
-    return [
-        Executable(split_url(options.a)[0], options.a_here, None),
-        Executable(split_url(options.b)[0], options.b_here, None),
-    ]
 
 
 def _lines(found: Parting) -> list[str]:

@@ -10,7 +10,7 @@ from mingpt.commands.tasks import OF_TASKS, answer_tasks
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.stored import evaluation_config
-from mingpt.console import complain, say, say_json
+from mingpt.console import complain, finite, say, say_json
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.console import ConsoleLines
@@ -85,7 +85,7 @@ def as_dict(figures: Figures) -> dict[str, Any]:
         "right": figures.right if figures.questions else None,
         "questions": figures.questions or None,
     }
-    shown = {k: v if math.isfinite(v) else None for k, v in everything.items() if v is not None}
+    shown = finite({key: value for key, value in everything.items() if value is not None})
     parts = {name: as_dict(part) for name, part in figures.parts.items() if part.targets}
     return shown | ({"parts": parts} if parts else {})
 

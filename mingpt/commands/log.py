@@ -10,13 +10,9 @@ from typing import Any
 from mingpt.console import complain, counted, say, say_json
 from mingpt.errors import UserError
 from mingpt.folder import Folder
+from mingpt.observe.ledger import Account
 from mingpt.redact import as_lines, without_secrets
-from mingpt.report.reading import Run, forked_from, read_run
-from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import run_dir_of
-from mingpt.snapshot.reader import manifest_or_none
-from mingpt.snapshot.rewinding import rewound
-from mingpt.snapshot.store import Store
+from mingpt.report.reading import Run
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
 
@@ -33,21 +29,26 @@ class Node:
 def log_command(options: argparse.Namespace) -> int:
 
     runs = _runs(options.url)
-    nodes = {run.folder: _of_run(run) for run in runs}
+    nodes = {run: _of_run(run) for run in runs}
     if options.json:
-        say_json([nodes[run.folder].about for run in runs])
+        say_json([node.about for node in nodes.values()])
         return 0
-    parents = {run.folder: found for run in runs if options.graph and (found := forked_from(run, runs))}
-    reached = [run.folder for run in runs if run.folder not in parents]
-    for folder in reached:  # it grows: a fork of a fork comes with the fork
+    parents = {
+        run: other
+        for run in runs
+        for other in reversed(runs)
+        if options.graph and run is not other and run.past.is_fork_of(other.past)
+    }
+    reached = [run for run in runs if run not in parents]
+    for parent in reached:  # it grows: a fork of a fork comes with the fork
         for run in runs:
-            if (parent := parents.get(run.folder)) and parent.folder == folder:
-                _attempt_of(nodes[folder], run).below.append(nodes[run.folder])
-                reached.append(run.folder)
+            if parents.get(run) is parent:
+                _attempt_of(nodes[parent], run).below.append(nodes[run])
+                reached.append(run)
     # Runs that name each other as parents are no tree, and stand alone.
-    for run in runs:
-        if run.folder not in parents or run.folder not in reached:
-            say(as_lines(_drawn(nodes[run.folder]) if options.graph else _indented(nodes[run.folder])))
+    for run, node in nodes.items():
+        if run not in parents or run not in reached:
+            say(as_lines(_drawn(node) if options.graph else _indented(node)))
     return 0
 
 
@@ -55,12 +56,12 @@ def _runs(url: str) -> list[Run]:
     """The runs in a folder by name; or the one that it is. Raises UserError if there is none."""
 
     try:
-        return [read_run(url)]
+        return [Run(url)]
     except UserError as none:
         runs = []
         for name in Folder(url, "DIR").subfolders():
             try:
-                runs.append(read_run(f"{url.rstrip('/')}/{name}"))
+                runs.append(Run(f"{url.rstrip('/')}/{name}"))
             except UserError as error:
                 if "no run is there" not in str(error):  # the others are shown
                     complain(str(error))
@@ -70,21 +71,18 @@ def _runs(url: str) -> list[Run]:
 
 
 def _of_run(run: Run) -> Node:
-
-    store = Store(f"{run_dir_of(run.folder)}/{SNAPSHOTS}", "DIR")
-    there = [found for step in sorted(run.snapshots) if (found := manifest_or_none(store, step))]
-    aside = [found for step in sorted(store.folders()) for _, found in rewound(store, step)]
+    there, aside = [*run.past.manifests.values()], run.past.set_aside()
     count = sum(a.end not in ("rewind", "undo") for a in run.attempts)
-    text = f"{run.name} ({run.url}): step {run.last_step:,}, {counted(count, 'attempt')}"
-    if parent := run.parent:
+    text = f"{run.name} ({run.past.url}): step {run.last_step:,}, {counted(count, 'attempt')}"
+    if parent := run.past.parent:
         text += f"; forked from {parent.run} after step {parent.step:,}"
         text += f", with other {', '.join(parent.keys)}" if parent.keys else ""
-    attempts = [_of_attempt(run, a.attempt, there, aside) for a in run.attempts]
+    attempts = [_of_attempt(run, a, there, aside) for a in run.attempts]
     known = {a.attempt for a in run.attempts}
     first = [_of_snapshot(m) for m in there if m.attempt not in known]
     about = {
         "run": run.name,
-        "dir": run.url,
+        "dir": run.past.url,
         "step": run.last_step,
         "parent": asdict(parent) if parent else None,
         "snapshots": [node.about for node in first],
@@ -101,9 +99,9 @@ def _of_snapshot(manifest: Any) -> Node:
                        "val_loss": metrics.val_loss})  # fmt: skip
 
 
-def _of_attempt(run: Run, number: int, there: list[Any], aside: list[Any]) -> Node:
-    account = next(a for a in run.attempts if a.attempt == number)
-    kept, start = run.kept.get(number, 0), account.from_step
+def _of_attempt(run: Run, account: Account, there: list[Any], aside: list[Any]) -> Node:
+    number, start = account.attempt, account.from_step
+    kept = run.kept[number]
     steps = sorted(m.step for m in aside if m.attempt == number)
     snapshots = [_of_snapshot(m) for m in there if m.attempt == number]
     about = {"attempt": number, "from_step": start, "kept": kept, "processes": account.world_size,
@@ -123,8 +121,8 @@ def _of_attempt(run: Run, number: int, there: list[Any], aside: list[Any]) -> No
 
 def _attempt_of(parent: Node, fork: Run) -> Node:
     """The attempt that a fork left, or else the run."""
-    assert fork.parent
-    return next((node for node in parent.below if node.about.get("attempt") == fork.parent.attempt), parent)
+    assert fork.past.parent
+    return next((node for node in parent.below if node.about.get("attempt") == fork.past.parent.attempt), parent)
 
 
 def _indented(node: Node) -> list[str]:

@@ -31,8 +31,9 @@ from mingpt.config.compose import configure, first_line, hydra_of
 from mingpt.config.groups import config_dir
 from mingpt.console import complain, say
 from mingpt.errors import FINISHED, STOPPED, UserError
+from mingpt.history.history import History
 from mingpt.redact import without_secrets
-from mingpt.report.runs import last_of, rows, table
+from mingpt.report.runs import rows, table
 from mingpt.storage import install
 
 LAUNCH = (sys.executable, "-m", "mingpt.launch")
@@ -114,7 +115,7 @@ def job(config: DictConfig) -> float | None:
             raise
     if code:
         raise JobFailed(folder, code)
-    value = last_of(str(above / folder), "val_loss")
+    value = History(str(above / folder)).last_of("val_loss")
     return value if isinstance(value, float) else None
 
 

@@ -10,6 +10,7 @@ from mingpt.commands.replay_out import store
 from mingpt.commands.samples import shown_sample
 from mingpt.console import complain, say, say_json
 from mingpt.errors import FINISHED, UserError
+from mingpt.history.history import History
 from mingpt.model.language import LanguageModel
 from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.snapshot.find import split_url
@@ -30,7 +31,8 @@ def replay_command(options: Namespace) -> int:
     if options.then < 0 or options.samples < 0:
         raise UserError("--then and --samples take numbers of at least 0")
     change = Change(tuple(options.set), _positions(options.drop))
-    with replay(options.url, options.step, options.overrides, options.attempt, options.snapshots) as run:
+    past = History.open(options.url, options.attempt, options.snapshots)
+    with replay(past, options.step, options.overrides) as run:
         shown = _compute(run, options, change)
     for note in shown["notes"]:
         complain(note)
@@ -127,11 +129,10 @@ def _bits(again: Again) -> Shown:
 
 
 def _verdict(steps: list[Again], different: Again | None) -> str:
-    if different and (bits := different.recorded):
-        figures = different.figures
+    if different:
         return (
-            f"OTHER BITS: step {different.step} differs first from what attempt {bits.attempt} recorded: loss "
-            f"{figures.loss!r}, recorded {bits.loss!r}; norm {figures.grad_norm!r}, recorded {bits.grad_norm!r}"
+            f"OTHER BITS: step {different.step} differs first from what attempt {different.attempt} recorded: "
+            f"{different.bits()}"
         )
     compared = [again for again in steps if again.same]
     if not compared:

@@ -5,6 +5,7 @@ from argparse import Namespace
 from mingpt.command import Unfit
 from mingpt.console import say
 from mingpt.errors import FINISHED, Damaged, UserError
+from mingpt.history.history import History
 from mingpt.redact import without_secrets
 from mingpt.snapshot.copying import check_same_run, copy_step
 from mingpt.snapshot.files import SNAPSHOTS
@@ -13,7 +14,6 @@ from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.staging import Staging
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.storewriter import StoreWriter, raise_first
-from mingpt.train.past import Past
 from mingpt.train.replaying import Again, Replay, replay
 
 
@@ -21,7 +21,7 @@ def store(options: Namespace) -> int:
     """Write the state after options.step to options.out, unless a step on the way has other bits than were recorded."""
     if options.drop or options.set or options.then or options.json:
         raise UserError("--out writes the step as it was: leave out --drop, --set, --then and --json")
-    step, past = options.step, Past(options.url, options.attempt, options.snapshots)
+    step, past = options.step, History.open(options.url, options.attempt, options.snapshots)
     if not options.out.strip("/"):
         raise UserError(
             f"--out={options.out!r}: this is the root of the file system, or nothing: give a folder of its own"
@@ -38,30 +38,19 @@ def store(options: Namespace) -> int:
             return FINISHED
         except Damaged as damage:
             say(f"the snapshot of step {step} can't be used ({damage}): the step is computed again")
-    with replay(options.url, step, options.overrides, options.attempt, options.snapshots) as run:
+    with replay(past, step, options.overrides) as run:
         say(f"from {'step ' + str(run.base) if run.base else 'config and seed'} to step {step} of {past.url}")
         while run.step < step:
             again = run.advance()
             if again.same is False:
-                raise Unfit(difference(run, again) + ": nothing was written")
+                problem = f"step {again.step} has other bits than attempt {again.attempt} recorded: {again.bits()}"
+                raise Unfit("\n".join([problem, *run.notes]) + ": nothing was written")
         for note in run.notes:
             say(note)
         if again.recorded is None:
             say("the run recorded no bits of this step: whether they are the same is not known")
         say(f"step {step}: {target.folder_url(step)}, digest {_write(run, again, target)}")
     return FINISHED
-
-
-def difference(run: Replay, again: Again) -> str:
-    assert again.recorded
-    figures, bits = again.figures, again.recorded
-    return "\n".join(
-        [
-            f"step {again.step} has other bits than attempt {bits.attempt} recorded: loss {figures.loss!r} and norm "
-            f"{figures.grad_norm!r}, recorded {bits.loss!r} and {bits.grad_norm!r}",
-            *run.notes,
-        ]
-    )
 
 
 def _write(run: Replay, again: Again, target: Store) -> str:

@@ -9,7 +9,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.folder import Folder
 from mingpt.localfile import write_whole
 from mingpt.report.page import page
-from mingpt.report.reading import Run, read_run
+from mingpt.report.reading import Run
 from mingpt.report.runs import rows, table
 from mingpt.storage import place
 
@@ -26,7 +26,7 @@ def report_command(options: Namespace) -> int:
         return FINISHED
     if len(options.urls) > MOST_RUNS:
         raise UserError(f"{len(options.urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
-    runs = [read_run(url) for url in options.urls]
+    runs = [Run(url) for url in options.urls]
     out = options.out or _beside(runs)
     with place("--out", str(out)):
         write_whole(out, [page(runs).encode(errors="replace")])
@@ -35,7 +35,7 @@ def report_command(options: Namespace) -> int:
 
 
 def _beside(runs: list[Run]) -> Path:
-    run = Folder(runs[0].folder, "RUN")
+    run = Folder(runs[0].past.folder, "RUN")
     if len(runs) > 1 or not run.local:
         return Path("report.html")
-    return Path(run.root if "://" in run.url else runs[0].folder) / "report.html"
+    return Path(run.root if "://" in run.url else runs[0].past.folder) / "report.html"

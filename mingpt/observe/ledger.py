@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
+from typing import Annotated
 
 import psutil
+from pydantic import Field, TypeAdapter
 
 from mingpt.folder import Folder
 from mingpt.observe.events import (
@@ -25,13 +27,12 @@ from mingpt.observe.events import (
     StepDone,
 )
 from mingpt.observe.runfile import RunFile
-from mingpt.snapshot.attempts import REWIND, Record, line_of, records
+from mingpt.snapshot.attempts import NO_END, REWIND, Count, Record, line_of, records
 from mingpt.world.clock import Clock
 
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
 MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
-MOST = 2.0**53  # of any number in it
 STEPS = ("compile", "step", "wait", "exchange", "update")  # the phases of a step: computed twice, it costs all again
 TWICE, BETWEEN = "computed twice", "between attempts"
 LABELS = {  # of phases, where the clock's own word does not say what it is
@@ -54,6 +55,9 @@ GROUPS = {  # what people want to know, by the clock's phases; the rest is "othe
 }
 
 
+Number = Annotated[float, Field(gt=-(2.0**53), lt=2.0**53, allow_inf_nan=False)]
+
+
 @dataclass
 class Account:
     """One attempt. started, until: Unix seconds. seconds: by phase of the clock; they add up to until - started.
@@ -62,18 +66,21 @@ class Account:
     seconds. price: of all machines, per hour.
     """
 
-    attempt: int
-    from_step: int
-    step: int
-    world_size: int
+    attempt: Count
+    from_step: Count
+    step: Count
+    world_size: Count
     device: str
     host: str
-    started: float
-    until: float
-    seconds: dict[str, float]
+    started: Number
+    until: Number
+    seconds: dict[str, Number]
     end: str | None = None
-    snapshots: list[tuple[int, float, float]] = field(default_factory=list)
-    price: float | None = None
+    snapshots: list[tuple[Count, Number, Number]] = field(default_factory=list)
+    price: Number | None = None
+
+
+ACCOUNT = TypeAdapter(Account)
 
 
 class Accountant:
@@ -202,22 +209,10 @@ def launched(began: float, before: float) -> float:
 def _decode(attempt: int, raw: bytes) -> Account | None:
     """The account that a file holds; None if it is damaged, or somebody has made it up."""
     try:
-        account = Account(**json.loads(raw))
-        numbers = [account.started, account.until, account.price or 0.0, *account.seconds.values()]
-        numbers += [number for _, *times in account.snapshots for number in times]
-        steps = [account.attempt, account.from_step, account.step, account.world_size]
-        steps += [step for step, _, _ in account.snapshots]
-        texts = [account.device, account.host, account.end or "", *account.seconds]
-        good = (
-            account.attempt == attempt
-            and all(type(n) in (int, float) and abs(n) < MOST for n in numbers)
-            and all(type(n) is int and 0 <= n < MOST for n in steps)
-            and all(isinstance(text, str) for text in texts)
-        )
-        account.snapshots = [(step, at, took) for step, at, took in account.snapshots]
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        account = ACCOUNT.validate_json(raw, strict=True)
+    except ValueError:
         return None
-    return account if good else None
+    return account if account.attempt == attempt else None
 
 
 def kept_until(claims: Mapping[int, Record], done: Mapping[int, int]) -> dict[int, int]:
@@ -229,14 +224,18 @@ def kept_until(claims: Mapping[int, Record], done: Mapping[int, int]) -> dict[in
     kept = {number: claims[number].from_step if number in claims else step for number, step in done.items()}
     for number, (start, end) in line_of(claims).items():
         if number in claims and claims[number].by != REWIND:
-            kept[number] = done.get(number, start) if end is None else end
+            kept[number] = done.get(number, start) if end == NO_END else end
     return kept
 
 
 def ledger(run_dir: str) -> Ledger:
-    """Add up all attempts. Two attempts at once count twice, except in `wall`."""
-    found = accounts(run_dir)
-    kept, seconds = kept_until(records(run_dir), {a.attempt: a.step for a in found}), Counter[str]()
+    """That of a run."""
+    return added_up(accounts(run_dir), records(run_dir))
+
+
+def added_up(found: list[Account], claims: Mapping[int, Record]) -> Ledger:
+    """All attempts together. Two attempts at once count twice, except in `wall`."""
+    kept, seconds = kept_until(claims, {a.attempt: a.step for a in found}), Counter[str]()
     for account in found:
         steps = max(account.step, kept[account.attempt]) - account.from_step
         lost = 1 - (kept[account.attempt] - account.from_step) / steps if steps > 0 else 0.0

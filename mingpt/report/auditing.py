@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
-from mingpt.observe.ledger import accounts
-from mingpt.report.parting import content_of, measured
+from mingpt.history.history import History
+from mingpt.report.parting import differing, measured
 from mingpt.snapshot.format import DROPPED_IN_3, Manifest, State, TensorInfo, digest_of, encode_part, lay_out
 from mingpt.snapshot.reader import read, read_manifest, verify
 from mingpt.train.bench import Saved
-from mingpt.train.past import Past
 from mingpt.train.replaying import Again, Replay
 
 OK, FAIL, UNPROVEN = "ok", "FAIL", "differs"
@@ -42,12 +41,12 @@ class Interval:
     tensors: list[str] = field(default_factory=list)
 
 
-def intervals(past: Past) -> list[tuple[int, int]]:
+def intervals(past: History) -> list[tuple[int, int]]:
     """From each kept snapshot of the run's line to the next; the first from step 0, where that is possible."""
     kept = [step for step in past.steps if past.manifest(step) is None or past.is_on_line(step)]
-    begin = [0] if past.line and past.line[0][1] == 1 and past.claims[past.line[0][0]].parent == 0 else []
-    points = begin + kept
-    return list(pairwise(points))
+    first = past.stretches[0]
+    begin = [0] if first.first == 1 and past.claims[first.attempt].parent == 0 else []
+    return list(pairwise(begin + kept))
 
 
 def chosen(
@@ -61,7 +60,7 @@ def chosen(
 def audit(run: Replay, which: list[tuple[int, int]]) -> Iterator[Interval]:
     """Compute these intervals again."""
     machines = {a.attempt: f"{a.world_size} process{'es' * (a.world_size > 1)}, the first on {a.host} ({a.device})"
-                for a in accounts(run.past.folder)}  # fmt: skip
+                for a in run.past.accounts}  # fmt: skip
     for begin, end in which:
         found, damage = Interval(begin, end), None
         try:
@@ -107,7 +106,7 @@ def _audit(run: Replay, found: Interval) -> None:
         found.why = _after_the_trace(run, found, _last_proven(steps), remembered)
 
 
-def _damage(past: Past, step: int) -> str:
+def _damage(past: History, step: int) -> str:
     try:
         verify(past.store, step)
     except (Damaged, Unreadable, OtherFormat) as error:
@@ -122,16 +121,12 @@ def _infos(state: State) -> dict[str, TensorInfo]:
 
 def _first(wrong: Again, found: Interval, equal: bool) -> str:
     """What the first step with other bits tells."""
-    assert wrong.recorded
-    bits = (
-        f"loss {wrong.figures.loss!r} and norm {wrong.figures.grad_norm!r}, recorded {wrong.recorded.loss!r} and "
-        f"{wrong.recorded.grad_norm!r}"
-    )
     if equal:
-        return f"step {wrong.step} has {bits}, but the state after step {found.end} is right: the trace was changed"
+        right = f"the state after step {found.end} is right: the trace was changed"
+        return f"step {wrong.step} has {wrong.bits()}, but {right}"
     before = f", or in one from {found.begin + 1} on whose bits did not show it" if wrong.step > found.begin + 1 else ""
     snapshot = f", or the snapshot of step {found.begin} is not the state that the run had" if found.begin else ""
-    return f"step {wrong.step} is the first with other bits ({bits}): it went wrong there{before}{snapshot}"
+    return f"step {wrong.step} is the first with other bits ({wrong.bits()}): it went wrong there{before}{snapshot}"
 
 
 def _last_proven(steps: list[Again]) -> int | None:
@@ -179,16 +174,15 @@ def _goes_on(run: Replay, saved: Saved) -> bool | None:
 
 
 def _tensors(run: Replay, manifest: Manifest, ours: dict[str, TensorInfo], theirs: dict[str, TensorInfo]) -> list[str]:
-    names = sorted(ours.keys() | theirs.keys())
-    other = [n for n in names if content_of(ours.get(n)) != content_of(theirs.get(n))]
-    stored, again = read(run.past.store, manifest.step).state, run.save().state
+    states = read(run.past.store, manifest.step).state, run.save().state
+    stored, again = (state["model"] | state["optimizer"] for state in states)
     lines = []
-    for name in other:
-        kind = next((kind for kind in again if name in again[kind] and name in stored[kind]), None)
-        if kind is None or ours[name].shape != theirs[name].shape or ours[name].dtype != theirs[name].dtype:
+    for name in differing(ours, theirs):
+        a, b = ours.get(name), theirs.get(name)
+        if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
             lines.append(f"{name}: of another form, or only in one of the two")
             continue
-        d = measured(name, ours[name].dtype, again[kind][name].cpu(), stored[kind][name])
+        d = measured(name, a.dtype, again[name].cpu(), stored[name])
         at = f", the furthest at {d.at[0]}: {d.at[1]}, in the run {d.at[2]}" if d.at else ""
         lines.append(f"{name}: {d.differ:,} of {d.values:,} values differ{at}")
     return lines

@@ -8,19 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mingpt.errors import UserError
+from mingpt.history.history import History
 from mingpt.report.parting import Parting
 from mingpt.train.imprint import Imprint, imprint, state_of
-from mingpt.train.past import Past
 from mingpt.train.replaying import Replay, replay
 
-
-@dataclass(frozen=True)
-class Executable:
-    """One of the two. here: what is so on this machine. attempt: None for the newest."""
-
-    url: str
-    here: Sequence[str]
-    attempt: int | None
+Executable = tuple[History, Sequence[str]]  # one of the two, and what is so on this machine
 
 
 @dataclass(frozen=True)
@@ -110,16 +103,17 @@ def _which(parting: Parting, *sides: Executable) -> int | None:
             f"ones, as far as their traces tell: name the same step of both, or leave --replay out"
         )
     try:
-        for side in sides:
-            Past(side.url, side.attempt).check_step(step + 1)
+        for past, _ in sides:
+            past.check_step(step + 1)
     except UserError:  # it is the last
         return step
     return step + 1
 
 
 def _of(name: str, side: Executable, step: int) -> _Side:
+    past, here = side
     try:
-        with replay(side.url, step, side.here, side.attempt) as run:
+        with replay(past, step, here) as run:
             run.prepare()
             state, steps = state_of(run.bench), dict[int, Imprint]()
             while run.step < step:

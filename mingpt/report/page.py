@@ -123,11 +123,11 @@ def facts(run: Run) -> dict[str, str]:
 def _head(run: Run) -> str:
     shown = "".join(f"<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>" for key, value in facts(run).items())
     goodput = f"<p>{text(goodput_line(run.ledger), 400)}</p>" if run.ledger else ""
-    last, parent = run.manifest, run.parent
+    last, parent = run.manifest, run.past.parent
     digest = f'<p class="soft">step {last.step:,} has the digest {text(last.digest)}</p>' if last else ""
     other = f", with other {', '.join(parent.keys)}" if parent and parent.keys else ""
     fork = f"<p>forked from {text(parent.run)} after step {parent.step:,}{text(other, 400)}</p>" if parent else ""
-    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.url, 300)}</p>'
+    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.url, 300)}</p>'
     return f'{title}{fork}{goodput}<dl class="card">{shown}</dl>{digest}'
 
 
@@ -141,14 +141,14 @@ def _moment(at: float) -> str:
 def _attempts(run: Run, colors: Mapping[str, str]) -> str:
     def row(a: Account) -> tuple[object, ...]:
         where = Html(f"{_dot(colors[kind(a)])}{text(kind(a))}") if kind(a) else "–"
-        kept = run.kept.get(a.attempt, 0)
+        kept = run.kept[a.attempt]
         steps = f"{a.from_step + 1:,} to {kept:,}" if kept > a.from_step else f"none, from {a.from_step:,}"
         spent = a.until - a.started
         lasted = duration(spent) if math.isfinite(spent) else "–"
         return a.attempt, steps, where, a.host or "–", _moment(a.started), lasted, a.end or "–"
 
     head = ("attempt", "steps kept", "processes", "host", "started (UTC)", "time", "end")
-    kept = f"Snapshots there: {text(', '.join(map(str, sorted(run.snapshots))), 300)}." if run.snapshots else ""
+    kept = f"Snapshots there: {text(', '.join(map(str, run.past.steps)), 300)}." if run.past.steps else ""
     table = table_of(head, map(row, reversed(run.attempts)))
     return f'<h2>Attempts and snapshots</h2><div class="card">{table}</div><p class="soft">{kept}</p>'
 

@@ -10,99 +10,60 @@ import torch
 from mingpt.compute.numerics import changes
 from mingpt.config.affecting import settings
 from mingpt.errors import Damaged, UserError
-from mingpt.folder import Folder
-from mingpt.observe.trace import RECORD, Records, read_trace
-from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import Record, line_of, records
-from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import run_dir_of
-from mingpt.snapshot.forking import Parent, new_named, parent_of
+from mingpt.history.history import History, numerics_of
+from mingpt.observe.trace import RECORD, Records
+from mingpt.snapshot.forking import Parent, new_named
 from mingpt.snapshot.format import Manifest, TensorInfo
-from mingpt.snapshot.reader import manifest_or_none, read_parts
-from mingpt.snapshot.rewinding import rewound
+from mingpt.snapshot.reader import read_parts
 from mingpt.snapshot.store import Store
 
 CODE = ("mingpt", "torch", "cuda", "triton", "tokenizers", "code", "imports")  # of a fingerprint
 OF_EACH_RUN = ("run.", "snapshot.", "resume.", "launch.")
+NO_RECORDS: Records = np.empty(0, RECORD)
 SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of two. newest: the run's newest snapshot, or the attempt's. numerics: of the same. trace: of the steps that
-    the run kept. snapshots: their manifests by step. named: it is one snapshot, which the user has named.
+    """One of two. snapshots: the manifests that are compared, by step. trace: the bits of steps that are compared.
+
+    step: it is one snapshot, which the user has named. past: it follows the attempt, if it is one attempt.
     """
 
-    url: str
-    store: Store
-    claims: Mapping[int, Record]
-    newest: Manifest | None
-    numerics: Mapping[str, Any] | None
-    trace: Records
+    past: History
     snapshots: dict[int, Manifest]
-    named: bool = False
+    trace: Records
+    step: int | None = None
+
+    @property
+    def url(self) -> str:
+        return self.past.url if self.past.attempt is None else f"{self.past.url}, attempt {self.past.attempt}"
+
+    @property
+    def newest(self) -> Manifest | None:
+        return self.snapshots[max(self.snapshots)] if self.snapshots else None
+
+    @property
+    def numerics(self) -> Mapping[str, Any] | None:
+        """Of the newest snapshot; of an attempt without any, what a later one says of it."""
+        if self.newest:
+            return self.newest.fingerprint
+        return numerics_of(self.past.entries.get(self.past.attempt or 0, {})) or None
 
 
 def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
     """A run, of it one snapshot, or one attempt. Raises UserError if there is nothing of that."""
-    folder = run_dir_of(url)
-    Folder(folder, "RUN").check()
-    store, claims, traces = Store(f"{folder}/{SNAPSHOTS}", "RUN"), records(folder), read_trace(folder)
-    there = {s: found for s in store.steps() if (found := manifest_or_none(store, s))}
-    newest, shown = there[max(there)] if there else None, without_secrets(url)
-    if not (there or claims or traces):
-        raise UserError(f"{shown}: no run is there: check the spelling; give a run's directory")
-    if attempt is not None:
-        return _of_attempt(f"{shown}, attempt {attempt}", attempt, store, claims, traces, newest)
-    if step is not None:
-        if step not in there:
-            raise UserError(f"{shown}: no snapshot of step {step}; there are {', '.join(map(str, sorted(there)))}")
-        there, newest = {step: there[step]}, there[step]
-    return Side(
-        shown,
-        store,
-        claims,
-        newest,
-        newest.fingerprint if newest else None,
-        _of_line(claims, traces),
-        there,
-        step is not None,
-    )
-
-
-def _of_attempt(
-    shown: str,
-    attempt: int,
-    store: Store,
-    claims: Mapping[int, Record],
-    traces: Mapping[int, Records],
-    newest: Manifest | None,
-) -> Side:
-    """One attempt with its snapshots, also those that were set aside because a rewind or another attempt came."""
-    if attempt not in traces and attempt not in claims:
-        raise UserError(f"{shown}: there is none; choose two of {', '.join(map(str, sorted({*traces, *claims})))}")
-    aside = {m.step: m for s in store.folders() for _, m in rewound(store, s, overtaken=True) if m.attempt == attempt}
-    committed = {s: m for s in store.steps() if (m := manifest_or_none(store, s)) and m.attempt == attempt}
-    own = aside | committed
-    entries = (h.get("numerics") for h in (newest.history if newest else ()) if h.get("attempt") == attempt)
-    last = own[max(own)] if own else None
-    numerics = last.fingerprint if last else next((n for n in entries if isinstance(n, dict)), None)
-    return Side(shown, store, claims, last, numerics, traces.get(attempt, _none()), own)
-
-
-def _none() -> Records:
-    return np.empty(0, RECORD)
-
-
-def _of_line(claims: Mapping[int, Record], traces: Mapping[int, Records]) -> Records:
-    """The trace of the steps that the run kept, by step."""
-    kept = [_none()]
-    line = line_of(claims) or dict.fromkeys(traces, (0, None))
-    for number, (start, end) in line.items():
-        if (own := traces.get(number)) is not None:
-            kept.append(own[(own["step"] > start) & (own["step"] <= (2**32 if end is None else end))])
-    every = np.concatenate(kept)
-    return every[np.argsort(every["step"], kind="stable")]
+    past = History.open(url, attempt)
+    if attempt is not None:  # with its snapshots that were set aside because a rewind or another attempt came
+        every = [*past.set_aside(overtaken=True), *past.manifests.values()]
+        return Side(past, {m.step: m for m in every if m.attempt == attempt}, past.trace.get(attempt, NO_RECORDS))
+    kept = np.concatenate([NO_RECORDS, *past.kept_trace.values()])
+    trace = kept[np.argsort(kept["step"], kind="stable")]
+    if step is None:
+        return Side(past, past.manifests, trace)
+    if step not in past.manifests:
+        raise UserError(f"{past.url}: no snapshot of step {step}; there are {', '.join(map(str, past.manifests))}")
+    return Side(past, {step: past.manifests[step]}, trace, step)
 
 
 @dataclass(frozen=True)
@@ -159,9 +120,8 @@ class Parting:
 def parting(a: Side, b: Side) -> Parting:
     found = Parting(a.url, b.url)
     for one, other in ((a, b), (b, a)):
-        parent = parent_of(one.newest)
-        if parent and any((n, c.id) == (parent.attempt, parent.claim) for n, c in other.claims.items()):
-            found.forked, found.fork = parent, one.url
+        if one.past.is_fork_of(other.past):
+            found.forked, found.fork = one.past.parent, one.url
     if a.newest and b.newest:
         _compare_settings(found, a.newest, b.newest)
     if a.numerics is not None and b.numerics is not None:
@@ -210,7 +170,7 @@ def _compare_traces(found: Parting, a: Records, b: Records) -> None:
 def _compare_snapshots(found: Parting, a: Side, b: Side) -> None:
     pairs = (
         [(max(a.snapshots), max(b.snapshots))]
-        if a.named and b.named  # they may be of two steps
+        if a.step and b.step  # they may be of two steps
         else [(s, s) for s in sorted(a.snapshots.keys() & b.snapshots)]
     )
     found.common = len(pairs)
@@ -220,15 +180,19 @@ def _compare_snapshots(found: Parting, a: Side, b: Side) -> None:
             found.equal = i
             continue
         found.snapshot = [i, j]
-        names = sorted(one.tensors.keys() | other.tensors.keys())
-        parted = [n for n in names if content_of(one.tensors.get(n)) != content_of(other.tensors.get(n))]
-        found.tensors = len(parted), len(names)
-        found.tensor = _difference(parted[0], (a.store, one), (b.store, other))
+        parted = differing(one.tensors, other.tensors)
+        found.tensors = len(parted), len(one.tensors.keys() | other.tensors.keys())
+        found.tensor = _difference(parted[0], (a.past.store, one), (b.past.store, other))
         return
 
 
-def content_of(info: TensorInfo | None) -> tuple[Any, ...] | None:
-    return (info.dtype, info.shape, info.sha256) if info else None
+def differing(a: Mapping[str, TensorInfo], b: Mapping[str, TensorInfo]) -> list[str]:
+    """The names of the tensors with other content."""
+
+    def content_of(info: TensorInfo | None) -> tuple[Any, ...] | None:
+        return (info.dtype, info.shape, info.sha256) if info else None
+
+    return [name for name in sorted(a.keys() | b.keys()) if content_of(a.get(name)) != content_of(b.get(name))]
 
 
 def _difference(name: str, *sides: tuple[Store, Manifest]) -> TensorDifference:

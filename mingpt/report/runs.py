@@ -9,8 +9,7 @@ from mingpt.config.keys import leaves
 from mingpt.config.stored import is_below
 from mingpt.errors import UserError
 from mingpt.folder import Folder
-from mingpt.observe.jsonl import read_metrics
-from mingpt.observe.ledger import accounts
+from mingpt.history.history import History
 from mingpt.redact import as_lines, without_secrets
 from mingpt.snapshot.catalog import columns
 
@@ -28,11 +27,6 @@ def runs_in(folder: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def last_of(run_dir: str, key: str) -> Any:
-    """The last value of a curve, such as val_loss."""
-    return next((row[key] for row in reversed(read_metrics(run_dir)) if key in row), None)
-
-
 def rows(folder: str) -> list[dict[str, Any]]:
     """A row for each run of a folder, the lowest validation loss first."""
     known = {name: dict(leaves(without_secrets(config))) for name, config in runs_in(folder).items()}
@@ -46,10 +40,11 @@ def rows(folder: str) -> list[dict[str, Any]]:
 
 
 def _went(run_dir: str) -> dict[str, Any]:
-    booked = accounts(run_dir)
+    past = History(run_dir)
+    booked = past.accounts
     state = (booked[-1].end or "running, or killed") if booked else "not started"
     step = max((account.step for account in booked), default=0)
-    return {"state": state, "step": step} | {key: last_of(run_dir, key) for key in ("loss", "val_loss")}
+    return {"state": state, "step": step} | {key: past.last_of(key) for key in ("loss", "val_loss")}
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:

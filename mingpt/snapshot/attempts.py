@@ -10,12 +10,14 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
+
+from pydantic import Field, TypeAdapter
 
 from mingpt.errors import Superseded, UserError
 from mingpt.folder import File, Folder
@@ -25,6 +27,10 @@ CLAIM = re.compile(r"([0-9]{5,})\.json")
 SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # metrics: one file per attempt
 VISIBLE_SECONDS = 10  # NFS clients cache for a few seconds that a file does not exist
 TRAIN, REWIND = "train", "rewind"
+NO_END = 2**32  # no run has so many steps
+
+
+Count = Annotated[int, Field(ge=0, lt=NO_END)]
 
 
 @dataclass(frozen=True)
@@ -36,15 +42,18 @@ class Record:
     rewind. undoes: the number of an earlier rewind that this one takes back. process: see `this_process`.
     """
 
-    number: int
+    number: int = 0
     id: str = ""
-    from_step: int = 0
+    from_step: Count = 0
     from_digest: str | None = None
-    parent: int = 0
-    by: str = TRAIN
-    dropped: tuple[int, int] | None = None
-    undoes: int | None = None
-    process: Mapping[str, Any] | None = None
+    parent: Count = 0
+    by: Annotated[str, Field(pattern=f"^({TRAIN}|{REWIND})$")] = TRAIN
+    dropped: tuple[Count, Count] | None = None
+    undoes: Annotated[int, Field(gt=0)] | None = None
+    process: dict[str, Any] | None = None
+
+
+CLAIM_FILE = TypeAdapter(Record)
 
 
 def this_process() -> dict[str, Any]:
@@ -85,17 +94,17 @@ def runs_here(record: Record) -> bool | None:
     return pid != ours["pid"] and _started(pid) == started
 
 
-def line_of(claims: Mapping[int, Record], newest: int | None = None) -> dict[int, tuple[int, int | None]]:
+def line_of(claims: Mapping[int, Record], newest: int | None = None) -> dict[int, tuple[int, int]]:
     """The line of attempts that leads to an attempt (default: the newest), which is the first of them.
 
-    By number: the step that it continues, and the last one that the line took of it; None: all that it computed. The
+    By number: the step that it continues, and the last one that the line took of it; NO_END: all that it computed. The
     last of them may have no claim: it is one of an earlier version, or of the run that this one was forked from.
     """
-    number, end = max(claims, default=0) if newest is None else newest, None
-    line = dict[int, tuple[int, int | None]]()
+    number, end = max(claims, default=0) if newest is None else newest, NO_END
+    line = dict[int, tuple[int, int]]()
     while record := claims.get(number):
         line[number] = record.from_step, end
-        end = record.from_step if end is None else min(end, record.from_step)
+        end = min(end, record.from_step)
         number = min(record.parent, number - 1)
     return line | ({number: (0, end)} if number > 0 else {})
 
@@ -152,28 +161,12 @@ def _read(run_dir: str, claims: Mapping[int, File]) -> dict[int, Record]:
 
 def _decode(number: int, raw: bytes) -> Record | None:
     try:
-        fields: Any = json.loads(raw)
-        identity, step, digest, parent, by = (fields[k] for k in ("id", "from_step", "from_digest", "parent", "by"))
-    except (ValueError, TypeError, KeyError, RecursionError):
+        record = CLAIM_FILE.validate_json(raw, strict=True)
+    except ValueError:
         return None
-    good = isinstance(identity, str) and isinstance(digest, str | None) and by in (TRAIN, REWIND)
-    if not good or type(step) is not int or type(parent) is not int or min(step, parent) < 0:
-        return None
-    dropped = fields.get("dropped")
-    if dropped is not None:
-        if (
-            not isinstance(dropped, list)
-            or [type(n) for n in dropped] != [int, int]
-            or not 0 <= dropped[0] < dropped[1]
-        ):
-            return None
-        dropped = (dropped[0], dropped[1])
-    undoes = fields.get("undoes")
-    if undoes is not None and (type(undoes) is not int or not 0 < undoes < number):
-        return None
-    process = fields.get("process")
-    process = process if isinstance(process, dict) else None
-    return Record(number, identity, step, digest, parent, by, dropped, undoes, process)
+    dropped = record.dropped or (0, 1)
+    good = record.id and dropped[0] < dropped[1] and (record.undoes or 0) < number
+    return replace(record, number=number) if good else None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mingpt.config.keys import leaves
 from mingpt.console import counted
 from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.folder import Folder
@@ -166,7 +167,7 @@ def render_manifest(m: Manifest) -> str:
     ]
     for title, section in (("numerics", m.fingerprint), ("config", without_secrets(m.config))):
         lines += ["", f"{title}:"]
-        lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(section)]
+        lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(section)]
     return as_lines(lines)
 
 
@@ -174,10 +175,3 @@ def _changes(attempt: dict[str, object]) -> list[tuple[str, list[object]]]:
     """Settings that an attempt changed, with both values. The format does not check what a history's entry holds."""
     changes = attempt.get("changes")
     return [(k, v) for k, v in changes.items() if isinstance(v, list)] if isinstance(changes, dict) else []
-
-
-def _flat(section: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    out: list[tuple[str, object]] = []
-    for key, value in section.items():
-        out += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-    return out

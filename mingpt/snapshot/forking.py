@@ -1,17 +1,20 @@
 """Forks: a run whose first snapshot is a step of another run. Its parts are the parent's, shared by content."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from mingpt.config.configfile import create_config
 from mingpt.config.schema import Config
 from mingpt.errors import Damaged, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
-from mingpt.snapshot.attempts import make_run_dir, newest_number, records
+from mingpt.snapshot.attempts import Count, make_run_dir, newest_number, records
 from mingpt.snapshot.copying import copy_part
 from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.format import Manifest
@@ -33,11 +36,14 @@ class Parent:
     run: str
     id: str | None
     dir: str
-    step: int
+    step: Count
     digest: str
-    attempt: int
+    attempt: Count
     claim: str | None = None
     keys: tuple[str, ...] = ()
+
+
+PARENT = TypeAdapter(Parent)
 
 
 def parent_of(manifest: Manifest | None) -> Parent | None:
@@ -45,22 +51,10 @@ def parent_of(manifest: Manifest | None) -> Parent | None:
     entries = [h[FORK] for h in (manifest.history if manifest else ()) if isinstance(h.get(FORK), dict)]
     if not entries or entries[-1].keys() != Parent.__annotations__.keys():
         return None
-    fields: dict[str, Any] = entries[-1]
-    keys = fields["keys"]
-    good = (
-        all(isinstance(fields[name], str) for name in ("run", "dir", "digest"))
-        and all(type(fields[name]) is int and 0 <= fields[name] < 2**32 for name in ("step", "attempt"))
-        and all(isinstance(fields[name], str | None) for name in ("id", "claim"))
-        and isinstance(keys, list)
-        and all(isinstance(key, str) for key in keys)
-    )
-    return Parent(**fields | {"keys": tuple(keys)}) if good else None
-
-
-def own_history(manifest: Manifest) -> list[dict[str, Any]]:
-    """The attempts of the run itself, without those of the runs that it was forked from."""
-    forks = [i for i, entry in enumerate(manifest.history) if FORK in entry]
-    return manifest.history[forks[-1] + 1 :] if forks else manifest.history
+    try:
+        return PARENT.validate_json(json.dumps(entries[-1]), strict=True)
+    except ValueError:
+        return None
 
 
 def new_named(manifest: Manifest) -> Parent | None:

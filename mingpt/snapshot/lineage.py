@@ -23,6 +23,14 @@ from mingpt.snapshot.store import Store
 NOTE = "follows.json"
 
 
+def is_on(line: Mapping[int, tuple[int, int]], manifest: Manifest) -> bool:
+    """Whether a snapshot is on a line of attempts. An attempt's own may be of the step that it continues: a fork's
+    first one, and one that was only in a node's memory.
+    """
+    first, end = line.get(manifest.attempt, (manifest.step + 1, 0))
+    return first <= manifest.step <= end
+
+
 def overtaken(store: Store, records: Mapping[int, Record]) -> list[int]:
     """The committed steps, newest first, that are not on the run's line.
 

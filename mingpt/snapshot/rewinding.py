@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from mingpt.errors import Damaged, OtherFormat, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
-from mingpt.snapshot.attempts import REWIND, Attempt, Record, line_of, records
+from mingpt.snapshot.attempts import REWIND, Attempt, Record, line_of, records, without_undone
 from mingpt.snapshot.files import REWOUND
 from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.lineage import is_on
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, decode_manifest
 from mingpt.snapshot.reader import manifest_or_none, read_manifest
 from mingpt.snapshot.store import Store
@@ -105,7 +106,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
 
     def came_after(tier: Store, step: int) -> bool:
         found = manifest_or_none(tier, step)
-        return step > start and not (found and _is_on(line, found))
+        return step > start and not (found and is_on(line, found))
 
     _set_aside(run_dir, store, hot_dir, came_after, log)
     with store.named_errors():
@@ -117,13 +118,8 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
 
 def _to_undo(claims: Mapping[int, Record]) -> int:
     """The number of the newest rewind that was not undone; 0: there is none."""
-    undone = set[int]()
-    for number, record in sorted(claims.items(), reverse=True):
-        if record.undoes is not None:
-            undone.update(range(record.undoes, number + 1))
-        elif record.by == REWIND and number not in undone and not _went_nowhere(claims, number):
-            return number
-    return 0
+    rewinds = (n for n, r in without_undone(claims).items() if r.by == REWIND and r.undoes is None)
+    return max((n for n in rewinds if not _went_nowhere(claims, n)), default=0)
 
 
 def _left_by(
@@ -142,18 +138,13 @@ def _went_nowhere(claims: Mapping[int, Record], number: int) -> bool:
     return before is not None and before.by == REWIND and (before.from_step, before.from_digest) == at
 
 
-def _is_on(line: Mapping[int, tuple[int, int | None]], manifest: Manifest) -> bool:
-    first, end = line.get(manifest.attempt, (manifest.step, None))
-    return first < manifest.step and (end is None or manifest.step <= end)
-
-
 def _of_line(
-    store: Store, step: int, line: Mapping[int, tuple[int, int | None]], log: Callable[[str], None]
+    store: Store, step: int, line: Mapping[int, tuple[int, int]], log: Callable[[str], None]
 ) -> tuple[str, Manifest] | None:
     """What a rewind has set aside of a step, and was on this line before, if its parts are still there."""
     try:
         for name, manifest in rewound(store, step):
-            if _is_on(line, manifest):
+            if is_on(line, manifest):
                 for part, info in manifest.parts.items():
                     if store.size(step, part) != info.size:
                         raise Damaged(f"{part} has another size than its manifest says")

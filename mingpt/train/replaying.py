@@ -19,10 +19,10 @@ from mingpt.config.schema import Config
 from mingpt.config.stored import problems_of_places, replay_config
 from mingpt.data.source import Source
 from mingpt.errors import Damaged, Unreadable, UserError
+from mingpt.history.history import Bits, History, Stretch
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.reader import read
 from mingpt.train.bench import Bench, Saved
-from mingpt.train.past import Bits, Past, Stretch
 from mingpt.train.stats import Figures
 from mingpt.weights.reading import start_from
 from mingpt.world.joining import join, world_size
@@ -58,6 +58,12 @@ class Again:
         ours, theirs = (self.figures.loss, self.figures.grad_norm), (self.recorded.loss, self.recorded.grad_norm)
         return repr(ours) == repr(theirs)  # equal also where both are NaN
 
+    def bits(self) -> str:
+        """Those that came out, and those recorded."""
+        ours, theirs = self.figures, self.recorded
+        assert theirs
+        return f"loss {ours.loss!r} and norm {ours.grad_norm!r}, recorded {theirs.loss!r} and {theirs.grad_norm!r}"
+
 
 class Replay:
     """`bench` has the state after `step` steps. base: the step of the snapshot that it began from, 0: config and seed.
@@ -66,7 +72,7 @@ class Replay:
     numerics: this machine's fingerprint.
     """
 
-    def __init__(self, past: Past, step: int, world: World, here: Sequence[str]) -> None:
+    def __init__(self, past: History, step: int, world: World, here: Sequence[str]) -> None:
         self.past, self.world, self.here = past, world, tuple(here)
         self.notes: list[str] = []
         self.unlike: set[int] = set()
@@ -139,8 +145,8 @@ class Replay:
 
     def _initial(self) -> Saved:
         """The state before the first step: from config and seed, or the weights that model.init_from names."""
-        stretch = self.past.stretches[0] if self.past.line else None
-        if stretch is None or stretch.first != 1:
+        stretch = self.past.stretches[0]
+        if stretch.first != 1:
             raise UserError(
                 f"{self.past.url}: no good snapshot is left to begin from, and its attempts do not lead back to step 1"
             )
@@ -187,17 +193,15 @@ class Replay:
 
 
 @contextmanager
-def replay(
-    url: str, step: int, here: Sequence[str] = (), attempt: int | None = None, snapshots: str | None = None
-) -> Iterator[Replay]:
+def replay(run: str | History, step: int, here: Sequence[str] = ()) -> Iterator[Replay]:
     """The run at a point from which `step` can be computed: `advance` until it has that number.
 
-    here: overrides that say where data lies on this machine, or on which device to compute. attempt, snapshots: as
-    `Past`. Raises UserError if the step can't be had.
+    run: its history, or where it lies. here: overrides that say where data lies on this machine, or on which device to
+    compute. Raises UserError if the step can't be had.
     """
     if world_size() > 1:
         raise UserError("a replay takes one process, and bits do not depend on their number: start it without launch")
-    past = Past(url, attempt, snapshots)
+    past = History.open(run) if isinstance(run, str) else run
     past.check_step(step)
     first = replay_config(past.stretch(step).config, past.folder, here)
     with join(first.world) as world:

@@ -14,7 +14,7 @@ from branch_kit import train
 from config_kit import configured
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
-from mingpt.observe.jsonl import read_metrics
+from mingpt.metrics import read_metrics
 from mingpt.train.tasks import due, load_tasks, of_training
 from own_kit import CLASSIFIER
 from run_kit import TIME_LIMIT, Run

@@ -14,6 +14,7 @@ from branch_kit import go_on
 from config_kit import configured
 from mingpt.console import say
 from mingpt.errors import UserError
+from mingpt.history.history import History
 from mingpt.observe.trace import read_trace
 from mingpt.report.auditing import intervals
 from mingpt.snapshot import forking
@@ -21,7 +22,6 @@ from mingpt.snapshot.forking import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
 from mingpt.snapshot.manifest import encode_manifest
-from mingpt.train.past import Past
 from mingpt.train.replaying import replay
 from mingpt.train.resume import check
 from snapshot_kit import ALONE
@@ -115,9 +115,9 @@ def test_the_first_snapshot_of_a_fork_of_a_fork_is_on_its_line(text: Path, cache
     with replay("two", 9, (f"data.path={text}", f"data.cache_dir={cache}")) as run:
         assert run.base == 8
         assert run.advance().same
-    assert intervals(Past("two")) == [(0, 8), (8, 12)]
+    assert intervals(History.open("two")) == [(0, 8), (8, 12)]
     mingpt("rewind two@8")
-    assert intervals(Past("two")) == [(0, 8)]
+    assert intervals(History.open("two")) == [(0, 8)]
 
 
 # --- what a stranger may have written ---

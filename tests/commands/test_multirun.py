@@ -17,6 +17,7 @@ import pytest
 from mingpt import cli
 from mingpt.commands import multirun
 from mingpt.config.groups import name_of
+from mingpt.history.history import History
 from paths_kit import CRASH_SITE, ROOT
 from run_kit import TINY, Run
 from told import Told
@@ -150,7 +151,7 @@ def test_a_request_to_stop_stops_the_run_and_starts_no_other(sweeps: Sweeps, num
 def test_a_search_gets_the_losses(sweeps: Sweeps) -> None:
     how = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler.seed=1", "hydra.sweeper.n_jobs=1")
     assert sweeps(*how, "optimizer.lr=tag(log,interval(1e-4,1e-2))") == 0
-    losses = [multirun.last_of(str(path), "val_loss") for path in Path("runs/sweep").glob("optimizer.lr-*/")]
+    losses = [History(str(path)).last_of("val_loss") for path in Path("runs/sweep").glob("optimizer.lr-*/")]
     assert len(set(losses)) == 2
     assert f"best_value: {min(losses)}" in Path("runs/sweep/optimization_results.yaml").read_text()
 

@@ -7,7 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from mingpt.observe.jsonl import MetricsLog, read_metrics
+from mingpt.metrics import read_metrics
+from mingpt.observe.jsonl import MetricsLog
 from mingpt.snapshot.attempts import Attempt, newest_number
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store

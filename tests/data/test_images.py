@@ -10,7 +10,7 @@ import torch
 from examples.images import files
 from image_kit import cifar_files, write_archive, write_cifar, write_idx
 from mingpt.errors import UserError
-from mingpt.observe.jsonl import read_metrics
+from mingpt.metrics import read_metrics
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 

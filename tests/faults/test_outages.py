@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.observe.jsonl import read_metrics
+from mingpt.metrics import read_metrics
 from mingpt.snapshot.reader import read
 from node_kit import Node
 from run_kit import TINY, Run

@@ -8,10 +8,11 @@ import pynvml
 import pytest
 import torch
 
+from mingpt.metrics import read_metrics
 from mingpt.observe import gpus as gpus_module
 from mingpt.observe.events import StepDone
 from mingpt.observe.gpus import Gpus, open_gpus
-from mingpt.observe.jsonl import MetricsLog, read_metrics
+from mingpt.observe.jsonl import MetricsLog
 
 
 def two_l4s(ecc: int = 0) -> Any:

@@ -20,6 +20,7 @@ import branch_kit
 from config_kit import configured, problems
 from hook_kit import hook
 from mingpt.errors import CRASHED
+from mingpt.metrics import read_metrics
 from mingpt.observe import background, trackers
 from mingpt.observe.background import Background
 from mingpt.observe.events import (
@@ -32,7 +33,6 @@ from mingpt.observe.events import (
     StepSkipped,
     TasksEvaluated,
 )
-from mingpt.observe.jsonl import read_metrics
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import Trace
 from mingpt.observe.trackers import About, Trackers

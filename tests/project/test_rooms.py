@@ -24,6 +24,7 @@ ROOMS = (
     "weights",
     "snapshot",
     "observe",
+    "history",
     "train",
     "launch",
     "selftest",

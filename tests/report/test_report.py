@@ -18,7 +18,7 @@ import pytest
 from mingpt.observe.trace import RECORD
 from mingpt.report.figures import groups, ticks
 from mingpt.report.page import learning_rate, shares
-from mingpt.report.reading import read_run
+from mingpt.report.reading import Run
 from mingpt.snapshot.find import run_dir_of
 from report_kit import CONFIG, Made, loss_of, three_attempts
 from snapshot_kit import files
@@ -59,7 +59,7 @@ def test_curves_are_those_of_the_steps_that_the_run_kept() -> None:
     made = three_attempts("run")
     made.attempt(4, 30, 33, parent=3, losses={32: 7.0})  # overtaken by the next
     made.attempt(5, 31, 33, parent=4)
-    run = read_run("run")
+    run = Run("run")
     assert run.loss.steps.tolist() == list(range(1, 34))
     assert run.loss.values.tolist() == [loss_of(s) for s in range(1, 34)]
     assert run.kept == {1: 10, 2: 20, 3: 30, 4: 31, 5: 33}
@@ -68,17 +68,17 @@ def test_curves_are_those_of_the_steps_that_the_run_kept() -> None:
     no_end = "no end: still going on, or killed"
     assert [a.end for a in run.attempts] == ["killed", "stopped", "finished", "killed", no_end]
     made.claim(6, 20, parent=2, by="rewind")
-    run = read_run("run")
+    run = Run("run")
     assert (run.last_step, run.kept[3], run.loss.steps[-1], run.attempts[-1].end) == (20, 20, 20, "rewind")
 
 
 def test_an_account_lags_behind_so_steps_are_told_by_the_next_attempt_or_else_by_the_trace() -> None:
     made = Made("run").attempt(1, 0, 12, booked=0).attempt(2, 10, 20, parent=1, booked=15)
-    assert read_run("run").kept == {1: 10, 2: 20}
+    assert Run("run").kept == {1: 10, 2: 20}
     for folder in ("trace", "metrics"):
         [lost] = made.folder.glob(f"{folder}/attempt-00001*")
         lost.unlink()  # a bucket has them some seconds late, too
-    assert read_run("run").kept == {1: 10, 2: 20}
+    assert Run("run").kept == {1: 10, 2: 20}
 
 
 def test_a_run_is_found_by_its_snapshots_and_by_one_of_them() -> None:
@@ -105,7 +105,7 @@ def test_the_page_of_a_run(tmp_path: Path, page_of: PageOf, told: Told) -> None:
     page = page_of(f"{tmp_path}/run")
     told(shown(page), tmp_path)
     assert page == page_of(f"{tmp_path}/run")
-    run = read_run("run")
+    run = Run("run")
     assert run.ledger
     assert sum(spent for _, spent in shares(run)) == pytest.approx(sum(run.ledger.seconds.values()))
 
@@ -115,11 +115,11 @@ def test_the_learning_rate_is_that_of_every_step() -> None:
     schedule = {"kind": "linear", "warmup_steps": 4, "decay_steps": 30, "min_ratio": 0.0}
     made = three_attempts("run")
     made.snapshot(30, config=CONFIG | {"schedule": schedule})
-    curve = learning_rate(read_run("run"))
+    curve = learning_rate(Run("run"))
     assert curve.steps.tolist() == list(range(1, 31))
     assert curve.values[:6] == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01, 0.01 * 25 / 26])
     made.snapshot(31, config=CONFIG | {"optimizer": {"lr": "much"}})
-    assert set(learning_rate(read_run("run")).values) == {0.01}  # as the metrics have it
+    assert set(learning_rate(Run("run")).values) == {0.01}  # as the metrics have it
 
 
 def test_an_axis_has_a_few_round_numbers() -> None:
@@ -132,7 +132,7 @@ def test_an_axis_has_a_few_round_numbers() -> None:
 def test_numbers_that_are_not_finite_survive(values: list[float], page_of: PageOf) -> None:
     made = Made("run").attempt(1, 0, len(values), losses=dict(enumerate(values, 1)))
     made.metrics(1, [{"step": 1, "val_loss": None, "lr": None, "grad_norm": 10**400, "tokens_per_second": "x"}])
-    assert np.array_equal(read_run("run").loss.values, np.array(values), equal_nan=True)
+    assert np.array_equal(Run("run").loss.values, np.array(values), equal_nan=True)
     page_of("run")
 
 
@@ -162,7 +162,7 @@ def test_a_million_steps_need_little_memory_and_make_a_small_page(page_of: PageO
     page = page_of("run")
     assert tracemalloc.get_traced_memory()[1] < 400e6
     tracemalloc.stop()
-    assert read_run("run").last_step == 1_000_000
+    assert Run("run").last_step == 1_000_000
     assert len(page) < 400_000
 
 

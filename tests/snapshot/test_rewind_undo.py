@@ -9,9 +9,9 @@ import pytest
 
 from mingpt import cli
 from mingpt.errors import USER_ERROR, UserError
-from mingpt.observe.jsonl import read_metrics
+from mingpt.metrics import read_metrics
 from mingpt.observe.ledger import kept_until
-from mingpt.report.reading import read_run
+from mingpt.report.reading import Run
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.lineage import overtaken
@@ -79,7 +79,7 @@ def test_a_rewind_to_where_the_run_is_already_keeps_no_other_from_being_undone(r
         run.rewind(step)
     run.undo()
     assert [*run.digests()] == [20, 10]
-    assert read_run(run.dir).last_step == 20
+    assert Run(run.dir).last_step == 20
     run.undo()
     assert run.digests() == run.first
     with pytest.raises(UserError, match="no rewind"):
@@ -111,6 +111,16 @@ def test_an_interrupted_undo_is_finished_by_the_same_command(
     run.undo()
     assert run.digests() == run.first
     assert not [file for step in run.first for file in run.store.files(step) if file.is_set_aside]
+
+
+def test_what_an_attempt_found_in_memory_and_made_durable_is_brought_back(run: History) -> None:
+    """Its snapshot is of the step at which it began."""
+    claim = Attempt.claim(run.dir, 40, "d", parent=1)
+    history = [{"attempt": claim.number, "from_step": 40}]
+    save(run.store, 40, state_of(40), provenance=PROVENANCE | {"history": history})
+    run.rewind(10)
+    run.undo()
+    assert [*run.digests()] == [40, 30, 20, 10]
 
 
 def test_a_damaged_snapshot_of_the_line_costs_none_of_those_before_it(run: History) -> None:

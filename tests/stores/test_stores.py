@@ -12,7 +12,7 @@ import pytest
 
 from mingpt import cli
 from mingpt.errors import USER_ERROR, Damaged, Superseded, UserError
-from mingpt.observe.jsonl import read_metrics
+from mingpt.metrics import read_metrics
 from mingpt.preflight.places import write
 from mingpt.snapshot import hot, pieces
 from mingpt.snapshot.reader import read

@@ -10,9 +10,9 @@ import torch
 from config_kit import configured
 from mingpt.config.stored import replay_config
 from mingpt.errors import CRASHED, FINISHED, UserError
+from mingpt.history.history import Bits, History
 from mingpt.train.attempt import attempt
 from mingpt.train.closeup import layers, look
-from mingpt.train.past import Bits, Past
 from mingpt.train.replaying import Again, Change, replay
 from mingpt.world.lifetime import Lifetime
 from poison_kit import POISONED, poison
@@ -81,7 +81,7 @@ def test_a_run_that_went_back(tmp_path: Path) -> None:
     with replay(f"{tmp_path}/run", 16, own) as run:
         steps = [run.advance() for _ in range(8)]
         assert [(step.attempt, step.same, step.figures.skips) for step in steps] == [(3, True, 0)] * 8
-    with replay(f"{tmp_path}/run", 17, own, attempt=1) as run:
+    with replay(History.open(f"{tmp_path}/run", attempt=1), 17, own) as run:
         steps = [run.advance() for _ in range(4)]
         assert [(step.same, step.figures.skips) for step in steps] == [(True, 0), (True, 0), (True, 1), (True, 2)]
 
@@ -149,6 +149,6 @@ def test_another_setting_from_there_on(tmp_path: Path) -> None:
         run.advance()
         changed = [run.advance(Change(("optimizer.lr=0.03",))) for _ in range(3)]
     assert [step.same for step in changed] == [True, False, False]  # a step's loss and norm come before its update
-    other = Past(f"{tmp_path}/short")
+    other = History.open(f"{tmp_path}/short")
     for step in changed:
         assert other.bits(step.step) == Bits(2, step.figures.loss, step.figures.grad_norm)
