@@ -39,10 +39,10 @@ class Folder:
 
     def __init__(self, url: str, key: str = "run.dir") -> None:
         self.given = url.rstrip("/")  # may hold secrets: never shown
-        self.url, self.key = without_secrets(self.given or url), key
-        self.shown = f"{key}={self.url}"
         self.fs, path = open_fs(url, key)
         self.root = path.rstrip("/") or "/"
+        self.url, self.key = without_secrets(url if self.root == "/" else self.given), key
+        self.shown = f"{key}={self.url}"
         self.local = is_local(self.fs)
 
     def named_errors(self) -> AbstractContextManager[None]:
