@@ -22,7 +22,7 @@ from lab_kit import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500), needs_lab]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400), needs_lab]  # beside the slow tests, set-up takes long
 
 EXPERIMENT = "shakespeare_10m"  # the recipes' default
 
