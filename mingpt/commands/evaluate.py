@@ -10,7 +10,7 @@ from mingpt.commands.tasks import OF_TASKS, answer_tasks
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.stored import evaluation_config
-from mingpt.console import complain, finite, say, say_json
+from mingpt.console import complain, say, say_json
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.console import ConsoleLines
@@ -74,7 +74,7 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
 
 
 def as_dict(figures: Figures) -> dict[str, Any]:
-    """The figures that were measured, for JSON. A number that is not finite becomes None."""
+    """The figures that were measured, for JSON."""
     everything = {
         "loss": figures.loss,
         "perplexity": perplexity(figures),
@@ -85,7 +85,7 @@ def as_dict(figures: Figures) -> dict[str, Any]:
         "right": figures.right if figures.questions else None,
         "questions": figures.questions or None,
     }
-    shown = finite({key: value for key, value in everything.items() if value is not None})
+    shown: dict[str, Any] = {key: value for key, value in everything.items() if value is not None}
     parts = {name: as_dict(part) for name, part in figures.parts.items() if part.targets}
     return shown | ({"parts": parts} if parts else {})
 

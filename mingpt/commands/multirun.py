@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from mingpt.config.checks import missing_places
-from mingpt.config.commandline import SEARCHPATH, CommandLine, options_given, parser, quoted
+from mingpt.config.commandline import FIRST, SEARCHPATH, CommandLine, options_given, parser, quoted
 from mingpt.config.compose import configure, first_line, hydra_of
 from mingpt.config.groups import config_dir
 from mingpt.console import complain, say
@@ -76,7 +76,7 @@ def _run(arguments: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints an error as its own, and ends with 1
     sys.argv[1:] = arguments
     try:
-        hydra.main(config_path=str(config_dir()), config_name="train", version_base="1.3")(job)()
+        hydra.main(config_path=str(config_dir()), config_name=FIRST, version_base="1.3")(job)()
     except JobFailed as failed:
         complain(f"{failed.folder}: exit code {failed.code}: see {failed.folder}.log; the same command again goes on")
         return failed.code

@@ -16,6 +16,7 @@ from mingpt.redact import without_secrets
 
 PLACES = ("config-dir", "config-name", "config-path")
 SEARCHPATH = "hydra.searchpath"
+FIRST = "train"  # .yaml of configs/, which a config begins with
 
 
 def quoted(text: str) -> str:
@@ -67,7 +68,7 @@ class CommandLine:
 
     @property
     def name(self) -> str:
-        return self.options.config_name or "train"
+        return self.options.config_name or FIRST
 
     @property
     def main(self) -> str:

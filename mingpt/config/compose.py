@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mingpt.config import moment
-from mingpt.config.commandline import CommandLine, options_given
+from mingpt.config.commandline import FIRST, CommandLine, options_given
 from mingpt.config.groups import Places, defaults, groups, offer
 from mingpt.config.help import help_text
 from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, value_of
@@ -35,7 +35,6 @@ from mingpt.errors import UserError
 from mingpt.gone import instead
 from mingpt.redact import BLANK, as_lines, is_secret, without_secrets
 
-MAIN = "train"
 PRINTS = ("cfg", "info", "hydra_help")  # Hydra's options that only print
 
 
@@ -82,7 +81,7 @@ def printed(line: CommandLine, overrides: Sequence[str]) -> str:
     before, sys.argv = sys.argv, [sys.argv[0], *options_given(line.options), *options, *shown]
     try:
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as wrong:
-            hydra.main(config_path=line.main, config_name="train", version_base="1.3")(configure)()
+            hydra.main(config_path=line.main, config_name=FIRST, version_base="1.3")(configure)()
     except (SystemExit, ValueError) as end:
         if told := wrong.getvalue().strip() or str(end).strip("0"):
             raise UserError(str(without_secrets(told))) from end
@@ -210,14 +209,14 @@ def _one_by_one(line: CommandLine) -> tuple[list[str], DictConfig, list[str]]:
 
 def _of_files(line: CommandLine, chosen: Sequence[str]) -> DictConfig:
     """What Hydra composes of the files that these overrides choose."""
-    if line.folders or line.options.config_path or line.name != MAIN:  # these may change meanwhile
+    if line.folders or line.options.config_path or line.name != FIRST:  # these may change meanwhile
         return hydra.compose(line.name, [*chosen])
     return _of_ours(*chosen)
 
 
 @lru_cache(maxsize=64)
 def _of_ours(*chosen: str) -> DictConfig:
-    return hydra.compose(MAIN, [*chosen])
+    return hydra.compose(FIRST, [*chosen])
 
 
 def _with(composed: DictConfig, values: Sequence[str]) -> DictConfig:

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from mingpt.config.affecting import settings
-from mingpt.config.commandline import CommandLine, quoted
+from mingpt.config.commandline import FIRST, CommandLine, quoted
 from mingpt.config.compose import configure
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of
@@ -227,7 +227,7 @@ def _of_weights(key: str) -> bool:
 def _elsewhere(arguments: Sequence[str], allowed: Sequence[str]) -> list[str]:
     """A problem for each argument that is not this program's."""
     names = [shown_key(key) for key in sorted(_named(arguments)) if not is_below(key, allowed)]
-    names += ["--config-name"] if CommandLine.of(arguments).name != "train" else []
+    names += ["--config-name"] if CommandLine.of(arguments).name != FIRST else []
     return [f"{name} can't be set here, only {', '.join(allowed)}" for name in names]
 
 

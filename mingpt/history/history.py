@@ -179,11 +179,12 @@ class History:
     def kept(self) -> dict[int, int]:
         """The last step that the run kept, by attempt. One that was killed has written its account seconds before."""
         done = {number: claim.from_step for number, claim in self.own.items()}
+        newest = [(self.newest.attempt, self.newest.step)] if self.newest else []  # of a copy nothing else tells
         known = chain(
             ((account.attempt, account.step) for account in self.accounts),
             ((number, row["step"]) for number, rows in self.rows.items() for row in rows),
             ((number, int(found["step"].max(initial=0))) for number, found in self.trace.items()),
-            ((self.newest.attempt, self.newest.step) for _ in [1] if self.newest),  # of a copy nothing else tells
+            newest,
         )
         for number, step in known:
             done[number] = max(done.get(number, 0), step)
