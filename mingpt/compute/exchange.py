@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mingpt.compute.buckets import Bucket
 from mingpt.compute.narrow import Packing
-from mingpt.compute.tree import Node, tree_sum, whole_nodes
+from mingpt.compute.tree import Node, add_siblings, whole_nodes
 from mingpt.world.world import World, all_gather, all_to_all, share
 
 IN_FLIGHT = 2  # buckets whose weights are on their way: more would hide no more time, and each needs memory
@@ -53,9 +53,10 @@ def hops(world: World, microbatches: int) -> list[Hop]:
 class Flight:
     """One bucket's partial sums on their way."""
 
-    def __init__(self, hops: Sequence[Hop], parts: Tensor) -> None:
+    def __init__(self, hops: Sequence[Hop], parents: Mapping[tuple[Node, Node], Node], parts: Tensor) -> None:
         """parts: (processes of the first hop, rows, slices for each, length); rows: what this process holds."""
         self.hop, *self.to_come = hops
+        self.parents = parents
         self._send(parts)
 
     def _send(self, parts: Tensor) -> None:
@@ -71,8 +72,8 @@ class Flight:
     def _added(self) -> list[Tensor]:
         """(slices, length) for each node that this hop's processes want."""
         self.work.wait()
-        known = dict(zip((node for nodes in self.hop.held for node in nodes), self.received, strict=True))
-        return [tree_sum(*node, known) for node in self.hop.wanted]
+        nodes = (node for nodes in self.hop.held for node in nodes)
+        return add_siblings(dict(zip(nodes, self.received.unbind(), strict=True)), self.parents)
 
     def go_on(self) -> None:
         """If there is another hop: wait for the one under way, and begin it."""

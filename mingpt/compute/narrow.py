@@ -33,17 +33,22 @@ def pack(buckets: Sequence[Bucket], names: Collection[str], autocast: Any) -> di
 
 
 class Packing:
-    """Turns a bucket's slices into messages, and back. length: of a message, in bytes."""
+    """Turns a bucket's slices into messages, and back. length: of a message, in bytes.
+
+    A message is the whole slice in 16 bits, and then the pieces of it that must not be rounded, such as biases, as they
+    are. So all slices are unpacked by one copy, whatever their number, and the few such pieces by one more.
+    """
 
     def __init__(self, bucket: Bucket, names: Collection[str], dtype: torch.dtype) -> None:
         """names: the parameters that travel as `dtype`, of 16 bits. The padding between parameters is zeros."""
         self.bucket, self.names, self.dtype = bucket, names, dtype
         starts = range(0, len(bucket.weights), bucket.length)
-        slices = [range(start, start + bucket.length) for start in starts]
-        # Of each slice, by rank, and whether as `dtype`.
-        self.parts = [[(part, slot.name in names) for slot, part in bucket.pieces(s)] for s in slices]
-        self.sizes = [[(p.stop - p.start) * (2 if narrow else 4) for p, narrow in parts] for parts in self.parts]
-        self.length = max(map(sum, self.sizes))
+        slices = [bucket.pieces(range(start, start + bucket.length)) for start in starts]
+        # The pieces of each slice that are not rounded, by rank.
+        self.whole = [[part for slot, part in pieces if slot.name not in names] for pieces in slices]
+        self.sizes = [[(part.stop - part.start) * 4 for part in parts] for parts in self.whole]
+        self.narrow = bucket.length * 2
+        self.length = self.narrow + max(map(sum, self.sizes))
 
     def own(self) -> dict[str, Tensor | Sliced]:
         """The weights of which this process has no more than its slice."""
@@ -53,17 +58,24 @@ class Packing:
     def pack(self, mine: Tensor) -> Tensor:
         """mine: this process's slice of the weights. Returns (length,) bytes."""
         message = torch.zeros(self.length, dtype=torch.uint8, device=mine.device)
-        parts, sizes = self.parts[self.bucket.rank], self.sizes[self.bucket.rank]
-        for (part, narrow), piece in zip(parts, message[: sum(sizes)].split(sizes), strict=True):
-            piece.view(self.dtype if narrow else mine.dtype).copy_(mine[part])
+        message[: self.narrow].view(self.dtype).copy_(mine)
+        rank = self.bucket.rank
+        if self.whole[rank]:
+            torch._foreach_copy_(self._pieces(message, rank), [mine[part] for part in self.whole[rank]])
         return message
+
+    def _pieces(self, message: Tensor, rank: int) -> list[Tensor]:
+        """Where in the message of `rank` the pieces are that are not rounded."""
+        end = self.narrow + sum(self.sizes[rank])
+        return [piece.view(self.bucket.weights.dtype) for piece in message[self.narrow : end].split(self.sizes[rank])]
 
     def unpack(self, messages: Tensor) -> None:
         """Write the other processes' slices into the bucket. messages: (processes, length) bytes."""
+        mine = self.bucket.rank
         slices = self.bucket.weights.view(self.bucket.size, self.bucket.length)
-        for rank, (weights, parts, sizes) in enumerate(zip(slices, self.parts, self.sizes, strict=True)):
-            if rank == self.bucket.rank:
-                continue
-            found = messages[rank, : sum(sizes)].split(sizes)
-            for (part, narrow), piece in zip(parts, found, strict=True):
-                weights[part].copy_(piece.view(self.dtype if narrow else weights.dtype))
+        for others in (slice(0, mine), slice(mine + 1, None)):
+            slices[others].copy_(messages[others, : self.narrow].view(self.dtype))
+        ranks = [rank for rank in range(self.bucket.size) if rank != mine and self.whole[rank]]
+        if ranks:
+            to = [slices[rank][part] for rank in ranks for part in self.whole[rank]]
+            torch._foreach_copy_(to, [piece for rank in ranks for piece in self._pieces(messages[rank], rank)])

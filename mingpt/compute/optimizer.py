@@ -114,9 +114,10 @@ class Update:
             rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]
             means, gradients = [self.first[i] for i in self.of_muon], [sums[i] for i in self.of_muon]
             self.muon.step(means, gradients, refused > 0, rule.lr * factor, rule.weight_decay)
+        counts = dict(zip(self.step_of, self.steps.clone().unbind(), strict=True))  # the kernel counts them up
         for i, bucket in enumerate(self.buckets):
             if i not in self.of_muon:
-                self._adamw(i, sums[i], factor, refused)
+                self._adamw(i, sums[i], counts, factor, refused)
             self.gathering.start(bucket)  # while the next one is updated
         self.steps.add_(1 - refused)
         self.gathering.finish()
@@ -136,17 +137,16 @@ class Update:
         chunks = [s[: bucket.chunks] for s, bucket in zip(squares, self.buckets, strict=True)]
         return pairwise_sum(torch.cat(chunks).double()[None])[0].sqrt().float()
 
-    def _adamw(self, i: int, gradient: Tensor, factor: float, refused: Tensor) -> None:
+    def _adamw(self, i: int, gradient: Tensor, counts: Mapping[str, Tensor], factor: float, refused: Tensor) -> None:
         """Torch's fused kernel: where `refused` is 1, it changes neither weights nor moments, without a wait."""
         bucket, rows = self.buckets[i], dict[Rule, list[tuple[Tensor, ...]]]()
         for slot, part in bucket.pieces(bucket.owned):
-            count = self.step_of[slot.name].clone()  # the kernel counts it up
-            row = bucket.mine[part], gradient[part], self.first[i][part], self.second[i][part], count
+            row = bucket.mine[part], gradient[part], self.first[i][part], self.second[i][part], counts[slot.name]
             rows.setdefault(self.rules[slot.name], []).append(row)
         for rule, found in rows.items():
-            weights, gradients, firsts, seconds, counts = (list(column) for column in zip(*found, strict=True))
+            weights, gradients, firsts, seconds, steps = (list(column) for column in zip(*found, strict=True))
             adamw(
-                weights, gradients, firsts, seconds, [], counts, fused=True, found_inf=refused, amsgrad=False,
+                weights, gradients, firsts, seconds, [], steps, fused=True, found_inf=refused, amsgrad=False,
                 beta1=self.config.beta1, beta2=self.config.beta2, lr=rule.lr * factor, eps=self.config.eps,
                 weight_decay=rule.weight_decay, maximize=False,
             )  # fmt: skip
@@ -206,7 +206,7 @@ class Update:
 
 def sums_of_squares(flat: Tensor) -> Tensor:
     """By chunk: (n,) to (n / CHUNK,)."""
-    rows = len(flat) if flat.is_cuda else 32 * CHUNK  # what fits into a CPU's cache: a third of the time
+    rows = 32 * CHUNK if flat.is_cpu else len(flat)  # what fits into a CPU's cache: a third of the time
     return torch.cat([pairwise_sum(part.view(-1, CHUNK).float().square()) for part in flat.split(rows)])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mingpt.compute.buckets import Bucket, Slot, in_memory_order
+from mingpt.compute.buckets import Bucket, Slot
 from mingpt.compute.exchange import Flight, hops
 from mingpt.compute.tree import Node, parents
 from mingpt.world.world import World, all_gather
@@ -107,7 +107,7 @@ class ExactReduction(Reduction):
         first = self.hops[0]
         self.rows = len(first.held[first.world.rank])  # partial sums that this process sends
         self.stack: list[tuple[Node, dict[Tensor, Tensor]]] = []
-        self._parts = dict[Bucket, Tensor]()  # to send: (processes of the first hop, rows, slices for each, length)
+        self._partials = dict[Bucket, Tensor]()  # to send: (rows, elements of the bucket)
         self._flights = dict[Bucket, Flight]()
 
     def begin(self) -> None:
@@ -129,29 +129,31 @@ class ExactReduction(Reduction):
         self.stack.append((node, dict(zip(self.place, gradients, strict=True))))
 
     def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
-        p, peers = slot.parameter, self.hops[0].world.size
+        p = slot.parameter
         for _, sums in reversed(self.stack[self.rows - 1 :]):
             gradient.add_(sums.pop(p))
-        if bucket not in self._parts:
-            shape = peers, self.rows, bucket.size // peers, bucket.length
-            self._parts[bucket] = bucket.weights.new_zeros(shape)
-        for row, partial in enumerate([*(sums.pop(p) for _, sums in self.stack[: self.rows - 1]), gradient]):
-            flat = in_memory_order(partial, p)
-            for rank, part in enumerate(bucket.ranges(slot)):
-                first = max(slot.start - rank * bucket.length, 0)
-                to = self._parts[bucket][rank % peers, row, rank // peers]
-                to[first : first + len(part)] = flat[part.start : part.stop]
+        if bucket not in self._partials:
+            self._partials[bucket] = bucket.weights.new_zeros(self.rows, len(bucket.weights))
+        # One copy for each row, in the bucket's own layout: a copy for each process would cost a GPU's host 28 ms a
+        # step with 16 processes and GPT-2, 890 ms with 512. `_start` puts the slices in the order of the processes.
+        partials = [*(sums.pop(p) for _, sums in self.stack[: self.rows - 1]), gradient]
+        for flat, partial in zip(self._partials[bucket], partials, strict=True):
+            bucket.view(flat, slot).copy_(partial)
 
     def _start(self, bucket: Bucket) -> None:
         behind = [*self._flights.values()][-1:]
         if bucket.size > 1:
-            self._flights[bucket] = Flight(self.hops, self._parts.pop(bucket).to(self.world.comm_device))
+            # The slice of rank r is for process r % peers of the first hop. With one row and one hop, this copies nothing.
+            peers = self.hops[0].world.size
+            slices = self._partials.pop(bucket).view(self.rows, -1, peers, bucket.length)
+            parts = slices.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
+            self._flights[bucket] = Flight(self.hops, self.parents, parts)
         for flight in behind:  # now that this bucket's first hop has begun: so waiting costs no time
             flight.go_on()
 
     def _sum(self, bucket: Bucket) -> Tensor:
         if bucket.size == 1:
-            return self._parts.pop(bucket)[0, 0, 0]
+            return self._partials.pop(bucket)[0]
         for flight in self._flights.values():  # the last one has one more hop to go
             flight.go_on()
         total = self._flights.pop(bucket).land()

@@ -5,8 +5,10 @@ world size; a sum along the tree has not.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 Node = tuple[int, int]  # (a, b): the subtree over the microbatches a to b - 1
@@ -50,3 +52,17 @@ def parents(count: int) -> dict[tuple[Node, Node], Node]:
             out[left, right] = (a, b)
             pending += [left, right]
     return out
+
+
+def add_siblings(sums: Mapping[Node, Tensor], parents: Mapping[tuple[Node, Node], Node]) -> list[Tensor]:
+    """Add siblings until none are left, in place. sums: of nodes, from left to right, of one shape.
+
+    Returns the sums of the largest nodes that they cover. The additions are tree_sum's; all those of one level are one
+    operation, so that a device's host has as much to do for 512 processes as for 2.
+    """
+    while pairs := [pair for pair in pairwise(sums) if pair in parents]:
+        torch._foreach_add_([sums[left] for left, _ in pairs], [sums[right] for _, right in pairs])
+        gone = {right for _, right in pairs}
+        whole = {left: parents[left, right] for left, right in pairs}
+        sums = {whole.get(node, node): total for node, total in sums.items() if node not in gone}
+    return list(sums.values())
