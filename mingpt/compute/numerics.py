@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 from contextlib import nullcontext, suppress
 from hashlib import sha256
 from importlib import metadata
@@ -77,6 +78,13 @@ def require(config: Config, device: torch.device) -> None:
         raise UserError(f"precision=tf32: {name} has no such numbers (Ampere and newer GPUs have): use precision=fp32")
     if config.train.attention == "fa3" and not (cuda and torch.cuda.get_device_capability(device)[0] == HOPPER):
         raise UserError(f"train.attention=fa3: {name} is no Hopper GPU (H100, H200): use train.attention=torch")
+    # What Triton compiles its launchers with, and Inductor its kernels for CPUs.
+    compilers = [os.environ.get("CC", "gcc"), "clang"] if cuda else [os.environ.get("CXX", "g++")]
+    if config.train.compile and not any(map(shutil.which, compilers)):
+        raise UserError(
+            f"train.compile=true: there is no compiler ({' or '.join(compilers)}) on this machine: install one "
+            "(apt install g++), or use train.compile=false"
+        )
 
 
 def slow_precision(config: Config, device: torch.device) -> str | None:

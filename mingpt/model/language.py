@@ -69,8 +69,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
     If q is shorter than k, it holds the last position.
     """
     shared = q.shape[1] // k.shape[1]
-    if shared > 1 and q.is_cuda and (mask is not None or q.dtype == torch.float32):
-        # torch's memory-efficient kernel takes no grouped queries, and without it all scores would be in memory.
+    if shared > 1 and q.is_cuda and (mask is not None or q.dtype == torch.float32 or before_ampere(q.device)):
+        # torch's memory-efficient kernel takes no grouped queries, and without it all scores would be in memory. Flash
+        # attention does, from Ampere on.
         k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     return F.scaled_dot_product_attention(
         q,
@@ -81,6 +82,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
         dropout_p=dropout,
         enable_gqa=k.shape[1] != q.shape[1],
     )
+
+
+def before_ampere(device: torch.device) -> bool:
+    return torch.cuda.get_device_properties(device).major < 8  # which torch's compiler takes for a constant
 
 
 def positions(tokens: Tensor, caches: Sequence[KVCache] | None, documents: Tensor | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Copy this process's share of the state at a step's boundary, so that training can go on while it is written."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mingpt.compute.buckets import Sliced
+from mingpt.console import say
 from mingpt.snapshot.format import Part, SharedState, lay_out
 from mingpt.world.world import World, all_to_all, share
 
@@ -61,7 +63,7 @@ class Staging:
         with torch.cuda.stream(stream):  # None: the current stream
             copies = {n: self._buffers[n].copy_(tensor.detach(), non_blocking=True) for n, tensor in found.items()}
         if stream is not None:
-            self._copied = torch.cuda.Event()
+            self._copied = torch.cuda.Event(blocking=True)  # the writer's thread sleeps while it waits
             self._copied.record(stream)
         return Staged(
             [[parts[i] for i in share(rank, size, len(parts))] for rank, size in self._writers], copies, sliced
@@ -124,5 +126,7 @@ def block_of(size: int, pinned: bool) -> Tensor:
     """
     block = torch.empty(size, dtype=torch.uint8)
     if pinned and (error := int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), size, 0))):
-        raise RuntimeError(f"{size} bytes of memory could not be pinned for snapshots: CUDA's error {error}")
+        say(f"snapshots: {size} bytes could not be pinned (CUDA's error {error}): training waits while they are copied")
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")  # takes the error, which torch would raise at its next kernel
     return block

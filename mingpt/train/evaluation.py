@@ -101,7 +101,9 @@ def evaluate(
     for place in share:
         microbatch = chosen[place]
         Progress.microbatches += 1
-        tensors = [x.to(world.device) for x in split[microbatch]]
+        # From pinned memory the host does not wait for the copy, and launches the microbatch meanwhile.
+        cuda = world.device.type == "cuda"
+        tensors = [(x.pin_memory() if cuda else x).to(world.device, non_blocking=cuda) for x in split[microbatch]]
         targets, right, questions = tensors[1], none, none
         torch.manual_seed(derive("evaluation", seed, step, microbatch))
         with autocast:

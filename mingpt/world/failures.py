@@ -44,6 +44,9 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
     told = isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY)
     if told or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         cure = f"lower {_smaller_batch(config) or 'batch.micro_size'}, model.block_size or the model's size"
+        if held := held_by_others():
+            where = f"{held / 2**30:.1f} GiB of this GPU are held by other processes: see nvidia-smi"
+            return Failure(f"out of memory: {where} ({first_line})", CRASHED, False)
         if phase < Phase.TRAINING:  # a retry would run out of memory again
             return Failure(f"out of memory in the first step: {cure} ({first_line})", USER_ERROR, False)
         return Failure(f"out of memory: if it happens again, {cure} ({first_line})", CRASHED, False)
@@ -64,6 +67,18 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
         if any(words in text for words in ("by peer", "connectFullMesh", "Broken pipe", "remote process exited")):
             return Failure(f"{LOST_PEER} ({first_line})", CRASHED, False)
     return Failure(": ".join(filter(None, (type(error).__name__, first_line))), CRASHED, True)
+
+
+def held_by_others() -> int:
+    """Bytes of this process's GPU that are neither free nor its own: a process killed a second ago may still have them.
+
+    0 without a GPU, and for less than the 1 GiB that CUDA and NCCL themselves take beside torch's allocator.
+    """
+    if not torch.cuda.is_initialized():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    held = total - free - torch.cuda.memory_reserved() - 2**30
+    return max(held, 0)
 
 
 def _smaller_batch(config: Config | None) -> str:

@@ -256,6 +256,10 @@ def join(config: WorldConfig) -> Iterator[World]:
         torch.cuda.set_device(device)
         # The main thread gets a CUDA error, too, and tells it; nccl's thread would end the process first (SIGABRT).
         os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+        # Up to three communicators have work in flight. Every process starts it in one order, and with this the device
+        # keeps to it (nccl#195; NCCL 2.26 and newer). ROCm's library crashes with it (aorta#512).
+        if torch.version.hip is None:
+            os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
     if launched:
         shared = _connect_store(numbers, config.init_timeout_seconds)
         network.limit_silence(port, config.timeout_seconds)

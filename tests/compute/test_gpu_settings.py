@@ -70,3 +70,19 @@ def test_flash_attention_3_is_activated_and_recorded(hopper: None, monkeypatch: 
 def test_settings_that_forbid_each_other_are_told_at_once(overrides: tuple[str, ...], cure: str) -> None:
     (problem,) = problems(*overrides)
     assert cure in problem
+
+
+@pytest.mark.parametrize(("device", "found"), [(CPU, "g++"), (GPU, "gcc"), (GPU, "clang")])
+def test_a_compiler_is_looked_for_before_the_first_step(
+    device: torch.device, found: str, hopper: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, torch ends the first step with a long stack trace, which looks like a crash that a retry may cure."""
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    there = {found}
+    monkeypatch.setattr(numerics.shutil, "which", lambda name: name if name in there else None)
+    config = configured("train.compile=true", "precision=bf16")
+    numerics.require(config, device)
+    there.clear()
+    with pytest.raises(UserError, match="^train.compile=true: "):
+        numerics.require(config, device)

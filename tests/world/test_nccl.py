@@ -1,5 +1,6 @@
 """In which order a process leaves a world on GPUs, by recorded calls: NCCL waits for whoever does not answer."""
 
+import os
 from unittest.mock import Mock, call
 
 import pytest
@@ -16,7 +17,9 @@ def test_a_process_that_fails_does_not_wait_for_the_others_and_keeps_its_code(mo
     store, calls = dist.HashStore(), Mock()
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")  # `join` would leave it there
+    for name in ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "NCCL_LAUNCH_ORDER_IMPLICIT"):
+        monkeypatch.setenv(name, "")  # so that what `join` sets does not stay
+        monkeypatch.delenv(name)
     there = {"_device": torch.device("cuda"), "_connect_store": store, "_own_namespace": store, "_each": 1}
     for name, found in {**there, "_choose_interface": None}.items():
         monkeypatch.setattr(joining, name, Mock(return_value=found))
@@ -33,6 +36,7 @@ def test_a_process_that_fails_does_not_wait_for_the_others_and_keeps_its_code(mo
     with pytest.raises(ReportedFailure):
         fail()
     wait_until(lambda: calls.mock_calls, "it ends without leaving")
+    assert os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] == "1"
     assert calls.mock_calls == [call.exits(64)]
     with join(configured().world):  # one that has done its work
         pass

@@ -8,7 +8,7 @@ import torch
 from torch.cuda import memory
 
 from config_kit import configured
-from mingpt.errors import USER_ERROR
+from mingpt.errors import CRASHED, USER_ERROR
 from mingpt.train import attempt
 from mingpt.world.failures import classify, leave_memory_picture
 from mingpt.world.lifetime import Lifetime, Phase
@@ -36,6 +36,18 @@ def test_out_of_memory_says_what_to_lower_and_by_how_much(batch: str, told: Told
 def test_what_takes_a_gpus_memory_beside_torch_runs_out_of_it_too(text: str) -> None:
     failure = classify(RuntimeError(text), Phase.JOINED, configured())
     assert (failure.code, "batch.micro_size" in failure.reason) == (USER_ERROR, True)
+
+
+@pytest.mark.parametrize(("free", "code"), [(1, CRASHED), (9, USER_ERROR)])
+def test_memory_that_others_hold_is_no_mistake_of_the_user(
+    free: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was killed a second ago: the next attempt finds the memory free. 20 GiB, of which 10 are ours."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * 2**30, 20 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 10 * 2**30)
+    failure = classify(torch.OutOfMemoryError("CUDA"), Phase.JOINED, configured())
+    assert (failure.code, "8.0 GiB of this GPU" in failure.reason) == (code, code == CRASHED)
 
 
 def test_a_gpus_memory_is_left_below_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
