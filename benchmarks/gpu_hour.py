@@ -167,7 +167,7 @@ def profile(hour: Hour) -> dict[str, Any]:
 
 
 def kill(hour: Hour) -> dict[str, Any]:
-    """kill -9 of everything in a run, and the same command at once: the memory of the dead process may still be taken."""
+    """kill -9, and the same command at once: the dead process may still have the GPU's memory."""
     name, last = "kill", hour.scale.steps
     more = (f"train.max_steps={last}", "snapshot.every_steps=5")
     hour.train("undisturbed", *more)

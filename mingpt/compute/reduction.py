@@ -143,7 +143,7 @@ class ExactReduction(Reduction):
     def _start(self, bucket: Bucket) -> None:
         behind = [*self._flights.values()][-1:]
         if bucket.size > 1:
-            # The slice of rank r is for process r % peers of the first hop. With one row and one hop, this copies nothing.
+            # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, nothing is copied.
             peers = self.hops[0].world.size
             slices = self._partials.pop(bucket).view(self.rows, -1, peers, bucket.length)
             parts = slices.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
