@@ -2,9 +2,11 @@
 
 What differs from GPT-2: RMS norm (Zhang and Sennrich 2019), rotary positions (Su et al. 2021), normalised queries and
 keys (Henry et al. 2020), grouped queries (Ainslie et al. 2023), SwiGLU (Shazeer 2020), and no biases. Parameters have
-the names and shapes of `Qwen3ForCausalLM` in Hugging Face's `transformers`; without qk_norm, of `LlamaForCausalLM`.
+the names and shapes of `Qwen3ForCausalLM` in Hugging Face's `transformers`; without qk_norm, of `LlamaForCausalLM`, and
+with qkv_bias, of `Qwen2ForCausalLM`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,13 +30,16 @@ class ModernConfig(Shape):
     head_dim: int
     n_inner: int
     rope_base: float
+    rope_factor: float
+    rope_original: int
     norm_eps: float
     qk_norm: bool
+    qkv_bias: bool
     tied: bool
 
 
-def linear(n_in: int, n_out: int) -> nn.Linear:
-    return nn.Linear(n_in, n_out, bias=False)
+def linear(n_in: int, n_out: int, bias: bool = False) -> nn.Linear:
+    return nn.Linear(n_in, n_out, bias=bias)
 
 
 class RMSNorm(nn.Module):
@@ -49,9 +54,22 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (self.size,), self.weight.to(x.dtype), self.eps)
 
 
-def rotation(positions: Tensor, size: int, base: float) -> Rotation:
-    """Rotary embedding: by which angles the queries and keys at `positions` turn, one for each pair of dimensions."""
-    frequencies = base ** (-torch.arange(0, size, 2, device=positions.device, dtype=torch.float32) / size)
+LOW, HIGH = 1.0, 4.0  # Llama 3.1's low_freq_factor and high_freq_factor
+
+
+def rotation(positions: Tensor, config: ModernConfig) -> Rotation:
+    """Rotary embedding: by which angles the queries and keys at `positions` turn, one for each pair of dimensions.
+
+    With rope_factor, for texts longer than the rope_original positions of a first training, as in Llama 3.1
+    (Grattafiori et al. 2024): wavelengths longer than those become rope_factor times as long, those below a quarter of
+    them stay.
+    """
+    size = config.head_dim
+    frequencies = config.rope_base ** (-torch.arange(0, size, 2, device=positions.device, dtype=torch.float32) / size)
+    if config.rope_factor != 1:
+        turns = config.rope_original * frequencies / (2 * math.pi)  # within the first training's positions
+        kept = ((turns - LOW) / (HIGH - LOW)).clamp(0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / config.rope_factor)
     angles = positions[..., None] * frequencies
     return angles.cos(), angles.sin()
 
@@ -70,9 +88,9 @@ class Attention(nn.Module):
         super().__init__()
         self.size = config.head_dim
         queries, keys = config.n_head * self.size, config.n_kv_head * self.size
-        self.q_proj = linear(config.n_embd, queries)
-        self.k_proj = linear(config.n_embd, keys)
-        self.v_proj = linear(config.n_embd, keys)
+        self.q_proj = linear(config.n_embd, queries, config.qkv_bias)
+        self.k_proj = linear(config.n_embd, keys, config.qkv_bias)
+        self.v_proj = linear(config.n_embd, keys, config.qkv_bias)
         self.o_proj = linear(queries, config.n_embd)
         self.q_norm = RMSNorm(self.size, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.size, config.norm_eps) if config.qk_norm else nn.Identity()
@@ -123,7 +141,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.n_embd, config.norm_eps)
 
     def forward(self, tokens: Tensor, caches: Sequence[KVCache] | None, documents: Tensor | None) -> Tensor:
-        by = rotation(positions(tokens, caches, documents), self.config.head_dim, self.config.rope_base)
+        by = rotation(positions(tokens, caches, documents), self.config)
         x = self.embed_tokens(tokens)
         mask = None if documents is None else document_mask(documents)
         for i, layer in enumerate(self.layers):
@@ -145,7 +163,7 @@ class Modern(LanguageModel):
         # shared one needs small rows, so that the first guesses are not far off.
         nn.init.normal_(self.model.embed_tokens.weight, std=0.02 if config.tied else 1.0)
         for name, parameter in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")) or name == "lm_head.weight":
+            if name.endswith(("o_proj.weight", "down_proj.weight", "_proj.bias")) or name == "lm_head.weight":
                 nn.init.zeros_(parameter)
 
     def activations(
@@ -160,7 +178,7 @@ class Modern(LanguageModel):
 @register
 class ModernModel(Language):
     kind: Literal["modern"] = "modern"
-    """a GPT of today: rotary positions, RMS norm, SwiGLU, grouped queries, as in Qwen3 and Llama"""
+    """a GPT of today: rotary positions, RMS norm, SwiGLU, grouped queries, as in Qwen and Llama"""
     n_kv_head: int | None = Field(default=None, ge=1)
     """Heads of keys and values, which the attention heads share; they divide n_head. null: as many."""
     head_dim: int | None = Field(default=None, ge=2)
@@ -169,10 +187,16 @@ class ModernModel(Language):
     """Width of the MLP. null: 8/3 of n_embd, rounded up to a multiple of 8, so that it has the weights of GPT-2's."""
     rope_base: float = Field(default=10000.0, gt=1)
     """Base of the rotary positions' wavelengths; longer texts want a larger one."""
+    rope_factor: float = Field(default=1.0, ge=1)
+    """How much longer texts may be than rope_original: long wavelengths are stretched so. Llama 3.1: 8; 3.2: 32."""
+    rope_original: int = Field(default=8192, ge=1)
+    """Positions of the training before, with rope_factor."""
     norm_eps: float = Field(default=1e-6, gt=0)
     """Added to the mean square in the norms."""
     qk_norm: bool = True
-    """Normalise queries and keys, as Qwen3 does; Llama does not."""
+    """Normalise queries and keys, as Qwen3 does; Llama and Qwen2 do not."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values, as Qwen2 has; without qk_norm."""
     tied: bool = False
     """The output layer shares the embedding's weight."""
 
@@ -185,6 +209,8 @@ class ModernModel(Language):
             return f"model.head_dim={size} is odd, and rotary positions turn pairs of dimensions: choose an even one"
         if self.n_kv_head and self.n_head % self.n_kv_head:
             return f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}: choose a divisor"
+        if self.qkv_bias and self.qk_norm:
+            return "model.qkv_bias=true is Qwen2's, which has no norm of queries and keys: set model.qk_norm=false"
         return None
 
     def shape(self, vocab_size: int) -> ModernConfig:
@@ -199,8 +225,11 @@ class ModernModel(Language):
             head_dim=self.head_dim or self.n_embd // self.n_head,
             n_inner=self.n_inner or -(-8 * self.n_embd // 24) * 8,
             rope_base=self.rope_base,
+            rope_factor=self.rope_factor,
+            rope_original=self.rope_original,
             norm_eps=self.norm_eps,
             qk_norm=self.qk_norm,
+            qkv_bias=self.qkv_bias,
             tied=self.tied,
         )
 
@@ -211,4 +240,5 @@ class ModernModel(Language):
         c = self.shape(vocabulary)
         heads = 2 * c.head_dim * (c.n_head + c.n_kv_head)
         layer = c.n_embd * (heads + 3 * c.n_inner + 2) + (2 * c.head_dim if c.qk_norm else 0)
+        layer += c.head_dim * (c.n_head + 2 * c.n_kv_head) if c.qkv_bias else 0
         return (1 if c.tied else 2) * vocabulary * c.n_embd + c.n_layer * layer + c.n_embd

@@ -22,7 +22,10 @@ KEY = "model.init_from"
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 JSON_LIMIT = 64 * 2**20
 TOKENIZER = "tokenizer.json"
-CURES = "set model=gpt2 for GPT-2's, model=modern for Qwen3's, model=modern model.qk_norm=false for Llama's"
+CURES = (
+    "set model=gpt2 for GPT-2's, model=modern for Qwen3's, model=modern model.qk_norm=false for Llama's, and "
+    "model.qkv_bias=true, too, for Qwen2's"
+)
 
 
 class WeightsFolder(Folder):

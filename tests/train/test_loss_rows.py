@@ -31,6 +31,9 @@ MODERN: dict[str, Any] = {
     "head_dim": 8,
     "n_inner": 24,
     "rope_base": 1e4,
+    "rope_factor": 1.0,
+    "rope_original": 8192,
+    "qkv_bias": False,
     "norm_eps": 1e-6,
     "qk_norm": True,
 }
