@@ -193,3 +193,97 @@ def test_a_time_limit_that_is_too_short_is_told_the_second_time(project: Path) -
     assert job(project, LIMITED, **newest)[0] == 75  # submitted again
     assert job(project, f"{LIMITED} moving=1")[0] == 75  # a new snapshot in between: the count starts again
     assert job(project, LIMITED, **newest)[0] == 75
+
+
+# --- elastic.py: a job of two nodes, n1 with two GPUs of its own kind and n2 with one ---
+
+# The first node's launcher waits until the other node's, or its stand-in, has been there.
+ELASTIC = {
+    ".venv/bin/python": """#!/bin/bash
+echo "python $*" >>log
+case "$*" in
+  *--node-rank=1*) touch there; exit "${SECOND_ENDS_WITH:-75}" ;;
+  *--node-rank=0*)
+    for i in {1..300}; do [ ! -e there ] || break; sleep 0.1; done
+    sleep 0.5; exit "${FIRST_ENDS_WITH:-75}" ;;
+esac
+""",
+    "bin/srun": """#!/bin/bash
+echo "srun $*" >>log
+case "$*" in *SLURM_NODEID*) printf '0 n1 8 2\\n1 n2 4 1\\n'; exit ;; esac
+while [[ $1 == -* ]]; do shift; done
+exec "$@"
+""",
+    "bin/scontrol": """#!/bin/bash
+case "$*" in
+  "show hostnames"*) printf "${HOSTS:-n1 n2}" ;;
+  "show job"*)
+    printf '  GRES=gpu:L4:2(IDX:0-1)\\n  GRES=gpu:L4:1(IDX:0)\\n'
+    printf '   StdErr=/e 1\\n   StdIn=/dev/null\\n   StdOut=/o 1\\n' ;;
+esac
+""",
+    "bin/squeue": """#!/bin/bash
+case "$*" in *%L) echo 1:00:00 ;; *%N) echo "n[1-2]" ;; *'%n|%f') echo "$ASKED|(null)" ;; *%B) echo n1 ;; esac
+""",
+    "bin/sbatch": """#!/bin/bash
+echo "sbatch $*" >>log
+[ -z "$MINGPT_RDZV_SECRET" ] || echo "SLOT=$SLOT $(compgen -e SLURM_)" >>log
+touch there; exit 64
+""",
+    "bin/scancel": """#!/bin/bash
+echo "scancel $*" >>log
+""",
+}
+NODE = {"SLURM_JOB_NAME": "elastic", "SLURM_JOB_USER": "me", "SLURMD_NODENAME": "n1", "SLURM_JOB_PARTITION": "all"}
+NODE |= {"SLURM_GPUS": "3", "SLURM_MEM_PER_NODE": "2048", "SLURM_CONF": "/etc/slurm.conf", "MINGPT_PREFLIGHT": "0"}
+ONCE = "srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --immediate=600 --nodes=1 --ntasks=1 "
+ONCE += "--kill-on-bad-exit=0"
+SHARED = "--rdzv-endpoint=n1:10127 --rdzv-id=slurm-7 experiment=mnist seed=1"
+
+
+def elastic(project: Path, **more: str) -> tuple[int, str, list[str]]:
+    for file, content in ELASTIC.items():
+        (project / file).write_text(content)
+        (project / file).chmod(0o755)
+    return job(project, "elastic.py seed=1", **NODE, EXPERIMENT="mnist", **more)
+
+
+def test_elastic_starts_a_launcher_on_each_node(project: Path) -> None:
+    code, said, log = elastic(project)
+    assert (code, said) == (75, "")
+    assert f"python -m mingpt.launch --nnodes=1:2 --node-rank=0 {SHARED}" in log
+    assert f"python -m mingpt.launch --nnodes=1:2 --node-rank=1 {SHARED}" in log
+    steps = [line.partition("/")[0] for line in log if line.startswith(ONCE)]
+    assert sorted(steps)[-2:] == [f"{ONCE} --nodelist=n1 --gpus=2 ", f"{ONCE} --nodelist=n2 --gpus=1 "]
+    scancel = "scancel --quiet --user=me --name=elastic+7"
+    assert (log[0], log[-1], log.count(scancel)) == (scancel, scancel, 2)
+
+
+@pytest.mark.parametrize(("asked", "node"), [("", ""), ("n[1-2]", "--nodelist=n2 ")])
+def test_elastic_submits_a_stand_in_for_a_lost_node(asked: str, node: str, project: Path) -> None:
+    code, said, log = elastic(project, HOSTS="n1", ASKED=asked, FIRST_ENDS_WITH="0")
+    assert (code, said) == (0, "")
+    assert (
+        "sbatch --wait --quiet --export=ALL --nodes=1 --no-requeue --job-name=elastic+7 --partition=all "
+        f"--cpus-per-task=4 --time=1:00:00 --gpus-per-node=L4:1 {node}--error=/e 1 --output=/o 1 --mem=2048 "
+        "recipes/slurm/elastic.sbatch experiment=mnist seed=1"
+    ) in log
+    assert "SLOT=1 SLURM_CONF" in log  # of Slurm's variables, a secret in the environment
+
+
+@pytest.mark.parametrize(("head", "code"), [("n1", 75), ("n2", 0)])
+def test_a_stand_in_trains_while_its_job_runs(head: str, code: int, project: Path) -> None:
+    told = {"HEAD_JOB": "6", "HEAD": head, "SLOT": "1", "PORT": "10127", "MIN_NODES": "1", "MAX_NODES": "2"}
+    ended, _, log = elastic(project, **told)
+    trained = f"python -m mingpt.launch --nnodes=1:2 --node-rank=1 {SHARED.replace('n1:', f'{head}:')}"
+    assert ended == code
+    assert (trained.replace("slurm-7", "slurm-6") in log) == (code == 75)
+
+
+def test_a_launcher_that_crashed_starts_again_where_it_was(project: Path) -> None:
+    """10 s later, by the program that stays there."""
+    program = "#!/bin/bash\necho x >>starts; [ $(wc -l <starts) = 2 ] && exit 75; exit 70\n"
+    (project / "launcher").write_text(program)
+    command = [sys.executable, "recipes/slurm/elastic.py", "stay", "bash", "launcher"]
+    done = subprocess.run(command, cwd=project, env=os.environ | {"HEAD": "n1", "HEAD_JOB": "7"}, timeout=600)
+    assert (done.returncode, (project / "starts").read_text()) == (75, "x\nx\n")
