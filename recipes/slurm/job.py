@@ -170,13 +170,13 @@ class Job:
 
         self.python: list[str] = []
         self.before = "none"  # the newest snapshot's step before this job trains; "unknown": the store did not answer
-        self.warned = 0  # how often
+        self.warned: list[int] = []  # the signals of the warning
         self.step: list[subprocess.Popen[bytes]] = []  # the one that trains
         # Slurm's warning before the time limit (#SBATCH --signal=B:USR1@…) comes to this process alone.
         signal.signal(signal.SIGUSR1, self.pass_warning_on)
 
-    def pass_warning_on(self, *_: object) -> None:
-        self.warned += 1
+    def pass_warning_on(self, number: int, _: object) -> None:
+        self.warned.append(number)
         for step in self.step:
             step.send_signal(signal.SIGUSR1)
 
