@@ -201,6 +201,7 @@ def test_a_time_limit_that_is_too_short_is_told_the_second_time(project: Path) -
 ELASTIC = {
     ".venv/bin/python": """#!/bin/bash
 echo "python $*" >>log
+eval "$PYTHON_FIRST"
 case "$*" in
   *--node-rank=1*) touch there; exit "${SECOND_ENDS_WITH:-75}" ;;
   *--node-rank=0*)
@@ -269,6 +270,12 @@ def test_elastic_submits_a_stand_in_for_a_lost_node(asked: str, node: str, proje
         "recipes/slurm/elastic.sbatch experiment=mnist seed=1"
     ) in log
     assert "SLOT=1 SLURM_CONF" in log  # of Slurm's variables, a secret in the environment
+
+
+def test_a_job_that_is_cancelled_cancels_its_stand_ins(project: Path) -> None:
+    stop = 'case "$*" in *--node-rank=0*) kill -TERM "$(cat job)"; sleep 1; exit 75 ;; esac'
+    code, _, log = elastic(project, PYTHON_FIRST=stop)
+    assert (code, log[-1]) == (143, "scancel --quiet --user=me --name=elastic+7")
 
 
 @pytest.mark.parametrize(("head", "code"), [("n1", 75), ("n2", 0)])
