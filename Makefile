@@ -18,6 +18,9 @@ SKY_INSTALLED := $(SKY)/.installed
 AZURITE := .azurite
 AZURITE_INSTALLED := $(AZURITE)/.installed
 
+# What bash runs.
+SCRIPTS = $(shell find recipes tests/lab .ci -name '*.sh' -o -name '*.sbatch' -o -path .ci/run)
+
 .DEFAULT_GOAL := help
 .PHONY: help train test test-all test-nightly mutations fast slow lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
 
@@ -72,10 +75,12 @@ test-lab: $(INSTALLED) ## all tests of recipes in the lab (make lab-up first)
 fast: $(INSTALLED) ## the fast tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
 
-lint: $(INSTALLED) ## ruff and mypy
+lint: $(INSTALLED) ## ruff, mypy and shellcheck
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	@# Names that come from a sourced file, or go to one, are found at run time only.
+	$(BIN)/shellcheck --severity=warning --exclude=SC1091,SC2034,SC2154 $(SCRIPTS)
 
 crash-campaign: $(INSTALLED) ## kill training and its store N times (N=200 SEED=1), compare the digests
 	$(BIN)/python tests/kits/crash_campaign.py --kills $(N) --seed $(SEED)

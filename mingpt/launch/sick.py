@@ -1,6 +1,6 @@
 """`python -m mingpt.launch.sick [overrides]`: the newest snapshot's step and the run's sick hosts, in one line.
 
-For recipes/slurm/job.sh.
+For recipes/slurm/job.py.
 """
 
 import sys

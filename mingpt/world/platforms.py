@@ -10,7 +10,7 @@ from mingpt.errors import UserError
 from mingpt.world import slurm as slurm_job
 
 PORT = 29500  # torchrun's own default
-CONTAINER = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX", "SING_MASTER_ADDR")
+SING = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX", "SING_MASTER_ADDR")
 NAMES_SECONDS = 60  # limit for name resolution: a container may start before the platform's DNS knows its name
 
 
@@ -127,16 +127,16 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
     )
 
 
-def container(environment: Mapping[str, str]) -> Placement | None:
-    """From the variables of a container platform (SING_*) with one container per node; None outside of one.
+def sing(environment: Mapping[str, str]) -> Placement | None:
+    """From SING_*, the variables of a platform that starts one container per node; None outside of it.
 
     Node R of job J has the host name J-R.SUFFIX. Raises UserError if the variables contradict each other or the DNS.
     """
-    if not any(map(environment.get, CONTAINER)):
+    if not any(map(environment.get, SING)):
         return None
-    where, cure = "the container platform's variables", "correct them, or unset all of them"
-    _require(where, CONTAINER, environment)
-    job, suffix, master = (environment[name] for name in CONTAINER[2:])
+    where, cure = "the variables SING_*", "correct them, or unset all of them"
+    _require(where, SING, environment)
+    job, suffix, master = (environment[name] for name in SING[2:])
     try:
         rank, nodes = int(environment["SING_RANK"]), int(environment["SING_WORLD_SIZE"])
     except ValueError as error:
@@ -161,7 +161,7 @@ def container(environment: Mapping[str, str]) -> Placement | None:
             f"{where} contradict each other: SING_MASTER_ADDR={master} is another machine than node 0, {addresses[0]}: "
             f"{cure}"
         )
-    return Placement("the container platform", addresses, rank, None, job)
+    return Placement("the platform that sets SING_*", addresses, rank, None, job)
 
 
 def resolved(name: str, told: str = "") -> list[str]:
@@ -257,7 +257,7 @@ def require_launcher(environment: Mapping[str, str]) -> None:
         )
 
 
-PLATFORMS = (skypilot, slurm, container)
+PLATFORMS = (skypilot, slurm, sing)
 
 
 def find_placement(environment: Mapping[str, str]) -> Placement | None:

@@ -1,11 +1,12 @@
-"""A container platform starts `python dist.py`, without arguments, in each container of a job.
+"""A platform that sets SING_* starts `python dist.py`, without arguments, in each container of a job.
 
-The platform sets SING_*, which say which of the containers this is (world/platforms.py). The user may set EXPERIMENT
-(default: mnist), RUN_DIR (a bucket's URL, or a folder that all containers share), OVERRIDES (Hydra's, separated by
-spaces) and PREFLIGHT=0 (do not check the machines and the network first).
+SING_* say which of the containers this is (world/platforms.py). The user may set EXPERIMENT (default: mnist), RUN_DIR
+(a bucket's URL, or a folder that all containers share), OVERRIDES (Hydra's, separated by spaces outside of quotes) and
+PREFLIGHT=0 (do not check the machines and the network first).
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ if given("RUN_DIR"):
     overrides += [f"run.dir={given('RUN_DIR')}"]
 elif os.access(RUNS, os.W_OK):
     overrides += [f"run.dir={RUNS}/${{run.name}}"]
-overrides += given("OVERRIDES", "").split()
+overrides += re.findall(r"""(?:[^\s'"]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")+""", given("OVERRIDES", ""))
 
 # For other programs in this container. The launcher compares it with the other variables.
 if {"SING_JOB_NAME", "SING_RANK", "SING_HOSTNAME_SUFFIX"} <= os.environ.keys():

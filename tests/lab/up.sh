@@ -8,7 +8,7 @@ set -euo pipefail
 "$lab/down.sh"
 
 # What the nodes run, from Debian's packages. Their own services stay off: the lab starts its daemons itself.
-needed=(slurmctld slurmd slurm-client munge openssh-server rsync netcat-openbsd iproute2 unzip shellcheck debootstrap)
+needed=(slurmctld slurmd slurm-client munge openssh-server rsync netcat-openbsd iproute2 unzip debootstrap)
 if ! dpkg -s "${needed[@]}" >/dev/null 2>&1; then
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -qq

@@ -10,7 +10,7 @@ import pytest
 
 from mingpt.errors import UserError
 from mingpt.world import platforms
-from mingpt.world.platforms import container, find_placement
+from mingpt.world.platforms import find_placement, sing
 from net_kit import hosts, needs_hosts
 from node_kit import Node, wait_until
 from paths_kit import ROOT
@@ -58,7 +58,7 @@ def test_the_platform_tells_everything_but_the_gpus(names: dict[str, str]) -> No
     assert (place.addresses, place.rank, place.gpus, place.job, place.port) == (
         ("train-0.localhost", "train-1.localhost"), 1, None, "train", 29500
     )  # fmt: skip
-    assert container({}) is None
+    assert sing({}) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_platform_tells_everything_but_the_gpus(names: dict[str, str]) -> No
 def test_what_does_not_agree_is_told(changed: dict[str, str], names: dict[str, str], told: Told) -> None:
     names |= {"train-1.elsewhere": "192.0.2.1", "train-0.elsewhere": "127.0.0.1"}
     with pytest.raises(UserError) as mistake:
-        container({**here(), **changed})
+        sing({**here(), **changed})
     told(str(mistake.value))
 
 
@@ -91,7 +91,7 @@ def test_a_variable_that_is_missing_or_empty_is_named(name: str, names: dict[str
 
 def test_the_master_may_have_another_name(names: dict[str, str]) -> None:
     names["master"] = names["train-0.localhost"]
-    place = container({**here(), "SING_MASTER_ADDR": "master"})
+    place = sing({**here(), "SING_MASTER_ADDR": "master"})
     assert place is not None
     assert place.head == "train-0.localhost"
 
@@ -116,7 +116,7 @@ def test_two_containers_train_without_arguments_as_one_process_would(
 ) -> None:
     run = Run(str(tmp_path / "run"), text, cache)
     wishes = {"PYTHONPATH": str(ROOT), "RUN_DIR": run.dir, "EXPERIMENT": "shakespeare_10m"}
-    wishes["OVERRIDES"] = " ".join((*TINY, f"data.path={text}", f"data.cache_dir={cache}"))
+    wishes["OVERRIDES"] = " ".join((*TINY, f"data.path={text}", f"data.cache_dir='{cache}/of two'"))
     command = ["env", f"--chdir={tmp_path}", sys.executable, str(ENTRY)]
     with hosts({"one": "10.98.0.10", "two": "10.98.0.11"}, names=NAMES) as net:
         second, first = (

@@ -21,9 +21,14 @@ FOLDER = ROOT / "recipes/kubernetes"
 SCHEMAS = yaml.safe_load(Path(__file__).with_name("kubernetes.schemas.yaml").read_text())
 
 
-def objects() -> Iterator[dict[str, Any]]:
+# Lines that a user may take the "# " of: Kueue's queue, RDMA, a claim and where it is mounted.
+OPTIONAL = re.compile(r"^( *)# (labels: |rdma/|- \{)", re.MULTILINE)
+
+
+def objects(optional: bool = False) -> Iterator[dict[str, Any]]:
+    """optional: with the lines that are commented out."""
     for file in sorted(FOLDER.glob("*.yaml")):
-        yield from yaml.safe_load_all(file.read_text())
+        yield from yaml.safe_load_all(OPTIONAL.sub(r"\1\2", file.read_text()) if optional else file.read_text())
 
 
 def kind_of(thing: Mapping[str, Any]) -> str:
@@ -52,15 +57,16 @@ def problems(thing: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def test_each_manifest_is_what_its_schema_allows() -> None:
-    things = list(objects())
+@pytest.mark.parametrize("optional", [False, True])
+def test_each_manifest_is_what_its_schema_allows(optional: bool) -> None:
+    things = list(objects(optional))
     assert {kind_of(thing) for thing in things} == SCHEMAS.keys()
     assert [problems(thing) for thing in things] == [[]] * len(things)
 
 
-def pods() -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+def pods(optional: bool = False) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """Each pod's specification, and that of its Job, if it has one."""
-    for thing in objects():
+    for thing in objects(optional):
         for core in core_objects(thing):
             job = core["spec"] if core["kind"] == "Job" else None
             yield (job["template"]["spec"] if job else core["spec"]), job
@@ -75,12 +81,55 @@ def test_each_pod_can_store_its_snapshot_and_is_tried_again_unless_the_user_must
         assert container["command"] == ["mingpt", "launch"]  # as the first process: it gets the signal itself
         assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
         assert container["envFrom"][0]["secretRef"]["name"] == "mingpt"
+        # What the "restricted" level of Kubernetes' pod security asks for; the image's user is 1000.
+        user = {"runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert (pod["securityContext"], pod["automountServiceAccountToken"]) == (user, False)
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         if job is None:
             assert pod["restartPolicy"] == "OnFailure"
             continue
         codes = {rule["action"]: rule.get("onExitCodes") for rule in job["podFailurePolicy"]["rules"][:2]}
         of_ours = {"containerName": container["name"], "operator": "In"}
         assert codes == {"FailJob": {**of_ours, "values": [64]}, "Ignore": {**of_ours, "values": [75]}}  # 70 is counted
+
+
+def test_the_number_of_nodes_stands_in_one_place() -> None:
+    twos = {
+        file.name: re.findall(r"^ *(.*\b2\b.*)", file.read_text().split("kind:", 1)[1], re.M)
+        for file in FOLDER.iterdir()
+    }
+    assert {name: [line.partition(" #")[0] for line in lines] for name, lines in twos.items()} == {
+        "jobset.yaml": ["replicas: 2"],
+        "pytorchjob.yaml": [],
+        "trainjob.yaml": ["numNodes: 2"],
+    }
+    (pod,) = (
+        job["spec"]["template"]["spec"]
+        for thing in objects()
+        if thing["kind"] == "JobSet"
+        for job in core_objects(thing)
+    )
+    told = {v["name"]: v["valueFrom"]["fieldRef"]["fieldPath"] for v in pod["containers"][0]["env"] if "valueFrom" in v}
+    assert told == {
+        "PET_NNODES": "metadata.labels['jobset.sigs.k8s.io/replicatedjob-replicas']",
+        "PET_NODE_RANK": "metadata.labels['jobset.sigs.k8s.io/job-index']",
+    }
+    (job,) = (thing for thing in objects() if thing["kind"] == "PyTorchJob")
+    assert [replica["replicas"] for replica in job["spec"]["pytorchReplicaSpecs"].values()] == [1, 1]
+
+
+def test_what_is_commented_out_is_a_queue_a_volume_and_rdma() -> None:
+    things = list(objects(optional=True))
+    queues = [thing["kind"] for thing in things if "kueue.x-k8s.io/queue-name" in thing["metadata"].get("labels", {})]
+    assert queues == ["JobSet", "PyTorchJob", "TrainJob"]
+    claim = {"name": "runs", "persistentVolumeClaim": {"claimName": "mingpt"}}
+    for pod, _ in pods(optional=True):
+        assert claim in pod["volumes"]
+        assert {"name": "runs", "mountPath": "/runs"} in pod["containers"][0]["volumeMounts"]
+    limits = [pod["containers"][0].get("resources", {}).get("limits") for pod, _ in pods(optional=True)]
+    (job,) = (thing for thing in things if thing["kind"] == "TrainJob")
+    limits = [*filter(None, limits), job["spec"]["trainer"]["resourcesPerNode"]["limits"]]
+    assert limits == [{"nvidia.com/gpu": 1, "memory": "16Gi", "rdma/hca_shared_devices_a": 1}] * 4
 
 
 # --- the same variables, in processes on loopback ---
@@ -90,7 +139,7 @@ def jobset(rank: int, nodes: int, port: int) -> dict[str, str]:
     """As recipes/kubernetes/jobset.yaml gives them."""
     (thing,) = (thing for thing in objects() if thing["kind"] == "JobSet")
     (pod,) = (job["spec"]["template"]["spec"] for job in core_objects(thing))
-    names = {variable["name"] for variable in pod["containers"][0]["env"]}
+    names = {variable["name"] for variable in pod["containers"][0]["env"]} - {"EXPERIMENT", "RUN_DIR"}
     told = {"NNODES": nodes, "NODE_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     assert names == {f"PET_{name}" for name in told}
     return {f"PET_{name}": str(value) for name, value in told.items()}

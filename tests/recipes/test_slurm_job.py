@@ -1,8 +1,9 @@
-"""recipes/slurm/job.sh with a stub in place of srun: what happens before training, and how it ends the job."""
+"""recipes/slurm/job.py with a stub in place of srun: what happens before training, and how it ends the job."""
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,19 @@ while [[ $1 == -* ]]; do shift; done
 "$@"
 code=$?
 rmdir step
+[ -z "$SRUN_SAYS" ] || printf "$SRUN_SAYS" >&2
 [ $code = 0 ] || echo "srun: error: n1: task 0: Exited with exit code $code" >&2
 exit $code
 """
 SET_UP = """echo set-up "$@" >>log; exit "${SET_UP_ENDS_WITH:-0}" """
 PYTHON = """#!/bin/bash
 case "$*" in
+  *mingpt.launch.sick*moving=1) echo x >>looked; wc -l <looked ;;
   *mingpt.launch.sick*) [ -z "$FOUND" ] || { echo "$FOUND"; sleep 0.2; } ;;
   *mingpt.preflight*) exit "${PREFLIGHT_ENDS_WITH:-0}" ;;
   *warned*) echo "python $*" >>log; kill -USR1 "$(cat job)"; sleep 1; exit 75 ;;
-  *) echo "python $*" >>log ;;
+  *export=told) echo "SLURM_EXPORT_ENV=$SLURM_EXPORT_ENV" >>log ;;
+  *) echo "python $*" >>log; exit "${TRAINING_ENDS_WITH:-0}" ;;
 esac
 """
 APPTAINER = """#!/bin/bash
@@ -51,7 +55,8 @@ esac
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "recipes/slurm").mkdir(parents=True)
-    shutil.copy(ROOT / "recipes/slurm/job.sh", tmp_path / "recipes/slurm")
+    for file in ("job.py", "elastic.py"):
+        shutil.copy(ROOT / "recipes/slurm" / file, tmp_path / "recipes/slurm")
     (tmp_path / "recipes/setup.sh").write_text(SET_UP)
     programs = {"bin/srun": SRUN, "bin/scontrol": SCONTROL, "bin/squeue": "#!/bin/bash\necho 2:00\n"}
     programs |= {".venv/bin/python": PYTHON, "bin/python3": PYTHON, "bin/apptainer": APPTAINER}
@@ -62,7 +67,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-START = "launch_on_all experiment=mnist --nproc-per-node=2 train.max_steps=3"
+START = "job.py launch experiment=mnist --nproc-per-node=2 train.max_steps=3"
 ARRAY = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NAME": "lr sweep"}
 SICK = {"FOUND": "5 n2.cluster n7 elsewhere"}
 SIF = {"MINGPT_CONTAINER": "/images/mingpt.sif", "SLURM_GPUS_ON_NODE": "2"}
@@ -73,7 +78,7 @@ def job(project: Path, start: str = START, **more: str) -> tuple[int, str, list[
     """Its exit code, what it says, and what has run, with srun's words for it."""
     env = {"PATH": f"{project}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
     env |= {"SLURM_JOB_NODELIST": "n[1-2]", **more}
-    command = ["bash", "-c", f". recipes/slurm/job.sh; {start}"]
+    command = ["bash", "-c", f"echo $$ >job; exec {sys.executable} recipes/slurm/{start}"]
     (project / "log").touch()
     done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stderr, (project / "log").read_text().splitlines()
@@ -84,8 +89,8 @@ def job(project: Path, start: str = START, **more: str) -> tuple[int, str, list[
     [
         # Set-up is told the overrides, and where to look for options; a look, the preflight and the training follow.
         (0, START, {}),
-        (0, "launch_on_all experiment=mine --config-dir 'my conf' --config-name=other -h seed=2 ~x", {}),
-        (0, "train_as_tasks experiment=mnist", {}),
+        (0, "job.py launch experiment=mine --config-dir 'my conf' --config-name=other -h seed=2 ~x", {}),
+        (0, "job.py tasks experiment=mnist", {}),
         # setup.sh ends with 64 for a mistake in the overrides, as each program of ours does, and with 1 for all else.
         (64, START, {"SET_UP_ENDS_WITH": "64"}),
         (70, START, {"SET_UP_ENDS_WITH": "1"}),
@@ -93,28 +98,31 @@ def job(project: Path, start: str = START, **more: str) -> tuple[int, str, list[
         (64, START, {"PREFLIGHT_ENDS_WITH": "64"}),
         (70, START, {"PREFLIGHT_ENDS_WITH": "70"}),
         # Each task of an array has a run of its own, which may be named by its number.
-        (0, "launch_on_all experiment=mnist", ARRAY),
-        (0, "train_as_tasks experiment=mnist", ARRAY),
-        (0, "launch_on_all run.dir=/shared/3/run", ARRAY),
-        (0, "launch_on_all run.name=lr-3", ARRAY),
-        (0, "launch_on_all 'run.name=lr-${oc.env:SLURM_ARRAY_TASK_ID}'", ARRAY),
-        (0, "launch_on_all run.dir=s3://b/3", ARRAY),
-        (64, "launch_on_all run.dir=/shared/run", ARRAY),
-        (64, "train_as_tasks run.name=v13", ARRAY),
-        (64, "prepare +run.dir=/a", ARRAY),  # elastic.sbatch has prepare alone
-        (64, "prepare experiment=mnist", ARRAY),
+        (0, "job.py launch experiment=mnist", ARRAY),
+        (0, "job.py tasks experiment=mnist", ARRAY),
+        (0, "job.py launch run.dir=/shared/3/run", ARRAY),
+        (0, "job.py launch run.name=lr-3", ARRAY),
+        (0, "job.py launch 'run.name=lr-${oc.env:SLURM_ARRAY_TASK_ID}'", ARRAY),
+        (0, "job.py launch run.dir=s3://b/3", ARRAY),
+        (64, "job.py launch run.dir=/shared/run", ARRAY),
+        (64, "job.py tasks run.name=v13", ARRAY),
+        (64, "elastic.py +run.dir=/a", ARRAY),  # which gives none a run of its own
+        (64, "elastic.py experiment=mnist", ARRAY),
         # A job leaves hosts that were found sick, but for others'. It stays held if Slurm does not take the list.
-        (75, "launch_on_all", SICK),
-        (75, "launch_on_all", SICK | ARRAY),
-        (0, "launch_on_all", {"FOUND": "5 n7"}),
-        (70, "launch_on_all", {"FOUND": "5 n2", "SCONTROL_FAILS": "update"}),
+        (75, "job.py launch", SICK),
+        (75, "job.py launch", SICK | ARRAY),
+        (0, "job.py launch", {"FOUND": "5 n7"}),
+        (70, "job.py launch", {"FOUND": "5 n2", "SCONTROL_FAILS": "update"}),
         # Containers: each step in pyxis', each program in apptainer's.
-        (0, "launch_on_all experiment=mnist", PYXIS),
-        (0, "train_as_tasks experiment=mnist", PYXIS),
+        (0, "job.py launch experiment=mnist", PYXIS),
+        (0, "job.py tasks experiment=mnist", PYXIS),
         (0, START, SIF),
         # Steps get the environment whatever sbatch was told to export; a heterogeneous job is refused.
-        (0, 'echo "$SLURM_EXPORT_ENV" >>log', {"SLURM_EXPORT_ENV": "NONE"}),
+        (0, "job.py launch export=told", {"SLURM_EXPORT_ENV": "NONE"}),
         (64, START, {"SLURM_HET_SIZE": "2"}),
+        # The variables of all recipes, then the arguments. A quote is Hydra's; a space within does not divide.
+        (0, "job.py launch seed=2", {"EXPERIMENT": "mnist", "RUN_DIR": "/a b's", "OVERRIDES": "a='x y'  b=[1,2] "}),
+        (64, "job.py launch", {"OVERRIDES": "run.name='a"}),
     ],
     ids=str,
 )
@@ -126,6 +134,38 @@ def test_what_a_job_runs_says_and_ends_with(
     told("\n".join([said, *log]), project)
 
 
+FIRST_MISTAKE = """srun: error: n2: task 1: Exited with exit code 75
+srun: error: n1: tasks 0,2-3: Exited with exit code 64"""
+
+
+@pytest.mark.parametrize(
+    ("code", "srun", "says"),
+    [
+        (0, 0, ""),
+        (
+            64,
+            75,
+            FIRST_MISTAKE,
+        ),
+        (70, 75, "srun: error: n1: task 0: Exited with exit code 70"),
+        (75, 75, "n1: task 0: Exited with exit code 64"),  # a program's own line
+        (70, 143, ""),
+        (70, 1, "srun: error: n1: task 0: Killed"),
+    ],
+)
+def test_the_code_of_a_job_is_not_always_the_highest(code: int, srun: int, says: str, project: Path) -> None:
+    ended, said, log = job(project, TRAINING_ENDS_WITH=str(srun), SRUN_SAYS=f"{says}\\n" if says else "")
+    assert (ended, log[-1].split()[:3]) == (code, ["python", "-m", "mingpt.launch"])
+    assert says in said
+
+
+def test_an_old_python_is_told(told: Told) -> None:
+    program = f"import runpy, sys; sys.version_info = (3, 6, 8); runpy.run_path('{ROOT}/recipes/slurm/job.py')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 64
+    told(done.stderr, sys.executable)
+
+
 def test_outside_of_slurm_the_cure_is_told(told: Told) -> None:
     command = ["bash", "recipes/slurm/train.sbatch"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | {"SLURM_SUBMIT_DIR": str(ROOT)}
@@ -134,7 +174,7 @@ def test_outside_of_slurm_the_cure_is_told(told: Told) -> None:
     told(done.stderr)
 
 
-LIMITED = "echo $$ >job; launch_on_all warned=1"
+LIMITED = "job.py launch warned=1"
 
 
 @pytest.mark.parametrize(("more", "again"), [({}, "7"), (ARRAY, "5_3")])
@@ -151,6 +191,106 @@ def test_a_time_limit_that_is_too_short_is_told_the_second_time(project: Path) -
     assert "--time (now 2:00)" in said
     assert log.count("scontrol requeue 7") == 1
     assert job(project, LIMITED, **newest)[0] == 75  # submitted again
-    moving = "look() { echo x >>looked; wc -l <looked; }; "  # a new snapshot in between: the count starts again
-    assert job(project, moving + LIMITED)[0] == 75
+    assert job(project, f"{LIMITED} moving=1")[0] == 75  # a new snapshot in between: the count starts again
     assert job(project, LIMITED, **newest)[0] == 75
+
+
+# --- elastic.py: a job of two nodes, n1 with two GPUs of its own kind and n2 with one ---
+
+# The first node's launcher waits until the other node's, or its stand-in, has been there.
+ELASTIC = {
+    ".venv/bin/python": """#!/bin/bash
+echo "python $*" >>log
+eval "$PYTHON_FIRST"
+case "$*" in
+  *--node-rank=1*) touch there; exit "${SECOND_ENDS_WITH:-75}" ;;
+  *--node-rank=0*)
+    for i in {1..300}; do [ ! -e there ] || break; sleep 0.1; done
+    sleep 0.5; exit "${FIRST_ENDS_WITH:-75}" ;;
+esac
+""",
+    "bin/srun": """#!/bin/bash
+echo "srun $*" >>log
+case "$*" in *SLURM_NODEID*) printf '0 n1 8 2\\n1 n2 4 1\\n'; exit ;; esac
+while [[ $1 == -* ]]; do shift; done
+exec "$@"
+""",
+    "bin/scontrol": """#!/bin/bash
+case "$*" in
+  "show hostnames"*) printf "${HOSTS:-n1 n2}" ;;
+  "show job"*)
+    printf '  GRES=gpu:L4:2(IDX:0-1)\\n  GRES=gpu:L4:1(IDX:0)\\n'
+    printf '   StdErr=/e 1\\n   StdIn=/dev/null\\n   StdOut=/o 1\\n' ;;
+esac
+""",
+    "bin/squeue": """#!/bin/bash
+case "$*" in *%L) echo 1:00:00 ;; *%N) echo "n[1-2]" ;; *'%n|%f') echo "$ASKED|(null)" ;; *%B) echo n1 ;; esac
+""",
+    "bin/sbatch": """#!/bin/bash
+echo "sbatch $*" >>log
+[ -z "$MINGPT_RDZV_SECRET" ] || echo "SLOT=$SLOT $(compgen -e SLURM_)" >>log
+touch there; exit 64
+""",
+    "bin/scancel": """#!/bin/bash
+echo "scancel $*" >>log
+""",
+}
+NODE = {"SLURM_JOB_NAME": "elastic", "SLURM_JOB_USER": "me", "SLURMD_NODENAME": "n1", "SLURM_JOB_PARTITION": "all"}
+NODE |= {"SLURM_GPUS": "3", "SLURM_MEM_PER_NODE": "2048", "SLURM_CONF": "/etc/slurm.conf", "MINGPT_PREFLIGHT": "0"}
+ONCE = "srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --immediate=600 --nodes=1 --ntasks=1 "
+ONCE += "--kill-on-bad-exit=0"
+SHARED = "--rdzv-endpoint=n1:10127 --rdzv-id=slurm-7 experiment=mnist seed=1"
+
+
+def elastic(project: Path, **more: str) -> tuple[int, str, list[str]]:
+    for file, content in ELASTIC.items():
+        (project / file).write_text(content)
+        (project / file).chmod(0o755)
+    return job(project, "elastic.py seed=1", **NODE, EXPERIMENT="mnist", **more)
+
+
+def test_elastic_starts_a_launcher_on_each_node(project: Path) -> None:
+    code, said, log = elastic(project)
+    assert (code, said) == (75, "")
+    assert f"python -m mingpt.launch --nnodes=1:2 --node-rank=0 {SHARED}" in log
+    assert f"python -m mingpt.launch --nnodes=1:2 --node-rank=1 {SHARED}" in log
+    steps = [line.partition("/")[0] for line in log if line.startswith(ONCE)]
+    assert sorted(steps)[-2:] == [f"{ONCE} --nodelist=n1 --gpus=2 ", f"{ONCE} --nodelist=n2 --gpus=1 "]
+    scancel = "scancel --quiet --user=me --name=elastic+7"
+    assert (log[0], log[-1], log.count(scancel)) == (scancel, scancel, 2)
+
+
+@pytest.mark.parametrize(("asked", "node"), [("", ""), ("n[1-2]", "--nodelist=n2 ")])
+def test_elastic_submits_a_stand_in_for_a_lost_node(asked: str, node: str, project: Path) -> None:
+    code, said, log = elastic(project, HOSTS="n1", ASKED=asked, FIRST_ENDS_WITH="0")
+    assert (code, said) == (0, "")
+    assert (
+        "sbatch --wait --quiet --export=ALL --nodes=1 --no-requeue --job-name=elastic+7 --partition=all "
+        f"--cpus-per-task=4 --time=1:00:00 --gpus-per-node=L4:1 {node}--error=/e 1 --output=/o 1 --mem=2048 "
+        "recipes/slurm/elastic.sbatch experiment=mnist seed=1"
+    ) in log
+    assert "SLOT=1 SLURM_CONF" in log  # of Slurm's variables, a secret in the environment
+
+
+def test_a_job_that_is_cancelled_cancels_its_stand_ins(project: Path) -> None:
+    stop = 'case "$*" in *--node-rank=0*) kill -TERM "$(cat job)"; sleep 1; exit 75 ;; esac'
+    code, _, log = elastic(project, PYTHON_FIRST=stop)
+    assert (code, log.count("scancel --quiet --user=me --name=elastic+7")) == (143, 2)  # at the start and at the end
+
+
+@pytest.mark.parametrize(("head", "code"), [("n1", 75), ("n2", 0)])
+def test_a_stand_in_trains_while_its_job_runs(head: str, code: int, project: Path) -> None:
+    told = {"HEAD_JOB": "6", "HEAD": head, "SLOT": "1", "PORT": "10127", "MIN_NODES": "1", "MAX_NODES": "2"}
+    ended, _, log = elastic(project, **told)
+    trained = f"python -m mingpt.launch --nnodes=1:2 --node-rank=1 {SHARED.replace('n1:', f'{head}:')}"
+    assert ended == code
+    assert (trained.replace("slurm-7", "slurm-6") in log) == (code == 75)
+
+
+def test_a_launcher_that_crashed_starts_again_where_it_was(project: Path) -> None:
+    """10 s later, by the program that stays there."""
+    program = "#!/bin/bash\necho x >>starts; [ $(wc -l <starts) = 2 ] && exit 75; exit 70\n"
+    (project / "launcher").write_text(program)
+    command = [sys.executable, "recipes/slurm/elastic.py", "stay", "bash", "launcher"]
+    done = subprocess.run(command, cwd=project, env=os.environ | {"HEAD": "n1", "HEAD_JOB": "7"}, timeout=600)
+    assert (done.returncode, (project / "starts").read_text()) == (75, "x\nx\n")
