@@ -72,10 +72,11 @@ test-lab: $(INSTALLED) ## all tests of recipes in the lab (make lab-up first)
 fast: $(INSTALLED) ## the fast tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
 
-lint: $(INSTALLED) ## ruff and mypy
+lint: $(INSTALLED) ## ruff, mypy and yamllint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/yamllint --strict recipes configs
 
 crash-campaign: $(INSTALLED) ## kill training and its store N times (N=200 SEED=1), compare the digests
 	$(BIN)/python tests/kits/crash_campaign.py --kills $(N) --seed $(SEED)

@@ -174,6 +174,27 @@ def test_the_default_experiment_runs_unedited_on_four_nodes_of_four_gpus() -> No
     configured(DEFAULT, world_size=16)
 
 
+# --- stores that SkyPilot gives schemes of their own ---
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("r2://bucket/run1", "https://ACCOUNT.r2.cloudflarestorage.com"),
+        ("nebius://bucket/run1", "https://storage.REGION.nebius.cloud"),
+        ("oci://bucket/run1", "https://NAMESPACE.compat.objectstorage.REGION.oraclecloud.com"),
+        ("cw://bucket/run1", "https://cwobject.com"),
+        ("cos://us-east/bucket/run1", "https://s3.REGION.cloud-object-storage.appdomain.cloud"),
+    ],
+)
+@pytest.mark.parametrize("key", ["run.dir", "data.path"])
+def test_a_store_that_speaks_s3_is_refused_with_the_form_that_works(key: str, url: str, endpoint: str) -> None:
+    cure = f"{key}={url}: write s3://bucket/run1, and set AWS_ENDPOINT_URL={endpoint} in the environment"
+    with pytest.raises(UserError) as error:
+        configured(DEFAULT, f"{key}={url}")
+    assert cure in str(error.value)
+
+
 # --- what a run section makes of its variables; torchrun and mingpt are stubs that print their arguments ---
 
 
