@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from config_kit import configured
 from mingpt.command import expanded
@@ -38,6 +39,11 @@ def read(recipe, given):
         "accelerators": sorted((r.accelerators or {} for r in task.resources), key=str),
         "spot": sorted(r.use_spot for r in task.resources), "recovery": [r.job_recovery for r in task.resources],
         "autostop": [vars(r.autostop_config) if r.autostop_config else None for r in task.resources],
+        "resources": [
+            [r.network_tier and r.network_tier.value, r.disk_size, r.max_hourly_cost, *(r.image_id or {}).values()]
+            for r in task.resources
+        ],
+        "volumes": task.volumes,
         "envs": task.envs, "setup": task.setup, "run": task.run, "probe": task.service and task.service.readiness_path,
     }
 print(json.dumps([[read(*given) for given in json.load(sys.stdin)], connections]))
@@ -61,6 +67,12 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
     wishes = {name: REQUIRED.get(name, {}) for name in RECIPES}
     cases = [(recipe(name), wish) for name, wish in wishes.items()]
     cases += [({**recipe("serve"), "workdir": GIT}, wishes["serve"])]
+    page = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/skypilot.md").read_text(), re.M | re.S)
+    copies = [*map(yaml.safe_load, page), {"volumes": {"/runs": "my-volume"}}]
+    assert [*map(list, copies)] == [
+        ["workdir"], ["resources"], ["pool", "resources", "workdir", "setup"], ["volumes"]
+    ]  # fmt: skip
+    cases += [({**recipe("train"), **copy}, {}) for copy in copies]
     cases += [(recipe("train-spot"), {}), ({**recipe("train"), "num_node": 2}, {})]  # mistakes
     # A home of its own, so that nothing of the user's is read; no usage collection, so that nothing is sent.
     env = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
@@ -69,11 +81,16 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
         command, input=json.dumps(cases), env=env, cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    (*tasks, in_git, no_bucket, misspelt), connections = json.loads(done.stdout.splitlines()[-1])
+    (*tasks, in_git, _, resources, pool, volume, no_bucket, misspelt), connections = json.loads(
+        done.stdout.splitlines()[-1]
+    )
     assert connections == []
     assert "RUN_DIR" in no_bucket["error"]  # before it costs anything
     assert "num_node" in misspelt["error"]
     assert in_git["workdir"] == GIT
+    assert resources["resources"] == [["best", 512, 100, "docker:registry.example.org/you/mingpt:1"]]
+    assert pool["probe"] is not None  # SkyPilot keeps a pool as a service
+    assert volume["volumes"] == {"/runs": "my-volume"}
     for (name, (nodes, accelerators)), task in zip(RECIPES.items(), tasks, strict=True):
         assert (task["num_nodes"], task["accelerators"], task["workdir"]) == (nodes, accelerators, "."), name
         assert task["envs"].items() <= envs(name, **wishes[name]).items()
