@@ -75,12 +75,13 @@ test-lab: $(INSTALLED) ## all tests of recipes in the lab (make lab-up first)
 fast: $(INSTALLED) ## the fast tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"
 
-lint: $(INSTALLED) ## ruff, mypy and shellcheck
+lint: $(INSTALLED) ## ruff, mypy, shellcheck and yamllint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	@# Names that come from a sourced file, or go to one, are found at run time only.
 	$(BIN)/shellcheck --severity=warning --exclude=SC1091,SC2034,SC2154 $(SCRIPTS)
+	$(BIN)/yamllint --strict recipes configs
 
 crash-campaign: $(INSTALLED) ## kill training and its store N times (N=200 SEED=1), compare the digests
 	$(BIN)/python tests/kits/crash_campaign.py --kills $(N) --seed $(SEED)
@@ -96,24 +97,26 @@ clean: ## remove .venv, .venv-sky, .azurite, caches and build outputs (runs/ and
 	rm -rf $(VENV) $(SKY) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find mingpt tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# constraints.txt is the lock, with hashes, for Python 3.10 to 3.13 and every platform. recipes/locked.py installs only what
+# constraints.txt is the lock, with hashes, for Python 3.10 to 3.13 and every platform. recipes/install.sh installs only what
 # it names. To renew it, run the command in its first lines. (uv keeps the versions that it finds there;
 # `--upgrade-package NAME` changes one.) If torch's version changes, renew constraints-cpu.txt, too.
-$(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt recipes/locked.py
+$(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt recipes/install.sh
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "mingpt needs Python 3.10 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: try make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): a minute or two the first time."
-	$(BIN)/python recipes/locked.py constraints.txt -e '.[dev]'
+	bash recipes/install.sh $(BIN)/python dev -e
 	@touch $@
 
 # SkyPilot launches jobs and never trains, so it needs neither torch nor the versions above. Tests check how it reads
 # recipes/: alone, with moto's AWS, and on Slurm. constraints-sky.txt is its lock. To renew it:
 #   printf 'skypilot[aws,slurm]==0.14.1\nmoto[server,ec2,sts]\n' | uv pip compile --universal --python-version 3.10 --no-annotate --generate-hashes - -o constraints-sky.txt
-$(SKY_INSTALLED): constraints-sky.txt recipes/locked.py
+$(SKY_INSTALLED): constraints-sky.txt
 	$(PYTHON) -m venv $(SKY)
 	@echo "Installing SkyPilot into $(SKY)."
-	$(SKY)/bin/python recipes/locked.py constraints-sky.txt 'skypilot[aws,slurm]' 'moto[server,ec2,sts]'
+	grep -A 2 '^pip==' constraints.txt | $(SKY)/bin/python -m pip install --quiet --require-hashes -r /dev/stdin
+	$(SKY)/bin/python -m pip install --quiet -c constraints-sky.txt setuptools
+	$(SKY)/bin/python -m pip install --quiet --no-build-isolation -c constraints-sky.txt 'skypilot[aws,slurm]' 'moto[server,ec2,sts]'
 	@touch $@
 
 # To renew azurite's lock, run this in tests/azurite (without the last option the lock names this machine's registry):

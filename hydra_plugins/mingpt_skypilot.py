@@ -73,7 +73,8 @@ class SkyPilotLauncher(Launcher):
             problems.append("--config-dir: the machines do not have that folder: leave it out")
         if len(rest) == len(overrides):
             problems.append(f"experiment=… is missing: {self.recipe} has one of its own without it")
-        problems += [f"{o!r}: {self.recipe} divides OVERRIDES at spaces: write it without" for o in rest if " " in o]
+        cure = "divides OVERRIDES at spaces: put quotes around the value"
+        problems += [f"{o!r}: {self.recipe} {cure}" for o in _divided(rest)]
         if not re.fullmatch(r"[A-Za-z].*[A-Za-z0-9]", job):
             problems.append(f"{job}: SkyPilot's names begin with a letter, and end with a letter or a digit")
         return problems
@@ -81,10 +82,17 @@ class SkyPilotLauncher(Launcher):
     def _command(self, job: str, name: str, overrides: Sequence[str]) -> list[str]:
         (*_, experiment) = (o.partition("=")[2] for o in overrides if _is_experiment(o))
         rest = [o for o in overrides if not _is_experiment(o)]
-        values = {"BUCKET": self.bucket, "RUN": name, "EXPERIMENT": experiment}
-        values["OVERRIDES"] = " ".join([*rest, f"run.name={name}"])
+        values = {"RUN_DIR": self.bucket, "EXPERIMENT": experiment}
+        values["OVERRIDES"] = " ".join([*rest, f"run.name={name}", f"run.dir={self.bucket}/{name}"])
         named = [word for key, value in values.items() for word in ("--env", f"{key}={value}")]
         return ["sky", "jobs", "launch", "-y", "-d", "-n", job, *self.more, *named, self.recipe]
+
+
+def _divided(overrides: Sequence[str]) -> list[str]:
+    """Those that would not be one word of OVERRIDES."""
+    from mingpt.command import WORD
+
+    return [o for o in overrides if WORD.findall(o) != [o]]
 
 
 def _is_experiment(override: str) -> bool:

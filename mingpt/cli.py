@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from mingpt import NUMERICS, __version__
-from mingpt.command import code_of, raising
+from mingpt.command import code_of, expanded, raising
 from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED, STOPPED, USER_ERROR, UserError
 from mingpt.gone import instead
@@ -83,10 +83,11 @@ def run(name: str, arguments: list[str], lifetime: "Lifetime | None" = None) -> 
     """Parse a verb's options, import its function, and call it. Returns the exit code."""
     verb = verb_of([name, *arguments])
     assert verb
-    sys.argv = [f"mingpt {name}", *arguments]  # for Hydra
 
     def act() -> int:
-        options = arguments if verb.options is None else parse(name, arguments)
+        words = expanded(name, arguments, os.environ)
+        sys.argv = [f"mingpt {name}", *words]  # for Hydra
+        options = words if verb.options is None else parse(name, words)
         module, _, function = getattr(options, "function", verb.function).partition(":")
         try:
             with importing():

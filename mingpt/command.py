@@ -2,11 +2,12 @@
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -18,6 +19,10 @@ from mingpt.redact import printable, without_secrets
 INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
 UNFIT = 1
 CLEAN_SECONDS = 0.7  # for what a command does after Ctrl-C
+FROM_ENV = "--from-env"  # takes the variables that every recipe has: EXPERIMENT, RUN_DIR, OVERRIDES
+FROM_ENV_HELP = "EXPERIMENT, RUN_DIR and OVERRIDES from the environment, as recipes/ set them"
+# OVERRIDES ends a word at a space outside of quotes. The quotes are Hydra's, and stay.
+WORD = re.compile(r"""(?:[^\s'"]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")+""")
 
 
 class Unfit(Exception):
@@ -45,6 +50,31 @@ class Parser(argparse.ArgumentParser):
                     message = f"unrecognized arguments: {argument}: that is for `mingpt train` (docs/sweeps.md)"
         complain(f"error: {without_secrets(message)}; see --help")
         sys.exit(USER_ERROR)
+
+
+def quoted(text: str) -> str:
+    """A text as a value of Hydra's grammar."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def expanded(verb: str, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The arguments of a verb, with what a recipe's variables say in the place of --from-env."""
+    if FROM_ENV not in arguments:
+        return [*arguments]
+    experiment, run_dir, text, processes = (
+        environment.get(name, "").strip() for name in ("EXPERIMENT", "RUN_DIR", "OVERRIDES", "NPROC_PER_NODE")
+    )
+    if WORD.sub("", text).strip():
+        raise UserError(f"OVERRIDES={without_secrets(text)}: a quote is not closed: close it, or leave it out")
+    if verb == "evaluate":
+        found = [run_dir]
+    else:
+        found = [f"experiment={experiment}"] if experiment else []
+        found += [f"run.dir={quoted(run_dir)}"] if run_dir else []
+        if processes and verb in ("launch", "preflight"):
+            found.append(f"--nproc-per-node={processes}")
+    at = arguments.index(FROM_ENV)
+    return [*arguments[:at], *found, *WORD.findall(text), *arguments[at + 1 :]]
 
 
 def code_of(act: Callable[[], int], interrupted: str = "") -> int:

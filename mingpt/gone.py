@@ -22,6 +22,16 @@ KEYS = {
     "selftest --out": "mingpt selftest --json, whose `row` it is",
 }
 
+# Of the recipes' environment.
+VARIABLES = {
+    "BUCKET": "use RUN_DIR, below which a managed job has a folder named by its task",
+    "BUCKET_NAME": "use RUN_DIR=s3://bucket/run1, and make the bucket first: aws s3 mb s3://bucket",
+    "RUN": "use OVERRIDES='run.dir=s3://bucket/runs/that-run'",
+    "MASTER_PORT": "use PET_MASTER_PORT, which torchrun reads",
+    "RDZV_PORT": "the recipe's --rdzv_endpoint has the port: change it there",
+    "MAX_RESTARTS": "use PET_MAX_RESTARTS, which torchrun reads",
+}
+
 
 def instead(name: str, shown: str = "") -> str | None:
     """What to say of a name that is gone; None: it is not among these. shown: the name as a person wrote it."""

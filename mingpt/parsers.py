@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from mingpt.command import Parser
+from mingpt.command import FROM_ENV, FROM_ENV_HELP, Parser
 from mingpt.errors import UserError
 from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.prepare.forms import Form
@@ -31,6 +31,7 @@ def json_option(parser: Parser) -> None:
 
 def config_places(parser: Parser) -> None:
     """Where configs come from."""
+    parser.add_argument(FROM_ENV, action="store_true", help=FROM_ENV_HELP)
     parser.add_argument("--config-dir", "-cd", metavar="DIR", help="a folder of your own with experiment/, model/, …")
     parser.add_argument("--config-name", "-cn", metavar="NAME", help="begin with NAME.yaml (train)")
     parser.add_argument("--config-path", "-cp", metavar="DIR", help="a folder in place of this project's configs/")
@@ -102,6 +103,9 @@ def launch(parser: Parser) -> None:
     """
     node(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
+    parser.add_argument(
+        "--platform", choices=["sky"], help="sky: a managed job of SkyPilot's: preflight first, and exit codes for it"
+    )
 
 
 def plan(parser: Parser) -> None:

@@ -26,6 +26,15 @@ EXTRAS = {
     "s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "http": "http", "https": "http", "hf": "hf"
 }  # fmt: skip
 
+# Stores that SkyPilot gives schemes of their own, and that speak S3: what AWS_ENDPOINT_URL is there.
+S3_ENDPOINTS = {
+    "r2": "https://ACCOUNT.r2.cloudflarestorage.com",
+    "nebius": "https://storage.REGION.nebius.cloud",
+    "oci": "https://NAMESPACE.compat.objectstorage.REGION.oraclecloud.com",
+    "cw": "https://cwobject.com",
+    "cos": "https://s3.REGION.cloud-object-storage.appdomain.cloud",
+}
+
 CLIENTS = {
     "adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "httpx", "httpx2",
     "huggingface_hub", "s3fs",

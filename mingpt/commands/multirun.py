@@ -25,8 +25,9 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from mingpt.command import quoted
 from mingpt.config.checks import missing_places
-from mingpt.config.commandline import FIRST, SEARCHPATH, CommandLine, options_given, parser, quoted
+from mingpt.config.commandline import FIRST, SEARCHPATH, CommandLine, options_given, parser
 from mingpt.config.compose import configure, first_line, hydra_of
 from mingpt.config.groups import config_dir
 from mingpt.console import complain, say

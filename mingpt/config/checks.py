@@ -13,7 +13,7 @@ from mingpt.config.kinds import Data, of_part
 from mingpt.config.schema import AUTO, Config
 from mingpt.config.section import Own
 from mingpt.redact import BLANK, without_secrets
-from mingpt.storage import fetch_it, install
+from mingpt.storage import S3_ENDPOINTS, fetch_it, install
 
 # Trackers that keep files: the variables that say where, one of which is needed if run.dir is a bucket.
 PLACES = {"mlflow": ("MLFLOW_TRACKING_URI",), "trackio": ("TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")}
@@ -126,6 +126,17 @@ def _tracker(name: str, trains: bool, c: Config, _: int) -> str | None:
     return None
 
 
+def _store(key: str, url: str) -> Check:
+    """A place in a store that SkyPilot alone knows by this scheme."""
+    scheme, _, rest = url.partition("://")
+    endpoint = S3_ENDPOINTS.get(scheme)
+    bucket = rest.partition("/")[2] if scheme == "cos" else rest  # cos://REGION/BUCKET
+    problem = (
+        f"{key}={without_secrets(url)}: write s3://{bucket}, and set AWS_ENDPOINT_URL={endpoint} in the environment"
+    )
+    return Check((key,), lambda *_: problem if endpoint else None)
+
+
 def _audit(c: Config, _: int) -> str | None:
     if not c.health.audit_every or c.reduce == "exact":
         return None
@@ -205,6 +216,7 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
         Check(("health.notify",), _webhook),
         Check(("health.audit_every", "reduce"), _audit),
         Check(("profile.steps",), _profile),
+        *(_store(key, url) for key, url in {"run.dir": config.run.dir, **config.data.places()}.items()),
         *(Check(("track", "run.dir"), partial(_tracker, name, trains)) for name in config.track or ()),
     )
     for check in checks:

@@ -10,7 +10,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
-from mingpt.command import Parser
+from mingpt.command import FROM_ENV, FROM_ENV_HELP, Parser, quoted
 from mingpt.config.groups import config_dir, folders, groups
 from mingpt.redact import without_secrets
 
@@ -19,16 +19,12 @@ SEARCHPATH = "hydra.searchpath"
 FIRST = "train"  # .yaml of configs/, which a config begins with
 
 
-def quoted(text: str) -> str:
-    """A text as a value of Hydra's grammar."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
 def parser() -> Parser:
     """The options of `mingpt train`, which are Hydra's."""
     own = Parser(add_help=False, allow_abbrev=False, parents=[get_args_parser()])
     for action in own._actions:
         action.help = str(action.help)  # one is an object of Hydra's, which argparse can't print
+    own.add_argument(FROM_ENV, action="store_true", help=FROM_ENV_HELP)
     return own
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
+from mingpt.command import quoted
 from mingpt.config.affecting import settings
-from mingpt.config.commandline import FIRST, CommandLine, quoted
+from mingpt.config.commandline import FIRST, CommandLine
 from mingpt.config.compose import configure
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of

@@ -24,6 +24,7 @@ from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR, UserError
+from mingpt.launch.managed import managed
 from mingpt.launch.torchrun import Torchrun
 from mingpt.observe.notify import notify
 from mingpt.world.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
@@ -31,6 +32,8 @@ from mingpt.world.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
 
 def launch(options: Namespace, lifetime: Lifetime) -> int:
     """Train on this node; returns the exit code. The last line of the output is the reason."""
+    if options.platform:
+        return managed(lifetime)
     refuse_another_package()
     os.environ[MOMENT] = str(time.time())
     node = Torchrun.compose(options, os.environ)

@@ -1,8 +1,7 @@
-"""`python -m mingpt.launch.managed [options] [overrides]`: a node's part of a managed job of SkyPilot's.
+"""`mingpt launch --platform sky`: a node's part of a managed job of SkyPilot's, for recipes/train-spot.yaml.
 
-For recipes/train-spot.yaml. It runs the preflight (PREFLIGHT=0 leaves it out), then mingpt.launch, with these
-arguments, and ends so that SkyPilot starts the job again after all but a user error, whichever node ends first. A
-process of its own, since it must outlive a launcher that is killed.
+It runs the preflight, then mingpt.launch, each as a process of its own, since this one must outlive a launcher that is
+killed. It ends so that SkyPilot starts the job again after all but a user error, whichever node ends first.
 
 SkyPilot 0.14.1 stops all nodes as soon as one has failed. Elsewhere it then sees the codes of all. On Slurm it sees
 what srun returns: the highest code of a task, but any signal ranks above all codes. The node that is stopped ends by
@@ -10,35 +9,28 @@ SIGTERM, so srun returns 143 after a crash and after a user error alike, often e
 millisecond. No code can tell them apart; a signal that ranks above SIGTERM can.
 """
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
 from mingpt.world import slurm
-from mingpt.world.lifetime import STOP_SIGNALS
+from mingpt.world.lifetime import Lifetime
 
 CRASH_SECONDS = 10.0  # what another node has for its user error, which is then why this node has crashed
 LOG_SECONDS = 1.0  # until SkyPilot's own process on this node has passed on what was printed
 
 
-def run(arguments: list[str]) -> int:
-    """Run the preflight and the launcher. Returns the exit code of the first that fails."""
-    for number in STOP_SIGNALS:
-        # SkyPilot signals all processes of a job. The launcher then writes a snapshot, and this process waits for it.
-        signal.signal(number, lambda *_: None)
-    programs = ["mingpt.launch"] if os.environ.get("PREFLIGHT") == "0" else ["mingpt.preflight", "mingpt.launch"]
-    for program in programs:
-        code = subprocess.call([sys.executable, "-m", program, *arguments])
-        if code != FINISHED:
-            return code if code in (USER_ERROR, STOPPED) else CRASHED
-    return FINISHED
-
-
-def main() -> int:
-    code = run(sys.argv[1:])
+def managed(lifetime: Lifetime) -> int:
+    lifetime.settle()  # SkyPilot signals all processes of a job: the launcher writes a snapshot, and this one waits
+    platform = argparse.ArgumentParser(add_help=False)
+    platform.add_argument("--platform")
+    _, arguments = platform.parse_known_args(sys.argv[1:])
+    code = run(arguments)
     if code == CRASHED and os.environ.get("SKYPILOT_NUM_NODES", "1") != "1":
         time.sleep(CRASH_SECONDS)
     if code == USER_ERROR and (task := slurm.task()):
@@ -47,5 +39,10 @@ def main() -> int:
     return code
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run(arguments: Sequence[str]) -> int:
+    """Run the preflight and the launcher. Returns the exit code of the first that fails."""
+    for program in ("mingpt.preflight", "mingpt.launch"):
+        code = subprocess.call([sys.executable, "-m", program, *arguments])
+        if code != FINISHED:
+            return code if code in (USER_ERROR, STOPPED) else CRASHED
+    return FINISHED

@@ -11,12 +11,15 @@ from dataclasses import asdict
 
 from mingpt.config import compose
 from mingpt.console import say, say_json
-from mingpt.errors import UserError
+from mingpt.errors import FINISHED, UserError
 from mingpt.launch.torchrun import Torchrun
 from mingpt.preflight.inspection import Inspection
 
 
 def preflight(options: Namespace) -> int:
+    if os.environ.get("PREFLIGHT") == "0":
+        say("preflight: left out, by PREFLIGHT=0")
+        return FINISHED
     chosen = options.nproc_per_node is not None
     options.nproc_per_node = options.nproc_per_node or "1"  # the default asks torch, which takes seconds to import
     if not 0 <= options.seconds < math.inf:

@@ -1,18 +1,22 @@
-"""`python -m mingpt.prepare.extras [overrides]`: the extras of this package that such a run needs, one a line.
+"""`python -m mingpt.prepare.extras [--from-env] [overrides]`: the extras of this package that such a run needs.
 
-recipes/setup.sh installs them. They follow from the run's composed config, so no recipe has to list them.
+recipes/setup.sh installs them. They follow from the run's composed config, so no recipe has to list them. What can't
+work on SkyPilot's machines ends the set-up here.
 """
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from mingpt.command import code_of
+from mingpt.command import code_of, expanded
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.console import ended, say
-from mingpt.errors import FINISHED
+from mingpt.errors import FINISHED, UserError
+from mingpt.gone import VARIABLES
 from mingpt.storage import EXTRAS
 
 
@@ -36,9 +40,32 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
+def check_machines(config: Config, environment: Mapping[str, str]) -> None:
+    """Raise UserError if SkyPilot's machines can't share run.dir, or the recipe's user has set a variable that is gone.
+
+    Each cloud VM has a disk of its own. Slurm's nodes share a home. An absolute path may be a mount: the nodes compare
+    what they see there before training.
+    """
+    nodes = environment.get("SKYPILOT_SETUP_NODE_IPS", "").split()
+    problems = [
+        f"{name}={environment[name]}: {use}" for name, use in VARIABLES.items() if nodes and environment.get(name)
+    ]
+    home = environment.get("SKY_RUNTIME_DIR") or environment.get("HOME", "")
+    on_slurm = environment.get("SLURM_JOB_ID") or Path(home, ".sky/.sky_slurm_cluster").exists()
+    if len(nodes) > 1 and not on_slurm and "://" not in config.run.dir and not Path(config.run.dir).is_absolute():
+        problems.append(
+            f"run.dir={config.run.dir} is a folder on each node's own disk: give {len(nodes)} nodes a bucket or a "
+            f"shared mount (--env RUN_DIR=s3://bucket/run1), or take one node (sky down, then --num-nodes 1)"
+        )
+    if problems:
+        raise UserError(*problems)
+
+
 def main(arguments: list[str]) -> int:
-    config = compose.configure(arguments, trains=False)
-    for extra in sorted(extras(config)) if config is not None else ():
+    config = compose.configure(expanded("extras", arguments, os.environ), trains=False)
+    assert config is not None  # only `mingpt train` takes what only prints
+    check_machines(config, os.environ)
+    for extra in sorted(extras(config)):
         say(extra)
     return FINISHED
 

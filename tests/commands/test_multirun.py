@@ -191,7 +191,7 @@ def test_skypilot_gets_a_job_for_each_run_that_is_not_going_on(sweeps: Sweeps, s
     "more",
     [
         ("--config-dir=bin",),
-        ("train.eval_tasks=['a b']",),
+        ("train.eval_tasks=[a b]",),
         ("hydra.launcher.bucket=runs",),
         ("hydra.launcher.bucket=s3://b/7",),
         (),

@@ -5,7 +5,8 @@ import yaml
 from paths_kit import ROOT
 
 TEACHING = ("train", "train-rdzv")  # those with plain torchrun lines
-BUCKET = {"train-spot": {"BUCKET": "s3://b"}, "train-bucket": {"BUCKET_NAME": "my-runs"}}  # what must be given
+TRAINING = (*TEACHING, "train-spot")
+REQUIRED = {"train-spot": {"RUN_DIR": "s3://b"}, "serve": {"RUN_DIR": "s3://b/run"}}
 HEAD, OTHER = "127.0.0.1", "127.0.0.2"
 DEFAULT = "experiment=shakespeare_10m"
 
@@ -17,10 +18,11 @@ def recipe(name: str) -> dict[str, object]:
 
 
 def envs(name: str, **changed: object) -> dict[str, str]:
-    """The recipe's `envs` as SkyPilot sets them, some changed as `--env` does."""
-    defaults = recipe(name)["envs"]
+    """The recipe's `envs` as SkyPilot sets them, some changed as `--env` does; and its secrets, empty by default."""
+    defaults, secrets = recipe(name)["envs"], recipe(name).get("secrets", {})
     assert isinstance(defaults, dict)
-    given = {**defaults, **changed}
+    assert isinstance(secrets, dict)
+    given = {**defaults, **{key: value for key, value in secrets.items() if value is not None}, **changed}
     assert None not in given.values()  # SkyPilot refuses to launch
     return {key: str(value) for key, value in given.items()}
 

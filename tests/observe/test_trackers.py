@@ -1,7 +1,5 @@
 """Curves: a run of two attempts is one curve in each tracker, read back by the tracker's own reader."""
 
-import json
-import struct
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ import pytest
 
 import branch_kit
 from config_kit import configured, problems
+from curves_kit import wandb_records
 from hook_kit import hook
 from mingpt.errors import CRASHED
 from mingpt.metrics import read_metrics
@@ -95,32 +94,6 @@ def of_tensorboard(run_dir: str) -> Curves:
     events = EventAccumulator(f"{run_dir}/tensorboard", {"scalars": 0})
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
-def wandb_records(run_dir: str) -> Iterator[Any]:
-    """Its files are LevelDB's logs of its own messages."""
-    from wandb.proto import wandb_internal_pb2 as messages
-
-    for path in sorted(Path(run_dir, "wandb/wandb").glob(f"offline-run-*-{ID}/*.wandb")):
-        raw, at, message = path.read_bytes(), 7, b""  # after the file's header
-        while at + 7 <= len(raw):
-            if 32768 - at % 32768 < 7:  # what is left of a block and can't hold a header
-                at += 32768 - at % 32768
-                continue
-            length, kind = struct.unpack("<HB", raw[at + 4 : at + 7])
-            message += raw[at + 7 : at + 7 + length]
-            at += 7 + length
-            if kind in (1, 4):  # whole, or the last piece
-                yield messages.Record.FromString(message)  # type: ignore[attr-defined]
-                message = b""
-
-
-def of_wandb(run_dir: str) -> Curves:
-    curves: Curves = defaultdict(list)
-    for record in wandb_records(run_dir):
-        for item in record.history.item:
-            curves[item.key or item.nested_key[0]].append((record.history.step.num, json.loads(item.value_json)))
-    return {key: values for key, values in curves.items() if not key.startswith("_")}
 
 
 def mlflow_run(run_dir: str) -> tuple[Any, Any]:
