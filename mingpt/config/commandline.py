@@ -25,8 +25,9 @@ def quoted(text: str) -> str:
 
 
 def parser() -> Parser:
-    """The options of `mingpt train`, which are Hydra's."""
+    """The options of `mingpt train`: Hydra's, and one."""
     own = Parser(add_help=False, allow_abbrev=False, parents=[get_args_parser()])
+    own.add_argument("--json-schema", action="store_true", help="print the JSON schema of config files, for editors")
     for action in own._actions:
         action.help = str(action.help)  # one is an object of Hydra's, which argparse can't print
     return own
