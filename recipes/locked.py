@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PROJECT = "mingpt-exact"  # of pyproject.toml
 # Other builds of packages in a lock. Each is preferred if pip is set up to find it (PyPI has none).
 BUILDS = ROOT / "constraints-cpu.txt"
 # These are installed first: they read requirements, and build packages that come as source. Builds are not isolated,
@@ -94,7 +95,7 @@ class Installer:
         done: set[tuple[str, str]] = set()
         while found:
             names = sorted({normal(r.name) for r in found})
-            self.install([name for name in names if name != "mingpt"])
+            self.install([name for name in names if name != PROJECT])
             for requirement in found:
                 self.check(requirement)
             todo = {(normal(r.name), extra) for r in found for extra in ("", *r.extras)} - done
@@ -142,7 +143,7 @@ def main(argv: list[str]) -> int:
         tools = [tool for tool in TOOLS if tool in installer.lock]
         installer.install(tools)
         installer.follow(*tools)
-        roots = [root.replace(".", "mingpt", 1) if root[0] == "." else root for root in args.roots]
+        roots = [root.replace(".", PROJECT, 1) if root[0] == "." else root for root in args.roots]
         if roots != args.roots:
             installer.run(["-e", "."] if args.editable else ["."])
         installer.follow(*roots)

@@ -169,7 +169,7 @@ def test_no_fsspec_is_allowed_that_runs_code_out_of_a_url() -> None:
 def test_nothing_is_installed_beside_the_locks(file: str) -> None:
     commands = re.sub(r"^\s*#.*\n", "", (ROOT / file).read_text(), flags=re.M)
     assert "locked.py" in commands
-    assert not re.search(r"pip3? install|uv venv.* --seed|npm install", commands)
+    assert not re.search(r"pip3? install(?!.* --require-hashes)|uv venv.* --seed|npm install", commands)
     assert "npm ci" not in commands or "--ignore-scripts" in commands
 
 
