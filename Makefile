@@ -89,7 +89,8 @@ bench: $(INSTALLED) ## run every benchmark; each prints JSON
 	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done
 
 docs: $(DOCS_INSTALLED) ## the pages as a site, into site/; a link, an anchor or a name that is not there is an error
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@# --quiet would make --strict see no warnings.
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 dist: $(DOCS_INSTALLED) ## the wheel and the source archive, into dist/, checked as an index would
 	rm -rf dist
