@@ -14,16 +14,31 @@ from paths_kit import ROOT
 PAGES = [*ROOT.glob("*.md"), ROOT / "recipes/README.md", ROOT / "tests/README.md", ROOT / "mingpt/README.md"]
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 TEXT = "HAMLET: To be, or not to be, that is the question.\n" * 200
-# Stands in for the program: short runs of a small model. The process is the one that is killed.
+# Stands in for the program: short runs of a small model. The one that is killed stops (SIGSTOP) at its first snapshot.
 PROGRAM = f"""#!/bin/sh
 case $1 in
     train|launch) set -- "$@" train.max_steps=60 snapshot.every_steps=5 model=modern-nano world.device=cpu ;;
 esac
+case "$*" in
+    train*run.name=killed*) exec {sys.executable} stopping.py "$@" ;;
+esac
 exec {sys.executable} -m mingpt "$@"
 """
-# In place of some seconds: until the run is on its way.
+STOPPING = """
+import os, runpy, signal, threading, time
+from pathlib import Path
+
+def stop():
+    while not [*Path("runs/killed/snapshots").glob("*/manifest.json")]:
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+threading.Thread(target=stop, daemon=True).start()
+runpy.run_module("mingpt", run_name="__main__", alter_sys=True)
+"""
 SLEEP = """#!/bin/sh
 while ! ls runs/killed/snapshots/*/manifest.json >/dev/null 2>&1; do /bin/sleep 0.1; done
+/bin/sleep 0.5
 """
 
 
@@ -49,7 +64,7 @@ def test_workflows_call_what_the_makefile_has() -> None:
 
 @pytest.mark.slow
 def test_the_readmes_commands_work_and_a_killed_run_ends_with_the_same_digest(tmp_path: Path) -> None:
-    for name, text in {"mingpt": PROGRAM, "sleep": SLEEP}.items():
+    for name, text in {"mingpt": PROGRAM, "sleep": SLEEP, "stopping.py": STOPPING}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     for folder in (".venv/bin", "data"):
@@ -61,7 +76,7 @@ def test_the_readmes_commands_work_and_a_killed_run_ends_with_the_same_digest(tm
     made = "mingpt launch --nproc-per-node 2 experiment=shakespeare_char\n"  # what make train does (test_makefile.py)
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        ["bash", "-ec", "".join([made, *blocks])], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900
+        ["bash", "-ec", "".join([made, *blocks])], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1100
     )
     assert done.returncode == 0, done.stdout + done.stderr
     resumed = re.search(
