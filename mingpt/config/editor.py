@@ -29,7 +29,8 @@ def text() -> str:
 
 def schema() -> dict[str, Any]:
     """A file may leave out any key, so none is required."""
-    by_name = {section.__name__: section for section in (Config, *_kinds())}
+    sections: list[type[Section]] = [Config, *_kinds()]
+    by_name = {section.__name__: section for section in sections}
     _, document = models_json_schema([(section, "validation") for section in by_name.values()])
     definitions = document["$defs"]
     for name, definition in definitions.items():
@@ -61,7 +62,7 @@ def _one_of(kinds: Any) -> dict[str, Any]:
 
 
 def _or_reference(value: dict[str, Any]) -> dict[str, Any]:
-    about = {name: value.pop(name) for name in ("description", "default") if name in value}
+    about: dict[str, Any] = {name: value.pop(name) for name in ("description", "default") if name in value}
     value.pop("title", None)
     takes = [*value.pop("anyOf", []), *([value] if value else [])]
     return {**about, "anyOf": [*takes, {"$ref": f"{AT}Reference"}]} if takes else about
