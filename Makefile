@@ -14,6 +14,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SKY := .venv-sky
 SKY_INSTALLED := $(SKY)/.installed
+DOCS := .venv-docs
+DOCS_INSTALLED := $(DOCS)/.installed
 # A store for tests, from npm. Without npm, the tests that need it are skipped and say so.
 AZURITE := .azurite
 AZURITE_INSTALLED := $(AZURITE)/.installed
@@ -22,7 +24,7 @@ AZURITE_INSTALLED := $(AZURITE)/.installed
 SCRIPTS = $(shell find recipes tests/lab .ci -name '*.sh' -o -name '*.sbatch' -o -path .ci/run)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-nightly mutations fast slow lint azurite lab-up lab-down test-lab short-lab crash-campaign bench clean
+.PHONY: help train test test-all test-nightly mutations fast slow lint azurite lab-up lab-down test-lab short-lab crash-campaign bench docs dist clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -39,9 +41,10 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes, 
 test: lint ## before a commit: lint, the fast tests, and one real kill, resize, bucket and recipe
 	$(BIN)/python -m pytest -n $(JOBS) -m "example or not (lab or slow)"
 
-test-all: ## make test, then all other tests (of the lab, the short ones)
-	@$(MAKE) --no-print-directory -j3 $(INSTALLED) $(SKY_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite)
+test-all: ## make test and make docs, then all other tests (of the lab, the short ones)
+	@$(MAKE) --no-print-directory -j3 $(INSTALLED) $(SKY_INSTALLED) $(DOCS_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite)
 	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory -j2 slow short-lab
 
 # The lab mostly waits for Slurm and SkyPilot, so it goes beside the tests that compute.
@@ -91,10 +94,19 @@ bench: $(INSTALLED) ## run every benchmark; each prints JSON
 	$(BIN)/python -m mingpt.data.fetch gpt2-vocabulary
 	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done
 
+docs: $(DOCS_INSTALLED) ## the pages as a site, into site/; a link, an anchor or a name that is not there is an error
+	@# --quiet would make --strict see no warnings.
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
+dist: $(DOCS_INSTALLED) ## the wheel and the source archive, into dist/, checked as an index would
+	rm -rf dist
+	$(DOCS)/bin/python -m build --no-isolation
+	$(DOCS)/bin/twine check --strict dist/*
+
 azurite: $(AZURITE_INSTALLED) ## a store for tests, from npm (make test-all does it where there is npm)
 
-clean: ## remove .venv, .venv-sky, .azurite, caches and build outputs (runs/ and data/ stay)
-	rm -rf $(VENV) $(SKY) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+clean: ## remove .venv, .venv-sky, .venv-docs, .azurite, caches and build outputs (runs/ and data/ stay)
+	rm -rf $(VENV) $(SKY) $(DOCS) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
 	find mingpt tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # constraints.txt is the lock, with hashes, for Python 3.10 to 3.13 and every platform. recipes/install.sh installs only what
@@ -117,6 +129,14 @@ $(SKY_INSTALLED): constraints-sky.txt
 	grep -A 2 '^pip==' constraints.txt | $(SKY)/bin/python -m pip install --quiet --require-hashes -r /dev/stdin
 	$(SKY)/bin/python -m pip install --quiet -c constraints-sky.txt setuptools
 	$(SKY)/bin/python -m pip install --quiet --no-build-isolation -c constraints-sky.txt 'skypilot[aws,slurm]' 'moto[server,ec2,sts]'
+	@touch $@
+
+# What makes the site and checks an archive: constraints-docs.txt is its lock. To renew it:
+#   printf 'mkdocs-material\nmkdocstrings[python]\nbuild\ntwine\nhatchling\n' | uv pip compile --universal --python-version 3.10 --no-annotate --generate-hashes - -o constraints-docs.txt
+$(DOCS_INSTALLED): constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	@echo "Installing mkdocs into $(DOCS)."
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-docs.txt
 	@touch $@
 
 # To renew azurite's lock, run this in tests/azurite (without the last option the lock names this machine's registry):

@@ -9,4 +9,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ ! -d gpu_hour/nanoGPT ] && ! git clone --quiet --depth 1 https://github.com/karpathy/nanoGPT gpu_hour/nanoGPT; then
   echo "nanoGPT can't be downloaded here: its speed is not measured" >&2
 fi
-exec .venv/bin/python benchmarks/gpu_hour.py "$@"
+exec .venv/bin/python benchmarks/_gpu_hour.py "$@"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Hydra's options after which `mingpt train` trains nothing itself, by what answers them.
 ANSWERS = {
+    "config.editor:print_schema": {"--json-schema"},
     "commands.multirun:multirun": {"-m", "--multirun", "hydra.mode=MULTIRUN"},
     "commands.printing:printing": {
         "-h", "--help", "-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion",

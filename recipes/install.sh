@@ -13,4 +13,4 @@ grep -A 2 '^pip==' constraints.txt | pip --no-deps --require-hashes -r /dev/stdi
 pip -c constraints.txt hatchling setuptools
 pip --no-deps --require-hashes -r constraints-cpu.txt 2>/dev/null || true
 pip --no-deps "${@:3}" .
-pip -c constraints.txt "mingpt[$extras]"
+pip -c constraints.txt "mingpt-exact[$extras]"

@@ -20,8 +20,9 @@ FIRST = "train"  # .yaml of configs/, which a config begins with
 
 
 def parser() -> Parser:
-    """The options of `mingpt train`, which are Hydra's."""
+    """The options of `mingpt train`: Hydra's, and one."""
     own = Parser(add_help=False, allow_abbrev=False, parents=[get_args_parser()])
+    own.add_argument("--json-schema", action="store_true", help="print the JSON schema of config files, for editors")
     for action in own._actions:
         action.help = str(action.help)  # one is an object of Hydra's, which argparse can't print
     own.add_argument(FROM_ENV, action="store_true", help=FROM_ENV_HELP)

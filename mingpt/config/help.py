@@ -18,6 +18,7 @@ Options:
   --cfg, -c WHAT            print the config and stop: job, hydra, all (--resolve fills in its ${…}; -p PACKAGE: a part)
   --info, -i WHAT           where the config comes from: defaults, defaults-tree, searchpath, plugins, config, all
   --hydra-help              Hydra's own settings, launchers and sweepers
+  --json-schema             print the JSON schema of config files, for editors: docs/configure.md
 
 Groups (group=option):"""
 

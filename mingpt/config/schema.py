@@ -100,7 +100,7 @@ class Batch(Section):
     per_process_size: int | None = Field(default=None, ge=1)
     """Samples in a step for each process, in place of global_size. Gives up equal bits across world sizes."""
 
-    @field_validator("micro_size", mode="wrap")
+    @field_validator("micro_size", mode="wrap", json_schema_input_type=int | Literal["auto"])
     @classmethod
     def _auto(cls, micro_size: object, validate: Callable[[object], int]) -> int:
         return AUTO if micro_size == "auto" else validate(micro_size)

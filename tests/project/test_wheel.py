@@ -10,14 +10,28 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+import mingpt
 from paths_kit import ROOT
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (path,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"])
+    return Path(path)
+
+
+def test_a_wheel_has_a_name_of_its_own_and_what_users_need(wheel: Path) -> None:
+    assert wheel.name == f"mingpt_exact-{mingpt.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"mingpt/py.typed", "mingpt/configs/train.yaml", "mingpt/configs/schema.json"} <= names
+    assert f"version: {mingpt.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
+def test_a_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     """Its own folder on the path is all that an installation adds; packages it needs are those of the tests."""
-    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path / "dist"), versions=["standard"])
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
     with zipfile.ZipFile(wheel) as archive:

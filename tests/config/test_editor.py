@@ -1,0 +1,50 @@
+"""`mingpt train --json-schema`, and configs/schema.json, which editors take from a config's comment."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft7Validator
+
+from mingpt.config.editor import schema, text
+from paths_kit import ROOT
+from verb_kit import mingpt
+
+SCHEMA = ROOT / "configs/schema.json"
+WHOLE = [ROOT / "configs/train.yaml", *sorted((ROOT / "configs/experiment").glob("*.yaml"))]
+
+
+def test_the_committed_schema_is_that_of_the_code() -> None:
+    """Else: mingpt train --json-schema >configs/schema.json"""
+    assert SCHEMA.read_text() == text() + "\n"
+    Draft7Validator.check_schema(json.loads(text()))
+
+
+def test_the_option_prints_it_and_trains_nothing() -> None:
+    assert mingpt("train --json-schema experiment=synthetic") == SCHEMA.read_text()
+
+
+@pytest.mark.parametrize("config", WHOLE, ids=lambda path: path.stem)
+def test_every_whole_config_names_the_schema_and_fits_it(config: Any) -> None:
+    (line,) = (line for line in config.read_text().splitlines() if line.startswith("# yaml-language-server: $schema="))
+    assert (config.parent / line.partition("=")[2]).resolve() == SCHEMA
+    assert [e.message for e in Draft7Validator(schema()).iter_errors(yaml.safe_load(config.read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    ("config", "fits"),
+    [
+        ({"batch": {"micro_size": "auto"}}, True),
+        ({"train": {"max_steps": "${schedule.decay_steps}"}, "model": {"init_from": "???"}}, True),
+        ({"data": {"kind": "mix", "mix": {"web": {"kind": "shards", "path": "s3://b/x", "weight": 0.7}}}}, True),
+        ({"model": {"_target_": "mine.Net", "width": 8}, "defaults": [{"override /data": "sort"}]}, True),
+        ({"train": {"max_step": 5}}, False),
+        ({"train": {"max_steps": 0}}, False),
+        ({"batch": {"micro_size": "car"}}, False),
+        ({"data": {"kind": "mix", "mix": {"web": {"kind": "sort"}}}}, False),
+        ({"trian": {}}, False),
+    ],
+)
+def test_a_wrong_key_or_value_does_not_fit(config: Any, fits: bool) -> None:
+    assert Draft7Validator(schema()).is_valid(config) == fits
