@@ -92,7 +92,7 @@ def install(extras: str = "") -> list[str]:
         "python pip -c constraints.txt hatchling setuptools",
         "python pip --no-deps --require-hashes -r constraints-cpu.txt",
         "python pip --no-deps -e .",
-        f"python pip -c constraints.txt mingpt[{extras}]",
+        f"python pip -c constraints.txt mingpt-exact[{extras}]",
     ]
 
 
