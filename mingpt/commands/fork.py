@@ -17,9 +17,8 @@ from mingpt.console import say
 from mingpt.errors import Damaged, UserError
 from mingpt.folder import Folder
 from mingpt.redact import BLANK, printable, without_secrets
-from mingpt.snapshot.find import find
 from mingpt.snapshot.forking import fork, new_named, run_of
-from mingpt.snapshot.reader import read_manifest
+from mingpt.snapshot.reader import find, read_manifest
 from mingpt.storage import name_of
 from mingpt.train.resume import changed
 

@@ -15,12 +15,10 @@ from mingpt.errors import Damaged, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import Count, make_run_dir, newest_number, records
-from mingpt.snapshot.copying import copy_part
-from mingpt.snapshot.files import SNAPSHOTS
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.manifest import encode_manifest
-from mingpt.snapshot.reader import PARALLEL_PARTS, manifest_or_none, read_manifest
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.reader import PARALLEL_PARTS, copy_part, manifest_or_none, read_manifest
+from mingpt.snapshot.store import SNAPSHOTS, Store
 
 FORK = "fork"  # an attempt's entry in the history that has this field is no attempt: the run begins there
 
@@ -130,9 +128,8 @@ def _take(source: Store, target: Store, manifest: Manifest) -> str:
 
     def take(name: str) -> bool:
         with source.named_errors():
+            source.check_size(manifest.step, name, manifest.parts[name].size)
             try:
-                if source.size(manifest.step, name) != manifest.parts[name].size:
-                    raise Damaged(f"{name} has another size than its manifest says")
                 shared = target.share(source, manifest.step, name)
             except FileNotFoundError as error:
                 raise Damaged(f"{name} is missing") from error

@@ -15,10 +15,9 @@ from typing import Any
 from mingpt.config.affecting import settings
 from mingpt.localfile import write_whole
 from mingpt.snapshot.attempts import REWIND, Record, without_undone
-from mingpt.snapshot.files import OVERTAKEN
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.reader import manifest_or_none
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.store import OVERTAKEN, Store
 
 NOTE = "follows.json"
 

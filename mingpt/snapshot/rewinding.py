@@ -6,12 +6,10 @@ from mingpt.errors import Damaged, OtherFormat, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import REWIND, Attempt, Record, line_of, records, without_undone
-from mingpt.snapshot.files import REWOUND
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.lineage import is_on
-from mingpt.snapshot.manifest import MANIFEST_LIMIT, decode_manifest
-from mingpt.snapshot.reader import manifest_or_none, read_manifest
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.reader import damage_as, manifest_or_none, read_manifest
+from mingpt.snapshot.store import REWOUND, Store
 
 
 def rewind(
@@ -34,10 +32,8 @@ def rewind(
         raise UserError(
             f"{store.url}: there is no snapshot of step {step}: choose one of those that there are ({shown})"
         )
-    try:
+    with damage_as(UserError, store, step, ": choose another step"):
         manifest = read_manifest(store, step)
-    except Damaged as damage:
-        raise UserError(f"{store.folder_url(step)}: {damage}: choose another step") from damage
     Attempt.claim(
         run_dir, step, manifest.digest, manifest.attempt, by=REWIND, above=_newest(store, manifest), dropped=dropped
     )
@@ -67,15 +63,8 @@ def rewound(store: Store, step: int, overtaken: bool = False) -> Iterator[tuple[
     overtaken: those of overtaken attempts, too.
     """
     for file in store.files(step):
-        if (
-            (file.was_rewound or (overtaken and file.is_set_aside and not file.was_damaged))
-            and file.size is not None
-            and file.size <= MANIFEST_LIMIT
-        ):
-            raw = b"".join(bytes(piece) for piece in store.read_pieces(step, file.name, file.size))
-            manifest = decode_manifest(raw)
-            if manifest.step == step:
-                yield file.name, manifest
+        if file.was_rewound or (overtaken and file.is_set_aside and not file.was_damaged):
+            yield file.name, read_manifest(store, step, file.name)
 
 
 def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -> None:
@@ -146,9 +135,8 @@ def _of_line(
         for name, manifest in rewound(store, step):
             if is_on(line, manifest):
                 for part, info in manifest.parts.items():
-                    if store.size(step, part) != info.size:
-                        raise Damaged(f"{part} has another size than its manifest says")
+                    store.check_size(step, part, info.size)
                 return name, manifest
-    except (Damaged, OtherFormat, FileNotFoundError) as problem:
+    except (Damaged, OtherFormat) as problem:
         log(f"step {step}: can't be brought back: {problem}")
     return None
