@@ -14,8 +14,9 @@ from mingpt.config.schema import Schedule, Snapshot
 from mingpt.console import columns, counted, say, say_json
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import as_lines, printable, without_secrets
-from mingpt.snapshot.forking import parent_of
+from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.format import MANIFEST, Manifest
+from mingpt.snapshot.lineage import rewind, undo
 from mingpt.snapshot.reader import (
     Found,
     check_conflicts,
@@ -31,7 +32,6 @@ from mingpt.snapshot.reader import (
     verify,
 )
 from mingpt.snapshot.retention import DAY, Retention, plan
-from mingpt.snapshot.rewinding import rewind, undo
 from mingpt.snapshot.store import SNAPSHOTS, File, Store
 
 Options = argparse.Namespace

@@ -12,7 +12,7 @@ from mingpt.config.affecting import settings
 from mingpt.errors import UserError
 from mingpt.history.history import History, numerics_of
 from mingpt.observe.trace import RECORD, Records
-from mingpt.snapshot.forking import Parent, new_named
+from mingpt.snapshot.attempts import Parent, new_named
 from mingpt.snapshot.format import Manifest, TensorInfo
 from mingpt.snapshot.reader import damage_as, read_parts
 from mingpt.snapshot.store import Store

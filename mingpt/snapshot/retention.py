@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from mingpt.errors import Damaged
 from mingpt.snapshot.format import MANIFEST
+from mingpt.snapshot.lineage import rewound
 from mingpt.snapshot.reader import manifest_or_none
-from mingpt.snapshot.rewinding import rewound
 from mingpt.snapshot.store import PROBE, File, Store
 
 DAY = 86400

@@ -84,6 +84,11 @@ class Store(Folder):
     def __init__(self, url: str, key: str = "snapshot.dir") -> None:
         super().__init__(url, key)
 
+    @property
+    def run_dir(self) -> str:
+        """The run's directory, for a store in its usual place; else the store's own URL. May hold secrets."""
+        return self.given.removesuffix(f"/{SNAPSHOTS}")
+
     def folder(self, step: int) -> str:
         return self.path(step_name(step))
 
