@@ -268,10 +268,11 @@ def _left_by(
     for step in [step for step in store.folders() if step > claims[number].from_step]:
         try:
             for name, manifest in rewound(store, step):
-                if step not in found and is_on(line, manifest):
+                if is_on(line, manifest):
                     for part, info in manifest.parts.items():
                         store.check_size(step, part, info.size)
                     found[step] = name, manifest
+                    break
         except (Damaged, OtherFormat) as problem:
             log(f"step {step}: can't be brought back: {problem}")
     return found

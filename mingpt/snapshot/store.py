@@ -194,7 +194,8 @@ class Store(Folder):
         size = self.size(step, name)
         if size > MANIFEST_LIMIT:
             raise Damaged(f"{name} is larger than {MANIFEST_LIMIT} bytes")
-        return bytes(self.read_part(step, name, size))
+        with self._as_damage(name):
+            return b"".join(bytes(piece) for piece in read_pieces(self, self._name(step, name), size))
 
     def write_part(self, step: int, name: str, content: Iterable[Buffer]) -> None:
         self.write_pieces(self._name(step, name), content)
