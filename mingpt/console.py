@@ -9,6 +9,7 @@ import math
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from errno import EIO, EPIPE
 from typing import Any, TextIO
 
@@ -59,6 +60,12 @@ def counted(number: int, noun: str) -> str:
     """`1 process`, `2,000 processes`."""
     plural = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number:,} {noun}{plural * (number != 1)}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, each cell as wide as the widest of its column."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def ended(code: int) -> int:

@@ -15,7 +15,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.redact import as_lines
 from mingpt.report.executed import executed, lines
 from mingpt.report.parting import Parting, TensorDifference, parting, side
-from mingpt.snapshot.find import split_url
+from mingpt.snapshot.reader import split_url
 
 LONGEST = 100  # characters of a value
 

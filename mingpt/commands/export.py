@@ -5,19 +5,15 @@ from argparse import Namespace
 from mingpt.command import Unfit
 from mingpt.commands.loading import load
 from mingpt.console import say
-from mingpt.errors import Damaged
 from mingpt.redact import without_secrets
-from mingpt.snapshot.find import find
+from mingpt.snapshot.reader import damage_as, find
 from mingpt.weights.writing import folder_of, write_folder
 
 
 def export_command(options: Namespace) -> int:
     found = find(options.url, options.step)
-    where = found.store.folder_url(found.steps[0])
-    try:
-        loaded = load(found.store, found.steps[0], where)
-    except Damaged as damage:
-        raise Unfit(f"{where}: {damage}: nothing was written; choose another with --step") from damage
+    with damage_as(Unfit, found.store, found.steps[0], ": nothing was written; choose another with --step"):
+        loaded = load(found.store, found.steps[0])
     data = loaded.manifest.config.get("data")
     chat = isinstance(data, dict) and data.get("kind") == "chat"
     files = folder_of(loaded.model, loaded.vocabulary, chat)

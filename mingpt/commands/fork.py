@@ -6,10 +6,15 @@ The keys are those of `mingpt train`; all others keep the values that RUN had at
 
 import argparse
 import shlex
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
 
 from mingpt.config.affecting import settings
 from mingpt.config.commandline import CommandLine
-from mingpt.config.configfile import NAME
+from mingpt.config.configfile import NAME, create_config
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
@@ -17,9 +22,12 @@ from mingpt.console import say
 from mingpt.errors import Damaged, UserError
 from mingpt.folder import Folder
 from mingpt.redact import BLANK, printable, without_secrets
-from mingpt.snapshot.find import find
-from mingpt.snapshot.forking import fork, new_named, run_of
-from mingpt.snapshot.reader import read_manifest
+from mingpt.snapshot import hot
+from mingpt.snapshot.attempts import FORK, Parent, make_run_dir, new_named, newest_number, parent_of, records
+from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.manifest import encode_manifest
+from mingpt.snapshot.reader import PARALLEL_PARTS, copy_part, damage_as, find, manifest_or_none, read_manifest
+from mingpt.snapshot.store import Store
 from mingpt.storage import name_of
 from mingpt.train.resume import changed
 
@@ -28,10 +36,8 @@ def fork_command(options: argparse.Namespace) -> int:
 
     found = find(options.source)
     step = found.steps[0]
-    try:
+    with damage_as(UserError, found.store, step, ": choose another step"):
         manifest = read_manifest(found.store, step)
-    except Damaged as damage:
-        raise UserError(f"{found.store.folder_url(step)}: {damage}: choose another step") from damage
     given = {override.key_or_group for override in CommandLine.of(options.overrides).overrides}
     planned = parent.keys if (parent := new_named(manifest)) else ()
     if lost := [printable(key) for key in planned if not is_below(key, given)]:
@@ -46,14 +52,14 @@ def fork_command(options: argparse.Namespace) -> int:
         options.overrides,
         name_of(options.target.rstrip("/")),
         options.target,
-        run_of(found.store),
+        found.store.run_dir,
         options.trust,
     )
     before, after = without_secrets(manifest.config), without_secrets(config.model_dump())
     old, new = settings(before)[0], settings(after)[0]
     differing = [key for key in sorted(new) if old.get(key) != new[key] and not is_below(key, OF_EACH_RUN)]
     keys = [key for key in differing if is_below(key, given) or not is_own_place(key)]
-    fork(found.store, manifest, config, keys, changed(before, after), say)
+    _fork(found.store, manifest, config, keys, changed(before, after))
     for key, value in places.items():
         say(printable(f"{key}={without_secrets(value)}, as in the snapshot's config"))
     for key in differing:
@@ -64,6 +70,81 @@ def fork_command(options: argparse.Namespace) -> int:
     if secrets := [key for key, value in leaves(after) if isinstance(value, str) and BLANK in value]:
         say(f"and add {', '.join(f'{key}=…' for key in secrets)}: a run's files hold no secrets")
     return 0
+
+
+def _fork(
+    source: Store, manifest: Manifest, config: Config, keys: Sequence[str], changes: Mapping[str, list[Any]]
+) -> None:
+    """Make the first snapshot of the run of `config`. Its parts are shared with the parent's where that can be.
+
+    keys, changes: what the fork's command line has changed; of these, what affects the result, with both values.
+    config.yaml comes first, and names the one fork that may go on there: of two at once, the other ends here. An
+    interrupted fork can be made again. Raises UserError if a run is there already, or the snapshot is damaged.
+    """
+    run_dir, target = config.run.dir, Store(config.snapshot.dir)
+    parent = Parent(
+        run=manifest.run,
+        id=hot.find_run_id(source.run_dir),
+        dir=without_secrets(source.run_dir),
+        step=manifest.step,
+        digest=manifest.digest,
+        attempt=manifest.attempt,
+        claim=claim.id if (claim := records(source.run_dir).get(manifest.attempt)) else None,
+        keys=tuple(keys),
+    )
+
+    if target.root.startswith(f"{source.root}/"):
+        raise UserError(f"{without_secrets(run_dir)} lies in the parent's snapshots: give a place of its own")
+
+    def check() -> None:
+        others = {*target.folders()} - {manifest.step}
+        theirs = manifest_or_none(target, manifest.step) if manifest.step in target.steps() else None
+        if others or newest_number(run_dir) or (theirs and parent_of(theirs) != parent):
+            what = f"{without_secrets(run_dir)}: a run is there already"
+            raise UserError(f"{what}, and it stays: give a place of its own")
+
+    check()
+    make_run_dir(run_dir)
+    create_config(config, f"fork of step {manifest.step}, digest {manifest.digest}")
+    hot.run_id(run_dir)
+    entry = {
+        "attempt": manifest.attempt + 1,
+        "from_step": manifest.step,
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "numerics": manifest.fingerprint,
+        FORK: asdict(parent) | {"keys": [*keys]},
+        **({"changes": {**changes}} if changes else {}),
+    }
+    ours = manifest.model_copy(update={"run": config.run.name, "history": [*manifest.history, entry]})
+    with damage_as(UserError, source, manifest.step, ": choose another step"):
+        say(_take(source, target, manifest))
+    with target.named_errors():
+        target.commit(manifest.step, encode_manifest(ours))
+    check()  # another process may have committed first: the same fork, or another run
+
+
+def _take(source: Store, target: Store, manifest: Manifest) -> str:
+    """Have all parts in the target. Returns how, in words. Raises Damaged."""
+
+    def take(name: str) -> bool:
+        with source.named_errors():
+            source.check_size(manifest.step, name, manifest.parts[name].size)
+            try:
+                shared = target.share(source, manifest.step, name)
+            except FileNotFoundError as error:
+                raise Damaged(f"{name} is missing") from error
+        if not shared:
+            copy_part(source, target, manifest, name)
+        return shared
+
+    with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
+        shared = [*pool.map(take, sorted(manifest.parts))]
+    size = sum(part.size for part in manifest.parts.values())
+    read_manifest(source, manifest.step)  # if the run has deleted it meanwhile, a part may be missing
+    if not all(shared):
+        return f"{len(shared)} parts, {size:,} bytes: copied, since the parent's place can't share them with this one"
+    how = "the same files as the parent's (hard links)" if target.local else "copied by the store itself"
+    return f"{len(shared)} parts, {size:,} bytes: {how}"
 
 
 def _continues(config: Config, overrides: list[str]) -> str:

@@ -1,19 +1,19 @@
 """Load the model and the vocabulary of a snapshot that may come from anybody: nothing in it is imported or run."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from mingpt.data.vocabulary import Vocabulary, vocabulary_of
-from mingpt.errors import Damaged, UserError
+from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
-from mingpt.snapshot.find import find
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.reader import kind_of, read, read_manifest
+from mingpt.snapshot.reader import damage_as, find, kind_of, read, read_manifest
 from mingpt.snapshot.store import Store
 from mingpt.train.factory import gpt_of
+
+ANOTHER = ": choose another with --step"
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,10 @@ class Opened:
     where: str
 
 
-@contextmanager
-def _another_if_damaged(where: str) -> Iterator[None]:
-    try:
-        yield
-    except Damaged as damage:
-        raise UserError(f"{where}: {damage}: choose another with --step") from damage
-
-
 def find_manifest(url: str, step: int | None = None) -> tuple[Store, Manifest]:
     """The store under a URL, and the newest snapshot's manifest, or that of `step`. Raises UserError if damaged."""
     found = find(url, step)
-    with _another_if_damaged(found.store.folder_url(found.steps[0])):
+    with damage_as(UserError, found.store, found.steps[0], ANOTHER):
         return found.store, read_manifest(found.store, found.steps[0])
 
 
@@ -49,9 +41,8 @@ def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = 
     """
     found = find(url, step)
     step = agree(found.steps[0])
-    where = found.store.folder_url(step)
-    with _another_if_damaged(where):
-        return load(found.store, step, where)
+    with damage_as(UserError, found.store, step, ANOTHER):
+        return load(found.store, step)
 
 
 def device_of(wanted: str) -> torch.device:
@@ -62,17 +53,17 @@ def device_of(wanted: str) -> torch.device:
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
-def load(store: Store, step: int, where: str) -> Opened:
+def load(store: Store, step: int) -> Opened:
     """One snapshot's model. Allocates memory only after the manifest's tensors match the model that its config gives.
 
     Raises Damaged, and UserError if it is of another format, not of a GPT, or has weights that are not finite.
     """
-    manifest = read_manifest(store, step)
+    manifest, where = read_manifest(store, step), store.folder_url(step)
     vocabulary = vocabulary_of(manifest.vocabulary)
     shapes = {n: (t.dtype, t.shape) for n, t in manifest.tensors.items() if kind_of(t.part) == "model"}
     model = gpt_of(manifest.config, shapes, vocabulary.size, where)
     weights = read(store, step, kinds=("model",), manifest=manifest).state["model"]
     model.to_empty(device="cpu").load_state_dict(weights)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
-        raise UserError(f"{where}: its weights are not all finite numbers: choose another with --step")
+        raise UserError(f"{where}: its weights are not all finite numbers{ANOTHER}")
     return Opened(model.eval(), vocabulary, manifest, where)

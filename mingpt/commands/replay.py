@@ -13,7 +13,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
 from mingpt.model.language import LanguageModel
 from mingpt.redact import as_lines, printable, without_secrets
-from mingpt.snapshot.find import split_url
+from mingpt.snapshot.reader import split_url
 from mingpt.train.closeup import clip_factor, layers, look
 from mingpt.train.replaying import AS_IT_WAS, Again, Change, Replay, replay
 

@@ -7,13 +7,12 @@ from mingpt.console import say
 from mingpt.errors import FINISHED, Damaged, UserError
 from mingpt.history.history import History
 from mingpt.redact import without_secrets
-from mingpt.snapshot.copying import check_same_run, copy_step
-from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import run_dir_of
+from mingpt.snapshot.attempts import NO_END
 from mingpt.snapshot.format import Metrics
-from mingpt.snapshot.staging import Staging
-from mingpt.snapshot.store import Store
-from mingpt.snapshot.storewriter import StoreWriter, raise_first
+from mingpt.snapshot.reader import check_same_run, copy_step, run_dir_of
+from mingpt.snapshot.retention import Retention
+from mingpt.snapshot.store import SNAPSHOTS, Store
+from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.replaying import Again, Replay, replay
 
 
@@ -66,11 +65,6 @@ def _write(run: Replay, again: Again, target: Store) -> str:
         "history": stretch.history or [made],
     }
     metrics = Metrics.of(loss=again.figures.loss, best_val_loss=run.past.best_val_loss(again.step))
-    writer, staging = StoreWriter(target, provenance, say), Staging(run.world)
-    staged = staging.copy_share(run.bench.state())
-    staging.wait()
-    report = writer.write_parts(again.step, staging.parts(staged))
-    raise_first([report])
-    result = writer.commit(again.step, [report], metrics)
-    raise_first([result])
-    return str(result["digest"])
+    keep_all = Retention(keep=NO_END, orphan_age=0)
+    writer = SnapshotWriter(target, run.world, keep_all, provenance, say)
+    return writer.save(again.step, run.bench.state(), metrics)

@@ -1,42 +1,186 @@
 """What `mingpt snapshots` does: one function a command (`export`, for which torch's models are imported: export.py)."""
 
 import argparse
+import json
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from pydantic import ValidationError
 
 from mingpt.command import Unfit
-from mingpt.config.keys import filled
+from mingpt.config.keys import filled, leaves
 from mingpt.config.schema import Schedule, Snapshot
-from mingpt.console import say, say_json
+from mingpt.console import columns, counted, say, say_json
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
-from mingpt.redact import without_secrets
-from mingpt.snapshot.catalog import DAMAGED, inspect_step, render_manifest, runs_below, runs_table, steps_table
-from mingpt.snapshot.copying import check_conflicts, check_same_run, copy_metrics, copy_step
-from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import Found, find, run_dir_of, split_url
-from mingpt.snapshot.reader import read_manifest, verify
+from mingpt.redact import as_lines, printable, without_secrets
+from mingpt.snapshot.attempts import parent_of
+from mingpt.snapshot.format import MANIFEST, Manifest
+from mingpt.snapshot.lineage import rewind, undo
+from mingpt.snapshot.reader import (
+    Found,
+    check_conflicts,
+    check_same_run,
+    copy_metrics,
+    copy_step,
+    damage_as,
+    find,
+    read_manifest,
+    run_dir_of,
+    runs_below,
+    split_url,
+    verify,
+)
 from mingpt.snapshot.retention import DAY, Retention, plan
-from mingpt.snapshot.rewinding import rewind, undo
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.store import SNAPSHOTS, File, Store
 
 Options = argparse.Namespace
+VOCABULARY_SHOWN = 1000  # characters; all of GPT-2's would fill two hundred screens
+TITLES = ("step", "age", "size", "digest", "loss", "val_loss", "state")
+GOOD, DAMAGED, INCOMPLETE, ASIDE, OTHER = "looks good", "DAMAGED", "incomplete", "set aside", "other format"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One step's folder. None: the store does not report it, or no good manifest holds it."""
+
+    step: int
+    state: str
+    problem: str = ""
+    age_seconds: float | None = None
+    bytes: int | None = None
+    parts: int | None = None
+    digest: str | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    not_finite: tuple[str, ...] = ()  # losses that were NaN or infinite
+    attempt: int | None = None
+    world_size: int | None = None
+
+
+def _inspect(store: Store, step: int) -> Entry:
+    """Read the manifest and compare the parts' sizes. So `looks good` is no proof: only `verify` reads the parts."""
+    files = store.files(step)
+    size = None if any(f.size is None for f in files) else sum(f.size or 0 for f in files)
+    age = _age_seconds(files)
+    try:
+        manifest = read_manifest(store, step)
+        _check_sizes(store, manifest, {f.name: f.size for f in files})
+    except OtherFormat as error:
+        return Entry(step, OTHER, str(error.__cause__), age, size)  # the cause leaves out the place
+    except (Damaged, Unreadable) as error:
+        if any(f.name == MANIFEST for f in files):
+            return Entry(step, DAMAGED, str(error), age, size)
+        if aside := [f for f in files if f.is_set_aside]:
+            why = "was damaged" if aside[0].was_damaged else "was rewound or overtaken"
+            return Entry(step, ASIDE, f"{why}; its manifest is now {aside[0].name}", age, size)
+        return Entry(step, INCOMPLETE, "there is no manifest: it is being written, or its writer died", age, size)
+    last = manifest.history[-1] if manifest.history else {}
+    return Entry(
+        step=step,
+        state=GOOD,
+        age_seconds=age,
+        bytes=sum(part.size for part in manifest.parts.values()),
+        parts=len(manifest.parts),
+        digest=manifest.digest,
+        loss=manifest.metrics.loss,
+        val_loss=manifest.metrics.val_loss,
+        not_finite=tuple(manifest.metrics.not_finite),
+        attempt=last.get("attempt"),
+        world_size=last.get("world_size"),
+    )
+
+
+def _age_seconds(files: list[File]) -> float | None:
+    """Seconds since the commit; without a commit, since the last write."""
+    times = [f.modified for f in files if f.name == MANIFEST] or [f.modified for f in files]
+    known = [t for t in times if t is not None]
+    return max(0.0, time.time() - max(known)) if known else None
+
+
+def _check_sizes(store: Store, manifest: Manifest, listed: dict[str, int | None]) -> None:
+    """Raises Damaged. A web server's listing has no sizes, or no files: a file that it does not show is asked for."""
+    with store.named_errors():
+        for name, part in manifest.parts.items():
+            if listed.get(name) != part.size:
+                store.check_size(manifest.step, name, part.size)
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _size(count: int | None) -> str:
+    if count is None:
+        return "-"
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 / 10 else f"{count / 2**10:.1f} KiB"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _row(e: Entry) -> tuple[str, ...]:
+    state = f"{e.state}: {e.problem}" if e.problem else e.state
+    losses = ["nan" if name in e.not_finite else _number(getattr(e, name)) for name in ("loss", "val_loss")]
+    return str(e.step), _age(e.age_seconds), _size(e.bytes), e.digest[:16] if e.digest else "-", *losses, state
+
+
+def _rendered(m: Manifest) -> str:
+    """A manifest as text for people, without the list of tensors."""
+    lines = [f"run {m.run}, step {m.step}, format {m.format}", f"digest {m.digest}"]
+    lines.append(f"loss {_number(m.metrics.loss)}, validation loss {_number(m.metrics.val_loss)}")
+    for kind in ("model", "optimizer"):
+        parts = [part.size for name, part in m.parts.items() if name.startswith(kind)]
+        tensors = sum(t.part.startswith(kind) for t in m.tensors.values())
+        lines.append(f"{kind}: {_size(sum(parts))} in {counted(len(parts), 'part')}, {counted(tensors, 'tensor')}")
+    vocabulary = json.dumps(m.vocabulary, ensure_ascii=False)
+    if len(vocabulary) > VOCABULARY_SHOWN:
+        vocabulary = f"{vocabulary[:VOCABULARY_SHOWN]}… ({len(vocabulary):,} characters)"
+    lines += [f"vocabulary: {vocabulary}", "", "attempts:"]
+    keys = ("attempt", "from_step", "world_size", "at")
+    lines += columns([keys, *(tuple(str(a.get(k, "-")) for k in keys) for a in m.history)])
+    if parent := parent_of(m):
+        lines.append(f"forked from step {parent.step} of {parent.run} ({parent.dir}), digest {parent.digest}")
+    lines += [
+        f"attempt {a.get('attempt')} changed {key}: {' -> '.join(json.dumps(v, ensure_ascii=False) for v in values)}"
+        for a in m.history
+        for key, values in _changes(a)
+    ]
+    for title, section in (("numerics", m.fingerprint), ("config", without_secrets(m.config))):
+        lines += ["", f"{title}:"]
+        lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(section)]
+    return as_lines(lines)
+
+
+def _changes(attempt: dict[str, object]) -> list[tuple[str, list[object]]]:
+    """Settings that an attempt changed, with both values. The format does not check what a history's entry holds."""
+    changes = attempt.get("changes")
+    return [(k, v) for k, v in changes.items() if isinstance(v, list)] if isinstance(changes, dict) else []
 
 
 def list_command(options: Options) -> int:
+    runs = dict[str, Entry]()
     try:
         found = find(options.url, options.step, committed=False)
+        entries = [_inspect(found.store, step) for step in found.steps]
     except UserError:
-        if options.step is not None or not (runs := runs_below(options.url)):
+        if options.step is None:  # a folder of runs?
+            runs = {name: _inspect(s, steps[0]) for name, s in runs_below(options.url) if (steps := s.steps())}
+        if not runs:
             raise
-        say_json({name: asdict(e) for name, e in runs}) if options.json else say(runs_table(runs))
-        return int(any(e.state == DAMAGED for _, e in runs))
-    entries = [inspect_step(found.store, step) for step in found.steps]
+        entries = [*runs.values()]
     if options.json:
-        say_json([asdict(e) for e in entries])
+        say_json({name: asdict(e) for name, e in runs.items()} or [asdict(e) for e in entries])
+    elif runs:
+        say(as_lines(columns([("run", *TITLES), *((printable(name), *_row(e)) for name, e in runs.items())])))
     else:
-        say(steps_table(entries))
+        say(as_lines(columns([TITLES, *map(_row, entries)])))
     return int(any(e.state == DAMAGED for e in entries))
 
 
@@ -71,20 +215,16 @@ def _each_step(found: Found, act: Callable[[int], None], damaged: str, undone: s
 
 def digest_command(options: Options) -> int:
     found = find(options.url, options.step)
-    try:
+    with damage_as(Unfit, found.store, found.steps[0]):
         say(verify(found.store, found.steps[0]).digest)
-    except Damaged as damage:
-        raise Unfit(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
     return 0
 
 
 def show_command(options: Options) -> int:
     found = find(options.url, options.step)
-    try:
+    with damage_as(Unfit, found.store, found.steps[0]):
         manifest = read_manifest(found.store, found.steps[0])
-    except Damaged as damage:
-        raise Unfit(f"{found.store.folder_url(found.steps[0])}: {damage}") from damage
-    say_json(manifest.model_dump()) if options.json else say(render_manifest(manifest))
+    say_json(manifest.model_dump()) if options.json else say(_rendered(manifest))
     return 0
 
 
@@ -93,11 +233,8 @@ def prune_command(options: Options) -> int:
         raise UserError(f"{without_secrets(options.url)} names one step: give the run's directory")
     found = find(options.url)
     store, newest = found.store, found.steps[0]
-    try:
+    with damage_as(Unfit, store, newest, ": nothing was deleted, since older ones may be needed"):
         manifest = verify(store, newest)
-    except Damaged as damage:
-        problem = f"{store.folder_url(newest)}: {damage}: nothing was deleted, since older ones may be needed"
-        raise Unfit(problem) from damage
     given = {"keep": options.keep, "keep_every": options.keep_every, "keep_best": options.keep_best}
     own = manifest.config.get("snapshot") or {}
     try:
@@ -114,9 +251,8 @@ def prune_command(options: Options) -> int:
     for step in pruned.snapshots:
         say(f"{verb} the snapshot of step {step}")
     for file in pruned.leftovers:
-        say(f"{verb} {file.path}, which belongs to no snapshot")
-    for upload in pruned.uploads:
-        say(f"{verb} the unfinished upload of {upload.path}")
+        what = f"the unfinished upload of {file.path}" if file.upload else f"{file.path}, which belongs to no snapshot"
+        say(f"{verb} {what}")
     stay = [step for step in found.steps if step not in pruned.snapshots]
     say(f"{'would stay' if options.dry_run else 'left'}: {', '.join(map(str, sorted(stay)))}")
     return 0

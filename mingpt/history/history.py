@@ -17,15 +17,11 @@ from mingpt.observe.jsonl import rows_of
 from mingpt.observe.ledger import Account, accounts, kept_until
 from mingpt.observe.trace import Records, read_trace
 from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import NO_END, REWIND, Record, line_of, records, segments
-from mingpt.snapshot.files import SNAPSHOTS
-from mingpt.snapshot.find import run_dir_of
-from mingpt.snapshot.forking import Parent, parent_of
+from mingpt.snapshot.attempts import NO_END, REWIND, Parent, Record, line_of, parent_of, records, segments
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.lineage import is_on
-from mingpt.snapshot.reader import manifest_or_none
-from mingpt.snapshot.rewinding import rewound
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.lineage import is_on, rewound
+from mingpt.snapshot.reader import manifest_or_none, run_dir_of
+from mingpt.snapshot.store import SNAPSHOTS, Store
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import torch
 
 from mingpt.compute.numerics import changes
 from mingpt.config.affecting import settings
-from mingpt.errors import Damaged, UserError
+from mingpt.errors import UserError
 from mingpt.history.history import History, numerics_of
 from mingpt.observe.trace import RECORD, Records
-from mingpt.snapshot.forking import Parent, new_named
+from mingpt.snapshot.attempts import Parent, new_named
 from mingpt.snapshot.format import Manifest, TensorInfo
-from mingpt.snapshot.reader import read_parts
+from mingpt.snapshot.reader import damage_as, read_parts
 from mingpt.snapshot.store import Store
 
 CODE = ("mingpt", "torch", "cuda", "triton", "tokenizers", "code", "imports")  # of a fingerprint
@@ -204,10 +204,8 @@ def _difference(name: str, *sides: tuple[Store, Manifest]) -> TensorDifference:
     tensors = []
     for store, manifest in sides:
         part = manifest.tensors[name].part
-        try:
+        with damage_as(UserError, store, manifest.step, ": verify that run's snapshots"):
             tensors.append(dict(read_parts(store, manifest, [part]))[part][1][name])
-        except Damaged as damage:
-            raise UserError(f"{store.folder_url(manifest.step)}: {damage}: verify that run's snapshots") from damage
     return measured(name, one.dtype, *tensors)
 
 

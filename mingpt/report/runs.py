@@ -7,11 +7,11 @@ from typing import Any
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.config.stored import is_below
+from mingpt.console import columns
 from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.history.history import History
 from mingpt.redact import as_lines, without_secrets
-from mingpt.snapshot.catalog import columns
 
 OWN = ("run", "snapshot.dir")  # what differs between any two runs
 COLUMNS = ("state", "step", "loss", "val_loss")

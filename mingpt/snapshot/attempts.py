@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +22,7 @@ from pydantic import Field, TypeAdapter
 from mingpt.errors import Superseded, UserError
 from mingpt.folder import File, Folder
 from mingpt.redact import without_secrets
+from mingpt.snapshot.format import Manifest
 
 CLAIM = re.compile(r"([0-9]{5,})\.json")
 SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # metrics: one file per attempt
@@ -201,24 +202,21 @@ class Attempt:
         while True:
             number += 1
             record = Record(number, uuid4().hex, from_step, from_digest, parent, by, dropped, undoes, this_process())
-            if _create(run_dir, record):
+            fields = {k: v for k, v in asdict(record).items() if v is not None or k == "from_digest"}
+            fields["at"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            del fields["number"]  # it is in the file's name
+            if Folder(run_dir).create(_name(number), json.dumps(fields).encode()):
                 return cls(run_dir, record)
-
-    def overtaken_by(self) -> Record | None:
-        """The newest attempt, if that is not this one."""
-        claims = _claims(self.run_dir)
-        number = max(claims, default=0)
-        newest = _read(self.run_dir, {number: claims[number]}).get(number) if claims else None
-        if number > self.number:
-            return newest or Record(number)
-        return newest if newest and number == self.number and newest.id != self.record.id else None
 
     def check(self) -> None:
         """Raise Superseded if a newer attempt has started."""
-        newest = self.overtaken_by()
-        if newest is None:
+        claims = _claims(self.run_dir)
+        number = max(claims, default=0)
+        newest = _read(self.run_dir, {number: claims[number]}).get(number) if claims else None
+        ours = number == self.number and (newest is None or newest.id == self.record.id)
+        if number < self.number or ours:
             return
-        what = "the run was rewound" if newest.by == REWIND else f"attempt {newest.number} has started"
+        what = "the run was rewound" if newest and newest.by == REWIND else f"attempt {number} has started"
         raise Superseded(
             f"run.dir={without_secrets(self.run_dir)}: {what} while this attempt, number {self.number}, was still "
             f"training: this one ends here, and the newer one goes on; two runs need two places"
@@ -242,18 +240,6 @@ def _name(number: int) -> str:
     return f"attempts/{number:05d}.json"
 
 
-def _create(run_dir: str, record: Record) -> bool:
-    """Create a claim. False: this number is taken."""
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    fields: Mapping[str, Any] = {
-        "id": record.id, "by": record.by, "at": now, "from_step": record.from_step, "from_digest": record.from_digest,
-        "parent": record.parent, "process": record.process,
-    }  # fmt: skip
-    more = {"dropped": record.dropped, "undoes": record.undoes}
-    raw = json.dumps({**fields, **{k: v for k, v in more.items() if v is not None}}).encode()
-    return Folder(run_dir).create(_name(record.number), raw)
-
-
 def is_visible(run_dir: str, number: int) -> bool:
     """Whether this process sees the claim that rank 0 has just made. Waits up to VISIBLE_SECONDS for it."""
     folder, deadline = Folder(run_dir), time.monotonic() + VISIBLE_SECONDS
@@ -263,3 +249,45 @@ def is_visible(run_dir: str, number: int) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
+
+
+# A fork: a run whose first snapshot is a step of another run
+
+FORK = "fork"  # an attempt's entry in the history that has this field is no attempt: the run begins there
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The snapshot that a run was forked from. id: of the parent run, if it has one. dir: where it was.
+
+    claim: the id of the claim of the attempt that wrote it, which no other run has. keys: what the fork's command line
+    has changed.
+    """
+
+    run: str
+    id: str | None
+    dir: str
+    step: Count
+    digest: str
+    attempt: Count
+    claim: str | None = None
+    keys: tuple[str, ...] = ()
+
+
+PARENT = TypeAdapter(Parent)
+
+
+def parent_of(manifest: Manifest | None) -> Parent | None:
+    """The parent of the run that a snapshot belongs to. A manifest may be a stranger's: nothing in it is believed."""
+    entries = [h[FORK] for h in (manifest.history if manifest else ()) if isinstance(h.get(FORK), dict)]
+    if not entries or entries[-1].keys() != Parent.__annotations__.keys():
+        return None
+    try:
+        return PARENT.validate_json(json.dumps(entries[-1]), strict=True)
+    except ValueError:
+        return None
+
+
+def new_named(manifest: Manifest) -> Parent | None:
+    """The parent of a fork that has not trained yet: its keys may differ from the snapshot's config."""
+    return parent_of(manifest) if manifest.history and FORK in manifest.history[-1] else None

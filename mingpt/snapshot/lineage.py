@@ -1,4 +1,4 @@
-"""Which durable snapshots belong to the run's line, and which hot snapshots continue it.
+"""Which durable snapshots belong to the run's line, which hot snapshots continue it, and how a run goes back.
 
 The newest snapshot is not simply that of the highest step. An overtaken attempt may commit late (a preempted node that
 was still uploading). A person may have gone back to an older step. A node's memory may hold steps from before that. A
@@ -6,19 +6,21 @@ restart must not bring any of these back.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from mingpt.config.affecting import settings
+from mingpt.errors import Damaged, OtherFormat, UserError
 from mingpt.localfile import write_whole
-from mingpt.snapshot.attempts import REWIND, Record, without_undone
-from mingpt.snapshot.files import OVERTAKEN
+from mingpt.redact import without_secrets
+from mingpt.snapshot import hot
+from mingpt.snapshot.attempts import REWIND, Attempt, Record, line_of, records, without_undone
 from mingpt.snapshot.format import MANIFEST, Manifest
-from mingpt.snapshot.reader import manifest_or_none
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.reader import damage_as, manifest_or_none, read_manifest
+from mingpt.snapshot.store import OVERTAKEN, REWOUND, Store
 
 NOTE = "follows.json"
 
@@ -123,25 +125,25 @@ class HotBase:
     step: int
     digest: str | None
 
-    def write(self, hot: Store) -> None:
-        with hot.named_errors():
-            write_whole(Path(hot.root) / NOTE, [json.dumps(asdict(self)).encode()])
+    def write(self, memory: Store) -> None:
+        with memory.named_errors():
+            write_whole(Path(memory.root) / NOTE, [json.dumps(asdict(self)).encode()])
 
     @classmethod
-    def read(cls, hot: Store) -> "HotBase | None":
+    def read(cls, memory: Store) -> "HotBase | None":
         try:
-            return cls(**json.loads((Path(hot.root) / NOTE).read_bytes()))
+            return cls(**json.loads((Path(memory.root) / NOTE).read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
 
 
-def stale_steps(hot: Store, newest: Newest) -> list[int]:
+def stale_steps(memory: Store, newest: Newest) -> list[int]:
     """The hot steps that do not continue the newest durable snapshot."""
-    base = HotBase.read(hot)
-    return [step for step in hot.steps() if not _continues(hot, step, base, newest)]
+    base = HotBase.read(memory)
+    return [step for step in memory.steps() if not _continues(memory, step, base, newest)]
 
 
-def _continues(hot: Store, step: int, base: HotBase | None, newest: Newest) -> bool:
+def _continues(memory: Store, step: int, base: HotBase | None, newest: Newest) -> bool:
     if base is None or base.attempt < newest.rewound:
         return False
     if newest.step < base.step:  # the base is gone: deleted by somebody who went back, or only damaged?
@@ -151,5 +153,133 @@ def _continues(hot: Store, step: int, base: HotBase | None, newest: Newest) -> b
     # A newer snapshot is durable. It is of the same line if the same attempt wrote it, or if it has the same bits.
     if newest.attempt == base.attempt:
         return True
-    manifest = manifest_or_none(hot, step)
+    manifest = manifest_or_none(memory, step)
     return manifest is None or newest.result == _result(manifest)
+
+
+# Going back: the run continues from an older step, and nothing computed after it comes back by itself
+
+
+def rewind(
+    run_dir: str,
+    store: Store,
+    step: int,
+    hot_dir: str,
+    log: Callable[[str], None],
+    dropped: tuple[int, int] | None = None,
+) -> None:
+    """Make the next attempt start from `step`: set all newer snapshots aside, in the store and in this node's memory.
+
+    The rewind is an attempt of its own. So an attempt that is still training commits nothing more, and the next start
+    removes older hot snapshots from the memory of all nodes. dropped: batches (first, end) that no step shows any more.
+    Raises UserError, before it changes anything, if `step` can't be read.
+    """
+    steps = store.steps()
+    if step not in steps:
+        shown = ", ".join(map(str, steps)) or "none"
+        raise UserError(
+            f"{store.url}: there is no snapshot of step {step}: choose one of those that there are ({shown})"
+        )
+    with damage_as(UserError, store, step, ": choose another step"):
+        manifest = read_manifest(store, step)
+    Attempt.claim(
+        run_dir, step, manifest.digest, manifest.attempt, by=REWIND, above=_newest(store, manifest), dropped=dropped
+    )
+    _set_aside(run_dir, store, hot_dir, lambda tier, s: s > step, log)
+    log(f"the next attempt starts from step {step}, digest {manifest.digest}")
+
+
+def _newest(store: Store, manifest: Manifest) -> int:
+    """The newest attempt that a snapshot names: with snapshot.dir set, run.dir may be new and have no claims."""
+    return max([manifest.attempt, *(found.attempt for s in store.steps() if (found := manifest_or_none(store, s)))])
+
+
+def _set_aside(
+    run_dir: str, store: Store, hot_dir: str, which: Callable[[Store, int], bool], log: Callable[[str], None]
+) -> None:
+    memory = hot.find_hot(hot_dir, run_dir)
+    for tier in (store, *([memory] if memory else [])):
+        with tier.named_errors():
+            for newer in [s for s in tier.steps() if which(tier, s)]:
+                name = tier.set_aside(newer, REWOUND)
+                log(f"step {newer}: set aside (its manifest is now {tier.folder_url(newer)}/{name})")
+
+
+def rewound(store: Store, step: int, overtaken: bool = False) -> Iterator[tuple[str, Manifest]]:
+    """The snapshots of a step that a rewind has set aside: the manifest's name now, and what it says.
+
+    overtaken: those of overtaken attempts, too.
+    """
+    for file in store.files(step):
+        aside = file.was_rewound or (overtaken and file.is_set_aside and not file.was_damaged)
+        if aside and file.size is not None:  # else a link
+            yield file.name, read_manifest(store, step, file.name)
+
+
+def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -> None:
+    """Take the newest rewind back: what it has set aside is committed again, and what came after it is set aside.
+
+    Raises UserError, before it changes anything, if there is none, or nothing that can be brought back.
+    """
+    claims, shown = records(run_dir), without_secrets(run_dir)
+    claim = claims.get(max(claims, default=0))
+    back = _left_by(claims, claim.undoes, store, log) if claim and claim.undoes in claims else {}
+    if not back:  # the newest claim is no undoing that was interrupted
+        number = _to_undo(claims)
+        if not number:
+            raise UserError(f"{shown}: no rewind is there that could be undone")
+        back = _left_by(claims, number, store, log)
+        if not back:
+            raise UserError(
+                f"{shown}: the rewind to step {claims[number].from_step} can't be undone: nothing that it set aside "
+                f"can be brought back"
+            )
+        newest = back[max(back)][1]
+        claim = Attempt.claim(
+            run_dir, newest.step, newest.digest, newest.attempt, by=REWIND, above=_newest(store, newest), undoes=number
+        ).record
+    assert claim is not None
+    assert claim.undoes is not None
+    line, start = line_of(claims, claim.undoes - 1), claims[claim.undoes].from_step
+
+    def came_after(tier: Store, step: int) -> bool:
+        found = manifest_or_none(tier, step)
+        return step > start and not (found and is_on(line, found))
+
+    _set_aside(run_dir, store, hot_dir, came_after, log)
+    with store.named_errors():
+        for step, (name, _) in sorted(back.items(), reverse=True):  # an attempt that starts meanwhile has the newest
+            store.bring_back(step, name)
+            log(f"step {step}: brought back")
+    log(f"the next attempt starts from step {claim.from_step}, digest {claim.from_digest}")
+
+
+def _to_undo(claims: Mapping[int, Record]) -> int:
+    """The number of the newest rewind that was not undone; 0: there is none."""
+    rewinds = (n for n, r in without_undone(claims).items() if r.by == REWIND and r.undoes is None)
+    return max((n for n in rewinds if not _went_nowhere(claims, n)), default=0)
+
+
+def _left_by(
+    claims: Mapping[int, Record], number: int, store: Store, log: Callable[[str], None]
+) -> dict[int, tuple[str, Manifest]]:
+    """What a rewind has set aside of the line before it, and is aside now, by step, if its parts are still there."""
+    line, found = line_of(claims, number - 1), dict[int, tuple[str, Manifest]]()
+    for step in [step for step in store.folders() if step > claims[number].from_step]:
+        try:
+            for name, manifest in rewound(store, step):
+                if is_on(line, manifest):
+                    for part, info in manifest.parts.items():
+                        store.check_size(step, part, info.size)
+                    found[step] = name, manifest
+                    break
+        except (Damaged, OtherFormat) as problem:
+            log(f"step {step}: can't be brought back: {problem}")
+    return found
+
+
+def _went_nowhere(claims: Mapping[int, Record], number: int) -> bool:
+    """Whether the claim before this rewind is one to the same snapshot: it has set nothing more aside."""
+    before, record = claims.get(number - 1), claims[number]
+    at = record.from_step, record.from_digest
+    return before is not None and before.by == REWIND and (before.from_step, before.from_digest) == at

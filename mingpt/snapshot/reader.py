@@ -1,16 +1,19 @@
-"""Read one snapshot and verify all of it on the way."""
+"""Find snapshots, read one and verify all of it on the way, copy them to another store."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from mingpt.errors import Damaged, OtherFormat, Unreadable
-from mingpt.snapshot.format import Kind, Manifest, decode_part, verified
-from mingpt.snapshot.manifest import decode_manifest
-from mingpt.snapshot.store import Store
+from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
+from mingpt.folder import Folder
+from mingpt.redact import printable, without_secrets
+from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
+from mingpt.snapshot.manifest import decode_manifest, encode_manifest
+from mingpt.snapshot.store import METRICS, SNAPSHOTS, STEP_FOLDER, Store
 
 Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
 PARALLEL_PARTS = 4  # hashing and waiting for a store both release the GIL
@@ -25,13 +28,13 @@ class Loaded:
     url: str
 
 
-def read_manifest(store: Store, step: int) -> Manifest:
-    """Raises Damaged, OtherFormat, Unreadable, or what `place` makes of the store's error."""
+def read_manifest(store: Store, step: int, name: str = MANIFEST) -> Manifest:
+    """name: of a manifest that was set aside. Raises Damaged, OtherFormat, Unreadable, or what `place` makes of the
+    store's error.
+    """
     with store.named_errors():
         try:
-            manifest = decode_manifest(store.read_manifest(step))
-        except FileNotFoundError as error:
-            raise Damaged("there is no manifest") from error
+            manifest = decode_manifest(store.read_manifest(step, name))
         except OtherFormat as error:
             raise OtherFormat(
                 f"{store.shown}: the snapshot of step {step} has {error}: use the version "
@@ -67,7 +70,7 @@ def read(
 
 def read_parts(
     store: Store, manifest: Manifest, names: Sequence[str], ahead: int = PARALLEL_PARTS
-) -> Iterator[tuple[str, Part]]:
+) -> Generator[tuple[str, Part]]:
     """Read and verify parts, `ahead` of them in parallel, and so at a time in memory. Raises Damaged."""
 
     def read_one(name: str) -> Part:
@@ -108,3 +111,178 @@ def verified_pieces(store: Store, manifest: Manifest, name: str) -> Iterator[mem
 
 def kind_of(part: str) -> Kind:
     return "model" if part.startswith("model") else "optimizer"
+
+
+# Under a URL that a user gives: RUN, RUN@STEP, a run's snapshots folder, or a step's folder
+
+
+@dataclass(frozen=True)
+class Found:
+    """A store and the steps that were asked for, newest first."""
+
+    store: Store
+    steps: list[int]
+
+
+def split_url(url: str) -> tuple[str, int | None]:
+    """The URL without the step that it names as `RUN@12000` or as a step's folder, and that step; else None."""
+    above, _, step = url.rpartition("@")
+    return (above, int(step)) if above and step.isascii() and step.isdecimal() else _split_folder(url)
+
+
+def _split_folder(url: str) -> tuple[str, int | None]:
+    parent, _, last = url.rstrip("/").rpartition("/")
+    named = STEP_FOLDER.fullmatch(last)
+    return (parent or ("/" if url.startswith("/") else "."), int(named[1])) if named else (url, None)
+
+
+def run_dir_of(url: str) -> str:
+    """The run's directory, of which the snapshots folder or a step's folder may be given.
+
+    Raises UserError for RUN@STEP: what asks for it is about the whole run.
+    """
+    if split_url(url) != _split_folder(url):
+        raise UserError(f"{without_secrets(url)} names one step: give the run's directory")
+    above = _split_folder(url)[0].rstrip("/") or "/"
+    parent, _, last = above.rpartition("/")
+    return (parent or ("/" if "/" in above else ".")) if last == SNAPSHOTS else above
+
+
+def find(url: str, step: int | None = None, committed: bool = True) -> Found:
+    """The snapshots under a URL, or that of `step` alone. committed=False: also folders without a manifest.
+
+    Raises UserError if there are none, or not that of `step`.
+    """
+    above, named = split_url(url)
+    if None not in (named, step) and named != step:
+        raise UserError(f"{without_secrets(url)} names step {named}, and --step {step}: leave out one")
+    url, step = above, step if named is None else named
+    for below in ("", "/snapshots"):
+        store = Store(url.rstrip("/") + below if below else url, "URL")
+        if steps := store.steps() if committed else store.folders():
+            break
+    else:
+        cure = "check the spelling; give a run's directory, its snapshots folder, or a step's folder"
+        if any(store.steps() for _, store in runs_below(url)):
+            cure = f"`mingpt snapshots list {without_secrets(url)}` shows the runs in there: give one of them"
+        raise UserError(f"{without_secrets(url)}: no snapshot is there: {cure}")
+    if step is not None:
+        if step not in steps:
+            raise UserError(f"{store.url}: no snapshot of step {step}; there are {', '.join(map(str, sorted(steps)))}")
+        steps = [step]
+    return Found(store, steps)
+
+
+def runs_below(url: str) -> Iterator[tuple[str, Store]]:
+    """The folders in a folder: name, and the snapshots in there if it is a run's."""
+    for name in Folder(url, "URL").subfolders():
+        yield name, Store(f"{url.rstrip('/')}/{name}/{SNAPSHOTS}", "URL")
+
+
+@contextmanager
+def damage_as(kind: type[Exception], store: Store, step: int, cure: str = "") -> Iterator[None]:
+    """Raise Damaged as an error of this kind, which names the snapshot's folder and ends with what to do."""
+    try:
+        yield
+    except Damaged as damage:
+        raise kind(f"{store.folder_url(step)}: {damage}{cure}") from damage
+
+
+# To another store: the manifest last, and nothing good is replaced
+
+
+def check_conflicts(source: Store, target: Store, steps: list[int]) -> None:
+    """Raise UserError if the target has one of the steps with another digest. Call before anything is written."""
+    existing = set(target.steps())
+    problems = []
+    for step in steps:
+        if step not in existing:
+            continue
+        try:
+            theirs = read_manifest(target, step).digest
+        except Damaged as damage:
+            problems.append(f"{target.url}: step {step} is there already, and damaged ({damage}): delete it first")
+            continue
+        try:
+            ours = read_manifest(source, step).digest
+        except Damaged:
+            continue  # copy_step will report it
+        if theirs != ours:
+            problems.append(
+                f"{target.url}: step {step} is there already with another digest ({theirs[:16]}, not {ours[:16]}): "
+                f"it stays; copy to another place, or delete it first"
+            )
+    if problems:
+        raise UserError(*problems)
+
+
+def check_same_run(source: Store, target: Store) -> None:
+    """Raise UserError if the target has a step of another run: a run there would be made of both."""
+    ours = [manifest for step in source.steps() if (manifest := manifest_or_none(source, step))]
+    for step in target.steps() if ours else []:
+        theirs = manifest_or_none(target, step)
+        if theirs and not any(_continues(mine, theirs) for mine in ours):
+            runs = printable(f"{theirs.run}, not {ours[0].run}")
+            raise UserError(
+                f"{target.url}: step {step} is there, of another run ({runs}): nothing was copied; give another TO"
+            )
+
+
+def _continues(newer: Manifest, older: Manifest) -> bool:
+    """Whether one line of attempts leads through both. One attempt has one config."""
+    attempts = len(older.history)
+    return older.history == newer.history[:attempts] and (attempts < len(newer.history) or older.config == newer.config)
+
+
+def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None]) -> None:
+    """Copy one snapshot. Raises Damaged if the source is damaged; the target then has no manifest."""
+    manifest = read_manifest(source, step)
+    if _has_good_copy(target, manifest):
+        log(f"step {step}: is there already, digest {manifest.digest}")
+        return
+    for name in sorted(manifest.parts):
+        copy_part(source, target, manifest, name)
+    with target.named_errors():
+        committed = target.commit(step, encode_manifest(manifest))
+    if not committed and read_manifest(target, step).digest != manifest.digest:
+        raise UserError(
+            f"{target.url}: another process has meanwhile written another snapshot of step {step}: it stays; copy to "
+            f"another place, or delete it first"
+        )
+    log(f"step {step}: copied to {target.folder_url(step)}, digest {manifest.digest}")
+
+
+def copy_part(source: Store, target: Store, manifest: Manifest, name: str) -> None:
+    """Read a part, verify it on the way, and write it. Raises Damaged."""
+    with target.named_errors():
+        pieces = verified_pieces(source, manifest, name)  # each is valid until the next
+        target.write_part(manifest.step, name, pieces if target.local else [bytes(piece) for piece in pieces])
+        try:
+            target.check_size(manifest.step, name, manifest.parts[name].size)
+        except Damaged as problem:
+            raise UserError(f"{target.url}: {problem} after it was written") from problem
+
+
+def _has_good_copy(target: Store, manifest: Manifest) -> bool:
+    """Whether the target has the same state, undamaged. If it is damaged, copying again repairs it."""
+    try:
+        return verify(target, manifest.step).digest == manifest.digest
+    except Damaged:
+        return False
+
+
+def copy_metrics(source: Store, target: Store, log: Callable[[str], None]) -> None:
+    """Copy a run's metrics, so that its curves and attempt numbers continue. Existing files stay.
+
+    Does nothing unless both stores are the snapshots folder of a run.
+    """
+    if not all(store.root.endswith(f"/{SNAPSHOTS}") for store in (source, target)):
+        return
+    ours, theirs = (Store(store.given.removesuffix(SNAPSHOTS) + METRICS, store.key) for store in (source, target))
+    existing = {file.name for file in theirs.files(None)}
+    for file in ours.files(None):
+        if file.name in existing or not file.name.endswith(".jsonl"):
+            continue
+        if (raw := ours.read(file.name)) is not None:
+            theirs.write(file.name, raw)
+            log(f"metrics/{file.name}: copied")

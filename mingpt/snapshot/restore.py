@@ -5,9 +5,10 @@ the rest. So a job of any size takes each byte from the durable store once, no p
 replaced node gets the hot tier's step from a node that has it.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 
 from torch import Tensor
 
@@ -64,8 +65,8 @@ def restore(
             return None
         # The hot tier first: it costs no traffic of the durable store.
         holders = [rank for rank, steps in enumerate(hot_steps) if step in steps]
-        store = hot if holders else durable
-        found = _CollectiveRead(store, step, holders or list(range(world.size)), world).read(take)
+        store = hot if hot and holders else durable
+        found = _read_together(store, step, holders or list(range(world.size)), world, take)
         if isinstance(found, Restored):
             return found
         if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
@@ -75,10 +76,10 @@ def restore(
                 log(f"UNREADABLE SNAPSHOT of step {step}: {problem}. It stays as it is; trying the next older one.")
             continue
         finders = [rank for rank, finding in enumerate(found) if finding.damage]
-        if store is durable:
+        if not holders:
             durable_steps.remove(step)
             finders = finders[:1]  # all processes see the same store: one of them sets it aside
-        if world.rank in finders and store is not None:
+        if world.rank in finders:
             _set_aside(store, step, str(found[world.rank].damage), log)
         world.barrier()
 
@@ -101,71 +102,56 @@ class _Finding:
     unreadable: str | None = None
     problems: tuple[str, ...] = ()  # of a UserError
 
-    @classmethod
-    def of(cls, act: Callable[[], str | None]) -> "_Finding":
-        try:
-            return cls(digest=act())
-        except Damaged as error:
-            return cls(damage=str(error))
-        except Unreadable as error:
-            return cls(unreadable=str(error))
-        except UserError as error:
-            return cls(problems=error.problems)
 
-    def gathered(self, world: World) -> list["_Finding"]:
-        """The findings of all processes, by rank. Raises UserError in all of them if one has met one."""
-        findings = [_Finding(**other) for other in world.gather(asdict(self))]
-        for finding in findings:
-            if finding.problems:
-                raise UserError(*finding.problems)
+def _find(world: World, act: Callable[[], str | None]) -> list[_Finding]:
+    """What each process finds in `act`, by rank; `act` returns a digest. Raises UserError in all if one raises it."""
+    try:
+        finding = _Finding(digest=act())
+    except Damaged as error:
+        finding = _Finding(damage=str(error))
+    except Unreadable as error:
+        finding = _Finding(unreadable=str(error))
+    except UserError as error:
+        finding = _Finding(problems=error.problems)
+    findings = [_Finding(**other) for other in world.gather(asdict(finding))]
+    for other in findings:
+        if other.problems:
+            raise UserError(*other.problems)
+    return findings
+
+
+def _read_together(
+    store: Store, step: int, holders: Sequence[int], world: World, take: Take
+) -> Restored | list[_Finding]:
+    """The snapshot of one step; if it is damaged or unreadable, what each process has found.
+
+    holders: the ranks that can see it in their store; they share the parts among them.
+    """
+    own = list[Manifest]()
+
+    def read_own() -> str | None:
+        if world.rank in holders:
+            own.append(read_manifest(store, step))
+        return own[0].digest if own else None
+
+    findings = _find(world, read_own)
+    digest = next((f.digest for f in findings if f.digest), None)
+    # Nodes with different numerics may hold different bits of one step. The lowest rank's digest is taken.
+    readers = [rank for rank, f in enumerate(findings) if digest and f.digest == digest]
+    if not readers:
         return findings
-
-
-class _CollectiveRead:
-    """Reads one step. holders: the ranks that can see it in their store; they share the parts among them."""
-
-    def __init__(self, store: Store | None, step: int, holders: Sequence[int], world: World) -> None:
-        self.store, self.step, self.holders, self.world = store, step, holders, world
-        self.own: Manifest | None = None
-        self.part: Part | tuple[None, None] = None, None
-
-    def read(self, take: Take) -> Restored | list[_Finding]:
-        """The snapshot; if it is damaged or unreadable, what each process has found."""
-        finding = _Finding.of(self._read_manifest if self.world.rank in self.holders else lambda: None)
-        findings = finding.gathered(self.world)
-        digest = next((f.digest for f in findings if f.digest), None)
-        # Nodes with different numerics may hold different bits of one step. The lowest rank's digest is taken.
-        readers = [rank for rank, f in enumerate(findings) if digest and f.digest == digest]
-        if not readers:
-            return findings
-        text = encode_manifest(self.own).decode() if self.own and self.world.rank == readers[0] else None
-        manifest = decode_manifest(self.world.gather(text)[readers[0]].encode())
-        put, names = take(manifest), sorted(manifest.parts)
-        mine = names[readers.index(self.world.rank) :: len(readers)] if self.world.rank in readers else []
-        with closing(self._parts(manifest, mine, len(readers))) as parts:
-            for first in range(0, len(names), len(readers)):
-                together = names[first : first + len(readers)]
-                findings = _Finding.of(lambda: self._advance(parts, together)).gathered(self.world)  # noqa: B023
-                if any(f.damage or f.unreadable for f in findings):
-                    return findings
-                for name, reader in zip(together, readers, strict=False):
-                    raw, tensors = self.part if reader == self.world.rank else (None, None)
-                    received = self.world.broadcast_bytes(raw, reader, manifest.parts[name].size)
-                    put(kind_of(name), decode_part(manifest, name, received) if tensors is None else tensors)
-        return Restored(manifest, self.world.gather(self.store.url if self.store else None)[readers[0]])
-
-    def _read_manifest(self) -> str:
-        assert self.store is not None
-        self.own = read_manifest(self.store, self.step)
-        return self.own.digest
-
-    def _parts(self, manifest: Manifest, names: list[str], readers: int) -> Generator[tuple[str, Part]]:
-        if names:
-            assert self.store is not None
-            yield from read_parts(self.store, manifest, names, ahead=max(1, PARALLEL_PARTS // readers))
-
-    def _advance(self, parts: Iterator[tuple[str, Part]], together: list[str]) -> None:
-        """Read and verify this process's part of those that are broadcast next, if it has one."""
-        for name, self.part in parts:
-            assert name in together
-            break
+    text = encode_manifest(own[0]).decode() if world.rank == readers[0] else None
+    manifest = decode_manifest(world.gather(text)[readers[0]].encode())
+    put, names = take(manifest), sorted(manifest.parts)
+    mine = names[readers.index(world.rank) :: len(readers)] if world.rank in readers else []
+    with closing(read_parts(store, manifest, mine, ahead=max(1, PARALLEL_PARTS // len(readers)))) as parts:
+        for first in range(0, len(names), len(readers)):
+            part = list[Part]()  # this process's of those that are broadcast next, if it has one
+            findings = _find(world, lambda: part.extend(one for _, one in islice(parts, 1)))  # noqa: B023
+            if any(f.damage or f.unreadable for f in findings):
+                return findings
+            for name, reader in zip(names[first:], readers, strict=False):
+                raw, tensors = part[0] if reader == world.rank else (None, None)
+                received = world.broadcast_bytes(raw, reader, manifest.parts[name].size)
+                put(kind_of(name), decode_part(manifest, name, received) if tensors is None else tensors)
+    return Restored(manifest, world.gather(store.url)[readers[0]])

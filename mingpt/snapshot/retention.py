@@ -6,15 +6,13 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mingpt.errors import Damaged
-from mingpt.snapshot.files import File
 from mingpt.snapshot.format import MANIFEST
+from mingpt.snapshot.lineage import rewound
 from mingpt.snapshot.reader import manifest_or_none
-from mingpt.snapshot.rewinding import rewound
-from mingpt.snapshot.store import Store
-from mingpt.snapshot.uploads import Upload, abort, unfinished_uploads
+from mingpt.snapshot.store import PROBE, File, Store
 
 DAY = 86400
 
@@ -52,23 +50,17 @@ def steps_to_delete(retention: Retention, snapshots: Mapping[int, float | None])
 class Plan:
     """What to delete: snapshots by step, and files and uploads that belong to no snapshot."""
 
-    snapshots: list[int] = field(default_factory=list)
-    leftovers: list[File] = field(default_factory=list)
-    uploads: list[Upload] = field(default_factory=list)
+    snapshots: list[int]
+    leftovers: list[File]
 
     def apply(self, store: Store) -> None:
-        def belongs_to_none(file: File) -> bool:
-            if file.step is None or file.is_temporary:
-                return True
-            store.fs.invalidate_cache()
-            return not store.fs.exists(f"{store.folder(file.step)}/{MANIFEST}")  # its writer was slow, and not dead
+        def belongs_to_none(file: File) -> bool:  # or else its writer was slow, and not dead
+            return file.step is None or file.is_temporary or bool(file.upload) or not store.is_committed(file.step)
 
         with store.named_errors():
             for step in self.snapshots:
                 _delete(store, step)
             store.remove(filter(belongs_to_none, self.leftovers))  # asked just before each is deleted
-            for upload in self.uploads:
-                abort(store, upload)
 
 
 def _delete(store: Store, step: int) -> None:
@@ -91,24 +83,18 @@ def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | 
     manifests that were read before; this call adds to it.
     """
     steps = store.steps()
-    known: dict[int, float | None] = {}
     for step in steps:
-        if step in seen:
-            known[step] = seen[step]
-        elif manifest := manifest_or_none(store, step):
-            known[step] = manifest.metrics.val_loss
-    seen.update(known)
+        if step not in seen and (manifest := manifest_or_none(store, step)):
+            seen[step] = manifest.metrics.val_loss
+    known = {step: seen[step] for step in steps if step in seen}
     old = steps_to_delete(retention, known) if steps and steps[0] == good else []
     newest = sorted(known)[-retention.keep :]
     oldest_new = newest[0] if len(newest) == retention.keep else 0
-    if retention.orphan_age <= 0:
-        return Plan(old)
-    uploads = [u for u in unfinished_uploads(store) if u.started < time.time() - retention.orphan_age]
-    return Plan(old, leftovers(store, retention.orphan_age, oldest_new), uploads)
+    return Plan(old, leftovers(store, retention.orphan_age, oldest_new) if retention.orphan_age > 0 else [])
 
 
 def leftovers(store: Store, age: float, before_step: int, now: Callable[[], float] = time.time) -> list[File]:
-    """Files of ours that belong to no snapshot, in folders where nothing is younger than `age` seconds.
+    """Files of ours that belong to no snapshot, in folders where nothing is younger than `age` seconds; and uploads.
 
     In a folder without a manifest another attempt may be writing right now. A folder with a manifest that was set aside
     is evidence, so its files are listed only if its step is before `before_step`, and never if a rewind did that, which
@@ -118,7 +104,8 @@ def leftovers(store: Store, age: float, before_step: int, now: Callable[[], floa
     def old(file: File) -> bool:
         return file.modified is not None and file.modified < now() - age
 
-    found = [f for f in store.files(None) if f.is_probe and old(f)]
+    beside = [f for f in store.files(None) if f.name.startswith(PROBE)]
+    found = [f for f in (*beside, *store.unfinished_uploads()) if old(f)]
     committed = set(store.steps())
     for step in store.folders():
         if step in committed and not store.local:

@@ -5,8 +5,10 @@ part's name has the hash of its content, so two writers of one step can only wri
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -15,11 +17,61 @@ from uuid import uuid4
 from mingpt.errors import Damaged, Incomplete, Unreadable
 from mingpt.folder import Folder
 from mingpt.localfile import BROKEN, PAUSES, Buffer, NotPlain, check_file, check_folder, sync_folder
-from mingpt.snapshot import pieces
-from mingpt.snapshot.files import METRICS, PROBE, SET_ASIDE, SNAPSHOTS, STEP_FOLDER, File, step_name
-from mingpt.snapshot.format import MANIFEST, Manifest
+from mingpt.snapshot.format import MANIFEST, PART_NAME, Manifest
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, decode_manifest
+from mingpt.snapshot.pieces import read_pieces, room_for
 from mingpt.storage import modified
+
+STEP_FOLDER = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9})")  # train.max_steps goes to 2^31 - 1
+SNAPSHOTS, METRICS = "snapshots", "metrics"  # folders in a run's directory
+PROBE, SET_ASIDE = ".probe-", "set-aside-"
+REWOUND, OVERTAKEN = "rewound-", "overtaken-"  # in its manifest's name: why a good snapshot was set aside
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file in a step's folder, or beside the steps' folders (step None).
+
+    size (bytes) and modified (Unix time) are None if the store does not report them. upload: the identity of a
+    multipart upload that is not finished; then there is no file yet.
+    """
+
+    step: int | None
+    name: str
+    size: int | None
+    modified: float | None
+    upload: str | None = None
+
+    @property
+    def path(self) -> str:
+        """Relative to the store's URL."""
+        return self.name if self.step is None else f"{step_name(self.step)}/{self.name}"
+
+    @property
+    def is_temporary(self) -> bool:
+        return self.name.startswith(".") and self.name.endswith(".tmp")
+
+    @property
+    def is_set_aside(self) -> bool:
+        return self.name.startswith(SET_ASIDE) and self.name.endswith(MANIFEST)
+
+    @property
+    def was_damaged(self) -> bool:
+        """Whether this is the manifest of a snapshot that was set aside as damaged, and not as rewound or overtaken."""
+        return self.is_set_aside and not self.name.startswith((SET_ASIDE + REWOUND, SET_ASIDE + OVERTAKEN))
+
+    @property
+    def was_rewound(self) -> bool:
+        return self.is_set_aside and self.name.startswith(SET_ASIDE + REWOUND)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this program may have put it into a step's folder."""
+        return PART_NAME.fullmatch(self.name) is not None or self.is_temporary or self.is_set_aside
 
 
 class Store(Folder):
@@ -32,6 +84,11 @@ class Store(Folder):
     def __init__(self, url: str, key: str = "snapshot.dir") -> None:
         super().__init__(url, key)
 
+    @property
+    def run_dir(self) -> str:
+        """The run's directory, for a store in its usual place; else the store's own URL. May hold secrets."""
+        return self.given.removesuffix(f"/{SNAPSHOTS}")
+
     def folder(self, step: int) -> str:
         return self.path(step_name(step))
 
@@ -39,79 +96,81 @@ class Store(Folder):
         """For messages."""
         return f"{self.url}/{step_name(step)}"
 
-    def _check_folder(self, step: int | None) -> None:
-        """Raise UserError if the folder of a step (None: of the store) is a link, which may lead outside the run.
+    def _name(self, step: int | None, name: str = "") -> str:
+        """The name of a file or of a step's folder (None: the store's own), below the store.
 
-        A link that the user names as the store's URL is fine, but not one named `snapshots` or `metrics`: those are
-        names inside a run's directory, which may come from somebody else.
+        Raises UserError if that folder is a link, which may lead outside the run. A link that the user names as the
+        store's URL is fine, but not one named `snapshots` or `metrics`: those are names inside a run's directory, which
+        may come from somebody else.
         """
+        folder = "" if step is None else step_name(step)
         if self.local:
             inside = [self.root] if Path(self.root).name in (SNAPSHOTS, METRICS) else []
             with self.named_errors():
-                for path in (*inside, *([] if step is None else [self.folder(step)])):
+                for path in (*inside, *([self.path(folder)] if folder else [])):
                     check_folder(path)
-
-    def _name(self, step: int | None, name: str = MANIFEST) -> str:
-        """The name of a file below the store. Raises as `_check_folder`."""
-        self._check_folder(step)
-        return name if step is None else f"{step_name(step)}/{name}"
+        return "/".join(filter(None, (folder, name)))
 
     def _file(self, step: int | None, name: str = MANIFEST) -> str:
-        """The path of a file. Raises as `_check_folder`."""
+        """The path of a file. Raises as `_name`."""
         return self.path(self._name(step, name))
 
     def steps(self) -> list[int]:
         """The committed steps, newest first."""
         with self.named_errors():
-            return [s for s in self.folders() if self.fs.exists(f"{self.folder(s)}/{MANIFEST}")]
+            return [step for step in self.folders() if self.is_committed(step)]
+
+    def is_committed(self, step: int) -> bool:
+        self.fs.invalidate_cache()
+        return bool(self.fs.exists(f"{self.folder(step)}/{MANIFEST}"))
 
     def folders(self) -> list[int]:
         """The steps that have a folder, committed or not, newest first."""
-        self._check_folder(None)
-        steps = sorted((int(m[1]) for name in self.entries() if (m := STEP_FOLDER.fullmatch(name))), reverse=True)
+        names = self.entries(self._name(None))
+        steps = sorted((int(m[1]) for name in names if (m := STEP_FOLDER.fullmatch(name))), reverse=True)
         for step in steps:
-            self._check_folder(step)
+            self._name(step)
         return steps
 
     def files(self, step: int | None) -> list[File]:
         """The files in a step's folder (None: beside the steps' folders), without folders."""
-        self._check_folder(step)
         return [
             # The size of a link, a FIFO or a device means nothing. `size` refuses those.
             File(step, name, entry.get("size") if entry["type"] == "file" else None, modified(entry))
-            for name, entry in self.entries("" if step is None else step_name(step)).items()
+            for name, entry in self.entries(self._name(step)).items()
             if entry["type"] != "directory"
         ]
 
     def size(self, step: int | None, name: str) -> int:
-        """In bytes. Raises FileNotFoundError, and Damaged for a link, a FIFO or a device."""
+        """In bytes. Raises Damaged if the file is missing, and for a link, a FIFO or a device."""
         path = self._file(step, name)
-        if self.local:
-            try:
+        with self._as_damage(name):
+            if self.local:
                 return check_file(path).st_size
-            except NotPlain as problem:
-                raise Damaged(f"{name} {problem}") from problem
-        self.fs.invalidate_cache()  # adlfs would answer from a listing that is older than our own write
-        size = self.fs.info(path)["size"]  # not adlfs's `size`, which has no time limit
+            self.fs.invalidate_cache()  # adlfs would answer from a listing that is older than our own write
+            size = self.fs.info(path)["size"]  # not adlfs's `size`, which has no time limit
         if not isinstance(size, int):
             raise Damaged(f"{name}: its server does not report its size")
         return size
 
-    def read_part(self, step: int, name: str, size: int) -> memoryview:
-        """A file of `size` bytes. Raises Damaged (before reading, for another size) and Unreadable."""
-        with self._as_damage(name):
-            return pieces.read_whole(self, self._sized(step, name, size), size)
-
-    def read_pieces(self, step: int | None, name: str, size: int) -> Iterator[memoryview]:
-        """The same, piece by piece; each is valid until the next. Needs little memory for a file of any size."""
-        with self._as_damage(name):
-            yield from pieces.read_pieces(self, self._sized(step, name, size), size)
-
-    def _sized(self, step: int | None, name: str, size: int) -> str:
-        """The name of a file below the store. Raises Damaged if it has another size."""
+    def check_size(self, step: int, name: str, size: int) -> None:
+        """Raise Damaged unless the file is there with this size."""
         if (actual := self.size(step, name)) != size:
             raise Damaged(f"{name} has {actual} bytes in place of {size}")
-        return self._name(step, name)
+
+    def read_part(self, step: int, name: str, size: int) -> memoryview:
+        """A file of `size` bytes. Raises Damaged (before reading, for another size) and Unreadable."""
+        content, end = room_for(size), 0
+        for piece in self.read_pieces(step, name, size):
+            content[end : end + len(piece)] = piece
+            end += len(piece)
+        return content
+
+    def read_pieces(self, step: int, name: str, size: int) -> Iterator[memoryview]:
+        """The same, piece by piece; each is valid until the next. Needs little memory for a file of any size."""
+        self.check_size(step, name, size)
+        with self._as_damage(name):
+            yield from read_pieces(self, self._name(step, name), size)
 
     @contextmanager
     def _as_damage(self, name: str) -> Iterator[None]:
@@ -130,13 +189,13 @@ class Store(Folder):
             what = f"{name}: {error.strerror}, {len(PAUSES) + 1} times: look at the disk"
             raise Unreadable(f"{self.shown}: {what}") from error
 
-    def read_manifest(self, step: int) -> bytes:
+    def read_manifest(self, step: int, name: str = MANIFEST) -> bytes:
         """At most MANIFEST_LIMIT bytes come into memory, whatever the server sends. Raises Damaged for more."""
-        size = self.size(step, MANIFEST)
+        size = self.size(step, name)
         if size > MANIFEST_LIMIT:
-            raise Damaged(f"{MANIFEST} is larger than {MANIFEST_LIMIT} bytes")
-        with self._as_damage(MANIFEST):
-            return b"".join(bytes(piece) for piece in pieces.read_pieces(self, self._name(step), size))
+            raise Damaged(f"{name} is larger than {MANIFEST_LIMIT} bytes")
+        with self._as_damage(name):
+            return b"".join(bytes(piece) for piece in read_pieces(self, self._name(step, name), size))
 
     def write_part(self, step: int, name: str, content: Iterable[Buffer]) -> None:
         self.write_pieces(self._name(step, name), content)
@@ -172,7 +231,7 @@ class Store(Folder):
         conditional puts can't promise that. Raises Incomplete, with the manifest set aside, if a part is gone by now:
         somebody's prune may have taken it for a dead writer's, until the manifest was there.
         """
-        if not self.create(self._name(step), manifest):
+        if not self.create(self._name(step, MANIFEST), manifest):
             return False
         if self.local:
             sync_folder(Path(self.root))  # the entry of the step's folder
@@ -260,14 +319,43 @@ class Store(Folder):
             self.fs.rm(folder if self.local else self.fs.find(folder), recursive=self.local)
 
     def remove(self, files: Iterable[File]) -> None:
-        """Delete single files, and then their folders if those are empty. Another process may be deleting them, too."""
+        """Delete single files, and then their folders if those are empty; abort uploads. Another process may be doing
+        the same.
+        """
         folders = set()
         for file in files:
             with suppress(FileNotFoundError):
-                self.fs.rm_file(self._file(file.step, file.name))
+                if file.upload:
+                    self.fs.call_s3("abort_multipart_upload", **self._key(file.path), UploadId=file.upload)
+                else:
+                    self.fs.rm_file(self._file(file.step, file.name))
             if file.step is not None:
                 folders.add(self.folder(file.step))
         if self.local:
             for folder in folders:
                 with suppress(OSError):  # not empty
                     os.rmdir(folder)
+
+    def unfinished_uploads(self) -> list[File]:
+        """Up to 1,000 multipart uploads of parts that were never completed, such as those of killed writers. S3 keeps
+        them for ever, shows them in no listing of files, and their bytes cost money.
+
+        Empty if the store is not S3, or does not let us list them.
+        """
+        if not hasattr(self.fs, "call_s3"):
+            return []
+        where = self._key("step-")
+        try:
+            answer = self.fs.call_s3("list_multipart_uploads", Bucket=where["Bucket"], Prefix=where["Key"])
+        except OSError:  # such as PermissionError: then a lifecycle rule of the bucket must remove them
+            return []
+        found = []
+        for upload in answer.get("Uploads", ()):
+            folder, _, name = upload["Key"].removeprefix(self._key("")["Key"]).partition("/")
+            if PART_NAME.fullmatch(name) and (step := STEP_FOLDER.fullmatch(folder)):
+                found.append(File(int(step[1]), name, None, upload["Initiated"].timestamp(), upload["UploadId"]))
+        return found
+
+    def _key(self, name: str) -> dict[str, str]:
+        bucket, _, key = self.path(name).partition("/")
+        return {"Bucket": bucket, "Key": key}

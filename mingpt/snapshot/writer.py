@@ -1,12 +1,13 @@
 """Write snapshots in a background thread, together with the other processes.
 
 Each process writes its share of the parts and reports to rank 0, which writes the manifest and broadcasts the result.
-Reports travel over a process group of their own, so no collective of the training waits for a store.
+Reports travel over a process group of their own, so no collective of the training waits for a store. They are JSON, in
+which {"error": …} stands for an exception. Errors that may pass are retried.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -14,19 +15,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
-from mingpt.errors import SnapshotFailed, Superseded, UserError
+from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, UserError
+from mingpt.localfile import Buffer
 from mingpt.snapshot.attempts import Attempt
-from mingpt.snapshot.format import Metrics, SharedState
+from mingpt.snapshot.format import FORMAT, Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
+from mingpt.snapshot.manifest import encode_manifest
+from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
 from mingpt.snapshot.retention import Retention, plan
-from mingpt.snapshot.staging import Staged, Staging
-from mingpt.snapshot.store import Store
-from mingpt.snapshot.storewriter import StoreWriter, raise_first
+from mingpt.snapshot.staging import Staged, StagedPart, Staging
+from mingpt.snapshot.store import OVERTAKEN, Store
 from mingpt.world.world import World
 
 T = TypeVar("T")
 UNMEASURED = Metrics()
+FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
+REASONS = {kind.__name__: kind for kind in (Superseded, UserError, SnapshotFailed)}
 
 
 def use_device(device: torch.device) -> None:
@@ -80,15 +86,6 @@ class SnapshotWriter:
     def __post_init__(self) -> None:
         self._staging = Staging(self.world, self.everyone)
         self._pool = ThreadPoolExecutor(1, "snapshot", initializer=partial(use_device, self.world.device))
-        self._writer = StoreWriter(
-            self.store,
-            self.provenance,
-            log=self.log,
-            claim=self.claim,
-            retry_seconds=self.retry_seconds,
-            verify=self.verify,
-            limit_seconds=self.limit_seconds,
-        )
 
     @property
     def busy(self) -> bool:
@@ -168,10 +165,10 @@ class SnapshotWriter:
         self._staging.wait()
         # Once more if parts are gone. Not with `everyone`: those outside of `world` take part in the writing, too.
         for last in (self.everyone is not None, True):
-            reports = self.world.gather(self._writer.write_parts(step, self._staging.parts(staged)))
+            reports = self.world.gather(self.write_parts(step, self._staging.parts(staged)))
             raise_first(reports)
-            result = self.world.broadcast(self._writer.commit(step, reports, metrics) if self.world.is_main else None)
-            if last or "again" not in result:
+            result = self.world.broadcast(self.commit(step, reports, metrics) if self.world.is_main else None)
+            if last or not result.get("again"):
                 break
             if self.world.is_main:
                 self.log(f"{result['error']}: it is written again")
@@ -186,7 +183,7 @@ class SnapshotWriter:
     def _call_committed(self, step: int, digest: str, seconds: float) -> None:
         """An error in the callback is logged and no more: the snapshot is committed."""
         try:
-            self._writer.retry(lambda: self.committed(step, digest, seconds))
+            self.committed(step, digest, seconds)
         except BaseException as error:
             self.log(f"step {step}: snapshot {digest[:16]} in {seconds:.2f} s; what follows it failed: {error}")
 
@@ -196,3 +193,136 @@ class SnapshotWriter:
             plan(self.store, self.retention, step, self._val_losses).apply(self.store)
         except BaseException as error:
             self.log(f"old snapshots could not be deleted: {error}; the next snapshot tries again")
+
+    def write_parts(self, step: int, staged: Iterable[StagedPart]) -> dict[str, Any]:
+        """Write this process's parts. Returns their entries in the manifest, or what went wrong.
+
+        Takes all of `staged`, whatever fails: other processes may wait for this one in it.
+        """
+        written: dict[str, Any] = {"parts": {}, "tensors": {}}
+        deadline, writes = self._deadline(), list[Future[tuple[str, dict[str, Any]]]]()
+        try:
+            with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
+                for one in staged:
+                    writes.append(pool.submit(self._write_part, step, deadline, one))
+                    futures.wait(writes[-PARALLEL_PARTS : -PARALLEL_PARTS + 1])  # a bound of the memory
+                for name, part in [write.result() for write in writes]:
+                    written["parts"][name] = {"size": part["size"]}
+                    written["tensors"] |= part["tensors"]
+        except BaseException as error:  # of any kind: the others wait for this process's report
+            return _failure(f"the snapshot of step {step} could not be written", error)
+        return written
+
+    def _write_part(self, step: int, deadline: float, staged: StagedPart) -> tuple[str, dict[str, Any]]:
+        """Its name, and its entries in the manifest; not its bytes, which must not outlive this call."""
+        part = encode_part(*staged)
+
+        def write() -> None:
+            self.store.write_part(step, part.name, part.pieces)
+            if self.verify and not _same_bytes(part.pieces, self.store.read_part(step, part.name, part.size)):
+                raise SnapshotFailed(f"{part.name} was read back with other bytes than were written")
+
+        self.retry(write, deadline)
+        return part.name, {"size": part.size, "tensors": {n: t.model_dump() for n, t in part.tensors.items()}}
+
+    def commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
+        """Write the manifest for the parts that all processes report. Returns the digest, or what went wrong."""
+        try:
+            parts = {name: PartInfo(**p) for r in reports for name, p in r["parts"].items()}
+            tensors = {name: TensorInfo(**t) for r in reports for name, t in r["tensors"].items()}
+            manifest = Manifest(
+                format=FORMAT, step=step, digest=digest_of(tensors), parts=parts, tensors=tensors, metrics=metrics,
+                **self.provenance,
+            )  # fmt: skip
+            self.retry(partial(self._commit, manifest))
+        except BaseException as error:  # of any kind: the others wait for the answer
+            return _failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
+        return {"digest": manifest.digest}
+
+    def _commit(self, manifest: Manifest) -> None:
+        if self.claim is not None:
+            self.claim.check()
+        # A store may drop bytes silently (pytorch#183878). With a folder that the nodes don't share, each node sees its
+        # own parts alone.
+        self.store.check_parts(manifest)
+        if not self.store.commit(manifest.step, encode_manifest(manifest)):
+            self._replace_older(manifest)
+        if self.claim is not None:  # a newer attempt may have started meanwhile; its start sets this snapshot aside
+            self.claim.check()
+
+    def _replace_older(self, ours: Manifest) -> None:
+        """Another attempt has committed this step. Set its snapshot aside and commit ours, unless the digests match.
+
+        Raises Superseded if that attempt is the newer one.
+        """
+        try:
+            theirs = read_manifest(self.store, ours.step)
+        except Damaged:
+            why = ""
+        else:
+            if theirs.digest == ours.digest:
+                return
+            there = f"step {ours.step} of {self.store.url} is there, from attempt {theirs.attempt}, with another digest"
+            if theirs.attempt >= ours.attempt:
+                raise Superseded(
+                    f"{there} ({theirs.digest[:16]}, and ours is {ours.digest[:16]}): it stays, this run ends"
+                )
+            self.log(f"{there}: that attempt was overtaken; its snapshot is set aside")
+            why = OVERTAKEN
+        self.store.set_aside(ours.step, why)
+        if not self.store.commit(ours.step, encode_manifest(ours)):
+            raise SnapshotFailed("another attempt writes the same step at the same time")
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.limit_seconds
+
+    def retry(self, act: Callable[[], T], deadline: float | None = None) -> T:
+        """Call `act` until it succeeds, for retry_seconds, with growing pauses. A UserError is raised at once.
+
+        No try begins after the deadline (default: limit_seconds from now). So the last one ends within one call of the
+        store after it, and the other processes can know how long to wait for this one.
+        """
+        deadline = self._deadline() if deadline is None else deadline
+        last_try, pause = min(deadline, time.monotonic() + self.retry_seconds), FIRST_RETRY_SECONDS
+        while True:
+            if time.monotonic() > deadline:
+                raise SnapshotFailed(
+                    f"writing has taken longer than world.timeout_seconds={self.limit_seconds:g}: raise that, or use a "
+                    f"faster {self.store.key}"
+                )
+            try:
+                with self.store.named_errors():
+                    return act()
+            except UserError:
+                raise
+            except Exception as error:
+                if time.monotonic() + pause > last_try:
+                    raise
+                self.log(f"{error}: next try in {pause:g} s")
+            time.sleep(pause)
+            pause *= 2
+
+
+def raise_first(results: Sequence[dict[str, Any]]) -> None:
+    """Raise the first error among results, as the exception that it was."""
+    for result in results:
+        if "error" in result:
+            raise REASONS[result["kind"]](result["error"])
+
+
+def _failure(what: str, error: BaseException) -> dict[str, Any]:
+    if isinstance(error, Superseded):
+        return {"error": str(error), "kind": "Superseded"}
+    named = "" if isinstance(error, (UserError, TransientError, SnapshotFailed)) else f"{type(error).__name__}: "
+    kind = "UserError" if isinstance(error, UserError) else "SnapshotFailed"
+    return {"error": f"{what}: {named}{error}", "kind": kind, "again": isinstance(error, Incomplete)}
+
+
+def _same_bytes(pieces: Sequence[Buffer], raw: memoryview) -> bool:
+    start = 0
+    for piece in pieces:
+        ours, theirs = np.frombuffer(piece, np.uint8), np.frombuffer(raw[start : start + len(piece)], np.uint8)
+        if not np.array_equal(ours, theirs):
+            return False
+        start += len(piece)
+    return start == len(raw)

@@ -14,7 +14,7 @@ from mingpt.observe.events import Observers, StepSkipped
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import records, without_undone
 from mingpt.snapshot.checkpointer import Checkpointer
-from mingpt.snapshot.rewinding import rewind
+from mingpt.snapshot.lineage import rewind
 from mingpt.train.run import Compute
 from mingpt.train.stats import Figures
 from mingpt.world.world import World

@@ -24,7 +24,7 @@ from mingpt.config.schema import Batch, Config, Optimizer, Schedule, Train
 from mingpt.data.source import EvalSplit
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
-from mingpt.snapshot.forking import Parent, new_named
+from mingpt.snapshot.attempts import Parent, new_named
 from mingpt.snapshot.format import Manifest
 from mingpt.train.evaluation import first_microbatches
 from mingpt.train.factory import some

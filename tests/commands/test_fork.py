@@ -12,13 +12,13 @@ import pytest
 
 from branch_kit import go_on
 from config_kit import configured
+from mingpt.commands import fork as forking
 from mingpt.console import say
 from mingpt.errors import UserError
 from mingpt.history.history import History
 from mingpt.observe.trace import read_trace
 from mingpt.report.auditing import intervals
-from mingpt.snapshot import forking
-from mingpt.snapshot.forking import parent_of
+from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
 from mingpt.snapshot.manifest import encode_manifest

@@ -13,7 +13,7 @@ from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepDone
 from mingpt.observe.trace import RECORD
 from mingpt.snapshot.attempts import RunRecord
-from mingpt.snapshot.rewinding import rewind
+from mingpt.snapshot.lineage import rewind
 from mingpt.snapshot.store import Store
 
 

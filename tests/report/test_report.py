@@ -19,7 +19,7 @@ from mingpt.observe.trace import RECORD
 from mingpt.report.figures import groups, ticks
 from mingpt.report.page import learning_rate, shares
 from mingpt.report.reading import Run
-from mingpt.snapshot.find import run_dir_of
+from mingpt.snapshot.reader import run_dir_of
 from report_kit import CONFIG, Made, loss_of, three_attempts
 from snapshot_kit import files
 from told import Told

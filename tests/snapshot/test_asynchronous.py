@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from mingpt.errors import USER_ERROR, SnapshotFailed, TransientError, UserError
-from mingpt.snapshot import storewriter
-from mingpt.snapshot.copying import copy_step
+from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.reader import read, verify
+from mingpt.snapshot.reader import copy_step, read, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
@@ -64,7 +63,7 @@ def test_a_write_that_fails_is_tried_again_and_one_that_keeps_failing_is_counted
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, said, pauses = Gate(str(tmp_path), failing=2), list[str](), list[float]()
-    monkeypatch.setattr(storewriter.time, "sleep", pauses.append)
+    monkeypatch.setattr(writer_module.time, "sleep", pauses.append)
     store.open.set()
     assert save(store, 1, log=said.append, retry_seconds=10) == read(store, 1).manifest.digest
     # Both of its parts, written at the same time, have failed once; or one of them twice.

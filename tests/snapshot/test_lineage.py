@@ -12,8 +12,7 @@ from mingpt import cli
 from mingpt.errors import Superseded
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import Attempt, records
-from mingpt.snapshot.lineage import HotBase, Newest, overtaken, set_overtaken_aside, stale_steps
-from mingpt.snapshot.rewinding import rewind
+from mingpt.snapshot.lineage import HotBase, Newest, overtaken, rewind, set_overtaken_aside, stale_steps
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, read_newest, save, state_of
 from told import Told

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from mingpt.errors import UserError
-from mingpt.snapshot.files import File
 from mingpt.snapshot.reader import verify
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.store import File, Store
 from snapshot_kit import contents, files, save
 
 

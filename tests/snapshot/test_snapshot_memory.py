@@ -17,13 +17,15 @@ from mingpt.errors import USER_ERROR, Damaged, UserError
 from mingpt.model.gpt2 import GPTModel
 from mingpt.snapshot import manifest as manifest_module
 from mingpt.snapshot import pieces
+from mingpt.snapshot import store as store_module
 from mingpt.snapshot.format import Part, State
 from mingpt.snapshot.manifest import decode_manifest, encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, read, read_manifest, verify
+from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.staging import StagedPart
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.storewriter import StoreWriter
-from snapshot_kit import PROVENANCE, digest_of, equal, save, signed
+from mingpt.snapshot.writer import SnapshotWriter
+from snapshot_kit import ALONE, PROVENANCE, digest_of, equal, save, signed
 from web_kit import Folder, served
 
 MIB = 2**20
@@ -72,11 +74,12 @@ def test_an_honest_state_is_verified_as_a_stream(url: str, tmp_path: Path, monke
     assert equal(read(store, 1).state, state)
     sizes: list[int] = []
 
-    def room(size: int) -> memoryview:
-        sizes.append(size)
-        return memoryview(bytearray(size))
+    def read_pieces(folder: Any, name: str, size: int) -> Iterator[memoryview]:
+        for piece in pieces.read_pieces(folder, name, size):
+            sizes.append(len(piece))
+            yield piece
 
-    monkeypatch.setattr(pieces, "_buffer", room)
+    monkeypatch.setattr(store_module, "read_pieces", read_pieces)
     [name] = (n for n in verify(store, 1).parts if n.startswith("model"))
     assert max(sizes) <= 1000
     good = store.fs.cat_file(f"{store.folder(1)}/{name}")
@@ -187,6 +190,7 @@ def test_a_part_that_is_written_is_not_kept(store: Store) -> None:
             yield Part("model", i + 1, (f"w{i}",)), {f"w{i}": tensor}
             del tensor
 
-    assert len(StoreWriter(store, PROVENANCE, log=print).write_parts(4, staged())["parts"]) == 4 * PARALLEL_PARTS
+    writer = SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, log=print)
+    assert len(writer.write_parts(4, staged())["parts"]) == 4 * PARALLEL_PARTS
     assert most <= PARALLEL_PARTS + 1
     assert len(alive) == 0

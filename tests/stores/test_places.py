@@ -16,7 +16,7 @@ import pytest
 
 from mingpt.config.schema import WorldConfig
 from mingpt.errors import TransientError, UserError
-from mingpt.snapshot.find import find
+from mingpt.snapshot.reader import find
 from mingpt.storage import place
 from mingpt.train.attempt import report_failure
 from mingpt.world.joining import join

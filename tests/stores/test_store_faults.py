@@ -16,7 +16,7 @@ from fault_proxy import FaultProxy, Rule
 from mingpt import cli
 from mingpt.data.text import TextData, open_text
 from mingpt.errors import SnapshotFailed, TransientError
-from mingpt.snapshot import storewriter
+from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from snapshot_kit import equal, read_newest, save, state_of
@@ -52,7 +52,7 @@ class Place:
 
 @pytest.fixture(params=["moto", nightly("azurite")])
 def place(request: pytest.FixtureRequest, serve: Stores, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(storewriter, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(writer_module, "FIRST_RETRY_SECONDS", 0.01)
     server = serve(request.param)
     with FaultProxy(server.port) as proxy:
         serve.direct_clients(server, proxy.server_port)

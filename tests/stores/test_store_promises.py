@@ -9,12 +9,12 @@ import pytest
 
 from mingpt import cli
 from mingpt.errors import Damaged, SnapshotFailed, TransientError, UserError
-from mingpt.snapshot import pieces, storewriter
+from mingpt.snapshot import pieces
 from mingpt.snapshot import store as store_module
+from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.uploads import unfinished_uploads
 from snapshot_kit import equal, save, state_of
 from store_kit import BUCKET, Stores
 
@@ -46,7 +46,7 @@ def test_a_byte_flipped_on_the_way_is_seen_at_once_where_parts_are_read_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of the writes arrive with one byte changed, and the store says that all went well."""
-    monkeypatch.setattr(storewriter, "FIRST_RETRY_SECONDS", 0)
+    monkeypatch.setattr(writer_module, "FIRST_RETRY_SECONDS", 0)
     real, flipped, said = store.fs.pipe_file, ["model"], list[str]()
 
     def unreliable(path: str, content: bytes, **options: Any) -> None:
@@ -115,9 +115,9 @@ def test_unfinished_uploads_go_after_a_safe_age_and_others_stay(serve: Stores) -
     def left() -> list[str]:
         return sorted(u["Key"] for u in store.fs.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", ()))
 
-    assert [u.path for u in unfinished_uploads(store)] == [part]
+    assert [u.path for u in store.unfinished_uploads()] == [part]
     # This server says of each that it was begun in 2010.
-    assert plan(store, Retention(9, orphan_age=1e9), 1, {}).uploads == []  # its writer may be alive
+    assert plan(store, Retention(9, orphan_age=1e9), 1, {}).leftovers == []  # its writer may be alive
     assert cli.run("snapshots", ["prune", url, "--dry-run"]) == 0
     assert left() == keys
     assert cli.run("snapshots", ["prune", url]) == 0

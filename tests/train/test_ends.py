@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from mingpt.config.schema import WorldConfig
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR, SnapshotFailed
-from mingpt.snapshot import storewriter
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
 from mingpt.snapshot.reader import read
@@ -157,7 +156,7 @@ def test_a_thread_that_raises_anything_is_heard_and_counts(
         store, ALONE, Retention(9), PROVENANCE, said.append, lost=lambda step, in_a_row, why: lost.append(step)
     )
     with monkeypatch.context() as patch:
-        patch.setattr(storewriter, where, Mock(side_effect=error))
+        patch.setattr(writer_module, where, Mock(side_effect=error))
         writer.start(1, state_of(1))
         with pytest.raises(SnapshotFailed, match="by zero"):
             writer.wait()
