@@ -51,8 +51,8 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
     A forward with the step's own dropout, which changes nothing. Of a model that is no language model the loss by
     sample is not known: there are no samples.
     """
-    ids, size = bench.compute.plan.sample_ids(step).tolist(), bench.compute.plan.micro_size
-    model, samples, largest = bench.compute.model, list[Sample](), dict[str, Tensor]()
+    ids, size = bench.context.plan.sample_ids(step).tolist(), bench.context.plan.micro_size
+    model, samples, largest = bench.context.model, list[Sample](), dict[str, Tensor]()
     hooks = [
         module.register_forward_hook(_note(name, largest))
         for name, module in model.named_modules()
@@ -61,7 +61,7 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
     ]
     model.train()
     try:
-        with torch.no_grad(), bench.compute.autocast:
+        with torch.no_grad(), bench.context.autocast:
             for m, microbatch in enumerate(bench.microbatches(step, drop)):
                 tensors = bench.to_device(microbatch)
                 bench.seed(step, m)
@@ -106,7 +106,7 @@ def _row(microbatch: tuple[Tensor, ...], i: int) -> list[int]:
 def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, activations: dict[str, float]) -> list[Layer]:
     """Of the step that `bench` has just done, in the model's order. before: the weights before it."""
     clip, found = clip_factor(bench, figures), list[Layer]()
-    named = [(name, p) for name, p in bench.compute.model.named_parameters() if p.requires_grad]
+    named = [(name, p) for name, p in bench.context.model.named_parameters() if p.requires_grad]
     for name, group in groupby(named, lambda item: layer_of(item[0])):
         parameters = list(group)
         gradient = _norm([bench.gradient(n) for n, _ in parameters]) / clip if clip else math.nan

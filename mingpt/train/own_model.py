@@ -1,13 +1,13 @@
 """Checks a user's own model (model._target_): that it is a module that can be trained, and keeps its buffers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from mingpt.config.plugin import describe
-from mingpt.config.section import Own
+from mingpt.config.section import Own, Section
 from mingpt.errors import UserError
 from mingpt.snapshot.format import DTYPES
 from mingpt.world.world import World
@@ -104,11 +104,18 @@ def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
     return [n for n in now | before if n not in now or n not in before or not same(now[n], before[n])]
 
 
-def check_buffers(model: nn.Module, before: dict[str, Tensor], settings: Own, world: World) -> None:
-    """Raise UserError in all processes if a buffer has changed in one. Collective; called before each snapshot."""
-    moving = {name for names in world.gather(_changed(model, before)) for name in names}
-    if moving:
-        raise UserError(
-            f"model._target_={settings.target}: forward has changed the buffers {', '.join(sorted(moving))} since the "
-            f"last snapshot, so they depend on the world size, and this step is not stored: {CURE}"
-        )
+def buffer_check(model: nn.Module, settings: Section, world: World) -> Callable[[], None]:
+    """What raises UserError in all processes if a buffer of a user's model has changed in one since now. Collective."""
+    if not isinstance(settings, Own):
+        return lambda: None
+    target, before = settings.target, copy_buffers(model)
+
+    def check() -> None:
+        moving = {name for names in world.gather(_changed(model, before)) for name in names}
+        if moving:
+            raise UserError(
+                f"model._target_={target}: forward has changed the buffers {', '.join(sorted(moving))} since "
+                f"the last snapshot, so they depend on the world size, and this step is not stored: {CURE}"
+            )
+
+    return check

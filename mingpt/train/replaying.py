@@ -90,7 +90,7 @@ class Replay:
         self.prepare(change.settings)
         figures = self.bench.step(self.step, change.drop)
         self.step += 1
-        bits, lr = self.past.bits(self.step), self.bench.compute.update.lr(self.step - 1)
+        bits, lr = self.past.bits(self.step), self.bench.context.update.lr(self.step - 1)
         return Again(self.step, self.stretch.attempt, figures, lr, bits)
 
     @property
@@ -153,7 +153,7 @@ class Replay:
         config = replay_config(stretch.config, self.past.folder, self.here)
         source = self._source(config, stretch)
         bench = Bench(config, source, self.world, stretch.world_size)
-        url, model = section_of(stretch.config, "model").get("init_from"), bench.compute.model
+        url, model = section_of(stretch.config, "model").get("init_from"), bench.context.model
         if isinstance(url, str) and isinstance(model, LanguageModel):
             if problems := problems_of_places(url, self.past.folder):
                 raise UserError(*(f"model.init_from {p}: replay a step after the first snapshot" for p in problems))
