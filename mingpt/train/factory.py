@@ -1,8 +1,9 @@
-"""Builds the model of a config and prepares it for training; builds the GPT of a snapshot."""
+"""Builds the model of a config, and prepares it for training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
-from mingpt.model.pieces import loss_in_pieces
 from mingpt.train import own_model
 
 SHOWN = 40  # parameter names in one message
@@ -54,22 +54,47 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
+class Wrapped(nn.Module):
+    """A layer that is computed another way: compiled, or once more in backward. Its weights keep their names."""
+
+    def __init__(self, layer: nn.Module, compute: Callable[..., Any]) -> None:
+        super().__init__()
+        for name, child in layer.named_children():
+            self.add_module(name, child)
+        for name, parameter in layer.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in layer.named_buffers(recurse=False):
+            self.register_buffer(name, buffer, persistent=name in layer.state_dict())
+        self.layer, self.compute = (
+            (layer,),
+            compute,
+        )  # in a tuple: a child would have its weights, too
+
+    def train(self, mode: bool = True) -> "Wrapped":
+        self.layer[0].train(mode)
+        return super().train(mode)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.compute(*inputs, **named)
+
+
 def prepare(config: Config, model: nn.Module) -> None:
-    """What changes how a model computes, and neither its weights nor their names.
+    """Change how the model computes: compiled, recomputed, its loss in pieces. Weights and their names stay.
 
     Each block is compiled by itself: of a model that is compiled whole, the gradients come at the end of backward all
     at once, and sending them can't overlap it. One compilation serves all blocks.
     """
+    compiled = config.train.compile
     if not isinstance(model, LanguageModel):
-        if config.train.compile:
+        if compiled:
             model.compile()
         return
-    for block in model.blocks():
-        if config.train.compile:
-            block.forward = torch.compile(block.forward)
+    model.prepare_loss(compiled, config.train.loss_rows)
+    if not compiled and config.train.recompute != "block":
+        return
+    blocks = model.blocks()
+    for i, block in enumerate(blocks):
+        compute = torch.compile(block.forward) if compiled else block.forward
         if config.train.recompute == "block":
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    if config.train.compile:
-        model.loss_of = torch.compile(model.loss_of)  # type: ignore[method-assign]
-    if config.train.loss_rows:
-        model.forward = partial(loss_in_pieces, model, config.train.loss_rows)  # type: ignore[method-assign]
+            compute = partial(checkpoint, compute, use_reentrant=False)
+        blocks[i] = Wrapped(block, compute)
