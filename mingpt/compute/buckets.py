@@ -92,7 +92,7 @@ class Bucket:
                 yield slot, slice(first - owned.start, end - owned.start)
 
     def ranges(self, slot: Slot) -> tuple[range, ...]:
-        """By rank, which of the parameter's elements are in that process's slice."""
+        """By rank, the indices of the parameter's elements in that process's slice."""
         count, ranges = slot.parameter.numel(), list[range]()
         for rank in range(self.size):
             first = rank * self.length - slot.start

@@ -74,7 +74,7 @@ class Guard:
 
 
 def guard_layout(names: Sequence[str]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """What `Guard.state()` holds, if any of these names of a snapshot's tensors belongs to it."""
+    """The layout of `Guard.state()`, if any of these names of a snapshot's tensors belongs to it; else empty."""
     scalar = (torch.Size(), torch.int64)
     layout = {
         f"{PREFIX}skips": scalar,

@@ -27,7 +27,7 @@ HEADS = ("lm_head", "head")  # an output layer is known by its name
 
 
 def roles(model: nn.Module) -> dict[str, Role]:
-    """By parameter name. embedding: an nn.Embedding's, also if the output layer shares it. head: the output layer's.
+    """Each parameter's role. embedding: an nn.Embedding's, which the output layer may share. head: the output layer's.
 
     vector: biases and norms, and what has more than two dimensions. matrix: the rest.
     """
@@ -63,7 +63,7 @@ class Rule:
 
 
 def rules(named: Iterable[tuple[str, nn.Parameter]], config: Optimizer, roles: Mapping[str, Role]) -> dict[str, Rule]:
-    """By parameter name. AdamW (Loshchilov and Hutter 2019), and with optimizer.name=muon, Muon for the matrices.
+    """Each parameter's rule: AdamW (Loshchilov and Hutter 2019), and with optimizer.name=muon, Muon for the matrices.
 
     With AdamW alone, tensors with 2 dimensions or more decay; with Muon, its matrices do.
     """

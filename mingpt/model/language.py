@@ -25,7 +25,7 @@ IGNORE = -100  # a target that is left out of the loss, as in torch and Hugging 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of any language model. vocab_multiple: the embedding's rows are padded to a multiple of it; 64 suits GPUs."""
+    """A language model's sizes. vocab_multiple: the embedding's rows are padded to a multiple of it; 64 suits GPUs."""
 
     vocab_size: int
     block_size: int

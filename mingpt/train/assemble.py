@@ -109,7 +109,7 @@ def make_audit(config: Config, source: Source, model: nn.Module, world: World) -
 
 
 def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, audit: Audit | None) -> Hooks:
-    """What a run does around its steps."""
+    """Connect a run's steps with its clock, its snapshots and its audit."""
     hooks = Hooks(
         flags=lambda: checkpointer.flags(lifetime.stop),
         before_update=checkpointer.before_update,
@@ -120,7 +120,7 @@ def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, audit: Audit | None
 
 
 def context_of(config: Config, source: Source, model: nn.Module, world: World, hooks: Hooks = ALONE) -> StepContext:
-    """What computes the steps of this config, after `place_model`."""
+    """Make what computes the steps of this config. Call `place_model` first."""
     sizes = len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size
     plan = MixedPlan(*sizes, mixture=source.mixture) if source.mixture else BatchPlan(*sizes)
     return make_context(config, model, plan, world, autocast_for(config, world.device), hooks)
@@ -190,7 +190,7 @@ def store_the_end(
 
 
 def teller(config: Config, reporter: Reporter, record: RunRecord) -> Callable[[BaseException], None]:
-    """What tells of a hang: rank 0's observers, and an alarm in another process, which tells if rank 0 is silent."""
+    """Return what reports a hang: in rank 0 its observers, in others an alarm, for a rank 0 that is silent."""
     if reporter.world.is_main:
         return reporter.failed
     url, name, attempt = config.health.notify, config.run.name, record.attempt

@@ -134,10 +134,10 @@ def agree_on_inputs(world: World, config: Config, source: Source) -> None:
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):
             # If only secrets differ, name the keys without values.
-            shown = ", ".join(
+            changes = ", ".join(
                 differences(without_secrets(first), without_secrets(inputs)) or (c.split(":")[0] for c in changed)
             )
             raise UserError(
-                f"process {rank} has other settings or data than process 0: {shown}: start all nodes with the same "
+                f"process {rank} has other settings or data than process 0: {changes}: start all nodes with the same "
                 f"overrides and the same data"
             )

@@ -92,7 +92,7 @@ class Audit:
             self._compare(context, step, used, theirs)
 
     def microbatch(self, rank: int, step: int) -> int:
-        """The one of a process's microbatches that is computed twice in this step: in turns."""
+        """Which of a process's microbatches is computed twice in this step: each in turn."""
         return self.shares[rank][step // self.every % len(self.shares[rank])]
 
     def compute_again(self, context: StepContext, step: int, rank: int) -> list[Hash]:
@@ -105,9 +105,9 @@ class Audit:
             loss, _ = context.model(*tensors)
         if loss.requires_grad:
             context.update.scaled(loss).backward()
-        found = hashes(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values())
+        gradient_hashes = hashes(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values())
         context.model.zero_grad()
-        return found
+        return gradient_hashes
 
     def on_gradient(self, microbatch: int, parameter: Tensor, gradient: Tensor) -> None:
         """Hash this process's gradient of the watched microbatch, before anything is added to it."""
@@ -139,11 +139,11 @@ class Audit:
         if self.world.is_main and not undecided:
             for host in hosts:
                 sick_hosts.add(self.run_dir, host)
-        shown = " or ".join(f"process {r} (host {self.devices[r][0]}, {self.devices[r][1]})" for r in sick)
+        suspects = " or ".join(f"process {r} (host {self.devices[r][0]}, {self.devices[r][1]})" for r in sick)
         which = "one of them is sick, and two can't tell which" if undecided else "its machine is sick"
         left = "" if undecided else f"; run.dir/sick-hosts names {', '.join(hosts)}"
         raise TransientError(
-            f"audit of step {step + 1}: {shown} computed another gradient than the others (of microbatch "
+            f"audit of step {step + 1}: {suspects} computed another gradient than the others (of microbatch "
             f"{self.microbatch(checked, step)}, first difference in {where}): {which}. No weight was changed{left}"
         )
 
@@ -157,8 +157,8 @@ def device_name(device: torch.device) -> str:
 
 
 def hashes(gradients: Iterable[Tensor]) -> list[Hash]:
-    found: list[Hash] = torch.stack([gradient_hash(g) for g in gradients]).tolist()
-    return found
+    by_gradient: list[Hash] = torch.stack([gradient_hash(g) for g in gradients]).tolist()
+    return by_gradient
 
 
 def folded(by_parameter: list[Hash]) -> Hash:

@@ -100,7 +100,7 @@ class BadSteps:
             say(f"{what}; the newest snapshot is that of step {newest}")
 
     def _advice(self, newest: int) -> str:
-        """What the user can do. newest: the step of the newest durable snapshot; 0: there is none."""
+        """Tell the user what to do. newest: the step of the newest durable snapshot; 0: there is none."""
         if not newest:
             return (
                 "The run has diverged, and nothing was stored: the same command with a lower optimizer.lr starts afresh"

@@ -78,13 +78,13 @@ class Bench:
         So the mean is that over the targets of all others, and the others' dropout is as it was.
         """
         ids, size = self.context.plan.sample_ids(step).tolist(), self.context.plan.micro_size
-        found = [self.source.train[ids[first : first + size]] for first in range(0, len(ids), size)]
+        batch = [self.source.train[ids[first : first + size]] for first in range(0, len(ids), size)]
         for position in drop:
-            tokens, targets, *rest = found[position // size]
+            tokens, targets, *rest = batch[position // size]
             targets = targets.clone()
             targets[position % size] = IGNORE
-            found[position // size] = (tokens, targets, *rest)
-        return found
+            batch[position // size] = (tokens, targets, *rest)
+        return batch
 
     def step(self, step: int, drop: frozenset[int] = frozenset()) -> Figures:
         """Do step number `step`, counted from 0."""

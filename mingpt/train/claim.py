@@ -19,25 +19,25 @@ SEEN_SECONDS = 60  # an attempt on another machine that has noted something sinc
 
 
 def another_running(config: Config) -> str:
-    """What to say of an attempt of this run that seems to be training. Raises UserError if it is, on this machine."""
+    """Describe another attempt of this run that seems to be training. Raises UserError if it is, on this machine."""
     claims = records(config.run.dir)
     newest = claims.get(max(claims, default=0))
     if newest is None or newest.by != TRAIN:
         return ""
     account = next((a for a in accounts(config.run.dir) if a.attempt == newest.number), None)
-    silent, here = time.time() - account.until if account else 0.0, runs_here(newest)
+    silent, alive = time.time() - account.until if account else 0.0, runs_here(newest)
     deadline = time.monotonic() + (0 if config.resume.take_over or (account and account.end) else DYING_SECONDS)
-    while here and time.monotonic() < deadline:
+    while alive and time.monotonic() < deadline:
         time.sleep(0.1)
-        here = runs_here(newest)
-    known_elsewhere = here is None and account is not None and silent < SEEN_SECONDS
-    if (account and account.end) or not (here or known_elsewhere):
+        alive = runs_here(newest)
+    seen_elsewhere = alive is None and account is not None and silent < SEEN_SECONDS
+    if (account and account.end) or not (alive or seen_elsewhere):
         return ""
     process = newest.process or {}
     seen = f", last seen {duration(max(0.0, silent))} ago" if account else ""
     host = process.get("host") or (account and account.host)
     who = printable(f"attempt {newest.number} ({host}, pid {process.get('pid')}{seen})")
-    if here and not config.resume.take_over:
+    if alive and not config.resume.take_over:
         raise UserError(
             f"run.dir={without_secrets(config.run.dir)}: {who} is training this run on this machine: stop it, give "
             f"this run another run.name, or take over with resume.take_over=true"

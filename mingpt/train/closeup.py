@@ -89,7 +89,7 @@ def _note(name: str, largest: dict[str, Tensor]) -> Callable[[nn.Module, object,
 
 
 def _losses(logits: Tensor, tensors: list[Tensor]) -> list[tuple[float, float]]:
-    """By row: the sum of its losses, and the number of its targets or the sum of their weights."""
+    """For each row, the sum of its losses, and the number of its targets or the sum of their weights."""
     targets = tensors[1]
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
     weights = tensors[2] if len(tensors) > 2 else torch.ones_like(losses).view_as(targets)
@@ -104,8 +104,8 @@ def _row(microbatch: tuple[Tensor, ...], i: int) -> list[int]:
 
 
 def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, activations: dict[str, float]) -> list[Layer]:
-    """Of the step that `bench` has just done, in the model's order. before: the weights before it."""
-    clip, found = clip_factor(bench, figures), list[Layer]()
+    """Describe each layer in the step that `bench` has just done, in order. before: the weights before it."""
+    clip, rows = clip_factor(bench, figures), list[Layer]()
     named = [(name, p) for name, p in bench.context.model.named_parameters() if p.requires_grad]
     for name, group in groupby(named, lambda item: layer_of(item[0])):
         parameters = list(group)
@@ -114,12 +114,12 @@ def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, activation
         size = _norm(old)
         update = _norm([p.detach() - o for (_, p), o in zip(parameters, old, strict=True)])
         ratio = update / size if size else math.nan
-        found.append(Layer(name, gradient, update, ratio, activations.get(name, math.nan)))
-    return found
+        rows.append(Layer(name, gradient, update, ratio, activations.get(name, math.nan)))
+    return rows
 
 
 def clip_factor(bench: Bench, figures: Figures) -> float:
-    """By which the gradient was multiplied to be no longer than optimizer.clip_norm; 1: it was not clipped."""
+    """The factor by which the gradient was clipped to optimizer.clip_norm; 1: it was not clipped."""
     longest = bench.config.optimizer.clip_norm
     return min(1.0, longest / (figures.grad_norm + 1e-6)) if longest else 1.0
 

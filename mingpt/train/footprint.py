@@ -70,7 +70,7 @@ class Living(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Model:
-    """Of one config, whatever the world. parameters: how many.
+    """The sizes of one config's model, whatever the world. parameters: how many.
 
     kept: bytes that one microbatch keeps for backward, at the end of forward. points: see Living.
     """
@@ -145,14 +145,14 @@ class Footprint:
 
     def total(self, gpu: bool) -> int:
         """Where it computes: on its GPU, or in the machine's memory."""
-        there = sum(self.steady.values()) + self.step
+        needed = sum(self.steady.values()) + self.step
         if gpu:
-            return there + CONSTANT_GPU
-        return int((1 + GAPS_CPU) * (there + sum(self.snapshots.values()))) + CONSTANT_CPU
+            return needed + CONSTANT_GPU
+        return int((1 + GAPS_CPU) * (needed + sum(self.snapshots.values()))) + CONSTANT_CPU
 
 
 def footprint(config: Config, model: Model, processes: int, per_node: int) -> Footprint:
-    """Of the worst process. processes: of the run; per_node: of each node."""
+    """How much memory the process that needs most takes. processes: of the run; per_node: of each node."""
     microbatches = config.global_size(processes) // config.batch.micro_size
     slices = processes if config.shards else 1
     whole = 2 * model.gradients - model.of_muon  # all moments

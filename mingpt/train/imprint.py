@@ -23,9 +23,10 @@ Hashes = dict[str, str]  # by name
 
 @dataclass(frozen=True)
 class Imprint:
-    """Of one step. inputs, outputs: by module, in the order of execution. gradients: by parameter, in that of backward.
+    """The hashes of one step. inputs, outputs: by module, in the order of execution.
 
-    samples: by position in the batch. state: after the step. Those of all microbatches of a step are folded.
+    gradients: by parameter, in the order of backward. samples: by position in the batch. state: after the
+    step. The hashes of a step's microbatches are folded into one.
     """
 
     again: Again

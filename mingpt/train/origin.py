@@ -77,7 +77,7 @@ def restore(config: Config, source: Source, context: StepContext, checkpointer: 
 
 
 def take_over(manifest: Manifest, config: Config, source: Source, context: StepContext) -> Put:
-    """What puts a snapshot's parts into model and optimizer. Raises UserError if it is none of this run's."""
+    """Return what loads a snapshot's parts. Raises UserError if the snapshot is of another run."""
     resume.check_fits(manifest, config, source.vocabulary.to_json(), context.model)
     context.update.reset()
 

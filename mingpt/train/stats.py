@@ -164,7 +164,7 @@ class DelayedRead:
         return before if self._late else self.last() or before
 
     def last(self) -> Figures | None:
-        """What the last call has not returned yet; None if there is nothing."""
+        """Read what the last call has not returned yet; None if there is nothing."""
         if self._pending is None:
             return None
         (step, stats, values, event), self._pending = self._pending, None
