@@ -51,10 +51,10 @@ def plant(plan: dict[str, Any]) -> None:
 
     real, chooser = loop.train_step, random.Random(plan["seed"])
 
-    def step(run: Any, step: int) -> Any:
-        stats = real(run, step)
+    def step(context: Any, step: int, batches: Any) -> Any:
+        stats = real(context, step, batches)
         if step + 1 == plan["after"]:
-            state = run.compute.state()["model" if plan["what"] == "weight" else "optimizer"]
+            state = context.state()["model" if plan["what"] == "weight" else "optimizer"]
             names = [n for n in sorted(state) if state[n].dtype == torch.float32 and state[n].numel() > 1]
             flat = state[chooser.choice(names)].view(-1).view(torch.int32)
             flat[chooser.randrange(len(flat))] ^= int(np.int32(np.uint32(1 << chooser.randrange(32)).astype(np.int32)))

@@ -11,10 +11,10 @@ import statistics
 import torch
 
 from mingpt.compute.buckets import make_buckets
-from mingpt.compute.exchange import held
-from mingpt.compute.narrow import narrow_names, pack
+from mingpt.compute.exchange import narrow_names, pack, subtrees_by_rank
+from mingpt.compute.optimizer import trainable
 from mingpt.config.compose import configure
-from mingpt.train.factory import build, trainable
+from mingpt.train.factory import build
 from mingpt.train.footprint import without_memory
 from mingpt.world.world import World
 
@@ -23,7 +23,7 @@ def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> in
     """How many bytes the busiest node sends to other nodes for one exact sum. processes: of each node."""
     of_each = processes if len(set(processes)) > 1 else [1] * len(processes)  # otherwise nodes add up inside first
     world, first, most = sum(of_each), 0, 0.0
-    pieces = [len(nodes) for nodes in held(world, microbatches)]
+    pieces = [len(nodes) for nodes in subtrees_by_rank(world, microbatches)]
     for count in of_each:
         most = max(most, sum(pieces[first : first + count]) * (world - count) / world)  # slices for other nodes
         first += count
@@ -38,14 +38,14 @@ def of_weights(model: str) -> float:
         built = build(config, 50257)
         buckets = make_buckets(trainable(built), set(), World(0, 8, 0, torch.device("cpu"), ""), True)
         packings = pack(buckets, narrow_names(built, autocast), autocast)
-    sent = [packings[b].length if b in packings else b.mine.nbytes for b in buckets]
-    return sum(sent) / sum(bucket.mine.nbytes for bucket in buckets)
+    sent = [packings[b].length if b in packings else b.local.nbytes for b in buckets]
+    return sum(sent) / sum(bucket.local.nbytes for bucket in buckets)
 
 
 def main() -> None:
     rows = list[dict[str, float | str]]()
     for world, microbatches in [(2, 16), (4, 16), (16, 64), (3, 12), (3, 48), (6, 48), (5, 64), (7, 64)]:
-        partial_sums = [len(nodes) for nodes in held(world, microbatches)]
+        partial_sums = [len(nodes) for nodes in subtrees_by_rank(world, microbatches)]
         # The all-to-all sends each partial sum, the all-gather one sum; a ring all-reduce sends the gradients twice. A
         # process sends all but its own slice of each: the factor (world - 1) / world, which cancels.
         mean, most = (statistics.mean(partial_sums) + 1) / 2, (max(partial_sums) + 1) / 2
@@ -53,7 +53,7 @@ def main() -> None:
     for nodes, each, microbatches in [(2, 2, 16), (2, 8, 64), (4, 4, 64), (8, 8, 64), (3, 4, 48), (125, 8, 2000)]:
         world = nodes * each
         ring = 2 * (world - 1) / world * 4
-        sums = [len(nodes_of_one) for nodes_of_one in held(world, microbatches)]
+        sums = [len(nodes_of_one) for nodes_of_one in subtrees_by_rank(world, microbatches)]
         first_hop = [sum(sums[n * each : (n + 1) * each]) * (world - each) / world for n in range(nodes)]
         one_hop = 4 * (max(first_hop) + (world - 1) / world)
         card = bytes_a_step(1_000_000, microbatches, [each] * nodes) / 1_000_000

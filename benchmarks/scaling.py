@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from mingpt.compute.buckets import make_buckets
-from mingpt.compute.exchange import held
+from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.world.world import World
 
@@ -73,7 +73,7 @@ def costs(world: int, text: Path, rounds: int) -> dict[str, float]:
 
 def bytes_of_a_step(world: int) -> float:
     """Each partial sum goes in slices to all others; each process's slice of the weights goes to all others."""
-    rows = sum(map(len, held(world, MICROBATCHES)))
+    rows = sum(map(len, subtrees_by_rank(world, MICROBATCHES)))
     model = GPT(GPTConfig(vocab_size=65, block_size=64, n_layer=4, n_head=4, n_embd=256, dropout=0.0))
     alone = World(0, world, 0, torch.device("cpu"), "")
     slices = sum(bucket.length for bucket in make_buckets(model.named_parameters(), set(), alone, True))

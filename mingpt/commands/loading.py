@@ -1,17 +1,20 @@
 """Load the model and the vocabulary of a snapshot that may come from anybody: nothing in it is imported or run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 
+from mingpt.config.kinds import KINDS
 from mingpt.data.vocabulary import Vocabulary, vocabulary_of
 from mingpt.errors import UserError
-from mingpt.model.language import LanguageModel
+from mingpt.model.gpt2 import GPTModel
+from mingpt.model.language import Language, LanguageModel
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import damage_as, find, kind_of, read, read_manifest
 from mingpt.snapshot.store import Store
-from mingpt.train.factory import gpt_of
 
 ANOTHER = ": choose another with --step"
 
@@ -67,3 +70,59 @@ def load(store: Store, step: int) -> Opened:
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
         raise UserError(f"{where}: its weights are not all finite numbers{ANOTHER}")
     return Opened(model.eval(), vocabulary, manifest, where)
+
+
+def language_kind(name: object) -> type[Language]:
+    """The kind of language model of that name; of GPT-2 if there is none."""
+    found = KINDS["model"].get(str(name), GPTModel)
+    return found if issubclass(found, Language) else GPTModel
+
+
+def gpt_of(
+    config: Mapping[str, Any], shapes: Mapping[str, tuple[str, Sequence[int]]], vocab_size: int, where: str
+) -> LanguageModel:
+    """The GPT that a snapshot's manifest describes, on the meta device: without memory for its weights.
+
+    shapes: dtype and shape of each of the snapshot's weights. where: names the snapshot in messages. Raises UserError
+    if the snapshot is not one of this package's GPT. Nothing is imported because a manifest names it.
+    """
+    section = config.get("model")
+    if isinstance(section, dict) and section.get("kind") == "own":
+        raise UserError(
+            f"{where}: a snapshot of {section.get('_target_')!r}, not of mingpt's GPT: load its model-*.safetensors "
+            f"in a program of your own"
+        )
+    other = f"{where}: not a snapshot of a GPT of this version: "
+    try:
+        kind = section.get("kind") if isinstance(section, dict) else None
+        model = language_kind(kind).model_validate(section)
+        if problem := model.impossible_shape():
+            raise ValueError(problem)
+        if differences := _differences(model, vocab_size, shapes):
+            raise ValueError(differences)
+        with torch.device("meta"):
+            return model.build(vocab_size)
+    except (ValidationError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # torch's: absurd sizes
+        raise UserError(f"{other}{str(error).splitlines()[0]}") from error
+
+
+def _differences(model: Language, vocab_size: int, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+    """The first difference between a snapshot's tensors and the GPT of its config; empty if there is none.
+
+    Builds one layer only, since a config may claim millions of them.
+    """
+    with torch.device("meta"):
+        small = model.model_copy(update={"n_layer": 1}).build(vocab_size)
+    one, prefix = small.state_dict(), small.LAYER
+    layer = {name: tensor for name, tensor in one.items() if name.startswith(prefix)}
+    if len(shapes) != len(one) + (model.n_layer - 1) * len(layer):
+        return f"n_layer={model.n_layer}, and {len(shapes)} tensors"
+    expected = {name: tensor.shape for name, tensor in one.items()}
+    for i in range(1, model.n_layer):
+        here = prefix.replace(".0.", f".{i}.")
+        expected |= {name.replace(prefix, here, 1): tensor.shape for name, tensor in layer.items()}
+    for name, wanted in expected.items():
+        dtype, found = shapes.get(name, ("none", []))
+        if (dtype, list(found)) != ("F32", list(wanted)):
+            return f"{name} should be F32 {list(wanted)}, and is {dtype} {list(found)}"
+    return ""

@@ -79,8 +79,8 @@ def _compute(run: Replay, options: Namespace, change: Change) -> Shown:
 
 
 def _check_drop(run: Replay, drop: frozenset[int]) -> None:
-    size = run.bench.compute.plan.global_size
-    if drop and not isinstance(run.bench.compute.model, LanguageModel):
+    size = run.bench.context.plan.global_size
+    if drop and not isinstance(run.bench.context.model, LanguageModel):
         raise UserError("--drop: which targets a model of one's own counts is not known: leave it out")
     if far := [p for p in sorted(drop) if p >= size]:
         raise UserError(f"--drop {far[0]}: the step has the positions 0 to {size - 1}")
@@ -91,7 +91,7 @@ def _check_drop(run: Replay, drop: frozenset[int]) -> None:
 def _look(run: Replay, change: Change, samples: int) -> tuple[Again, Shown]:
     """Do the step that `run` is prepared for, under the lens."""
     bench, step = run.bench, run.step
-    before = {name: p.detach().clone() for name, p in bench.compute.model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in bench.context.model.named_parameters()}
     seen, activations = look(bench, step, change.drop)
     again = run.advance(change)
     figures = again.figures
@@ -106,7 +106,7 @@ def _look(run: Replay, change: Change, samples: int) -> tuple[Again, Shown]:
         "clip_factor": clip_factor(bench, figures),
         "targets": figures.tokens,
         "skipped": figures.skips > 0,
-        "loss_scale": float(bench.compute.update.loss_scale) if bench.config.precision == "fp16" else None,
+        "loss_scale": float(bench.context.update.loss_scale) if bench.config.precision == "fp16" else None,
         "losses": [s.loss for s in seen],
         "worst": [shown_sample(s, bench.source.vocabulary) for s in ordered[:samples]],
         "best": [shown_sample(s, bench.source.vocabulary) for s in reversed(best)],

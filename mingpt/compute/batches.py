@@ -73,7 +73,7 @@ class BatchPlan:
         return self.global_size // self.micro_size
 
     def batch(self, step: int) -> int:
-        """The number of the batch that `step` shows: its own, but for those that were dropped before it."""
+        """The batch that is trained on at `step`: `step`, plus the batches that were dropped before it."""
         number = step
         for first, end in self.dropped:
             if number >= first:
@@ -89,8 +89,8 @@ class BatchPlan:
         epoch, offset = position // self.samples, position % self.samples
         ids = np.empty_like(offset)
         for e in np.unique(epoch):  # one epoch; two if a step crosses an epoch's end; more if the data are tiny
-            here = epoch == e
-            ids[here] = permute(offset[here], self.samples, derive("epoch", self.seed, int(e)))
+            chosen = epoch == e
+            ids[chosen] = permute(offset[chosen], self.samples, derive("epoch", self.seed, int(e)))
         return ids
 
     def dropout_seed(self, step: int, microbatch: int) -> int:
@@ -99,21 +99,21 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class RankSampler:
-    """The batch sampler of one process: the sample ids of its microbatches `mine`, for the steps `start` to `stop` - 1.
+    """The batch sampler of one process: the sample ids of its microbatches, for the steps `start` to `stop` - 1.
 
-    For torch's DataLoader; each item is one microbatch. It has no state: it can begin at any step, in any world.
+    It is for torch's DataLoader; each item is one microbatch. It has no state: it can begin at any step, in any world.
     """
 
     plan: BatchPlan
-    mine: range
+    microbatches: range
     start: int
     stop: int
 
     def __iter__(self) -> Iterator[Sequence[int]]:
         for step in range(self.start, self.stop):
             ids = self.plan.sample_ids(step)
-            for m in self.mine:
+            for m in self.microbatches:
                 yield ids[m * self.plan.micro_size : (m + 1) * self.plan.micro_size].tolist()
 
     def __len__(self) -> int:
-        return (self.stop - self.start) * len(self.mine)
+        return (self.stop - self.start) * len(self.microbatches)

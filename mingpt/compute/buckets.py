@@ -23,16 +23,16 @@ BUCKET_BYTES = 25 * 2**20  # as in DDP: large enough for a network, small enough
 
 @dataclass(frozen=True)
 class Sliced:
-    """A tensor of which each process has some elements. ranges: which ones, by rank, in the order of its memory.
+    """A sharded tensor. ranges: by rank, the indices of that process's elements, in the order of the tensor's memory.
 
-    mine: this process's, flat.
+    local: this process's elements, flat.
     """
 
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
     ranges: tuple[range, ...]
-    mine: Tensor
+    local: Tensor
 
     @property
     def nbytes(self) -> int:
@@ -50,10 +50,11 @@ class Slot:
 
 
 class Bucket:
-    """`weights`: flat, (size * length,); the parameters are views of it. `owned`: what of it this process updates.
+    """Parameters in one flat tensor, `weights` (size * length,); the parameters are views of it.
 
-    length: of each process's slice, a multiple of CHUNK. chunks: that hold parameters; the rest is padding, zeros.
-    shard: each process updates its own slice; otherwise each one updates all.
+    owned: the range of it that this process updates. length: the length of each process's slice, a multiple of CHUNK.
+    chunks: how many hold parameters; the rest is padding, zeros. shard: each process updates its own slice; otherwise
+    each one updates all.
     """
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], world: World, shard: bool) -> None:
@@ -79,42 +80,42 @@ class Bucket:
         return flat.as_strided(p.shape, p.stride(), flat.storage_offset() + slot.start)
 
     @property
-    def mine(self) -> Tensor:
+    def local(self) -> Tensor:
         """This process's slice of the weights."""
         return self.weights[self.owned.start : self.owned.stop]
 
     def pieces(self, owned: range) -> Iterator[tuple[Slot, slice]]:
-        """Which part of a slice belongs to each parameter, with its padding; not where that is empty."""
+        """Each parameter that has a part in the slice `owned`, and where in the slice that is, with its padding."""
         for slot in self.slots:
             first, end = max(slot.start, owned.start), min(slot.end, owned.stop)
             if first < end:
                 yield slot, slice(first - owned.start, end - owned.start)
 
     def ranges(self, slot: Slot) -> tuple[range, ...]:
-        """By rank, which of the parameter's elements are in that process's slice."""
-        count, found = slot.parameter.numel(), list[range]()
+        """By rank, the indices of the parameter's elements in that process's slice."""
+        count, ranges = slot.parameter.numel(), list[range]()
         for rank in range(self.size):
             first = rank * self.length - slot.start
-            found.append(range(min(max(first, 0), count), min(max(first + self.length, 0), count)))
-        return tuple(found)
+            ranges.append(range(min(max(first, 0), count), min(max(first + self.length, 0), count)))
+        return tuple(ranges)
 
-    def held(self, flat: Tensor, slot: Slot) -> Tensor:
-        """The parameter's elements in a tensor that holds the slice `owned`."""
-        mine, at = self.ranges(slot)[self.rank], slot.start - self.owned.start
-        return flat[at + mine.start : at + mine.stop] if mine else flat[:0]
+    def local_part(self, flat: Tensor, slot: Slot) -> Tensor:
+        """The parameter's elements in `flat`, which is the slice `owned` of this bucket's layout."""
+        elements, offset = self.ranges(slot)[self.rank], slot.start - self.owned.start
+        return flat[offset + elements.start : offset + elements.stop] if elements else flat[:0]
 
     def tensor(self, flat: Tensor, slot: Slot) -> "Tensor | Sliced":
-        """The parameter's part of a tensor that holds the slice `owned`, as a snapshot stores it."""
+        """The parameter's part of `flat`, which is the slice `owned`, as a snapshot stores it."""
         if not self.shard:
             return self.view(flat, slot)
         p = slot.parameter
-        return Sliced(p.shape, p.stride(), p.dtype, self.ranges(slot), self.held(flat, slot))
+        return Sliced(p.shape, p.stride(), p.dtype, self.ranges(slot), self.local_part(flat, slot))
 
     def load(self, flat: Tensor, slot: Slot, value: Tensor) -> None:
-        """Copy what this process owns of a whole tensor into `flat`, which holds the slice `owned`."""
+        """Copy this process's elements of the whole tensor `value` into `flat`, which is the slice `owned`."""
         if self.shard:
-            mine = self.ranges(slot)[self.rank]
-            self.held(flat, slot).copy_(in_memory_order(value, slot.parameter)[mine.start : mine.stop])
+            elements = self.ranges(slot)[self.rank]
+            self.local_part(flat, slot).copy_(in_memory_order(value, slot.parameter)[elements.start : elements.stop])
         else:
             self.view(flat, slot).copy_(value)
 

@@ -3,126 +3,198 @@
 With several processes on each of several nodes, a network card would carry the partial sums of each of its processes.
 So a node's processes first add up what they hold among themselves, each one for the slices of all processes with its
 place on other nodes; then the nodes exchange these sums. The additions are those of the same tree.
+
+Weights that the model only reads in 16 bits travel in 16 bits. Under autocast a linear layer rounds its matrix to bf16
+or fp16, and to round twice is to round once: forward and backward have the same bits. So a process holds such a matrix
+rounded, but for the slice that it owns. That is why snapshots take them by slice.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mingpt.compute.buckets import Bucket
-from mingpt.compute.narrow import Packing
-from mingpt.compute.tree import Node, add_siblings, whole_nodes
+from mingpt.compute.buckets import Bucket, Sliced
+from mingpt.compute.tree import Subtree, add_siblings, whole_subtrees
+from mingpt.model.language import LanguageModel
 from mingpt.world.world import World, all_gather, all_to_all, share
 
-IN_FLIGHT = 2  # buckets whose weights are on their way: more would hide no more time, and each needs memory
+GATHERS = 2  # buckets whose weights are on their way at a time: more would hide no more time, and each needs memory
 
 
 @dataclass(frozen=True)
 class Hop:
-    """An exchange among the processes of `world`. held: the nodes of the tree that each one sends, by rank in `world`.
+    """An exchange among the processes of `world`.
 
-    wanted: the nodes that each one adds them up to.
+    sent: by rank in `world`, the subtrees whose sums that process sends. wanted: the subtrees whose sums every process
+    has afterwards, for its slices.
     """
 
     world: World
-    held: list[list[Node]]
-    wanted: list[Node]
+    sent: list[list[Subtree]]
+    wanted: list[Subtree]
 
 
-def held(size: int, microbatches: int) -> list[list[Node]]:
-    """The nodes of the tree that each of `size` processes, or nodes of machines, has the sums of, by rank."""
+def subtrees_by_rank(size: int, microbatches: int) -> list[list[Subtree]]:
+    """The subtrees whose sums each of `size` processes (or machines) has after its own additions."""
     shares = (share(r, size, microbatches) for r in range(size))
-    return [whole_nodes(s.start, s.stop, 0, microbatches) for s in shares]
+    return [whole_subtrees(s.start, s.stop, 0, microbatches) for s in shares]
 
 
 def hops(world: World, microbatches: int) -> list[Hop]:
-    """The way of partial sums. A slice's owner has the whole sum after the last hop."""
-    own, root = held(world.size, microbatches), (0, microbatches)
+    """The exchanges that bring partial sums to the owner of each slice, who has the whole sum after the last one."""
+    by_rank, root = subtrees_by_rank(world.size, microbatches), (0, microbatches)
     if world.inside is None or world.across is None:
-        return [Hop(world, own, [root])]
-    each, here, of_machines = world.inside.size, world.across.rank, held(world.across.size, microbatches)
+        return [Hop(world, by_rank, [root])]
+    local_size, node = world.inside.size, world.across.rank
+    by_node = subtrees_by_rank(world.across.size, microbatches)
     return [
-        Hop(world.inside, own[here * each : (here + 1) * each], of_machines[here]),
-        Hop(world.across, of_machines, [root]),
+        Hop(world.inside, by_rank[node * local_size : (node + 1) * local_size], by_node[node]),
+        Hop(world.across, by_node, [root]),
     ]
 
 
-class Flight:
-    """One bucket's partial sums on their way."""
+class Exchange:
+    """Sends one bucket's partial sums through the hops, so that each process gets its slice of the sum."""
 
-    def __init__(self, hops: Sequence[Hop], parents: Mapping[tuple[Node, Node], Node], parts: Tensor) -> None:
-        """parts: (processes of the first hop, rows, slices for each, length); rows: what this process holds."""
-        self.hop, *self.to_come = hops
+    def __init__(self, hops: Sequence[Hop], parents: Mapping[tuple[Subtree, Subtree], Subtree], parts: Tensor) -> None:
+        """parts: (processes of the first hop, rows, slices for each, length); rows: this process's partial sums."""
+        self.hop, *self.later = hops
         self.parents = parents
         self._send(parts)
 
     def _send(self, parts: Tensor) -> None:
         hop, (peers, rows, slices, length) = self.hop, parts.shape
-        self.sent = parts  # must live until it has arrived
-        counts = [len(nodes) for nodes in hop.held]
+        self.parts = parts  # must live until they have arrived
+        counts = [len(subtrees) for subtrees in hop.sent]
         self.received = parts.new_empty(sum(counts), slices, length)
         sizes = [count * slices * length for count in counts], [rows * slices * length] * peers
         self.work = all_to_all(
             self.received.view(-1), parts.view(-1), *sizes, group=hop.world.group, async_op=True
         )  # fmt: skip
 
-    def _added(self) -> list[Tensor]:
-        """(slices, length) for each node that this hop's processes want."""
+    def _sums(self) -> list[Tensor]:
+        """Wait for this hop; returns (slices, length) for each subtree that it is for."""
         self.work.wait()
-        nodes = (node for nodes in self.hop.held for node in nodes)
-        return add_siblings(dict(zip(nodes, self.received.unbind(), strict=True)), self.parents)
+        subtrees = (subtree for of_rank in self.hop.sent for subtree in of_rank)
+        return add_siblings(dict(zip(subtrees, self.received.unbind(), strict=True)), self.parents)
 
-    def go_on(self) -> None:
-        """If there is another hop: wait for the one under way, and begin it."""
-        if self.to_come:
-            sums = torch.stack(self._added(), 1)  # (slices, rows, length): a slice for each process of the next hop
-            self.hop, *self.to_come = self.to_come
+    def next_hop(self) -> None:
+        """If there is another hop: wait for the current one, and begin the next."""
+        if self.later:
+            sums = torch.stack(self._sums(), 1)  # (slices, rows, length): a slice for each process of the next hop
+            self.hop, *self.later = self.later
             self._send(sums[:, :, None])
 
-    def land(self) -> Tensor:
+    def result(self) -> Tensor:
         """This process's slice of the whole sum."""
-        (total,) = self._added()
+        (total,) = self._sums()
         return total[0]
 
 
-class Gathering:
-    """Each process has updated its slice of a bucket's weights: every process gets all of them.
+def narrow_names(model: nn.Module, autocast: Any) -> set[str]:
+    """The parameters that nothing reads but linear layers under `autocast`: the matrices of a language model's layers.
 
-    Over several nodes, too, first from the processes with this one's place on other nodes, then inside the node.
+    Not the embedding, which is looked up in float32.
+    """
+    if not isinstance(autocast, torch.autocast) or not isinstance(model, LanguageModel):
+        return set()
+    layers = model.LAYER.removesuffix("0.")
+    return {name for name, p in model.named_parameters() if name.startswith(layers) and p.dim() == 2}
+
+
+def pack(buckets: Sequence[Bucket], names: Collection[str], autocast: Any) -> dict[Bucket, "Packing"]:
+    """How to pack the buckets with weights that travel in 16 bits."""
+    packed = [b for b in buckets if b.shard and any(slot.name in names for slot in b.slots)]
+    return {bucket: Packing(bucket, names, autocast.fast_dtype) for bucket in packed}
+
+
+class Packing:
+    """Turns a bucket's slices into messages, and back. length: of a message, in bytes.
+
+    A message is the whole slice in 16 bits, and then the pieces of it that must not be rounded, such as biases, as they
+    are. So all slices are unpacked by one copy, whatever their number, and the few such pieces by one more.
     """
 
-    def __init__(self, world: World, packings: Mapping[Bucket, Packing]) -> None:
-        """packings: of the buckets with weights that travel in 16 bits."""
-        self.world, self.first, self.packings = world, world.across or world, packings
+    def __init__(self, bucket: Bucket, names: Collection[str], dtype: torch.dtype) -> None:
+        """names: the parameters that travel as `dtype`, of 16 bits. The padding between parameters is zeros."""
+        self.bucket, self.names, self.dtype = bucket, names, dtype
+        starts = range(0, len(bucket.weights), bucket.length)
+        slices = [bucket.pieces(range(start, start + bucket.length)) for start in starts]
+        # By rank: the pieces of its slice that are not rounded.
+        self.whole = [[part for slot, part in pieces if slot.name not in names] for pieces in slices]
+        self.sizes = [[(part.stop - part.start) * 4 for part in parts] for parts in self.whole]
+        self.narrow = bucket.length * 2
+        self.length = self.narrow + max(map(sum, self.sizes))
+
+    def sliced_weights(self) -> dict[str, Tensor | Sliced]:
+        """The weights of which this process has no more than its slice."""
+        bucket = self.bucket
+        return {slot.name: bucket.tensor(bucket.local, slot) for slot in bucket.slots if slot.name in self.names}
+
+    def pack(self, local: Tensor) -> Tensor:
+        """local: this process's slice of the weights. Returns (length,) bytes."""
+        message = torch.zeros(self.length, dtype=torch.uint8, device=local.device)
+        message[: self.narrow].view(self.dtype).copy_(local)
+        rank = self.bucket.rank
+        if self.whole[rank]:
+            torch._foreach_copy_(self._pieces(message, rank), [local[part] for part in self.whole[rank]])
+        return message
+
+    def _pieces(self, message: Tensor, rank: int) -> list[Tensor]:
+        """Where in the message of `rank` the pieces are that are not rounded."""
+        end = self.narrow + sum(self.sizes[rank])
+        return [piece.view(self.bucket.weights.dtype) for piece in message[self.narrow : end].split(self.sizes[rank])]
+
+    def unpack(self, messages: Tensor) -> None:
+        """Write the other processes' slices into the bucket. messages: (processes, length) bytes."""
+        mine = self.bucket.rank
+        slices = self.bucket.weights.view(self.bucket.size, self.bucket.length)
+        for others in (slice(0, mine), slice(mine + 1, None)):
+            slices[others].copy_(messages[others, : self.narrow].view(self.dtype))
+        ranks = [rank for rank in range(self.bucket.size) if rank != mine and self.whole[rank]]
+        if ranks:
+            to = [slices[rank][part] for rank in ranks for part in self.whole[rank]]
+            torch._foreach_copy_(to, [piece for rank in ranks for piece in self._pieces(messages[rank], rank)])
+
+
+class WeightGather:
+    """All-gathers each bucket's weights after every process has updated its slice.
+
+    With several nodes, first among the processes with the same local rank, one on each node, then inside the node.
+    """
+
+    def __init__(self, world: World, in_16_bits: Mapping[Bucket, Packing]) -> None:
+        """in_16_bits: how buckets with weights that travel in 16 bits are packed."""
+        self.world, self.first, self.in_16_bits = world, world.across or world, in_16_bits
         self.pending = list[tuple[Bucket, Tensor, Any]]()
 
     def start(self, bucket: Bucket) -> None:
         if not bucket.shard:
             return
-        if len(self.pending) == IN_FLIGHT:
-            self._land(*self.pending.pop(0))
-        packing = self.packings.get(bucket)
-        mine = (packing.pack(bucket.mine) if packing else bucket.mine).to(self.world.comm_device)
-        if packing or self.first is not self.world or bucket.weights.device != mine.device:
-            found = mine.new_empty(self.first.size * len(mine))
+        if len(self.pending) == GATHERS:
+            self._complete(*self.pending.pop(0))
+        packing = self.in_16_bits.get(bucket)
+        local = (packing.pack(bucket.local) if packing else bucket.local).to(self.world.comm_device)
+        if packing or self.first is not self.world or bucket.weights.device != local.device:
+            received = local.new_empty(self.first.size * len(local))
         else:
-            found, mine = bucket.weights, mine.clone()
-        self.pending.append((bucket, found, all_gather(found, mine, group=self.first.group, async_op=True)))
+            received, local = bucket.weights, local.clone()
+        self.pending.append((bucket, received, all_gather(received, local, group=self.first.group, async_op=True)))
 
     def finish(self) -> None:
         while self.pending:
-            self._land(*self.pending.pop(0))
+            self._complete(*self.pending.pop(0))
 
-    def _land(self, bucket: Bucket, found: Tensor, work: Any) -> None:
+    def _complete(self, bucket: Bucket, received: Tensor, work: Any) -> None:
         work.wait()
         if inside := self.world.inside:
-            by_place = found.new_empty(inside.size, self.first.size, len(found) // self.first.size)
-            all_gather(by_place.view(-1), found, group=inside.group)
-            found = by_place.transpose(0, 1).flatten()
-        if packing := self.packings.get(bucket):
-            packing.unpack(found.to(bucket.weights.device).view(bucket.size, -1))
-        elif found is not bucket.weights:
-            bucket.weights.copy_(found)
+            by_local_rank = received.new_empty(inside.size, self.first.size, len(received) // self.first.size)
+            all_gather(by_local_rank.view(-1), received, group=inside.group)
+            received = by_local_rank.transpose(0, 1).flatten()
+        if packing := self.in_16_bits.get(bucket):
+            packing.unpack(received.to(bucket.weights.device).view(bucket.size, -1))
+        elif received is not bucket.weights:
+            bucket.weights.copy_(received)

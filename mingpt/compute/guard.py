@@ -20,10 +20,10 @@ Range = tuple[int, int]  # of batches: the first, and the one after the last
 
 
 class Guard:
-    """`skips`: how many steps up to the last one were skipped in a row.
+    """Decides whether a step is skipped. skips: how many steps up to the last one were skipped in a row.
 
-    After `health.max_skips` of them every further step is refused, too. So the first skipped step is `done - skips`,
-    however late the host reads that number.
+    After `health.max_skips` skipped steps in a row it refuses every step until the host reacts. So the first skipped
+    step is `done - skips`, however late the host reads that number.
     """
 
     def __init__(self, config: Health, device: torch.device) -> None:
@@ -66,15 +66,15 @@ class Guard:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave, or a part of it; what a snapshot does not have begins anew."""
-        for own, name in ((self.skips, "skips"), (self.losses, "losses"), (self.seen, "seen")):
-            own.copy_(state.get(f"{PREFIX}{name}", own))
+        for tensor, name in ((self.skips, "skips"), (self.losses, "losses"), (self.seen, "seen")):
+            tensor.copy_(state.get(f"{PREFIX}{name}", tensor))
         if f"{PREFIX}dropped" in state:
             ranges: list[list[int]] = state[f"{PREFIX}dropped"].tolist()
             self.dropped = merged([(first, end) for first, end in ranges if first >= 0])
 
 
 def guard_layout(names: Sequence[str]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """What `Guard.state()` holds, if any of these names of a snapshot's tensors belongs to it."""
+    """The layout of `Guard.state()`, if any of these names of a snapshot's tensors belongs to it; else empty."""
     scalar = (torch.Size(), torch.int64)
     layout = {
         f"{PREFIX}skips": scalar,

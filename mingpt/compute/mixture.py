@@ -66,9 +66,9 @@ class MixedPlan(BatchPlan):
         ids, first = np.empty_like(position), 0
         which, index = self.draws(position)
         for component, (name, size) in enumerate(self.mixture.sizes):
-            here = which == component
+            chosen = which == component
             own = BatchPlan(size, derive("component", self.seed, name), 1, 1)
-            ids[here] = first + own.samples_at(index[here])
+            ids[chosen] = first + own.samples_at(index[chosen])
             first += size
         return ids
 

@@ -59,7 +59,7 @@ class Muon:
         ahead = [g.lerp(mean, self.momentum) for mean, g in zip(after, gradients, strict=True)]
         directions = self._orthogonal(ahead, lr)
         for bucket, old, mean, direction in zip(self.buckets, means, after, directions, strict=True):
-            weights = bucket.mine
+            weights = bucket.local
             weights.copy_(torch.where(skip, weights, weights * (1 - lr * weight_decay) + direction))
             old.copy_(torch.where(skip, old, mean))
 
@@ -71,28 +71,28 @@ class Muon:
                 bucket.view(out[i], slot).copy_(scaled(bucket.view(ahead[i], slot), lr))
             return out
         ranges = [self.buckets[i].ranges(slot) for i, slot in self.slots]
-        whole = self._to_owners([self.buckets[i].held(ahead[i], slot) for i, slot in self.slots], ranges)
+        whole = self._to_owners([self.buckets[i].local_part(ahead[i], slot) for i, slot in self.slots], ranges)
         for k, flat in whole.items():
             p = self.slots[k][1].parameter
             whole[k] = in_memory_order(scaled(flat.as_strided(p.shape, p.stride()), lr), p)
         for (i, slot), piece in zip(self.slots, self._from_owners(whole, ranges), strict=True):
-            self.buckets[i].held(out[i], slot).copy_(piece)
+            self.buckets[i].local_part(out[i], slot).copy_(piece)
         return out
 
     def _to_owners(self, pieces: list[Tensor], ranges: list[tuple[range, ...]]) -> dict[int, Tensor]:
         """Every process's pieces of the matrices that this one owns, put together."""
-        own = [k for k, owner in enumerate(self.owners) if owner == self.world.rank]
+        owned = [k for k, owner in enumerate(self.owners) if owner == self.world.rank]
         sent = [[piece for piece, owner in zip(pieces, self.owners, strict=True) if owner == r] for r in self._ranks]
-        found = self._exchange(sent, [[len(ranges[k][r]) for k in own] for r in self._ranks])
-        return {k: torch.cat([parts[n] for parts in found]) for n, k in enumerate(own)}
+        received = self._exchange(sent, [[len(ranges[k][r]) for k in owned] for r in self._ranks])
+        return {k: torch.cat([parts[n] for parts in received]) for n, k in enumerate(owned)}
 
     def _from_owners(self, whole: dict[int, Tensor], ranges: list[tuple[range, ...]]) -> list[Tensor]:
         """This process's piece of each matrix."""
         sent = [[flat[ranges[k][r].start : ranges[k][r].stop] for k, flat in whole.items()] for r in self._ranks]
-        mine = [len(found[self.world.rank]) for found in ranges]
-        sizes = [[n for n, owner in zip(mine, self.owners, strict=True) if owner == r] for r in self._ranks]
-        found = [iter(parts) for parts in self._exchange(sent, sizes)]
-        return [next(found[owner]) for owner in self.owners]
+        lengths = [len(by_rank[self.world.rank]) for by_rank in ranges]
+        sizes = [[n for n, owner in zip(lengths, self.owners, strict=True) if owner == r] for r in self._ranks]
+        received = [iter(parts) for parts in self._exchange(sent, sizes)]
+        return [next(received[owner]) for owner in self.owners]
 
     @property
     def _ranks(self) -> range:
@@ -102,10 +102,10 @@ class Muon:
         """Send each process its tensors. sizes: of what comes from each one."""
         nothing = self.buckets[0].weights[:0]  # a process may own no matrix, and no piece of one
         flat = torch.cat([nothing, *(tensor for tensors in sent for tensor in tensors)])
-        here, there = self.world.comm_device, flat.device
-        received = torch.empty(sum(map(sum, sizes)), dtype=flat.dtype, device=here)
-        all_to_all(received, flat.to(here), [sum(s) for s in sizes], [sum(map(len, tensors)) for tensors in sent])
-        parts = received.to(there).split([sum(s) for s in sizes])
+        device = self.world.comm_device
+        received = torch.empty(sum(map(sum, sizes)), dtype=flat.dtype, device=device)
+        all_to_all(received, flat.to(device), [sum(s) for s in sizes], [sum(map(len, tensors)) for tensors in sent])
+        parts = received.to(flat.device).split([sum(s) for s in sizes])
         return [list(part.split(s)) for part, s in zip(parts, sizes, strict=True)]
 
 
@@ -114,7 +114,7 @@ def scaled(matrix: Tensor, lr: float) -> Tensor:
 
 
 def cost(shape: torch.Size) -> int:
-    """Of making a matrix orthogonal: its multiplications, up to a factor."""
+    """The multiplications that it takes to make a matrix orthogonal, up to a factor."""
     return shape.numel() * min(shape)
 
 

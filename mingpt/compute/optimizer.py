@@ -1,4 +1,4 @@
-"""The optimizer's schedule, and the update from a reduced gradient.
+"""The optimizer: which rule each parameter follows, the schedule, and the update from a reduced gradient.
 
 All state that the update keeps between steps is a tensor in `Update.state()`; the learning rate is a function of the
 step. Clipping, skipping and the fp16 loss scale are computed on the device from the reduced gradient. So all processes
@@ -6,22 +6,75 @@ decide alike without communication, and without waiting for the device.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adamw import adamw  # not AdamW, whose first call imports torch's compiler: 1.2 s of CPU time
 
 from mingpt.compute.buckets import CHUNK, Bucket, Sliced
-from mingpt.compute.exchange import Gathering
-from mingpt.compute.groups import Rule
+from mingpt.compute.exchange import Packing, WeightGather
 from mingpt.compute.guard import Guard
 from mingpt.compute.muon import Muon
-from mingpt.compute.narrow import Packing
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.world.world import World, all_gather
 
 GROW_AFTER = 2000  # finite fp16 steps until the loss scale doubles, as in torch.amp.GradScaler
+Role = Literal["embedding", "head", "vector", "matrix"]
+HEADS = ("lm_head", "head")  # an output layer is known by its name
+
+
+def roles(model: nn.Module) -> dict[str, Role]:
+    """Each parameter's role. embedding: an nn.Embedding's, which the output layer may share. head: the output layer's.
+
+    vector: biases and norms, and what has more than two dimensions. matrix: the rest.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    out: dict[str, Role] = {}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in embeddings:
+            out[name] = "embedding"
+        elif parameter.dim() != 2:
+            out[name] = "vector"
+        else:
+            out[name] = "head" if name.rpartition(".")[0].rpartition(".")[2] in HEADS else "matrix"
+    return out
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are not frozen. Only these are reduced and updated, and have optimizer state."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def muon_names(name: str, roles: Mapping[str, Role]) -> set[str]:
+    """The parameters that Muon updates. name: of the optimizer."""
+    return {parameter for parameter, role in roles.items() if name == "muon" and role == "matrix"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a parameter is updated: by Muon or AdamW. lr: at its peak."""
+
+    muon: bool
+    lr: float
+    weight_decay: float
+
+
+def rules(named: Iterable[tuple[str, nn.Parameter]], config: Optimizer, roles: Mapping[str, Role]) -> dict[str, Rule]:
+    """Each parameter's rule: AdamW (Loshchilov and Hutter 2019), and with optimizer.name=muon, Muon for the matrices.
+
+    With AdamW alone, tensors with 2 dimensions or more decay; with Muon, its matrices do.
+    """
+    of_muon = muon_names(config.name, roles)
+    ratios = {"embedding": config.embedding_ratio, "head": config.head_ratio, "vector": config.vector_ratio}
+    out: dict[str, Rule] = {}
+    for name, p in named:
+        decays = name in of_muon if config.name == "muon" else p.dim() >= 2
+        ratio = 1.0 if name in of_muon else ratios.get(roles[name], 1.0)
+        out[name] = Rule(name in of_muon, config.lr * ratio, config.weight_decay if decays else 0.0)
+    return out
 
 
 def batch_factor(config: Optimizer, global_size: int) -> float:
@@ -68,9 +121,9 @@ class Update:
         tokens_per_microbatch: int,
         fp16: bool,
         health: Health,
-        packings: Mapping[Bucket, Packing] | None = None,
+        in_16_bits: Mapping[Bucket, Packing] | None = None,
     ) -> None:
-        """rules: by parameter name. A bucket's parameters all belong to Muon, or none does. packings: see Gathering."""
+        """rules: by parameter name. A bucket's parameters all belong to Muon, or none does."""
         self.buckets, self.rules, self.config, self.schedule, self.world = buckets, rules, config, schedule, world
         self.slots = {slot.name: (i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots}
         self.named = [(name, self.slots[name][1].parameter) for name in sorted(self.slots)]
@@ -82,10 +135,10 @@ class Update:
         self.guard = Guard(health, device)
         self.of_muon = [i for i, bucket in enumerate(buckets) if rules[bucket.slots[0].name].muon]
         self.muon = Muon([buckets[i] for i in self.of_muon], config.momentum, world)
-        self.gathering = Gathering(world, packings or {})
-        # Of each bucket the slice that this process owns: AdamW's first moment, or Muon's momentum; its second moment.
-        self.first = [torch.zeros_like(bucket.mine) for bucket in buckets]
-        self.second = [torch.zeros_like(b.mine[: 0 if i in self.of_muon else None]) for i, b in enumerate(buckets)]
+        self.weight_gather = WeightGather(world, in_16_bits or {})
+        # This process's slice of each bucket: AdamW's first moment, or Muon's momentum; AdamW's second moment.
+        self.first = [torch.zeros_like(bucket.local) for bucket in buckets]
+        self.second = [torch.zeros_like(b.local[: 0 if i in self.of_muon else None]) for i, b in enumerate(buckets)]
         of_adamw = [name for name, _ in self.named if not rules[name].muon]
         self.steps = torch.zeros(len(of_adamw), device=device)
         self.step_of = dict(zip(of_adamw, self.steps.unbind(), strict=True))
@@ -118,33 +171,33 @@ class Update:
         for i, bucket in enumerate(self.buckets):
             if i not in self.of_muon:
                 self._adamw(i, sums[i], counts, factor, refused)
-            self.gathering.start(bucket)  # while the next one is updated
+            self.weight_gather.start(bucket)  # while the next one is updated
         self.steps.add_(1 - refused)
-        self.gathering.finish()
+        self.weight_gather.finish()
         if self.finite_steps is not None:
             self._adapt_loss_scale(self.finite_steps, (~torch.isfinite(norm)).float())
         return norm
 
     def norm(self, sums: Sequence[Tensor]) -> Tensor:
-        """Of the whole gradient: chunk by chunk, in one order, so that its bits do not depend on the world."""
+        """The norm of the whole gradient, added chunk by chunk in one order: the same bits in any world."""
         squares = [sums_of_squares(flat) for flat in sums]
         if self.buckets[0].shard:
-            mine = torch.cat(squares).to(self.world.comm_device)
-            whole = mine.new_empty(self.world.size * len(mine))
-            all_gather(whole, mine)
+            local = torch.cat(squares).to(self.world.comm_device)
+            whole = local.new_empty(self.world.size * len(local))
+            all_gather(whole, local)
             parts = whole.to(sums[0].device).view(self.world.size, -1).split([len(s) for s in squares], 1)
             squares = [part.flatten() for part in parts]
         chunks = [s[: bucket.chunks] for s, bucket in zip(squares, self.buckets, strict=True)]
         return pairwise_sum(torch.cat(chunks).double()[None])[0].sqrt().float()
 
     def _adamw(self, i: int, gradient: Tensor, counts: Mapping[str, Tensor], factor: float, refused: Tensor) -> None:
-        """Torch's fused kernel: where `refused` is 1, it changes neither weights nor moments, without a wait."""
-        bucket, rows = self.buckets[i], dict[Rule, list[tuple[Tensor, ...]]]()
+        """Call torch's fused kernel, which changes neither weights nor moments where `refused` is 1, without a wait."""
+        bucket, by_rule = self.buckets[i], dict[Rule, list[tuple[Tensor, ...]]]()
         for slot, part in bucket.pieces(bucket.owned):
-            row = bucket.mine[part], gradient[part], self.first[i][part], self.second[i][part], counts[slot.name]
-            rows.setdefault(self.rules[slot.name], []).append(row)
-        for rule, found in rows.items():
-            weights, gradients, firsts, seconds, steps = (list(column) for column in zip(*found, strict=True))
+            row = bucket.local[part], gradient[part], self.first[i][part], self.second[i][part], counts[slot.name]
+            by_rule.setdefault(self.rules[slot.name], []).append(row)
+        for rule, rows in by_rule.items():
+            weights, gradients, firsts, seconds, steps = (list(column) for column in zip(*rows, strict=True))
             adamw(
                 weights, gradients, firsts, seconds, [], steps, fused=True, found_inf=refused, amsgrad=False,
                 beta1=self.config.beta1, beta2=self.config.beta2, lr=rule.lr * factor, eps=self.config.eps,
@@ -205,7 +258,7 @@ class Update:
 
 
 def sums_of_squares(flat: Tensor) -> Tensor:
-    """By chunk: (n,) to (n / CHUNK,)."""
+    """Each chunk's sum of squares: (n,) to (n / CHUNK,)."""
     rows = 32 * CHUNK if flat.is_cpu else len(flat)  # what fits into a CPU's cache: a third of the time
     return torch.cat([pairwise_sum(part.view(-1, CHUNK).float().square()) for part in flat.split(rows)])
 

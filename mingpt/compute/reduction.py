@@ -9,34 +9,34 @@ powers of two), this sends as many bytes as a ring all-reduce, or fewer; docs/ex
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mingpt.compute.buckets import Bucket, Slot
-from mingpt.compute.exchange import Flight, hops
-from mingpt.compute.tree import Node, parents
-from mingpt.world.world import World, all_gather
+from mingpt.compute.exchange import Exchange, hops
+from mingpt.compute.tree import Subtree, parents
+from mingpt.world.world import World, all_gather, all_reduce
 
-See = Callable[[int, Tensor, Tensor], None]  # microbatch, parameter, its gradient
+OnGradient = Callable[[int, Tensor, Tensor], None]  # microbatch, parameter, its gradient
 
 
 class Reduction:
     """Takes each microbatch's gradients out of .grad, and sums those of all processes.
 
-    In each step: `begin`; `push` after each backward but the last; `arm` before the last one, `finish` after it. During
-    the last backward a bucket is sent as soon as its gradients are there, in the same order in every process.
+    In each step: `begin`; `accumulate` after each backward but the last; `expect_last` before the last one, `finish`
+    after it. The last backward sends a bucket as soon as its gradients are complete, in one order in every process.
 
     sums: for each bucket, the sum over all M microbatches of the slice that this process owns; from `finish` to
-    `begin`. see: called with each gradient, before anything is added to it.
+    `begin`. on_gradient: called with each gradient, before anything is added to it.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], world: World) -> None:
-        self.buckets, self.world = buckets, world
+    def __init__(self, buckets: Sequence[Bucket], world: World, on_gradient: OnGradient | None = None) -> None:
+        self.buckets, self.world, self.on_gradient = buckets, world, on_gradient
         slots = [(i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots]
         self.place: dict[Tensor, tuple[int, Slot]] = {slot.parameter: (i, slot) for i, slot in slots}
         self.sums: list[Tensor] = []
-        self.see: See | None = None
-        self._last: int | None = None  # the last microbatch, while its gradients are awaited
-        self._awaited: list[set[Tensor]] = []  # of each bucket, the parameters whose gradient is not there
+        self._last: int | None = None  # the last microbatch, from `expect_last` to `finish`
+        self._missing: list[set[Tensor]] = []  # by bucket, the parameters without a gradient so far
         self._started = 0  # how many buckets have been sent
         for _, slot in slots:
             slot.parameter.register_post_accumulate_grad_hook(self._ready)
@@ -46,19 +46,19 @@ class Reduction:
         for p in self.place:
             p.grad = None
 
-    def push(self, microbatch: int) -> None:
+    def accumulate(self, microbatch: int) -> None:
         raise NotImplementedError
 
-    def arm(self, microbatch: int) -> None:
+    def expect_last(self, microbatch: int) -> None:
         """The next backward is that of this process's last microbatch."""
         self._last, self._started = microbatch, 0
-        self._awaited = [{slot.parameter for slot in bucket.slots} for bucket in self.buckets]
+        self._missing = [{slot.parameter for slot in bucket.slots} for bucket in self.buckets]
 
     def finish(self) -> None:
         if self._last is None:
-            raise RuntimeError("a part of the gradients is missing: the last backward was not announced (`arm`)")
+            raise RuntimeError("a part of the gradients is missing: call `expect_last` before the last backward")
         for p, (i, _) in self.place.items():
-            if p in self._awaited[i]:  # the last microbatch does not use it
+            if p in self._missing[i]:  # the last microbatch does not use it
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 self._ready(p)
         self._last = None
@@ -70,13 +70,13 @@ class Reduction:
             return
         gradient, p.grad = p.grad, None
         i, slot = self.place[p]
-        if p not in self._awaited[i]:
+        if p not in self._missing[i]:
             raise RuntimeError(f"the gradient of {slot.name} came in parts: use checkpoint(…, use_reentrant=False)")
-        self._awaited[i].remove(p)
-        if self.see:
-            self.see(self._last, p, gradient)
+        self._missing[i].remove(p)
+        if self.on_gradient:
+            self.on_gradient(self._last, p, gradient)
         self._put(self.buckets[i], slot, gradient)
-        while self._started < len(self.buckets) and not self._awaited[self._started]:
+        while self._started < len(self.buckets) and not self._missing[self._started]:
             self._start(self.buckets[self._started])
             self._started += 1
 
@@ -100,33 +100,35 @@ class ExactReduction(Reduction):
     as many (tried for all worlds up to 32 and up to 128 microbatches).
     """
 
-    def __init__(self, buckets: Sequence[Bucket], microbatches: int, world: World) -> None:
-        super().__init__(buckets, world)
+    def __init__(
+        self, buckets: Sequence[Bucket], microbatches: int, world: World, on_gradient: OnGradient | None = None
+    ) -> None:
+        super().__init__(buckets, world, on_gradient)
         self.parents = parents(microbatches)
         self.hops = hops(world, microbatches)
         first = self.hops[0]
-        self.rows = len(first.held[first.world.rank])  # partial sums that this process sends
-        self.stack: list[tuple[Node, dict[Tensor, Tensor]]] = []
+        self.rows = len(first.sent[first.world.rank])  # partial sums that this process sends
+        self.stack: list[tuple[Subtree, dict[Tensor, Tensor]]] = []
         self._partials = dict[Bucket, Tensor]()  # to send: (rows, elements of the bucket)
-        self._flights = dict[Bucket, Flight]()
+        self._exchanges = dict[Bucket, Exchange]()
 
     def begin(self) -> None:
         super().begin()
         self.stack.clear()
 
-    def push(self, microbatch: int) -> None:
+    def accumulate(self, microbatch: int) -> None:
         """Move a microbatch's gradients from .grad to the stack, and add complete siblings."""
-        node: Node = (microbatch, microbatch + 1)
+        subtree: Subtree = (microbatch, microbatch + 1)
         gradients: list[Tensor] = []
         for p in self.place:
             gradients.append(torch.zeros_like(p) if p.grad is None else p.grad)
             p.grad = None  # so that the next backward stores a new tensor instead of adding to this one
-            if self.see:
-                self.see(microbatch, p, gradients[-1])
-        while self.stack and (parent := self.parents.get((self.stack[-1][0], node))):
+            if self.on_gradient:
+                self.on_gradient(microbatch, p, gradients[-1])
+        while self.stack and (parent := self.parents.get((self.stack[-1][0], subtree))):
             torch._foreach_add_(gradients, list(self.stack.pop()[1].values()))
-            node = parent
-        self.stack.append((node, dict(zip(self.place, gradients, strict=True))))
+            subtree = parent
+        self.stack.append((subtree, dict(zip(self.place, gradients, strict=True))))
 
     def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
         p = slot.parameter
@@ -141,24 +143,52 @@ class ExactReduction(Reduction):
             bucket.view(flat, slot).copy_(partial)
 
     def _start(self, bucket: Bucket) -> None:
-        behind = [*self._flights.values()][-1:]
+        before = [*self._exchanges.values()][-1:]
         if bucket.size > 1:
             # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, nothing is copied.
             peers = self.hops[0].world.size
             slices = self._partials.pop(bucket).view(self.rows, -1, peers, bucket.length)
             parts = slices.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
-            self._flights[bucket] = Flight(self.hops, self.parents, parts)
-        for flight in behind:  # now that this bucket's first hop has begun: so waiting costs no time
-            flight.go_on()
+            self._exchanges[bucket] = Exchange(self.hops, self.parents, parts)
+        for exchange in before:  # now that this bucket's first hop has begun: so waiting costs no time
+            exchange.next_hop()
 
     def _sum(self, bucket: Bucket) -> Tensor:
         if bucket.size == 1:
             return self._partials.pop(bucket)[0]
-        for flight in self._flights.values():  # the last one has one more hop to go
-            flight.go_on()
-        total = self._flights.pop(bucket).land()
+        for exchange in self._exchanges.values():  # the last one has one more hop to go
+            exchange.next_hop()
+        total = self._exchanges.pop(bucket).result()
         if not bucket.shard:
             whole = total.new_empty(len(bucket.weights))
             all_gather(whole, total)
             total = whole
         return total.to(bucket.weights.device)
+
+
+class FastReduction(Reduction):
+    """reduce=fast, a plain all-reduce as in DDP: its bits depend on the number of processes.
+
+    Microbatches add up in .grad; gloo or nccl add the processes in an order of their own.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], world: World) -> None:
+        super().__init__(buckets, world)
+        self._flat = dict[Bucket, Tensor]()
+        self._works = dict[Bucket, dist.Work]()
+
+    def accumulate(self, microbatch: int) -> None:
+        """The next backward adds to .grad."""
+
+    def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
+        if bucket not in self._flat:
+            self._flat[bucket] = torch.zeros_like(bucket.weights)
+        bucket.view(self._flat[bucket], slot).copy_(gradient)
+
+    def _start(self, bucket: Bucket) -> None:
+        flat = self._flat[bucket] = self._flat[bucket].to(self.world.comm_device)
+        self._works[bucket] = all_reduce(flat, async_op=True)
+
+    def _sum(self, bucket: Bucket) -> Tensor:
+        self._works.pop(bucket).wait()
+        return self._flat.pop(bucket).to(bucket.weights.device)

@@ -1,8 +1,8 @@
 """Byte-pair encodings: GPT-2's own files, or a Hugging Face `tokenizer.json`. The package `tokenizers` encodes both.
 
 Each snapshot stores what its vocabulary is made from (GPT-2's list of merges, 0.5 MB; the text of a tokenizer.json), so
-`mingpt generate` needs nothing but the snapshot. The package is optional (`mingpt-exact[bpe]`): it is imported when the first
-text is encoded.
+`mingpt generate` needs nothing but the snapshot. The package is optional (`mingpt-exact[bpe]`): it is imported when
+the first text is encoded.
 """
 
 import json

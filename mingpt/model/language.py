@@ -1,14 +1,16 @@
 """What GPT-2 and the modern model share: the loss, and the keys and values that generation keeps."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from mingpt.config.kinds import Model
 from mingpt.config.section import NO_RESULT
@@ -23,7 +25,7 @@ IGNORE = -100  # a target that is left out of the loss, as in torch and Hugging 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of any language model. vocab_multiple: the embedding's rows are padded to a multiple of it; 64 suits GPUs."""
+    """A language model's sizes. vocab_multiple: the embedding's rows are padded to a multiple of it; 64 suits GPUs."""
 
     vocab_size: int
     block_size: int
@@ -103,7 +105,17 @@ class LanguageModel(nn.Module):
     """Predicts the next token. A subclass says what the activations are, and which weight the output layer has."""
 
     config: Shape
-    LAYER: str  # where its layers are: the name of the first one's parameters begins with it, and has a 0 in it
+    LAYER: str  # the prefix of layer 0's parameter names, such as `transformer.h.0.`
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss_rows = 0
+        self.compiled_loss: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]] | None = None
+
+    def prepare_loss(self, compiled: bool, rows: int) -> None:
+        """compiled: by torch's compiler. rows: the positions whose logits are in memory at a time; 0: all."""
+        self.loss_rows = rows
+        self.compiled_loss = torch.compile(self.loss_of) if compiled else None
 
     def activations(
         self, tokens: Tensor, caches: Sequence[KVCache] | None = None, documents: Tensor | None = None
@@ -134,16 +146,18 @@ class LanguageModel(nn.Module):
         Returns (sum of the losses in nats, number of targets or sum of their weights), float32 scalars. Sums, not
         means: microbatches may have different numbers of targets (IGNORE), and sums add up to the right mean.
         """
+        if self.loss_rows:
+            return self.loss_in_pieces(self.loss_rows, self.activations(tokens, None, documents), targets, weights)
         return self.loss_and_logits(tokens, targets, weights, documents)[:2]
 
     def loss_and_logits(
         self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What `forward` returns, and the logits (batch, time, padded_vocab_size), float32."""
-        return self.loss_of(self.activations(tokens, None, documents), targets, weights)
+        return (self.compiled_loss or self.loss_of)(self.activations(tokens, None, documents), targets, weights)
 
     def loss_of(self, activations: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """`loss_and_logits`, from the activations on: also of a part of the positions (pieces.py)."""
+        """`loss_and_logits`, from the activations on: also of a part of the positions (`loss_in_pieces`)."""
         logits = self.padded_logits(activations)
         if self.config.padded_vocab_size > self.config.vocab_size:
             # exp(-inf) = 0: the padding is never predicted and gets no gradient.
@@ -154,6 +168,37 @@ class LanguageModel(nn.Module):
             return loss, (targets != IGNORE).sum().float(), logits
         losses = F.cross_entropy(rows, flat, ignore_index=IGNORE, reduction="none")
         return (losses * weights.flatten()).sum(), (weights * (targets != IGNORE)).sum(), logits
+
+    def loss_in_pieces(
+        self, rows: int, activations: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What `forward` returns, up to rounding. rows: positions (of batch x time) in a piece.
+
+        Each piece's logits are freed in the forward pass, and computed again in backward. Pieces are added in their
+        order.
+        """
+
+        def piece(activations: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+            kind = activations.device.type
+            dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+            # Each piece casts the weight itself. A cast that all share would add up their gradients in half precision.
+            with torch.autocast(kind, dtype, enabled, cache_enabled=False):
+                return (self.compiled_loss or self.loss_of)(activations, targets, weights)[:2]
+
+        def cut(x: Tensor) -> Sequence[Tensor]:
+            """(batch, time, …) to pieces of shape (1, rows, …)."""
+            return x.flatten(0, 1)[None].split(rows, 1)
+
+        pieces = cut(activations), cut(targets)
+        weighted = [None] * len(pieces[1]) if weights is None else cut(weights)
+        sums = [
+            checkpoint(piece, *tensors, use_reentrant=False, preserve_rng_state=False)
+            if torch.is_grad_enabled()
+            else piece(*tensors)
+            for tensors in zip(*pieces, weighted, strict=True)
+        ]
+        losses, counts = zip(*sums, strict=True)
+        return reduce(torch.add, losses), reduce(torch.add, counts)
 
     def padded_logits(self, activations: Tensor) -> Tensor:
         return F.linear(activations, self.output_weight()).float()

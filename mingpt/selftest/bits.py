@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mingpt.compute import numerics
-from mingpt.compute.buckets import CHUNK, make_buckets
-from mingpt.compute.groups import muon_names, roles, rules
-from mingpt.compute.optimizer import Update, pairwise_sum, sums_of_squares
-from mingpt.compute.reduction import ExactReduction
+from mingpt.compute.batches import BatchPlan
+from mingpt.compute.buckets import CHUNK
+from mingpt.compute.optimizer import pairwise_sum, sums_of_squares
 from mingpt.config import compose
 from mingpt.train import factory
+from mingpt.train.context import make_context
 from mingpt.world.lifetime import end_with_parent
 from mingpt.world.world import World
 
@@ -56,35 +56,32 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
     kernel: of attention; None: the step is compiled, as training compiles it.
     """
     shape, micro = SHAPES[device.type]
-    overrides = [*MODELS[model_name], *shape, f"precision={precision}", f"train.compile={str(kernel is None).lower()}"]
-    config = compose.configure([*overrides, "data=addition", "train.threads=1", "run.dir=selftest"], 1)
+    how = [f"batch.micro_size={micro}", f"batch.global_size={micro}", f"precision={precision}", "train.threads=1"]
+    compiled = f"train.compile={str(kernel is None).lower()}"
+    config = compose.configure([*MODELS[model_name], *shape, *how, compiled, "data=addition", "run.dir=selftest"], 1)
     assert config
     numerics.pin(config, device)
     model = factory.build(config, VOCABULARY)
     for parameter in model.parameters():  # some begin as zeros, behind which nothing has a gradient
         torch.nn.init.normal_(parameter, std=0.05)
-    model.to(device)
-    named, role_of, alone = list(model.named_parameters()), roles(model), World(0, 1, 0, device, "gloo")
-    buckets = make_buckets(named, muon_names(config.optimizer.name, role_of), alone, shard=False)
-    reduction = ExactReduction(buckets, 1, alone)
-    start = {name: value.clone() for name, value in model.state_dict().items()}
     factory.prepare(config, model)
+    world, plan = World(0, 1, 0, device, "gloo"), BatchPlan(micro, config.seed, micro, micro)
+    context = make_context(config, model, plan, world, numerics.autocast_for(config, device))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = {name: value.clone() for name, value in context.update.state().items() if isinstance(value, Tensor)}
     text = torch.randint(VOCABULARY, (micro, config.model.block_size + 1), generator=torch.Generator().manual_seed(1))
     tokens, targets = text[:, :-1].to(device), text[:, 1:].to(device)
-    by_role, optimizer, schedule = rules(named, config.optimizer, role_of), config.optimizer, config.schedule
-    sizes: dict[str, Any] = {"global_size": micro, "tokens_per_microbatch": targets.numel()}
 
     def work() -> str:
         numerics.pin(config, device)  # the case before may be of another precision
-        model.load_state_dict(start)
-        fp16 = precision == "fp16"
-        update = Update(buckets, by_role, optimizer, schedule, alone, **sizes, fp16=fp16, health=config.health)
+        model.load_state_dict(weights)
+        context.update.load(optimizer)
+        context.update.guard.skips.zero_()
+        reduction, update = context.reduction, context.update
         reduction.begin()
-        reduction.arm(0)
-        with (
-            sdpa_kernel(getattr(SDPBackend, kernel)) if kernel else nullcontext(),
-            numerics.autocast_for(config, device),
-        ):
+        reduction.expect_last(0)
+        # Not train_step: with backward under autocast, too, as the known digests have it.
+        with sdpa_kernel(getattr(SDPBackend, kernel)) if kernel else nullcontext(), context.autocast:
             loss, count = model(tokens, targets)
             update.scaled(loss).backward()
         reduction.finish()

@@ -1,9 +1,9 @@
 """Decides when to take a snapshot, and in which tier: durable at snapshot.dir, hot in each node's shared memory."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mingpt.config.schema import Config
@@ -22,9 +22,23 @@ from mingpt.world import network
 from mingpt.world.world import World
 
 Content = tuple[SharedState, Metrics]
-FLAGS = DUE, BUSY, HOT_BUSY, BROKEN = range(4)  # each process's flags travel with every step's statistics
 HOT_SECONDS = 5  # the least time to wait for the hot snapshot in flight
 SPARE_SECONDS = 60  # a wait for other processes is longer by this than anything that they may be waiting for
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What each process tells the others with every step's statistics; and what at least one of them has told.
+
+    stop: asked to stop. due: snapshot.every_seconds are over. busy, hot_busy: a snapshot of that tier can't start now.
+    broken: this process can't write durable snapshots any more.
+    """
+
+    stop: bool = False
+    due: bool = False
+    busy: bool = False
+    hot_busy: bool = False
+    broken: bool = False
 
 
 def newest(config: Config) -> int:
@@ -41,9 +55,19 @@ def newest(config: Config) -> int:
 class Checkpointer:
     """Both tiers of a run. All processes decide alike, from flags that travel with every step's statistics."""
 
-    def __init__(self, config: Config, world: World, state_bytes: int, log: Callable[[str], None]) -> None:
-        """Raises UserError if snapshot.dir can't be used. A hot tier that can't be used is logged and left out."""
-        self.settings, self.world, self.log = config.snapshot, world, log
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        state_bytes: int,
+        log: Callable[[str], None],
+        notice_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """notice_seconds: what a cloud's notice leaves from now on; 0: there is none.
+
+        Raises UserError if snapshot.dir can't be used. A hot tier that can't be used is logged and left out.
+        """
+        self.settings, self.world, self.log, self.notice_seconds = config.snapshot, world, log, notice_seconds
         self.run_dir, self.timeout = config.run.dir, config.world.timeout_seconds
         self.store = Store(config.snapshot.dir)
         self.hot_store: Store | None = None
@@ -60,7 +84,6 @@ class Checkpointer:
         self.sharded = config.shards and world.size > 1
         self._last = time.monotonic()
         self._keep_hot = False
-        self.notice_seconds: Callable[[], float] = lambda: 0.0  # see Lifetime.grace_seconds
 
     def restore(self, take: Take) -> Restored | None:
         """Take over the newest good snapshot of either tier, as `restore`. Called by all processes."""
@@ -141,14 +164,15 @@ class Checkpointer:
             except (UserError, OSError) as error:
                 self.log(f"step {step}: its digest could not be noted beside the hot snapshots: {error}")
 
-    def flags(self) -> Sequence[bool]:
-        """This process's flags, in the order of FLAGS."""
+    def flags(self, stop: bool) -> Flags:
+        """This process's flags. stop: whether it is asked to stop."""
         every, most = self.settings.every_seconds, self.settings.max_failures
-        return (
-            0 < every <= time.monotonic() - self._last,
-            self.durable.busy,
-            self.hot is not None and (self.hot.busy or self.hot.broken or self.hot.failures >= most),
-            self.durable.failures >= most or self.durable.broken,
+        return Flags(
+            stop=stop,
+            due=0 < every <= time.monotonic() - self._last,
+            busy=self.durable.busy,
+            hot_busy=self.hot is not None and (self.hot.busy or self.hot.broken or self.hot.failures >= most),
+            broken=self.durable.failures >= most or self.durable.broken,
         )
 
     def before_update(self) -> None:
@@ -157,19 +181,18 @@ class Checkpointer:
             if writer is not None:
                 writer.before_update()
 
-    def is_due(self, step: int, flags: Sequence[float]) -> bool:
+    def is_due(self, step: int, flags: Flags) -> bool:
         """Whether `after_step` may take a snapshot on some node. Equal in all processes.
 
-        flags: for each of FLAGS the number of processes that have raised it. Raises why snapshots fail, if a process
-        can't write any more.
+        flags: those of all processes. Raises why snapshots fail, if a process can't write any more.
         """
-        if flags[BROKEN] > 0:
+        if flags.broken:
             raise self.durable.problem(SPARE_SECONDS)
         every, hot_every = self.settings.every_steps, self.settings.hot_every_steps
         by_steps = (every > 0 and step % every == 0) or (hot_every > 0 and step % hot_every == 0)
-        return by_steps or flags[DUE] > 0 or step == self.stable_until
+        return by_steps or flags.due or step == self.stable_until
 
-    def after_step(self, step: int, content: Callable[[], Content], flags: Sequence[float], best: bool) -> None:
+    def after_step(self, step: int, content: Callable[[], Content], flags: Flags, best: bool) -> None:
         """Start the snapshots that are due after this step. One still in flight means that this step's is left out.
 
         Waits for the one in flight only if this step's evaluation is the best so far (`best`), or the run can be
@@ -179,11 +202,11 @@ class Checkpointer:
         late = self.world.device.type == "cuda"
         by_steps = self.settings.every_steps > 0 and step % self.settings.every_steps == 0
         must = (best and self.settings.keep_best) or step == self.stable_until
-        if by_steps or must or flags[DUE] > 0:
+        if by_steps or must or flags.due:
             if must:  # the model of this step exists only now
                 self.durable.settle()
             started = late and self.settings.asynchronous and self.durable.step == step - 1
-            busy = not must and (flags[BUSY] > 0 or started)
+            busy = not must and (flags.busy or started)
             if not busy:
                 self.durable.start(step, *content())
                 if not self.settings.asynchronous:
@@ -193,7 +216,7 @@ class Checkpointer:
             if self.durable.step == step:
                 self._last = time.monotonic()
         if self.hot and step % self.settings.hot_every_steps == 0:
-            busy = flags[HOT_BUSY] > 0 or (late and self.hot.step == step - 1)
+            busy = flags.hot_busy or (late and self.hot.step == step - 1)
             if not busy:
                 self.hot.start(step, *content())
 

@@ -53,7 +53,7 @@ class Staging:
         sliced = {name: tensor for name, tensor in everything.items() if isinstance(tensor, Sliced)}
         mine = [name for i in self.world.share(len(parts)) for name in parts[i].names]
         found = {name: tensor for name in mine if isinstance(tensor := everything[name], Tensor)}
-        found |= {name: tensor.mine for name, tensor in sliced.items()}
+        found |= {name: tensor.local for name, tensor in sliced.items()}
         if new := {name: tensor for name, tensor in found.items() if name not in self._buffers}:
             self._make_buffers(new)  # with the first snapshot: shapes stay as they are
         if self._stream is None and any(t.is_cuda for t in found.values()):

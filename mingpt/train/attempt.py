@@ -20,7 +20,7 @@ from mingpt.console import complain, say
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
-from mingpt.train import autosize, session, tasks
+from mingpt.train import assemble, autosize, tasks
 from mingpt.train.factory import build
 from mingpt.world import notice
 from mingpt.world.failures import classify, leave_memory_picture
@@ -46,7 +46,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         if "RANK" in os.environ and MOMENT not in os.environ:
             compose.refuse_the_time(arguments)
         config = autosize.settled(config, world_size())
-        lifetime.grace_seconds = notice.watch(config.world.notice, say).grace_seconds
+        watched = notice.watch(config.world.notice, say)
         source = _open_data(config)
         model = build(config, source.vocabulary.size)
         if config.train.eval_tasks:
@@ -59,7 +59,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
                 agree_on_inputs(world, config, source)
                 if world.is_main:
                     say(overrides_line(arguments, config))
-                return session.train(config, source, model, world, lifetime)
+                return assemble.train(config, source, model, world, lifetime, watched.grace_seconds)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 lifetime.ending = True
                 # Printed here, before `join` leaves the world: leaving may wait for other processes.
@@ -134,10 +134,10 @@ def agree_on_inputs(world: World, config: Config, source: Source) -> None:
     for rank, inputs in enumerate(others, 1):
         if changed := differences(first, inputs):
             # If only secrets differ, name the keys without values.
-            shown = ", ".join(
+            changes = ", ".join(
                 differences(without_secrets(first), without_secrets(inputs)) or (c.split(":")[0] for c in changed)
             )
             raise UserError(
-                f"process {rank} has other settings or data than process 0: {shown}: start all nodes with the same "
+                f"process {rank} has other settings or data than process 0: {changes}: start all nodes with the same "
                 f"overrides and the same data"
             )

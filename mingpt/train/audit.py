@@ -7,15 +7,16 @@ error, are found in every large fleet (Hochschild et al. 2021, "Cores that don't
 
 import socket
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mingpt.data.source import Source
 from mingpt.errors import TransientError
 from mingpt.observe import sick as sick_hosts
-from mingpt.train.run import Compute
+from mingpt.train.context import StepContext
 from mingpt.world.world import World, share
 
 CHUNK = 1 << 22  # elements hashed at a time: their 64-bit numbers take 32 MB
@@ -48,70 +49,84 @@ def shift(hosts: Sequence[str], size: int) -> int:
 
 
 class Audit:
-    """The loop's step calls `before`, then the reduction calls `see` for each gradient, then the step calls `after`."""
+    """A step computes and adds its gradients within `watch`; meanwhile the reduction calls `on_gradient` for each."""
 
-    def __init__(self, every: int, run_dir: str, compute: Compute, source: Source, world: World) -> None:
-        self.every, self.run_dir, self.compute, self.source, self.world = every, run_dir, compute, source, world
-        names = {p: name for name, p in compute.update.named}
-        self.parameters = sorted(names, key=names.__getitem__)
-        self.names = [names[p] for p in self.parameters]
+    def __init__(
+        self,
+        every: int,
+        run_dir: str,
+        named: Iterable[tuple[str, nn.Parameter]],
+        microbatches: int,
+        source: Source,
+        world: World,
+    ) -> None:
+        self.every, self.run_dir, self.source, self.world = every, run_dir, source, world
+        self.parameters = dict(sorted(named))
         self.devices = world.gather([socket.gethostname(), device_name(world.device)])
-        self.shares = [share(r, world.size, compute.plan.microbatches) for r in range(world.size)]
+        self.shares = [share(r, world.size, microbatches) for r in range(world.size)]
         self.shift = shift([host for host, _ in self.devices], world.size)
-        self.watched: int | None = None  # the microbatch of mine that another process computes, too
-        self.mine: dict[Tensor, Tensor] = {}
-        self.theirs: list[Hash] = []
+        self.watched: int | None = None  # the microbatch of this process that another one computes, too
+        self.hashes: dict[Tensor, Tensor] = {}  # of this process's gradients of that microbatch
 
     def cost(self) -> str:
-        mine = len(self.shares[self.world.rank])
-        return f"audit: every {self.every} steps, a process computes {mine + 1} microbatches in place of {mine}"
+        count = len(self.shares[self.world.rank])
+        return f"audit: every {self.every} steps, a process computes {count + 1} microbatches in place of {count}"
+
+    @contextmanager
+    def watch(self, context: StepContext, step: int) -> Iterator[None]:
+        """Before the block, compute another process's microbatch, and keep the hashes of its gradient; then compare.
+
+        step: counted from 0. Raises TransientError in all processes if a gradient differs: the next attempt computes
+        it again.
+        """
+        if (step + 1) % self.every:
+            yield
+            return
+        with context.hooks.phase("audit"):
+            self.watched = self.microbatch(self.world.rank, step)
+            theirs = self.compute_again(context, step, (self.world.rank + self.shift) % self.world.size)
+        yield
+        with context.hooks.phase("audit"):
+            used, self.watched = [self.hashes[p].tolist() for p in self.parameters.values()], None
+            self.hashes.clear()
+            self._compare(context, step, used, theirs)
 
     def microbatch(self, rank: int, step: int) -> int:
-        """The one of a process's microbatches that is computed twice in this step: in turns."""
+        """Which of a process's microbatches is computed twice in this step: each in turn."""
         return self.shares[rank][step // self.every % len(self.shares[rank])]
 
-    def before(self, step: int) -> None:
-        """step: counted from 0. Computes the other process's microbatch; its gradient is hashed and dropped."""
-        self.watched = None
-        if (step + 1) % self.every == 0:
-            self.watched = self.microbatch(self.world.rank, step)
-            self.theirs = self.compute_again(step, (self.world.rank + self.shift) % self.world.size)
-
-    def compute_again(self, step: int, rank: int) -> list[Hash]:
-        """By parameter, in the order of `names`."""
-        plan, microbatch = self.compute.plan, self.microbatch(rank, step)
+    def compute_again(self, context: StepContext, step: int, rank: int) -> list[Hash]:
+        """The hashes of the gradient, in the order of `parameters`."""
+        plan, microbatch = context.plan, self.microbatch(rank, step)
         ids = plan.sample_ids(step)[microbatch * plan.micro_size : (microbatch + 1) * plan.micro_size].tolist()
         tensors = [x.to(self.world.device) for x in self.source.train[ids]]
         torch.manual_seed(plan.dropout_seed(step, microbatch))
-        with self.compute.autocast:
-            loss, _ = self.compute.model(*tensors)
+        with context.autocast:
+            loss, _ = context.model(*tensors)
         if loss.requires_grad:
-            self.compute.update.scaled(loss).backward()
-        found = hashes(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
-        self.compute.model.zero_grad()
-        return found
+            context.update.scaled(loss).backward()
+        gradient_hashes = hashes(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values())
+        context.model.zero_grad()
+        return gradient_hashes
 
-    def see(self, microbatch: int, parameter: Tensor, gradient: Tensor) -> None:
-        """Hash my gradient of the watched microbatch, before anything is added to it."""
+    def on_gradient(self, microbatch: int, parameter: Tensor, gradient: Tensor) -> None:
+        """Hash this process's gradient of the watched microbatch, before anything is added to it."""
         if microbatch == self.watched:
-            self.mine[parameter] = gradient_hash(gradient)
+            self.hashes[parameter] = gradient_hash(gradient)
 
-    def after(self, step: int) -> None:
-        """Compare. Raises TransientError in all processes if a gradient differs: the next attempt computes it again."""
-        if self.watched is None:
-            return
-        used = [self.mine[p].tolist() for p in self.parameters]
-        self.mine.clear()
-        seen = self.world.gather([folded(used), folded(self.theirs)])
-        for rank, (_, other) in enumerate(seen):
+    def _compare(self, context: StepContext, step: int, used: list[Hash], theirs: list[Hash]) -> None:
+        results = self.world.gather([folded(used), folded(theirs)])
+        for rank, (_, other) in enumerate(results):
             checked = (rank + self.shift) % self.world.size
-            if seen[checked][0] != other:
-                self._settle(step, rank, checked, used)
+            if results[checked][0] != other:
+                self._settle(context, step, rank, checked, used, theirs)
 
-    def _settle(self, step: int, checker: int, checked: int, used: list[Hash]) -> None:
+    def _settle(
+        self, context: StepContext, step: int, checker: int, checked: int, used: list[Hash], theirs: list[Hash]
+    ) -> None:
         """All compute that microbatch once more. Most of the results are right."""
-        again = self.world.gather(self.compute_again(step, checked))
-        first = self.world.gather([used if self.world.rank == checked else [], self.theirs])
+        again = self.world.gather(self.compute_again(context, step, checked))
+        first = self.world.gather([used if self.world.rank == checked else [], theirs])
         results = [(checked, first[checked][0]), (checker, first[checker][1]), *enumerate(again)]
         votes = Counter(str(result) for _, result in results)
         (right, most), *others = votes.most_common()
@@ -119,16 +134,16 @@ class Audit:
         sick = sorted({rank for rank, result in results if undecided or str(result) != right})
         wrong = [result for _, result in results if str(result) != right]
         good = next(result for _, result in results if str(result) == right)
-        where = next(name for name, a, b in zip(self.names, good, wrong[0], strict=True) if a != b)
+        where = next(name for name, a, b in zip(self.parameters, good, wrong[0], strict=True) if a != b)
         hosts = sorted({self.devices[rank][0] for rank in sick})
         if self.world.is_main and not undecided:
             for host in hosts:
                 sick_hosts.add(self.run_dir, host)
-        shown = " or ".join(f"process {r} (host {self.devices[r][0]}, {self.devices[r][1]})" for r in sick)
+        suspects = " or ".join(f"process {r} (host {self.devices[r][0]}, {self.devices[r][1]})" for r in sick)
         which = "one of them is sick, and two can't tell which" if undecided else "its machine is sick"
         left = "" if undecided else f"; run.dir/sick-hosts names {', '.join(hosts)}"
         raise TransientError(
-            f"audit of step {step + 1}: {shown} computed another gradient than the others (of microbatch "
+            f"audit of step {step + 1}: {suspects} computed another gradient than the others (of microbatch "
             f"{self.microbatch(checked, step)}, first difference in {where}): {which}. No weight was changed{left}"
         )
 
@@ -142,8 +157,8 @@ def device_name(device: torch.device) -> str:
 
 
 def hashes(gradients: Iterable[Tensor]) -> list[Hash]:
-    found: list[Hash] = torch.stack([gradient_hash(g) for g in gradients]).tolist()
-    return found
+    by_gradient: list[Hash] = torch.stack([gradient_hash(g) for g in gradients]).tolist()
+    return by_gradient
 
 
 def folded(by_parameter: list[Hash]) -> Hash:

@@ -15,7 +15,7 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import records, without_undone
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.lineage import rewind
-from mingpt.train.run import Compute
+from mingpt.train.context import StepContext
 from mingpt.train.stats import Figures
 from mingpt.world.world import World
 
@@ -35,11 +35,9 @@ def leave_out(plan: BatchPlan, dropped: tuple[Range, ...], config: Config, since
 
 
 class BadSteps:
-    def __init__(
-        self, config: Config, compute: Compute, checkpointer: Checkpointer, observers: Observers, world: World
-    ) -> None:
-        self.config, self.compute, self.checkpointer = config, compute, checkpointer
-        self.observers, self.world = observers, world
+    def __init__(self, config: Config, context: StepContext, checkpointer: Checkpointer, observers: Observers) -> None:
+        self.config, self.context, self.checkpointer = config, context, checkpointer
+        self.observers, self.world = observers, context.world
 
     def check(self, figures: Figures) -> None:
         """Called with each step's figures, on CUDA one step late.
@@ -55,7 +53,7 @@ class BadSteps:
 
     def _skipped(self, figures: Figures) -> StepSkipped:
         losses, norm, size = figures.losses, figures.grad_norm, self.config.batch.micro_size
-        ids = self.compute.plan.sample_ids(figures.step - 1)
+        ids = self.context.plan.sample_ids(figures.step - 1)
         bad = [m for m, loss in enumerate(losses) if not math.isfinite(loss)]
         spike = not bad and math.isfinite(norm)
         if spike:
@@ -65,8 +63,8 @@ class BadSteps:
 
     def _go_back(self, good: int) -> NoReturn:
         """good: the last step that was not skipped; its state is still that of the weights."""
-        there, health = self.checkpointer.keep(), self.config.health
-        first, last = (self.compute.plan.batch(step) for step in (good, good + health.max_skips - 1))
+        newest, health = self.checkpointer.keep(), self.config.health
+        first, last = (self.context.plan.batch(step) for step in (good, good + health.max_skips - 1))
 
         def look() -> tuple[int, int]:
             """The snapshot to go back to (0: there is none), and how often the run has gone back."""
@@ -74,12 +72,12 @@ class BadSteps:
             return max(older, default=0), sum(r.dropped is not None for r in records(self.config.run.dir).values())
 
         step, claimed = self.world.run_on_main(look)
-        used = max(claimed, len(self.compute.plan.dropped))
+        used = max(claimed, len(self.context.plan.dropped))
         if not step or used >= health.max_rollbacks:
             tried = f" The run went back {used} time{'s' * (used > 1)}, and it was no help." if used else ""
             raise UserError(
                 f"nothing was learnt since step {good}: {health.max_skips} steps in a row were skipped.{tried} "
-                f"{self._advice(there)}"
+                f"{self._advice(newest)}"
             )
 
         def back() -> None:
@@ -94,15 +92,15 @@ class BadSteps:
 
     def leave_without_a_loss(self, done: int, last: bool) -> None:
         """A loss that is no number is not stored. Raises UserError at the run's end; after a stop it may go on."""
-        there = self.checkpointer.keep()
+        newest = self.checkpointer.keep()
         what = f"the loss of step {done} is not finite, so it was not stored"
         if last:
-            raise UserError(f"{what}. {self._advice(there)}")
+            raise UserError(f"{what}. {self._advice(newest)}")
         if self.world.is_main:
-            say(f"{what}; the newest snapshot is that of step {there}")
+            say(f"{what}; the newest snapshot is that of step {newest}")
 
     def _advice(self, newest: int) -> str:
-        """What the user can do. newest: the step of the newest durable snapshot; 0: there is none."""
+        """Tell the user what to do. newest: the step of the newest durable snapshot; 0: there is none."""
         if not newest:
             return (
                 "The run has diverged, and nothing was stored: the same command with a lower optimizer.lr starts afresh"

@@ -51,8 +51,8 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
     A forward with the step's own dropout, which changes nothing. Of a model that is no language model the loss by
     sample is not known: there are no samples.
     """
-    ids, size = bench.compute.plan.sample_ids(step).tolist(), bench.compute.plan.micro_size
-    model, samples, largest = bench.compute.model, list[Sample](), dict[str, Tensor]()
+    ids, size = bench.context.plan.sample_ids(step).tolist(), bench.context.plan.micro_size
+    model, samples, largest = bench.context.model, list[Sample](), dict[str, Tensor]()
     hooks = [
         module.register_forward_hook(_note(name, largest))
         for name, module in model.named_modules()
@@ -61,7 +61,7 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
     ]
     model.train()
     try:
-        with torch.no_grad(), bench.compute.autocast:
+        with torch.no_grad(), bench.context.autocast:
             for m, microbatch in enumerate(bench.microbatches(step, drop)):
                 tensors = bench.to_device(microbatch)
                 bench.seed(step, m)
@@ -89,7 +89,7 @@ def _note(name: str, largest: dict[str, Tensor]) -> Callable[[nn.Module, object,
 
 
 def _losses(logits: Tensor, tensors: list[Tensor]) -> list[tuple[float, float]]:
-    """By row: the sum of its losses, and the number of its targets or the sum of their weights."""
+    """For each row, the sum of its losses, and the number of its targets or the sum of their weights."""
     targets = tensors[1]
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
     weights = tensors[2] if len(tensors) > 2 else torch.ones_like(losses).view_as(targets)
@@ -104,9 +104,9 @@ def _row(microbatch: tuple[Tensor, ...], i: int) -> list[int]:
 
 
 def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, activations: dict[str, float]) -> list[Layer]:
-    """Of the step that `bench` has just done, in the model's order. before: the weights before it."""
-    clip, found = clip_factor(bench, figures), list[Layer]()
-    named = [(name, p) for name, p in bench.compute.model.named_parameters() if p.requires_grad]
+    """Describe each layer in the step that `bench` has just done, in order. before: the weights before it."""
+    clip, rows = clip_factor(bench, figures), list[Layer]()
+    named = [(name, p) for name, p in bench.context.model.named_parameters() if p.requires_grad]
     for name, group in groupby(named, lambda item: layer_of(item[0])):
         parameters = list(group)
         gradient = _norm([bench.gradient(n) for n, _ in parameters]) / clip if clip else math.nan
@@ -114,12 +114,12 @@ def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, activation
         size = _norm(old)
         update = _norm([p.detach() - o for (_, p), o in zip(parameters, old, strict=True)])
         ratio = update / size if size else math.nan
-        found.append(Layer(name, gradient, update, ratio, activations.get(name, math.nan)))
-    return found
+        rows.append(Layer(name, gradient, update, ratio, activations.get(name, math.nan)))
+    return rows
 
 
 def clip_factor(bench: Bench, figures: Figures) -> float:
-    """By which the gradient was multiplied to be no longer than optimizer.clip_norm; 1: it was not clipped."""
+    """The factor by which the gradient was clipped to optimizer.clip_norm; 1: it was not clipped."""
     longest = bench.config.optimizer.clip_norm
     return min(1.0, longest / (figures.grad_norm + 1e-6)) if longest else 1.0
 

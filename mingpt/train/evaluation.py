@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,11 +15,16 @@ from torch import Tensor, nn
 
 from mingpt.compute.batches import derive
 from mingpt.compute.tree import tree_sum_of
+from mingpt.config.schema import Config
 from mingpt.data.mixture import MixedSplit
-from mingpt.data.source import EvalSplit
+from mingpt.data.source import EvalSplit, Source
 from mingpt.data.vocabulary import Spelling, Vocabulary
-from mingpt.model.language import IGNORE
-from mingpt.observe.events import Evaluating
+from mingpt.model.language import IGNORE, LanguageModel
+from mingpt.observe.events import Evaluated, Evaluating, TasksEvaluated
+from mingpt.snapshot.format import Metrics
+from mingpt.train import tasks
+from mingpt.train.context import StepContext
+from mingpt.train.stats import StepStats
 from mingpt.world.world import Progress, World
 
 
@@ -144,3 +150,61 @@ def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor,
     questions = counts.any(1)
     right = questions & ((likeliest == wanted) | ~counts).all(1)
     return right.sum(), questions.sum()
+
+
+@dataclass
+class Evaluation:
+    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due.
+
+    stop: whether this process is asked to stop.
+    """
+
+    context: StepContext
+    config: Config
+    source: Source
+    publish: Callable[[Evaluating | Evaluated | TasksEvaluated], None]
+    stop: Callable[[], bool]
+    best_val_loss: float
+    val_loss: float | None = None
+
+    def after_step(self, done: int, last: bool) -> bool:
+        """Evaluate if due; returns whether the validation loss is the lowest so far."""
+        every, self.val_loss, phase = self.config.train.eval_every, None, self.context.hooks.phase
+        model, world, autocast = self.context.model, self.context.world, self.context.autocast
+        if isinstance(model, LanguageModel) and tasks.due(self.config.train, done, last):
+            with phase("evaluation"):
+                event = tasks.after_step(done, model, self.config, self.source.vocabulary, world, autocast, self.stop)
+                if event is not None:
+                    self.publish(event)
+        if not len(self.source.validation) or not (last or (every and done % every == 0)):
+            return False
+        with phase("evaluation"):
+            figures = evaluate(
+                model,
+                self.source.validation,
+                world,
+                autocast,
+                self.source.answer_length,
+                self.byte_lengths,
+                seed=self.config.seed,
+                step=done,
+                most=self.config.train.most_eval_batches(self.config.batch),
+                publish=self.publish,
+            )
+            self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
+            self.best_val_loss = figures.loss if best else self.best_val_loss
+            parts = {name: part.loss for name, part in figures.parts.items()}
+            bits = figures.bits_per_byte
+            self.publish(
+                Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions, parts, bits)
+            )
+        return best
+
+    @cached_property
+    def byte_lengths(self) -> list[int]:
+        return byte_lengths(self.source.vocabulary)
+
+    def metrics(self, stats: StepStats) -> Metrics:
+        """What a snapshot after this step stores beside the state. Waits for the device."""
+        best = self.best_val_loss if math.isfinite(self.best_val_loss) else None
+        return Metrics.of(loss=stats.mean_loss(), val_loss=self.val_loss, best_val_loss=best)

@@ -17,15 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mingpt.compute.buckets import BUCKET_BYTES
-from mingpt.compute.exchange import held
-from mingpt.compute.groups import muon_names, roles
+from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.compute.numerics import autocast_for
-from mingpt.compute.tree import whole_nodes
+from mingpt.compute.optimizer import muon_names, roles, trainable
+from mingpt.compute.tree import whole_subtrees
 from mingpt.config.schema import Config
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import PART_BYTES
 from mingpt.snapshot.reader import PARALLEL_PARTS
-from mingpt.train.factory import build, prepare, trainable
+from mingpt.train.factory import build, prepare
 from mingpt.world.world import share
 
 CONSTANT_CPU = 310_000_000  # a process of a tiny model (benchmarks/memory.py)
@@ -70,7 +70,7 @@ class Living(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Model:
-    """Of one config, whatever the world. parameters: how many.
+    """The sizes of one config's model, whatever the world. parameters: how many.
 
     kept: bytes that one microbatch keeps for backward, at the end of forward. points: see Living.
     """
@@ -145,14 +145,14 @@ class Footprint:
 
     def total(self, gpu: bool) -> int:
         """Where it computes: on its GPU, or in the machine's memory."""
-        there = sum(self.steady.values()) + self.step
+        needed = sum(self.steady.values()) + self.step
         if gpu:
-            return there + CONSTANT_GPU
-        return int((1 + GAPS_CPU) * (there + sum(self.snapshots.values()))) + CONSTANT_CPU
+            return needed + CONSTANT_GPU
+        return int((1 + GAPS_CPU) * (needed + sum(self.snapshots.values()))) + CONSTANT_CPU
 
 
 def footprint(config: Config, model: Model, processes: int, per_node: int) -> Footprint:
-    """Of the worst process. processes: of the run; per_node: of each node."""
+    """How much memory the process that needs most takes. processes: of the run; per_node: of each node."""
     microbatches = config.global_size(processes) // config.batch.micro_size
     slices = processes if config.shards else 1
     whole = 2 * model.gradients - model.of_muon  # all moments
@@ -160,7 +160,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     g, several = model.gradients, microbatches > processes
     full, last = partial_sums(processes, microbatches)
     machines = processes // per_node if 1 < per_node < processes else processes  # that exchange in the last hop
-    rows = [len(nodes) for nodes in held(machines, microbatches)]
+    rows = [len(nodes) for nodes in subtrees_by_rank(machines, microbatches)]
     sent = max(rows) * machines / processes
     received = sum(rows) / processes if processes > 1 else 0
     positions = config.batch.micro_size * config.model.block_size
@@ -169,7 +169,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     else:
         # Each gradient that is finished takes the place of its partial sums, and is sent. With several hops, one bucket
         # is in its first while another is filled.
-        inside = max(len(nodes) for nodes in held(processes, microbatches)) if machines < processes else 0
+        inside = max(len(nodes) for nodes in subtrees_by_rank(processes, microbatches)) if machines < processes else 0
         first = 4 * inside * min(g, max(BUCKET_BYTES, model.largest))
         phases = {
             "a microbatch": full * g + model.peak(1) if several else 0,
@@ -195,7 +195,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
 def partial_sums(processes: int, microbatches: int) -> tuple[int, int]:
     """How many a process holds, at most, before the backward of any of its microbatches but the last, and of that."""
     shares = [share(rank, processes, microbatches) for rank in range(processes)]
-    counts = [[len(whole_nodes(s.start, m, 0, microbatches)) for m in s] for s in shares]
+    counts = [[len(whole_subtrees(s.start, m, 0, microbatches)) for m in s] for s in shares]
     return max(max(of_share[:-1], default=0) for of_share in counts), max(of_share[-1] for of_share in counts)
 
 

@@ -23,9 +23,10 @@ Hashes = dict[str, str]  # by name
 
 @dataclass(frozen=True)
 class Imprint:
-    """Of one step. inputs, outputs: by module, in the order of execution. gradients: by parameter, in that of backward.
+    """The hashes of one step. inputs, outputs: by module, in the order of execution.
 
-    samples: by position in the batch. state: after the step. Those of all microbatches of a step are folded.
+    gradients: by parameter, in the order of backward. samples: by position in the batch. state: after the
+    step. The hashes of a step's microbatches are folded into one.
     """
 
     again: Again
@@ -81,7 +82,7 @@ def _watched(bench: Bench, inputs: _Folded, outputs: _Folded, gradients: _Folded
 
         return hook
 
-    model = bench.compute.model
+    model = bench.context.model
     apart = {} if bench.config.train.compile else {n: m for n, m in model.named_modules() if n}
     hooks = [module.register_forward_hook(seen(name)) for name, module in apart.items()]
     for name, parameter in model.named_parameters():
@@ -95,7 +96,7 @@ def _watched(bench: Bench, inputs: _Folded, outputs: _Folded, gradients: _Folded
 
 
 def _samples(bench: Bench, step: int) -> Hashes:
-    numbers, found = bench.compute.plan.sample_ids(step).tolist(), Hashes()
+    numbers, found = bench.context.plan.sample_ids(step).tolist(), Hashes()
     for microbatch in bench.microbatches(step):
         for i in range(len(microbatch[0])):
             rows = (t[i : i + 1].contiguous().view(torch.uint8).numpy().tobytes() for t in microbatch)

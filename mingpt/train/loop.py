@@ -1,55 +1,95 @@
-"""The training loop. step.py does one step, session.py builds the Run.
+"""The training loop. step.py does one step, assemble.py builds the Run.
 
 Only the weights and `Update.state()` are state; everything else is a function of (config, step). So an attempt that
 starts at any step with any number of processes computes what an undisturbed run would have computed.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from mingpt.errors import FINISHED, STOPPED
+from mingpt.snapshot.checkpointer import Checkpointer, Content
+from mingpt.snapshot.format import Metrics
+from mingpt.train.context import StepContext
+from mingpt.train.stats import DelayedRead, Figures, StepStats
 from mingpt.train.step import train_step
 
-if TYPE_CHECKING:
-    from mingpt.snapshot.checkpointer import Content
-    from mingpt.train.run import Run
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt. All processes call all of its functions.
+
+    batches: the tensors of this process's microbatches, step by step. start: the number of steps done before.
+    read: a step's figures; on CUDA, those of the step before. report: publishes them. check_skips: raises RolledBack or
+    UserError after too many skipped steps. evaluate(done, last): evaluates if due; whether the validation loss is the
+    lowest so far. metrics: what a snapshot stores beside the state; waits for the device. check_buffers: raises
+    UserError if buffers of a user's model have changed. leave_without_a_loss(done, last): ends without a snapshot,
+    which is a UserError at the run's end. ended(done, finished, digest): publishes the end. settle: ignores signals.
+    """
+
+    context: StepContext
+    batches: Iterator[Sequence[Tensor]]
+    checkpointer: Checkpointer
+    start: int
+    last_step: int
+    read: DelayedRead
+    report: Callable[[Figures], None]
+    check_skips: Callable[[Figures], None]
+    evaluate: Callable[[int, bool], bool]
+    metrics: Callable[[StepStats], Metrics]
+    check_buffers: Callable[[], None]
+    leave_without_a_loss: Callable[[int, bool], None]
+    ended: Callable[[int, bool, str | None], None]
+    settle: Callable[[], None]
 
 
-def train(run: "Run") -> int:
+def train(run: Run) -> int:
     """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
 
     All processes decide alike, since each decides by figures and flags that the step's exchange has made equal.
     """
+    context, checkpointer = run.context, run.checkpointer
     for step in range(run.start, run.last_step):
-        stats = train_step(run, step)
+        stats = train_step(context, step, run.batches)
         done, last = step + 1, step + 1 == run.last_step
-        figures = run.read(done, stats, run.compute.update.guard.skips)
-        stop, *flags = figures.flags
-        run.take_note(figures, ending=last or stop > 0)
-        best = run.evaluation.after_step(done, last)
-        with run.lifetime.clock.within("snapshot"):
-            due = last or stop > 0 or run.checkpointer.is_due(done, flags) or best
+        figures = run.read(done, stats, context.update.guard.skips)
+        flags = figures.flags
+        for known in (figures, run.read.last() if last or flags.stop else None):
+            if known and known.losses:  # on CUDA the first call has none
+                run.report(known)
+                run.check_skips(known)
+        best = run.evaluate(done, last)
+        with context.hooks.phase("snapshot"):
+            due = last or flags.stop or checkpointer.is_due(done, flags) or best
             if due:
                 run.check_buffers()
-            if last or stop > 0:
-                return _end(run, done, run.content(stats), last, stopping=stop > 0)
-            # After a skipped step the weights are not new. Retention would delete older, good snapshots for such ones.
-            if due and run.compute.update.skipped_in_a_row() == 0:
-                run.checkpointer.after_step(done, partial(run.content, stats), flags, best)
+            if last or flags.stop:
+                return _end(run, done, _content(run, stats), last, flags.stop)
+            # A skipped step changed no weight: its snapshot would only push an older, good one out of snapshot.keep.
+            if due and context.update.skipped_in_a_row() == 0:
+                checkpointer.after_step(done, partial(_content, run, stats), flags, best)
     raise AssertionError("the last step returns")
 
 
-def _end(run: "Run", done: int, content: "Content", last: bool, stopping: bool) -> int:
+def _content(run: Run, stats: StepStats) -> Content:
+    """What a snapshot after this step holds. Waits for the device."""
+    return run.context.state(), run.metrics(stats)
+
+
+def _end(run: Run, done: int, content: Content, last: bool, stopping: bool) -> int:
     """Store the attempt's last snapshot; returns FINISHED only if the run's last step is durable."""
     digest = None
     if content[1].loss is None:
-        run.bad_steps.leave_without_a_loss(done, last)
+        run.leave_without_a_loss(done, last)
     else:
         digest = run.checkpointer.last(done, content, stopping)
-    finished = bool(run.world.broadcast(last and digest is not None))
+    finished = bool(run.context.world.broadcast(last and digest is not None))
     run.checkpointer.close()
-    run.reporter.end(done, finished, digest)
+    run.ended(done, finished, digest)
     # Before the barrier: after it, the first process to exit makes its agent send SIGTERM to the others.
-    run.lifetime.settle()
-    run.world.barrier()
+    run.settle()
+    run.context.world.barrier()
     return FINISHED if finished else STOPPED

@@ -17,15 +17,18 @@ from mingpt.snapshot.format import Kind, Manifest
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.train import resume
 from mingpt.train.bad_steps import leave_out
+from mingpt.train.context import StepContext
 from mingpt.train.factory import build
-from mingpt.train.run import Compute
 from mingpt.weights.reading import start_from
 from mingpt.world.world import World
 
 
 @dataclass
 class Origin:
-    """What an attempt resumes from. loaded: None for a new run. history: of attempts. numerics: its fingerprint."""
+    """What an attempt resumes from.
+
+    loaded: a snapshot; None: this is a new run. numerics: this attempt's fingerprint. history: of the attempts before.
+    """
 
     loaded: Restored | None
     step: int
@@ -35,11 +38,12 @@ class Origin:
     best_val_loss: float
 
 
-def restore(config: Config, source: Source, compute: Compute, checkpointer: Checkpointer, world: World) -> Origin:
+def restore(config: Config, source: Source, context: StepContext, checkpointer: Checkpointer) -> Origin:
     """Load the newest good snapshot; without one, the weights of model.init_from, if that is set.
 
     Raises UserError if the snapshot belongs to another experiment.
     """
+    world = context.world
     numerics = fingerprint(config, world.device, source.sha256)
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
     if mixed and world.is_main:
@@ -51,37 +55,37 @@ def restore(config: Config, source: Source, compute: Compute, checkpointer: Chec
 
     def take(manifest: Manifest) -> Put:
         begun.append(manifest)
-        return take_over(manifest, config, source, compute)
+        return take_over(manifest, config, source, context)
 
     origin = Origin(checkpointer.restore(take), 0, numerics, [], resume.Changes(), math.inf)
     if begun and not origin.loaded:  # parts of a damaged snapshot were taken over
-        compute.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
-        compute.update.reset()
+        context.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
+        context.update.reset()
     if config.resume.changed and not origin.loaded and world.is_main:
         where = checkpointer.store.url  # a fork's copy may have failed
         say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")
     if origin.loaded:
         _resume(origin, origin.loaded, config, source, world)
         since = origin.loaded.manifest.attempt
-        compute.plan = leave_out(compute.plan, compute.update.guard.dropped, config, since, world)
-        compute.update.guard.dropped = compute.plan.dropped
-    elif isinstance(compute.model, LanguageModel) and (url := getattr(config.model, "init_from", None)):
-        numerics["init_from"] = start_from(compute.model, url, source.vocabulary, world)
+        context.plan = leave_out(context.plan, context.update.guard.dropped, config, since, world)
+        context.update.guard.dropped = context.plan.dropped
+    elif isinstance(context.model, LanguageModel) and (url := getattr(config.model, "init_from", None)):
+        numerics["init_from"] = start_from(context.model, url, source.vocabulary, world)
         if world.is_main:
             say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
     return origin
 
 
-def take_over(manifest: Manifest, config: Config, source: Source, compute: Compute) -> Put:
-    """What puts a snapshot's parts into model and optimizer. Raises UserError if it is none of this run's."""
-    resume.check_fits(manifest, config, source.vocabulary.to_json(), compute.model)
-    compute.update.reset()
+def take_over(manifest: Manifest, config: Config, source: Source, context: StepContext) -> Put:
+    """Return what loads a snapshot's parts. Raises UserError if the snapshot is of another run."""
+    resume.check_fits(manifest, config, source.vocabulary.to_json(), context.model)
+    context.update.reset()
 
     def put(kind: Kind, tensors: dict[str, Tensor]) -> None:
         if kind == "model":
-            compute.model.load_state_dict(tensors, strict=False)  # those of one part
+            context.model.load_state_dict(tensors, strict=False)  # those of one part
         else:
-            compute.update.load(tensors)
+            context.update.load(tensors)
 
     return put
 

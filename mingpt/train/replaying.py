@@ -31,7 +31,7 @@ from mingpt.world.world import World
 
 @dataclass(frozen=True)
 class Change:
-    """What is not as in the run. settings: overrides. drop: positions in the batch, in one step alone."""
+    """How a replayed step differs from the run's. settings: overrides. drop: positions in the batch of one step."""
 
     settings: tuple[str, ...] = ()
     drop: frozenset[int] = frozenset()
@@ -59,7 +59,7 @@ class Again:
         return repr(ours) == repr(theirs)  # equal also where both are NaN
 
     def bits(self) -> str:
-        """Those that came out, and those recorded."""
+        """The bits that came out, and those recorded, as a text."""
         ours, theirs = self.figures, self.recorded
         assert theirs
         return f"loss {ours.loss!r} and norm {ours.grad_norm!r}, recorded {theirs.loss!r} and {theirs.grad_norm!r}"
@@ -90,12 +90,12 @@ class Replay:
         self.prepare(change.settings)
         figures = self.bench.step(self.step, change.drop)
         self.step += 1
-        bits, lr = self.past.bits(self.step), self.bench.compute.update.lr(self.step - 1)
+        bits, lr = self.past.bits(self.step), self.bench.context.update.lr(self.step - 1)
         return Again(self.step, self.stretch.attempt, figures, lr, bits)
 
     @property
     def stretch(self) -> Stretch:
-        """That of the last step, or of the next one after `prepare`."""
+        """The stretch of the last step, or of the next one after `prepare`."""
         assert self._at
         return self._at[0]
 
@@ -134,13 +134,13 @@ class Replay:
 
     def _snapshot(self, step: int) -> Saved | None:
         """The newest good one up to `step`."""
-        for there in self.past.bases(step):
+        for base in self.past.bases(step):
             try:
-                loaded = read(self.past.store, there)
+                loaded = read(self.past.store, base)
             except (Damaged, Unreadable) as error:
-                self.notes.append(f"the snapshot of step {there} can't be used ({error}); an older one is taken")
+                self.notes.append(f"the snapshot of step {base} can't be used ({error}); an older one is taken")
                 continue
-            return Saved(there, loaded.state)
+            return Saved(base, loaded.state)
         return None
 
     def _initial(self) -> Saved:
@@ -153,7 +153,7 @@ class Replay:
         config = replay_config(stretch.config, self.past.folder, self.here)
         source = self._source(config, stretch)
         bench = Bench(config, source, self.world, stretch.world_size)
-        url, model = section_of(stretch.config, "model").get("init_from"), bench.compute.model
+        url, model = section_of(stretch.config, "model").get("init_from"), bench.context.model
         if isinstance(url, str) and isinstance(model, LanguageModel):
             if problems := problems_of_places(url, self.past.folder):
                 raise UserError(*(f"model.init_from {p}: replay a step after the first snapshot" for p in problems))

@@ -1,23 +1,39 @@
-"""Publishes the events of an attempt: its start, each step, its end."""
+"""Opens the observers of an attempt, and publishes its events: its start, each step, its end."""
 
 import socket
+import sys
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+import torch
+from rich.console import Console
+
+from mingpt.compute.numerics import slow_precision
 from mingpt.config.schema import Config
-from mingpt.console import say
+from mingpt.console import counted, say
+from mingpt.data.source import Source
 from mingpt.model.language import LanguageModel
+from mingpt.observe.console import ConsoleLines
+from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Observers, StepDone
-from mingpt.observe.ledger import STEPS
+from mingpt.observe.gpus import open_gpus
+from mingpt.observe.jsonl import MetricsLog
+from mingpt.observe.ledger import STEPS, Accountant, ledger
+from mingpt.observe.live import LiveLine
+from mingpt.observe.notify import Alarms
+from mingpt.observe.profile import Profile
 from mingpt.observe.speed import flops_per_token, peak_flops, peak_memory
+from mingpt.observe.stragglers import Stragglers
+from mingpt.observe.trace import Trace
+from mingpt.observe.trackers import open_trackers
 from mingpt.redact import without_secrets
+from mingpt.snapshot.attempts import RunRecord
+from mingpt.train.context import StepContext
+from mingpt.train.proportions import proportions
 from mingpt.train.stats import Figures
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
-from mingpt.world.world import World
-
-if TYPE_CHECKING:
-    from mingpt.train.run import Compute, Run
+from mingpt.world.world import share
 
 STARTING = ("import", "data", "rendezvous", "load")  # the clock's phases before the first step
 
@@ -29,30 +45,47 @@ class Reporter:
     """
 
     def __init__(
-        self, config: Config, observers: Observers, world: World, lifetime: Lifetime, compute: "Compute", start: int
+        self, config: Config, observers: Observers, context: StepContext, lifetime: Lifetime, start: int, attempt: int
     ) -> None:
-        self.train, self.observers, self.world, self.lifetime = config.train, observers, world, lifetime
-        self.update, self.start, self.done = compute.update, start, start
-        self.tokens_per_step = compute.plan.global_size * config.model.block_size
+        self.config, self.observers, self.context, self.lifetime = config, observers, context, lifetime
+        self.train, self.world, self.update, self.attempt = config.train, context.world, context.update, attempt
+        self.start, self.done = start, start
+        self.tokens_per_step = context.plan.global_size * config.model.block_size
         self.marks = deque([(start, 0.0)], maxlen=2)  # logged steps, and the seconds of training up to them
         self.first = start, 0.0  # the first step of this attempt, and the seconds up to its end
-        flops = peak_flops(world.device, config.precision)
+        flops = peak_flops(context.device, config.precision)
         self.peak = None
-        if flops and isinstance(compute.model, LanguageModel):
-            shape, parameters = compute.model.config, sum(p.numel() for p in compute.model.parameters())
+        if flops and isinstance(context.model, LanguageModel):
+            shape, parameters = context.model.config, sum(p.numel() for p in context.model.parameters())
             cost = flops_per_token(parameters, shape.n_layer, shape.n_embd, shape.block_size)
-            self.peak = flops * world.size / cost
+            self.peak = flops * self.world.size / cost
 
-    def started(self, run: "Run") -> None:
+    def started(self, source: Source, audit: str) -> None:
+        """Say what this attempt will compute, and on which devices. audit: what the audit costs; "": there is none."""
+        device = self.context.device
         event = AttemptStarted(
-            attempt=run.record.attempt,
-            start=run.start,
-            last_step=run.last_step,
+            attempt=self.attempt,
+            start=self.start,
+            last_step=self.train.max_steps,
             world_size=self.world.size,
-            device=run.compute.device_name(),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             host=socket.gethostname(),
         )
         self.observers.publish(event)
+        if not self.world.is_main:
+            return
+        plan, world, model = self.context.plan, self.world, self.context.model
+        say(
+            f"attempt {self.attempt}: steps {self.start + 1} to {self.train.max_steps}, "
+            f"{counted(world.size, 'process')} on {device.type} ({world.backend}), "
+            f"{counted(plan.microbatches, 'microbatch')} of {plan.micro_size} x {self.config.model.block_size} tokens, "
+            f"{sum(p.numel() for p in model.parameters()):,} parameters"
+        )
+        if self.config.reduce == "fast":
+            say("reduce=fast: equal bits for another number of processes are not promised")
+        for line in (slow_precision(self.config, device), audit, *proportions(plan, source, self.config)):
+            if line:
+                say(line)
 
     def step(self, figures: Figures) -> None:
         clock, self.done = self.lifetime.clock, figures.step
@@ -105,3 +138,52 @@ class Reporter:
         failure = classify(error, self.lifetime.phase)
         reason = str(without_secrets(failure.reason))
         self.observers.publish(AttemptFailed(self.done, failure.code, type(error).__name__, reason))
+
+
+def open_observers(config: Config, record: RunRecord, context: StepContext, lifetime: Lifetime) -> Observers:
+    """The observers of rank 0; none in other processes. Called by all processes."""
+    world = context.world
+    hosts = world.gather(socket.gethostname())
+    if not world.is_main:
+        return Observers([], say)
+    run_dir, price = config.run.dir, config.run.price_per_hour
+    live, hook, steps = live_line(config, lifetime), config.health.notify, config.profile.steps
+    gpus = open_gpus(world.device)
+    metrics = MetricsLog(run_dir, record.attempt, say, more=gpus.row if gpus else dict)
+    observers = Observers(
+        [
+            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
+            *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
+            *live,
+            ConsoleLines(config.train.max_steps, say, live=bool(live)),
+            Trace(run_dir, record.attempt, say),
+            metrics,
+            *stragglers(config, context, hosts),
+            Accountant(run_dir, lifetime.clock, price, say),
+            *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
+            *open_trackers(config, record, say),
+        ],
+        say,
+    )
+    return observers
+
+
+def stragglers(config: Config, context: StepContext, hosts: Sequence[str]) -> list[Stragglers]:
+    ratio, size = config.health.straggler_ratio, len(hosts)
+    if not ratio or size == 1:
+        return []
+    return [Stragglers(hosts, [len(share(rank, size, context.plan.microbatches)) for rank in range(size)], ratio, say)]
+
+
+def live_line(config: Config, lifetime: Lifetime) -> list[LiveLine]:
+    """The live display, if somebody looks: on a terminal, and not in a log."""
+    console = Console(file=sys.stdout)
+    if not sys.stdout.isatty() or console.is_dumb_terminal:
+        return []
+    price, spent = config.run.price_per_hour, 0.0
+    if price is not None:
+        try:
+            spent = (ledger(config.run.dir).cost() or 0.0) + price * sum(lifetime.clock.account().values()) / 3600
+        except Exception as error:
+            say(f"what earlier attempts have cost is not known: {str(error) or type(error).__name__}")
+    return [LiveLine(console, price=price, spent=spent)]

@@ -4,17 +4,19 @@ All are known before the last microbatch's backward, so the exchange runs during
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mingpt.compute.tree import tree_sum_of
+from mingpt.snapshot.checkpointer import Flags
 from mingpt.world.world import World, all_gather, share
 
 TIMES = 2  # of each process: computing, waiting for data
+FLAGS = len(fields(Flags))
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,9 @@ class StepStats:
     """A step's figures, equal in every process, on `World.comm_device`.
 
     losses: (M,) float64, the summed loss of each microbatch. tokens: float64 scalar, the number of targets (or the sum
-    of their weights). flags: (K,) float64, the number of processes that raised each flag. times: (W, 2) float64, the
-    seconds of each process in the step before: computing, and waiting for data. grad_norm: scalar, on the model's
-    device, before clipping.
+    of their weights). flags: (FLAGS,) float64, how many processes raised each flag. times: (W, 2) float64, the seconds
+    of each process in the step before: computing, and waiting for data. grad_norm: scalar, on the model's device,
+    before clipping.
     """
 
     losses: Tensor
@@ -42,13 +44,13 @@ class StepStats:
 class Figures:
     """StepStats as numbers, once they have come from the device. step: the number of steps done.
 
-    skips: how many steps up to this one were skipped in a row.
+    flags: those that at least one process has raised. skips: how many steps up to this one were skipped in a row.
     """
 
     step: int
     losses: list[float]
     tokens: float
-    flags: list[float]
+    flags: Flags
     busy: list[float]
     waited: list[float]
     grad_norm: float
@@ -61,41 +63,76 @@ class Figures:
 
 
 class StatsExchange:
-    """One all-gather per step. flags: how many there are."""
+    """One all-gather per step; in a world of one, nothing is sent."""
 
-    def __init__(self, world: World, microbatches: int, flags: int) -> None:
-        self.world, self.flags = world, flags
+    def __init__(self, world: World, microbatches: int) -> None:
+        self.world = world
         self.shares = [len(share(r, world.size, microbatches)) for r in range(world.size)]
         self.longest = max(self.shares)
         self._received: Tensor | None = None
         self._sent: Tensor | None = None
         self._work: dist.Work | None = None
 
-    def start(
-        self, losses: Sequence[Tensor], tokens: Sequence[Tensor], flags: Sequence[bool], times: Sequence[float]
-    ) -> None:
-        """Begin the all-gather. losses, tokens: of this process's microbatches, float32 scalars. times: of this one."""
+    def start(self, losses: Sequence[Tensor], tokens: Sequence[Tensor], flags: Flags, times: Sequence[float]) -> None:
+        """Begin the all-gather. losses, tokens: of this process's microbatches, float32 scalars."""
         n, longest = len(losses), self.longest
         # float64 holds each float32 exactly.
-        row = torch.zeros(2 * longest + self.flags + TIMES, dtype=torch.float64, device=losses[0].device)
+        row = torch.zeros(2 * longest + FLAGS + TIMES, dtype=torch.float64, device=losses[0].device)
         row[:n] = torch.stack(list(losses)).detach()
         row[longest : longest + n] = torch.stack(list(tokens))
-        for place, value in enumerate((*flags, *times), 2 * longest):
+        for place, value in enumerate((*astuple(flags), *times), 2 * longest):
             row[place].fill_(value)  # a copy from the host's memory would wait for the device
         self._sent = row.to(self.world.comm_device)
-        self._received = self._sent.new_empty(self.world.size * len(row))
-        self._work = all_gather(self._received, self._sent, async_op=True)
+        self._received = self._sent
+        if self.world.size > 1:
+            self._received = self._sent.new_empty(self.world.size * len(row))
+            self._work = all_gather(self._received, self._sent, async_op=True)
 
     def finish(self) -> StepStats:
-        assert self._work is not None
         assert self._received is not None
-        self._work.wait()
+        if self._work is not None:
+            self._work.wait()
         rows, longest = self._received.view(self.world.size, -1), self.longest
         losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
         # Weights are fractions, so the sum's order matters: all M in the order of the microbatches.
         tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
-        end = 2 * longest + self.flags
+        end = 2 * longest + FLAGS
         return StepStats(losses, tokens, rows[:, 2 * longest : end].sum(0), rows[:, end:])
+
+
+class StepTimes:
+    """Seconds of this process in one step, that before: computing, and waiting for data.
+
+    On CUDA the device's: from the step's begin to its last forward. What comes after, other processes may delay.
+    """
+
+    def __init__(self, seconds: Callable[[str], float], device: torch.device) -> None:
+        """seconds: how many were spent in a phase so far."""
+        self.seconds, self.cuda = seconds, device.type == "cuda"
+        self._before = (seconds("step"), seconds("wait"))
+        self._events = list[torch.cuda.Event]()  # begin and end of a step, then of the next one
+
+    def begin(self) -> None:
+        if self.cuda:
+            self._mark()
+
+    def __call__(self) -> tuple[float, float]:
+        """Called once in each step, before the exchange."""
+        now = self.seconds("step"), self.seconds("wait")
+        busy, waited = (after - before for after, before in zip(now, self._before, strict=True))
+        self._before = now
+        if self.cuda:
+            self._mark()
+            busy = 0.0
+            if len(self._events) > 4:  # of two steps ago: the device has passed it
+                begin, end = self._events[:2]
+                busy = begin.elapsed_time(end) / 1e3 if end.query() else 0.0
+                del self._events[:2]
+        return busy, waited
+
+    def _mark(self) -> None:
+        self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[-1].record()
 
 
 class DelayedRead:
@@ -104,12 +141,12 @@ class DelayedRead:
     All processes are late by the same one call, so they still act at the same step.
     """
 
-    def __init__(self, start: int, flags: int, late: bool) -> None:
+    def __init__(self, start: int, late: bool) -> None:
         """start: the number of steps done before the first call. late: the device computes while the host goes on.
 
-        The first call of a late one has nothing to return but zero flags.
+        The first call of a late one has nothing to return, and no flag is raised.
         """
-        self._none = Figures(start, [], 0.0, [0.0] * flags, [], [], math.nan, 0)
+        self._none = Figures(start, [], 0.0, Flags(), [], [], math.nan, 0)
         self._late = late
         self._pending: tuple[int, StepStats, Tensor, torch.cuda.Event | None] | None = None
 
@@ -127,7 +164,7 @@ class DelayedRead:
         return before if self._late else self.last() or before
 
     def last(self) -> Figures | None:
-        """What the last call has not returned yet; None if there is nothing."""
+        """Read what the last call has not returned yet; None if there is nothing."""
         if self._pending is None:
             return None
         (step, stats, values, event), self._pending = self._pending, None
@@ -138,5 +175,6 @@ class DelayedRead:
 
 def _figures(step: int, stats: StepStats, values: Tensor) -> Figures:
     sizes = [len(stats.losses), 1, len(stats.flags), TIMES * len(stats.times), 1, 1]
-    one, tokens, raised, times, norm, skips = (part.tolist() for part in values.split(sizes))
-    return Figures(step, one, tokens[0], raised, times[::TIMES], times[1::TIMES], norm[0], int(skips[0]))
+    losses, tokens, raised, times, norm, skips = (part.tolist() for part in values.split(sizes))
+    flags = Flags(*(count > 0 for count in raised))
+    return Figures(step, losses, tokens[0], flags, times[::TIMES], times[1::TIMES], norm[0], int(skips[0]))

@@ -54,7 +54,6 @@ class Lifetime:
         self.stop = False
         self.ending = False  # how the attempt ends is being told, within limits of its own: no hang
         self.clock = Clock()
-        self.grace_seconds: Callable[[], float] = lambda: 0.0  # what a cloud's notice leaves; 0: there is none
         self._asked_at = 0.0
         self._signalled = threading.Event()
         self._parent: int | None = None

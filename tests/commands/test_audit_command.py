@@ -60,10 +60,10 @@ def delete(*steps: int) -> None:
 def train_with_a_flip(ends: list[int], after: int, number: int, at: int, bit: int, *settings: str) -> None:
     """As `sound`, but a bit of a weight flips in the process's memory after the update of step `after`."""
 
-    def step(run: Any, step: int) -> Any:
-        stats = train_step(run, step)
+    def step(context: Any, step: int, batches: Any) -> Any:
+        stats = train_step(context, step, batches)
         if step + 1 == after:
-            flip([*run.compute.model.parameters()][number], at, bit)
+            flip([*context.model.parameters()][number], at, bit)
         return stats
 
     with pytest.MonkeyPatch.context() as patched:

@@ -153,10 +153,10 @@ def test_two_attempts_of_which_one_machine_was_sick(other: Other, diff: Diff, mo
     without(12)
     Path("base").rename("b")
 
-    def sick(run: Any, step: int) -> Any:
+    def sick(context: Any, step: int, batches: Any) -> Any:
         if step == 9:
-            turn(dict(run.compute.model.named_parameters())[WEIGHT].data)
-        return train_step(run, step)
+            turn(dict(context.model.named_parameters())[WEIGHT].data)
+        return train_step(context, step, batches)
 
     with monkeypatch.context() as patched:
         patched.setattr(loop, "train_step", sick)

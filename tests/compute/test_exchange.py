@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mingpt.compute.exchange import hops
-from mingpt.compute.tree import tree_sum, tree_sum_of, whole_nodes
+from mingpt.compute.tree import tree_sum, tree_sum_of, whole_subtrees
 from mingpt.world.joining import _each
 from mingpt.world.world import World, share
 from snapshot_kit import ALONE
@@ -29,13 +29,13 @@ def test_two_hops_add_up_along_the_tree(nodes: int, each: int, microbatches: int
     of_nodes = []
     for rank, (first, _) in enumerate(ways):
         mine = share(rank, size, microbatches)
-        assert first.held[rank % each] == whole_nodes(mine.start, mine.stop, 0, microbatches)
+        assert first.sent[rank % each] == whole_subtrees(mine.start, mine.stop, 0, microbatches)
         if rank % each == 0:
             leaf = {(m, m + 1): values[m] for m in range(mine.start, share(rank + each - 1, size, microbatches).stop)}
-            known = {node: tree_sum(*node, leaf) for nodes_of_one in first.held for node in nodes_of_one}
+            known = {node: tree_sum(*node, leaf) for nodes_of_one in first.sent for node in nodes_of_one}
             of_nodes.append({node: tree_sum(*node, known) for node in first.wanted})
     for _, second in ways:
-        assert second.held == [list(sums) for sums in of_nodes]
+        assert second.sent == [list(sums) for sums in of_nodes]
         assert second.wanted == [(0, microbatches)]
     everything = {node: value for sums in of_nodes for node, value in sums.items()}
     assert tree_sum(0, microbatches, everything) == tree_sum_of(values)

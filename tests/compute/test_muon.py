@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from mingpt.compute.groups import Rule, roles, rules
 from mingpt.compute.muon import orthogonal, owners
+from mingpt.compute.optimizer import Rule, roles, rules
 from mingpt.config.schema import Optimizer, Schedule
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.modern import Modern, ModernModel

@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from config_kit import configured
 from mingpt.compute.buckets import make_buckets
-from mingpt.compute.groups import roles, rules
-from mingpt.compute.narrow import narrow_names, pack
-from mingpt.compute.optimizer import Update
+from mingpt.compute.exchange import narrow_names, pack
+from mingpt.compute.optimizer import Update, roles, rules
 from mingpt.compute.reduction import ExactReduction
 from mingpt.train.factory import build, trainable
 from snapshot_kit import ALONE

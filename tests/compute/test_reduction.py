@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
-from mingpt.compute.fast import FastReduction
-from mingpt.compute.reduction import ExactReduction
-from mingpt.compute.tree import tree_sum, tree_sum_of, whole_nodes
+from mingpt.compute.reduction import ExactReduction, FastReduction
+from mingpt.compute.tree import tree_sum, tree_sum_of, whole_subtrees
 from mingpt.config.schema import WorldConfig
+from mingpt.snapshot.checkpointer import Flags
 from mingpt.train.stats import StatsExchange
 from mingpt.world.joining import join
 from mingpt.world.world import World, share
@@ -43,7 +43,7 @@ def test_any_world_adds_up_to_the_same_bits(data: st.DataObject) -> None:
     known = {}
     for rank in range(world):
         mine = share(rank, world, count)
-        for a, b in whole_nodes(mine.start, mine.stop, 0, count):
+        for a, b in whole_subtrees(mine.start, mine.stop, 0, count):
             known[a, b] = tree_sum(a, b, {(m, m + 1): values[m] for m in mine})  # sees no other share's values
     assert torch.equal(tree_sum(0, count, known), tree_sum_of(values))
 
@@ -100,10 +100,10 @@ def test_gradients_are_added_along_the_tree_and_fast_ones_from_left_to_right(
         reduction.begin()
         for m in range(count - 1):
             net.loss(m).backward()
-            reduction.push(m)
+            reduction.accumulate(m)
             if isinstance(reduction, ExactReduction):
                 assert len(reduction.stack) <= count.bit_length()  # 1 + log2(count), rounded down
-        reduction.arm(count - 1)
+        reduction.expect_last(count - 1)
         net.loss(count - 1).backward()
         reduction.finish()
         for p, wanted in zip(parameters, expected, strict=True):
@@ -119,7 +119,7 @@ def test_a_gradient_that_comes_in_parts_is_refused(world: World) -> None:
     net = nn.Linear(40, 40)
     reduction = ExactReduction(make_buckets(net.named_parameters(), set(), world, False), 1, world)
     reduction.begin()
-    reduction.arm(0)
+    reduction.expect_last(0)
     once = checkpoint(net, torch.ones(5, 40, requires_grad=True), use_reentrant=True)
     with pytest.raises(RuntimeError, match=r"the gradient of (weight|bias) came in parts: use checkpoint"):
         checkpoint(net, once, use_reentrant=True).sum().backward()
@@ -127,10 +127,10 @@ def test_a_gradient_that_comes_in_parts_is_refused(world: World) -> None:
 
 def test_the_stats_have_every_loss_and_adds_along_the_tree(world: World) -> None:
     losses = [torch.tensor(x) for x in (1e8, 1.0, -1e8, 3.0, 1e-8)]
-    exchange = StatsExchange(world, 5, flags=2)
-    exchange.start(losses, [torch.tensor(2.0**24), *[torch.tensor(1.0)] * 4], (False, True), (0.5, 0.25))
+    exchange = StatsExchange(world, 5)
+    exchange.start(losses, [torch.tensor(2.0**24), *[torch.tensor(1.0)] * 4], Flags(broken=True), (0.5, 0.25))
     stats = exchange.finish()
     assert stats.tokens.item() == 2**24 + 4  # in float32 it would be 2**24
-    assert (stats.flags.tolist(), stats.times.tolist()) == ([0, 1], [[0.5, 0.25]])
+    assert (stats.flags.tolist(), stats.times.tolist()) == ([0, 0, 0, 0, 1], [[0.5, 0.25]])
     a, b, c, d, e = (x.item() for x in losses)
     assert stats.mean_loss() == ((a + b) + (c + (d + e))) / (2**24 + 4)

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from mingpt.compute.exchange import Gathering
+from mingpt.compute.exchange import WeightGather
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from node_kit import ask_to_stop
@@ -65,14 +65,14 @@ def test_a_stopped_run_goes_on_with_another_number_of_processes(new_run: NewRun,
 
 def dies(arguments: list[str]) -> None:
     """Trains, but process 1 is killed in its seventh step: the others have sent it gradients, and wait for weights."""
-    finish, steps = Gathering.finish, count(1)
+    finish, steps = WeightGather.finish, count(1)
 
-    def killed(gathering: Gathering) -> None:
-        if gathering.world.rank == 1 and next(steps) == 7:
+    def killed(gather: WeightGather) -> None:
+        if gather.world.rank == 1 and next(steps) == 7:
             os.kill(os.getpid(), signal.SIGKILL)
-        finish(gathering)
+        finish(gather)
 
-    with patch.object(Gathering, "finish", killed):
+    with patch.object(WeightGather, "finish", killed):
         assert attempt(arguments, Lifetime()) == 0
 
 

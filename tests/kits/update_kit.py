@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
-from mingpt.compute.groups import muon_names, roles, rules
-from mingpt.compute.optimizer import Update
+from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
 from mingpt.config.schema import Health, Optimizer, Schedule
-from mingpt.train.factory import trainable
 from snapshot_kit import ALONE
 
 

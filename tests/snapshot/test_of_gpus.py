@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mingpt.errors import UserError
 from mingpt.snapshot import hot
+from mingpt.snapshot.checkpointer import Flags
 from mingpt.snapshot.staging import Staging, block_of
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
@@ -91,10 +92,10 @@ class FromTheHost(TorchDispatchMode):
 def test_a_steps_figures_are_gathered_without_a_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "all_gather", lambda received, sent, async_op: None)
     meta = torch.device("meta")
-    exchange = StatsExchange(World(0, 1, 0, meta, "nccl"), 2, flags=2)
+    exchange = StatsExchange(World(0, 1, 0, meta, "nccl"), 2)
     scalars = [torch.zeros((), device=meta) for _ in range(2)]
     with FromTheHost() as copies:
-        exchange.start(scalars, scalars, (True, False), (0.5, 0.25))
+        exchange.start(scalars, scalars, Flags(stop=True), (0.5, 0.25))
         assert copies.found == []
         torch.zeros(3, device=meta)[:] = torch.ones(3)  # what it must not do is seen
     assert copies.found == ["aten::copy_"]

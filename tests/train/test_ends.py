@@ -4,7 +4,8 @@ Whole attempts, in this process: a world of one, with a real store and a real me
 """
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from mingpt.config.schema import WorldConfig
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR, SnapshotFailed
 from mingpt.snapshot import writer as writer_module
-from mingpt.snapshot.checkpointer import BROKEN, FLAGS, Checkpointer
+from mingpt.snapshot.checkpointer import Checkpointer, Flags
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
@@ -207,8 +208,8 @@ def test_a_writer_that_is_broken_in_one_process_ends_the_run_in_all(
 ) -> None:
     plain = Checkpointer.is_due
 
-    def another_is_broken(self: Checkpointer, step: int, flags: Sequence[float]) -> bool:
-        return plain(self, step, [1.0 if i == BROKEN and step == 3 else flags[i] for i in FLAGS])
+    def another_is_broken(self: Checkpointer, step: int, flags: Flags) -> bool:
+        return plain(self, step, replace(flags, broken=step == 3))
 
     monkeypatch.setattr(Checkpointer, "is_due", another_is_broken)
     assert train() == CRASHED

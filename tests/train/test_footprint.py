@@ -31,7 +31,7 @@ def test_partial_sums_are_those_of_the_exact_reduction(microbatches: int) -> Non
                 depths[-1].append(len(reduction.stack))
                 if microbatch != mine[-1]:
                     layer(torch.ones(2)).sum().backward()
-                    reduction.push(microbatch)
+                    reduction.accumulate(microbatch)
         full, last = max(max(d[:-1], default=0) for d in depths), max(d[-1] for d in depths)
         assert partial_sums(size, microbatches) == (full, last)
 

@@ -1,8 +1,9 @@
-"""Loop, session and checkpointer in a world of one: a fake clock, snapshots in memory, observers that fail."""
+"""Loop, assembly and checkpointer in a world of one: a fake clock, snapshots in memory, observers that fail."""
 
 import errno
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from mingpt.config import compose
-from mingpt.config.schema import WorldConfig
+from mingpt.config.schema import Config, WorldConfig
+from mingpt.data.source import Source
 from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.observe.events import (
     AttemptEnded,
@@ -25,13 +27,16 @@ from mingpt.observe.events import (
     SnapshotCommitted,
     StepDone,
 )
-from mingpt.snapshot.checkpointer import FLAGS, Checkpointer
+from mingpt.snapshot.checkpointer import Checkpointer, Flags
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.train import loop, session, stats
+from mingpt.train import assemble, loop, stats
+from mingpt.train.bad_steps import BadSteps
+from mingpt.train.evaluation import Evaluation
 from mingpt.train.factory import build
+from mingpt.train.loop import Run
+from mingpt.train.reporter import Reporter
 from mingpt.train.resume import other_validation
-from mingpt.train.run import Run
 from mingpt.train.stats import DelayedRead
 from mingpt.world.clock import Clock
 from mingpt.world.joining import join
@@ -95,41 +100,60 @@ def ticks() -> Ticks:
     return Ticks()
 
 
+@dataclass(frozen=True)
+class Opened:
+    """An attempt as assemble.train builds it, up to the loop."""
+
+    run: Run
+    config: Config
+    source: Source
+    lifetime: Lifetime
+    best_val_loss: float
+
+    def train(self) -> int:
+        return loop.train(self.run)
+
+
+OpenRun = Callable[..., Opened]
+
+
 @pytest.fixture
-def open_run(
-    place: str, text: Path, cache: Path, world: World, ticks: Ticks, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Run]:
-    def opened(*overrides: str, observers: tuple[Observer, ...] = ()) -> Run:
-        """An attempt as session.train builds it, up to the loop."""
+def open_run(place: str, text: Path, cache: Path, world: World, ticks: Ticks) -> OpenRun:
+    def opened(*overrides: str, observers: tuple[Observer, ...] = (), late: bool = False) -> Opened:
+        """late: the device is read one step late, as on CUDA."""
         length = (f"train.max_steps={STEPS}", f"schedule.decay_steps={STEPS}", "train.eval_every=2")
         places = (f"run.dir={place}", f"data.path={text}", f"data.cache_dir={cache}", "snapshot.every_steps=2")
         config = compose.configure([*TINY, *length, *places, *overrides])
         assert config is not None
         source = config.data.open(config.model.block_size, config.batch.micro_size)
-        model = build(config, source.vocabulary.size)
-        compute = session.build_compute(config, source, model, world)
-        checkpointer = Checkpointer(config, world, 0, print)
-        origin = session.restore(config, source, compute, checkpointer, world)
-        record = session.claim_attempt(config, source, origin, checkpointer, world)
-        lifetime = Lifetime()
+        model, lifetime, watching = build(config, source.vocabulary.size), Lifetime(), Observers(observers, print)
         lifetime.clock, lifetime.phase = Clock("step", ticks), Phase.JOINED
-        monkeypatch.setattr(session, "open_observers", lambda *_: Observers(observers, print))
-        run = session.build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
-        checkpointer.begin(record, lambda *committed: run.observers.publish(SnapshotCommitted(*committed)))
-        return run
+        checkpointer = Checkpointer(config, world, 0, print)
+        assemble.place_model(config, source, model, world)
+        hooks = assemble.hooks_of(checkpointer, lifetime, None)
+        context = assemble.context_of(config, source, model, world, hooks)
+        origin = assemble.restore(config, source, context, checkpointer)
+        record = assemble.claim_attempt(config, source, origin, checkpointer, world)
+        assemble.begin_snapshots(checkpointer, record, watching)
+        reporter = Reporter(config, watching, context, lifetime, origin.step, record.attempt)
+        evaluation = Evaluation(context, config, source, watching.publish, lambda: False, origin.best_val_loss)
+        bad_steps = BadSteps(config, context, checkpointer, watching)
+        run = assemble.run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter)
+        run = replace(run, read=DelayedRead(origin.step, late=late))
+        return Opened(run, config, source, lifetime, origin.best_val_loss)
 
     return opened
 
 
-def digest_at(run: Run, step: int) -> str:
+def digest_at(run: Opened, step: int) -> str:
     return read(Store(run.config.snapshot.dir), step).manifest.digest
 
 
-def test_the_speed_of_a_step_is_that_of_training_alone(open_run: Callable[..., Run], ticks: Ticks) -> None:
+def test_the_speed_of_a_step_is_that_of_training_alone(open_run: OpenRun, ticks: Ticks) -> None:
     """Each look at the clock is a second here: a phase that is left out or counted twice changes these figures."""
     recorder = Recorder(ticks=ticks)
     run = open_run("train.log_every=2", observers=(recorder,))
-    loop.train(run)
+    run.train()
     clock, steps = run.lifetime.clock, [e for e in recorder.of(StepDone) if e.logged]
     tokens = 2 * 16 * 16  # of two steps
     assert [(e.step, e.tokens_seen) for e in steps] == [(2, tokens), (4, 2 * tokens)]
@@ -140,49 +164,45 @@ def test_the_speed_of_a_step_is_that_of_training_alone(open_run: Callable[..., R
     trained = sum(clock.seconds(phase) for phase in ("step", "wait", "exchange", "update"))
     assert sum(e.step_seconds * 2 for e in steps) < trained < 1000 < sum(clock.account().values())
     seconds = [clock.seconds(phase) for phase in ("exchange", "update", "wait")]
-    assert seconds == [STEPS, STEPS, STEPS * len(run.mine)]
+    assert seconds == [STEPS, STEPS, STEPS * len(run.run.context.microbatches)]
 
 
-def test_weights_of_a_damaged_snapshot_are_not_kept_if_no_other_is_left(
-    open_run: Callable[..., Run], place: str
-) -> None:
+def test_weights_of_a_damaged_snapshot_are_not_kept_if_no_other_is_left(open_run: OpenRun, place: str) -> None:
     """Its weights are good and read first; then comes the damaged part."""
     first = open_run("snapshot.keep=1", "snapshot.keep_best=false")
-    assert loop.train(first) == FINISHED
+    assert first.train() == FINISHED
     digest, memory = digest_at(first, STEPS), fsspec.filesystem("memory")
     (part,) = memory.glob(f"{place.removeprefix('memory:/')}/snapshots/step-*/optimizer-*")
     raw = memory.cat_file(part)
     memory.pipe_file(part, raw[:-1] + bytes([raw[-1] ^ 1]))
     again = open_run("snapshot.keep=1", "snapshot.keep_best=false")
-    assert again.start == 0
+    assert again.run.start == 0
     new = build(again.config, again.source.vocabulary.size).state_dict()
-    assert all(torch.equal(value, new[name]) for name, value in again.compute.model.state_dict().items())
-    assert loop.train(again) == FINISHED
+    assert all(torch.equal(value, new[name]) for name, value in again.run.context.model.state_dict().items())
+    assert again.train() == FINISHED
     assert digest_at(again, STEPS) == digest
 
 
 @pytest.mark.parametrize("kind", [StepDone, Evaluated, SnapshotCommitted, AttemptEnded])
 def test_an_observer_that_fails_is_named_once_and_changes_nothing(
-    open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str], kind: type
+    open_run: OpenRun, capsys: pytest.CaptureFixture[str], kind: type
 ) -> None:
     failing, recorder = Recorder(fails=kind), Recorder()
     run = open_run(observers=(failing, recorder))
-    assert loop.train(run) == FINISHED
+    assert run.train() == FINISHED
     assert run.lifetime.phase is Phase.OVER
     assert capsys.readouterr().out.count("OBSERVER Recorder failed") == failing.calls == 1
     assert len(recorder.of(StepDone)) == STEPS
     assert recorder.events[-1] == AttemptEnded(STEPS, True, digest_at(run, STEPS))
 
 
-def test_a_device_that_is_read_one_step_late_shows_the_same_figures(open_run: Callable[..., Run], place: str) -> None:
+def test_a_device_that_is_read_one_step_late_shows_the_same_figures(open_run: OpenRun, place: str) -> None:
     """As on CUDA. The last step's figures come, too, and a request to stop takes a step longer."""
     recorders, ends = [Recorder(), Recorder(), Recorder()], list[int]()
     for number, recorder in enumerate(recorders):
-        run = open_run(f"run.dir={place}/{number}", observers=(recorder,))
+        run = open_run(f"run.dir={place}/{number}", observers=(recorder,), late=number > 0)
         run.lifetime.stop = number == 2
-        if number:
-            run.read = DelayedRead(run.start, 1 + len(FLAGS), late=True)
-        ends.append(loop.train(run))
+        ends.append(run.train())
     assert ends == [FINISHED, FINISHED, STOPPED]
     figures = [[(e.step, e.loss, e.grad_norm) for e in recorder.of(StepDone)] for recorder in recorders]
     assert figures[0] == figures[1]
@@ -191,16 +211,16 @@ def test_a_device_that_is_read_one_step_late_shows_the_same_figures(open_run: Ca
 
 
 def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
-    open_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+    open_run: OpenRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A config of an earlier version does not have the key, and that version took the whole split."""
     first = open_run("train.eval_batches=0")
-    loop.train(first)
+    first.train()
     total = len(first.source.validation)
     longer = (f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
     for setting, anew in ((f"train.eval_batches={total}", False), ("train.eval_batches=1", True)):
         second = open_run(setting, *longer)
-        assert math.isinf(second.evaluation.best_val_loss) == anew
+        assert math.isinf(second.best_val_loss) == anew
         assert ("train.eval_batches: " in capsys.readouterr().out) == anew
     manifest = read(Store(first.config.run.dir + "/snapshots"), STEPS).manifest
     del manifest.config["train"]["eval_batches"]
@@ -218,15 +238,15 @@ def test_a_stop_of_one_process_is_heard_by_all(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(stats, "all_gather", all_gather)
     for rank in (0, 1):
-        exchange = stats.StatsExchange(World(rank, 2, rank, torch.device("cpu"), "gloo"), 2, flags=2)
-        exchange.start([torch.tensor(5.0 + rank)], [torch.tensor(3.0)], (rank == 1, False), (0.5, 0.25))
+        exchange = stats.StatsExchange(World(rank, 2, rank, torch.device("cpu"), "gloo"), 2)
+        exchange.start([torch.tensor(5.0 + rank)], [torch.tensor(3.0)], Flags(stop=rank == 1), (0.5, 0.25))
         found = exchange.finish()
-    assert (found.losses.tolist(), found.tokens.item(), found.flags.tolist()) == ([5, 6], 6, [1, 0])
+    assert (found.losses.tolist(), found.tokens.item(), found.flags.tolist()) == ([5, 6], 6, [1, 0, 0, 0, 0])
 
 
-def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: Callable[..., Run]) -> None:
+def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: OpenRun) -> None:
     older = open_run()
     open_run()
     with pytest.raises(UserError, match="attempt 2 has started"):
-        loop.train(older)
+        older.train()
     assert Store(older.config.snapshot.dir).steps() == []

@@ -1,7 +1,6 @@
 """train.loss_rows: the loss in pieces, so that not all logits are in memory at a time."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +12,6 @@ from config_kit import configured
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.model.modern import Modern, ModernConfig
-from mingpt.model.pieces import loss_in_pieces
 from mingpt.train.factory import prepare
 from run_kit import TINY
 
@@ -60,6 +58,13 @@ def inputs(weighted: bool) -> tuple[Tensor, ...]:
     return (tokens, targets, torch.rand(BATCH, TIME, generator=generator)) if weighted else (tokens, targets)
 
 
+def in_pieces(model: LanguageModel, rows: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def forward(tokens: Tensor, targets: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return model.loss_in_pieces(rows, model.activations(tokens), targets, weights)
+
+    return forward
+
+
 def gradients(model: LanguageModel, forward: Callable[..., tuple[Tensor, Tensor]], *batch: Tensor) -> list[Tensor]:
     """Loss, count, and every parameter's gradient, each of which must come once."""
     seen = list[Tensor]()
@@ -89,7 +94,7 @@ def test_loss_and_gradients_are_those_of_the_whole(name: str, weighted: bool, fr
     model.output_weight().requires_grad_(not frozen)
     with patch.object(LanguageModel, "padded_logits", lambda self, x: x @ self.output_weight().t()):  # without .float()
         whole = gradients(model, model, *inputs(weighted))
-        pieces = gradients(model, partial(loss_in_pieces, model, rows), *inputs(weighted))
+        pieces = gradients(model, in_pieces(model, rows), *inputs(weighted))
     for a, b in zip(whole, pieces, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6 if a.dtype == torch.float32 else 1e-12, atol=1e-12)
 
@@ -102,7 +107,7 @@ def test_the_output_layer_is_as_good_in_half_precision(name: str) -> None:
     exact = model.output_weight().grad
     assert exact is not None
     errors = []
-    for forward in (model, partial(loss_in_pieces, model, 1)):
+    for forward in (model, in_pieces(model, 1)):
         with torch.autocast("cpu", torch.bfloat16):
             loss, *_ = gradients(model, forward, *batch)
         found = model.output_weight().grad
@@ -127,7 +132,7 @@ def test_logits_are_made_piece_by_piece_and_none_is_kept(training: bool) -> None
 
     with patch.object(model, "padded_logits", counted), torch.set_grad_enabled(training):
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss, _ = loss_in_pieces(model, 10, *inputs(False))
+            loss, _ = in_pieces(model, 10)(*inputs(False))
         assert made == [10, 10, 4]
         assert 40 not in kept  # the padded vocabulary
         if training:

@@ -116,7 +116,7 @@ def test_a_step_without_some_samples(tmp_path: Path) -> None:
         saved, bench = run.save(), run.bench
         rows = [(tokens[i : i + 1], targets[i : i + 1]) for tokens, targets in bench.microbatches(4) for i in (0, 1)]
         _, activations = look(bench, 4)
-        before = {name: p.detach().clone() for name, p in bench.compute.model.named_parameters()}
+        before = {name: p.detach().clone() for name, p in bench.context.model.named_parameters()}
         whole = run.advance()
         found = layers(bench, before, whole.figures, activations)
         assert sum(x.gradient**2 for x in found) ** 0.5 == pytest.approx(whole.figures.grad_norm, rel=1e-5)
@@ -127,7 +127,7 @@ def test_a_step_without_some_samples(tmp_path: Path) -> None:
         gradient = {name: run.bench.gradient(name).clone() for name in before}
         run.go_back(saved)
         run.prepare()
-        model = run.bench.compute.model
+        model = run.bench.context.model
         model.zero_grad()
         losses, counts = zip(*(model(*row) for i, row in enumerate(rows) if i not in (3, 5)), strict=True)
         mean = sum(losses) / sum(counts)

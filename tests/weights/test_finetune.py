@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mingpt.compute.optimizer import trainable
 from mingpt.errors import UserError
 from mingpt.snapshot.reader import Loaded, read
 from mingpt.snapshot.store import Store
-from mingpt.train.factory import freeze, trainable
+from mingpt.train.factory import freeze
 from replay_kit import train_here
 from weights_kit import ours, saved
 

@@ -1,4 +1,4 @@
-"""mingpt.compute.narrow: which weights travel in 16 bits, and that nothing else of a bucket is rounded."""
+"""mingpt.compute.exchange: which weights travel in 16 bits, and that nothing else of a bucket is rounded."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,10 +9,10 @@ import torch
 
 from config_kit import configured
 from mingpt.compute.buckets import Bucket, make_buckets
-from mingpt.compute.narrow import narrow_names, pack
+from mingpt.compute.exchange import narrow_names, pack
 from mingpt.config.kinds import KINDS
+from mingpt.train.assemble import context_of
 from mingpt.train.factory import build
-from mingpt.train.session import build_compute
 from snapshot_kit import ALONE
 
 BF16, FP16 = torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.float16)
@@ -30,7 +30,7 @@ def bucket_of(size: int, rank: int) -> Bucket:
 def test_each_process_has_its_own_slice_whole_and_of_others_what_it_reads(size: int, autocast: Any) -> None:
     names, buckets = {"0.weight", "2.weight"}, [bucket_of(size, rank) for rank in range(size)]
     packings = [pack([bucket], names, autocast)[bucket] for bucket in buckets]
-    messages = torch.stack([p.pack(b.mine) for p, b in zip(packings, buckets, strict=True)])
+    messages = torch.stack([p.pack(b.local) for p, b in zip(packings, buckets, strict=True)])
     whole = buckets[0].weights.clone()
     for packing, bucket in zip(packings, buckets, strict=True):
         expected, own = whole.clone(), slice(bucket.owned.start, bucket.owned.stop)
@@ -39,11 +39,11 @@ def test_each_process_has_its_own_slice_whole_and_of_others_what_it_reads(size: 
                 bucket.view(expected, slot).copy_(bucket.view(whole, slot).to(autocast.fast_dtype))
         expected[own] = whole[own]
         bucket.weights.fill_(7)
-        bucket.mine.copy_(whole[own])
+        bucket.local.copy_(whole[own])
         packing.unpack(messages)
         for slot in bucket.slots:
             assert torch.equal(slot.parameter, bucket.view(expected, slot)), slot.name
-        assert set(packing.own()) == names
+        assert set(packing.sliced_weights()) == names
         rounded, biases = {2: (12288, 640), 3: (8192, 640), 7: (4096, 576)}[size]  # of the slice that has most
         assert packing.length == 2 * rounded + 4 * biases
 
@@ -53,8 +53,8 @@ def test_a_users_class_over_ours_is_not_rounded(model: str, packed: bool) -> Non
     """It may read its matrices in float32, or share them between layers."""
     config = configured(model, "model.block_size=4", "data=random", "precision=bf16", "batch.micro_size=1")
     source, world = config.data.open(4, 1), replace(ALONE, size=2)
-    compute = build_compute(config, source, build(config, source.vocabulary.size), world)
-    assert bool(compute.update.gathering.packings) == packed
+    context = context_of(config, source, build(config, source.vocabulary.size), world)
+    assert bool(context.update.weight_gather.in_16_bits) == packed
 
 
 @pytest.mark.parametrize(("name", "matrices"), [("gpt-nano", 3 * 4), ("modern-nano", 3 * 7)])

@@ -1,0 +1,197 @@
+"""Builds an attempt in named steps: model, checkpointer, context, restore, claim, run. Then the loop runs.
+
+Each step is a function that a test can call with a world of one.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import nn
+
+from mingpt.compute.batches import BatchPlan, RankSampler
+from mingpt.compute.mixture import MixedPlan
+from mingpt.compute.numerics import autocast_for, pin
+from mingpt.compute.optimizer import trainable
+from mingpt.config.configfile import write_config
+from mingpt.config.schema import Config
+from mingpt.config.section import Own
+from mingpt.console import say
+from mingpt.data.loader import load
+from mingpt.data.source import Source
+from mingpt.errors import FINISHED
+from mingpt.observe.events import HotCommitted, Observers, SnapshotCommitted, SnapshotLost
+from mingpt.observe.notify import notify
+from mingpt.snapshot.attempts import RunRecord, make_run_dir
+from mingpt.snapshot.checkpointer import Checkpointer
+from mingpt.snapshot.restore import Restored
+from mingpt.train import loop, own_model
+from mingpt.train.audit import Audit
+from mingpt.train.bad_steps import BadSteps
+from mingpt.train.claim import another_running, claim_attempt
+from mingpt.train.context import ALONE, Hooks, StepContext, make_context
+from mingpt.train.evaluation import Evaluation
+from mingpt.train.factory import prepare
+from mingpt.train.loop import Run
+from mingpt.train.origin import restore
+from mingpt.train.reporter import Reporter, open_observers
+from mingpt.train.stats import DelayedRead
+from mingpt.world import hang, peers
+from mingpt.world.lifetime import Lifetime
+from mingpt.world.warmup import warm_up
+from mingpt.world.world import World
+
+
+def train(
+    config: Config,
+    source: Source,
+    model: nn.Module,
+    world: World,
+    lifetime: Lifetime,
+    notice_seconds: Callable[[], float] = lambda: 0.0,
+) -> int:
+    """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
+
+    model: from factory.build, with the same initial weights in every process. notice_seconds: see Checkpointer.
+    """
+    world.run_on_main(lambda: make_run_dir(config.run.dir))
+    world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
+    place_model(config, source, model, world)
+    state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
+    checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds)
+    audit = make_audit(config, source, model, world)
+    context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, audit))
+    origin = restore(config, source, context, checkpointer)
+    complete = origin.loaded if origin.step >= config.train.max_steps else None
+    if complete and checkpointer.is_durable(complete):
+        checkpointer.forget_hot()
+        if world.is_main:
+            say(f"nothing to do: the run has reached step {origin.step}, and train.max_steps={config.train.max_steps}")
+        return FINISHED
+    record = claim_attempt(config, source, origin, checkpointer, world)
+    if world.is_main:
+        write_config(config, say)
+    peers.watch(world, lifetime, config.world.init_timeout_seconds)
+    check_buffers = own_model.buffer_check(model, config.model, world)  # before rank 0's replace those that differ
+    equalize(context)
+    observers = open_observers(config, record, context, lifetime)
+    reporter = Reporter(config, observers, context, lifetime, origin.step, record.attempt)
+    begin_snapshots(checkpointer, record, observers)
+    if complete:
+        return store_the_end(complete, context, checkpointer, reporter, lifetime)
+    evaluation = Evaluation(
+        context, config, source, observers.publish, stop=lambda: lifetime.stop, best_val_loss=origin.best_val_loss
+    )
+    bad_steps = BadSteps(config, context, checkpointer, observers)
+    run = run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter, check_buffers)
+    reporter.started(source, audit.cost() if audit else "")
+    lifetime.clock.enter("compile" if config.train.compile else "step")
+    with hang.watched(config, world, lifetime, teller(config, reporter, record)):
+        lifetime.failed = reporter.failed
+        return loop.train(run)
+
+
+def place_model(config: Config, source: Source, model: nn.Module, world: World) -> None:
+    """Move the model to this process's device, ready to compute. Raises UserError if a user's can't be trained."""
+    pin(config, world.device)
+    model.to(world.device)
+    if isinstance(config.model, Own):
+        first = source.train[list(range(min(config.batch.micro_size, len(source.train))))]
+        with autocast_for(config, world.device):
+            own_model.try_out(model, config.model, [x.to(world.device) for x in first])
+    prepare(config, model)
+
+
+def make_audit(config: Config, source: Source, model: nn.Module, world: World) -> Audit | None:
+    if not config.health.audit_every:
+        return None
+    microbatches = config.global_size(world.size) // config.batch.micro_size
+    return Audit(config.health.audit_every, config.run.dir, trainable(model), microbatches, source, world)
+
+
+def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, audit: Audit | None) -> Hooks:
+    """Connect a run's steps with its clock, its snapshots and its audit."""
+    hooks = Hooks(
+        flags=lambda: checkpointer.flags(lifetime.stop),
+        before_update=checkpointer.before_update,
+        phase=lifetime.clock.within,
+        seconds=lifetime.clock.seconds,
+    )
+    return replace(hooks, audit=audit.watch, on_gradient=audit.on_gradient) if audit else hooks
+
+
+def context_of(config: Config, source: Source, model: nn.Module, world: World, hooks: Hooks = ALONE) -> StepContext:
+    """Make what computes the steps of this config. Call `place_model` first."""
+    sizes = len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size
+    plan = MixedPlan(*sizes, mixture=source.mixture) if source.mixture else BatchPlan(*sizes)
+    return make_context(config, model, plan, world, autocast_for(config, world.device), hooks)
+
+
+def equalize(context: StepContext) -> None:
+    """Take rank 0's weights and tables: each process has computed its own, which may differ between machines."""
+    model, world = context.model, context.world
+    world.take_from_main([*model.parameters(), *model.buffers()])
+    if world.size > 1 and world.comm_device.type == "cuda":
+        warm_up(world, max(len(bucket.weights) for bucket in context.update.buckets))
+
+
+def begin_snapshots(checkpointer: Checkpointer, record: RunRecord, observers: Observers) -> None:
+    """Have snapshots written, and what becomes of them published."""
+    checkpointer.begin(
+        record,
+        committed=lambda *what: observers.publish(SnapshotCommitted(*what)),
+        committed_hot=lambda step: observers.publish(HotCommitted(step)),
+        lost=lambda *what: observers.publish(SnapshotLost(*what)),
+    )
+
+
+def run_of(
+    config: Config,
+    source: Source,
+    context: StepContext,
+    checkpointer: Checkpointer,
+    start: int,
+    evaluation: Evaluation,
+    bad_steps: BadSteps,
+    reporter: Reporter,
+    check_buffers: Callable[[], None] = lambda: None,
+) -> Run:
+    """Start the data loader, and give the loop what it calls. start: steps done before."""
+    work = RankSampler(context.plan, context.microbatches, start, config.train.max_steps)
+    return Run(
+        context=context,
+        batches=load(source.train, work, config.data.workers, config.world.timeout_seconds, context.device),
+        checkpointer=checkpointer,
+        start=start,
+        last_step=config.train.max_steps,
+        read=DelayedRead(start, late=context.device.type == "cuda"),
+        report=reporter.step,
+        check_skips=bad_steps.check,
+        evaluate=evaluation.after_step,
+        metrics=evaluation.metrics,
+        check_buffers=check_buffers,
+        leave_without_a_loss=bad_steps.leave_without_a_loss,
+        ended=reporter.end,
+        settle=reporter.lifetime.settle,
+    )
+
+
+def store_the_end(
+    loaded: Restored, context: StepContext, checkpointer: Checkpointer, reporter: Reporter, lifetime: Lifetime
+) -> int:
+    """Make the run's last snapshot durable, which is only in a node's memory so far."""
+    step = loaded.manifest.step
+    digest = checkpointer.make_durable(loaded, context.state())
+    if context.world.is_main:
+        say(f"step {step} was in a node's memory only; now it is durable")
+    reporter.end(step, True, digest)
+    lifetime.settle()
+    context.world.barrier()
+    return FINISHED
+
+
+def teller(config: Config, reporter: Reporter, record: RunRecord) -> Callable[[BaseException], None]:
+    """Return what reports a hang: in rank 0 its observers, in others an alarm, for a rank 0 that is silent."""
+    if reporter.world.is_main:
+        return reporter.failed
+    url, name, attempt = config.health.notify, config.run.name, record.attempt
+    return lambda error: notify(url, "hang", str(error), name, attempt, reporter.done)

@@ -1,0 +1,102 @@
+"""What one step needs, in one class: training, replay, the self-test and benchmarks make one, and call `train_step`."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mingpt.compute.batches import BatchPlan
+from mingpt.compute.buckets import Sliced, make_buckets
+from mingpt.compute.exchange import narrow_names, pack
+from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
+from mingpt.compute.reduction import ExactReduction, FastReduction, OnGradient
+from mingpt.config.schema import Config
+from mingpt.config.section import Own
+from mingpt.snapshot.checkpointer import Flags
+from mingpt.snapshot.format import SharedState
+from mingpt.train.stats import StatsExchange, StepTimes
+from mingpt.world.world import World
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a run does around its steps. The defaults: nobody asks to stop, and nothing is stored, audited or timed.
+
+    flags: what this process tells the others with each step's exchange. before_update: called before the weights
+    change. phase: a block whose time is counted under a name; seconds: that time so far. audit: a block around the
+    computation and the sum of a step's gradients. on_gradient: see Reduction.
+    """
+
+    flags: Callable[[], Flags] = Flags
+    before_update: Callable[[], None] = lambda: None
+    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    seconds: Callable[[str], float] = lambda phase: 0.0
+    audit: Callable[["StepContext", int], AbstractContextManager[Any]] = lambda context, step: nullcontext()
+    on_gradient: OnGradient | None = None
+
+
+ALONE = Hooks()
+
+
+@dataclass
+class StepContext:
+    """What a step needs besides its number and its data. autocast: the context manager of config.precision."""
+
+    model: nn.Module
+    update: Update
+    plan: BatchPlan
+    autocast: Any
+    world: World
+    reduction: ExactReduction | FastReduction
+    stats: StatsExchange
+    times: StepTimes
+    hooks: Hooks
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    @property
+    def microbatches(self) -> range:
+        """The indices of this process's microbatches in each step."""
+        return self.world.share(self.plan.microbatches)
+
+    def state(self) -> SharedState:
+        """All state of the run; the tensors themselves, not copies."""
+        weights: dict[str, Tensor | Sliced] = self.model.state_dict()
+        for packing in self.update.weight_gather.in_16_bits.values():
+            weights |= packing.sliced_weights()
+        return {"model": weights, "optimizer": self.update.state()}
+
+
+def make_context(
+    config: Config, model: nn.Module, plan: BatchPlan, world: World, autocast: Any, hooks: Hooks = ALONE
+) -> StepContext:
+    """Move the model to this process's device, and make what computes its steps."""
+    model.to(world.device)
+    named, role_of = trainable(model), roles(model)
+    buckets = make_buckets(named, muon_names(config.optimizer.name, role_of), world, config.shards)
+    # Nobody knows what a user's model reads in float32, even if its class derives from one of ours.
+    narrow = set[str]() if isinstance(config.model, Own) else narrow_names(model, autocast)
+    update = Update(
+        buckets,
+        rules(named, config.optimizer, role_of),
+        config.optimizer,
+        config.schedule,
+        world,
+        global_size=plan.global_size,
+        tokens_per_microbatch=plan.micro_size * config.model.block_size,
+        fp16=config.precision == "fp16",
+        health=config.health,
+        in_16_bits=pack(buckets, narrow, autocast),
+    )
+    reduction = (
+        FastReduction(buckets, world)
+        if config.reduce == "fast"
+        else ExactReduction(buckets, plan.microbatches, world, hooks.on_gradient)
+    )
+    stats, times = StatsExchange(world, plan.microbatches), StepTimes(hooks.seconds, world.device)
+    return StepContext(model, update, plan, autocast, world, reduction, stats, times, hooks)
