@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mingpt import NUMERICS, TORCH, __version__
 from mingpt.command import code_of, raising
 from mingpt.console import complain, ended, say
-from mingpt.errors import FINISHED, STOPPED, USER_ERROR, UserError
+from mingpt.errors import FINISHED, STOPPED, USER_ERROR, UserError, exit_now
 from mingpt.gone import instead
 from mingpt.importing import importing
 from mingpt.parsers import GROUPS, VERBS, Verb, parse
@@ -45,9 +45,8 @@ def main(verb: str = "") -> NoReturn:
     lifetime = begun(found, words[0])
     code = run(words[0], words[1:], lifetime)
     if found.trains or found.joins:
-        # Not sys.exit: launchers act on the exit code, and Python's shutdown could replace it by SIGABRT. After an
-        # error, the traceback keeps process groups and so gloo's threads alive (see joining.join).
-        os._exit(code)
+        # After an error, the traceback keeps process groups and so gloo's threads alive (see joining.join).
+        exit_now(code)
     sys.exit(code)
 
 

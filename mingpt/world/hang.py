@@ -23,7 +23,7 @@ import torch
 
 from mingpt.config.schema import Config
 from mingpt.console import complain
-from mingpt.errors import CRASHED, Hang
+from mingpt.errors import CRASHED, Hang, exit_now
 from mingpt.world.failures import NO_ANSWER
 from mingpt.world.hangreport import Report, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
@@ -194,7 +194,7 @@ class Watchdog:
         try:
             self._survive(tell)
         finally:
-            os._exit(CRASHED)
+            exit_now(CRASHED)
 
     def _tell_overdue(self) -> None:
         reason = f"{NO_ANSWER} ({self.timeout:g} s; in {self.reports[self.world.rank].place})"

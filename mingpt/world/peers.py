@@ -6,7 +6,6 @@ comes; the wait fails when the connection breaks, since the kernel of a dead pro
 is slow, or stopped, keeps its connection. (A machine that is gone: see network.limit_silence.)
 """
 
-import os
 import threading
 import time
 from contextlib import suppress
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from mingpt.console import complain
-from mingpt.errors import CRASHED, TransientError
+from mingpt.errors import CRASHED, TransientError, exit_now
 from mingpt.world.failures import LOST_PEER
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.world import World
@@ -65,7 +64,7 @@ class Peers:
         teller = threading.Thread(target=self.lifetime.failed, args=[TransientError(reason)], daemon=True)
         teller.start()
         teller.join(TELL_SECONDS)
-        os._exit(CRASHED)
+        exit_now(CRASHED)
 
     def _ends(self) -> bool:
         """Whether this process is about to end by itself, within limits of its own."""

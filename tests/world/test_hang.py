@@ -177,7 +177,7 @@ def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
     """The other process makes progress, so it is no hang; gloo has this limit itself, NCCL ends with SIGABRT."""
     dog = beats.dog
     codes, told = list[int](), list[str]()
-    monkeypatch.setattr(hang.os, "_exit", codes.append)
+    monkeypatch.setattr(hang, "exit_now", codes.append)
     dog.lifetime.failed = lambda error: told.append(type(error).__name__)
     for device in ("cpu", "cuda"):
         dog.world = replace(dog.world, device=torch.device(device))
@@ -230,7 +230,7 @@ def test_who_tells_of_the_hang_ends_first(
     ended, told = list[str](), threading.Event()
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/nowhere/error.json")  # a disk that is full saves nobody
     monkeypatch.setattr(hang, "time", clock)
-    monkeypatch.setattr(hang.os, "_exit", lambda code: ended.append(threading.current_thread().name))
+    monkeypatch.setattr(hang, "exit_now", lambda code: ended.append(threading.current_thread().name))
     ending = list[threading.Thread]()
 
     def tell(error: BaseException) -> None:
