@@ -40,7 +40,7 @@ from mingpt.train.reporter import Reporter
 from mingpt.train.run import Compute, Evaluation, Run
 from mingpt.train.stats import DelayedRead, StatsExchange
 from mingpt.train.times import StepTimes
-from mingpt.world import hang, peers
+from mingpt.world import liveness
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.warmup import warm_up
 from mingpt.world.world import World
@@ -70,7 +70,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
     record = claim_attempt(config, source, origin, checkpointer, world)
     if world.is_main:
         write_config(config, say)
-    peers.watch(world, lifetime, config.world.init_timeout_seconds)
+    liveness.watch(world, lifetime, config.world.init_timeout_seconds)
     run = build_run(config, source, compute, checkpointer, record, origin, world, lifetime)
     observers = run.observers  # the lambda must not capture `run`: the writer's thread would keep it alive at the end
     checkpointer.begin(
@@ -83,7 +83,7 @@ def train(config: Config, source: Source, model: nn.Module, world: World, lifeti
         return store_the_end(run, complete)
     announce(run)
     lifetime.clock.enter("compile" if config.train.compile else "step")
-    with hang.watched(config, world, lifetime, teller(config, run.reporter, record)):
+    with liveness.watched(config, world, lifetime, teller(config, run.reporter, record)):
         lifetime.failed = run.reporter.failed
         return loop.train(run)
 
