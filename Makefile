@@ -24,7 +24,7 @@ AZURITE_INSTALLED := $(AZURITE)/.installed
 SCRIPTS = $(shell find recipes tests/lab .ci -name '*.sh' -o -name '*.sbatch' -o -path .ci/run)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-nightly mutations fast slow lint azurite lab-up lab-down test-lab short-lab crash-campaign bench docs dist clean
+.PHONY: help train test test-all test-nightly test-torch mutations fast slow lint azurite lab-up lab-down test-lab short-lab crash-campaign bench docs dist clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -54,11 +54,22 @@ slow: $(INSTALLED)
 mutations: $(INSTALLED) ## break the code in one place at a time, and see that the tests notice
 	$(BIN)/python tests/mutations/run.py
 
-test-nightly: ## make test-all, all other faults, 60 kills, the mutation round; the lab is make lab-up test-lab
+test-nightly: ## make test-all, all other faults, 60 kills, the oldest and the newest torch, the mutation round; the lab is make lab-up test-lab
 	@$(MAKE) --no-print-directory test-all
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) -m nightly
 	@$(MAKE) --no-print-directory crash-campaign N=60
+	@$(MAKE) --no-print-directory test-torch TORCH=2.9.1
+	@$(MAKE) --no-print-directory test-torch TORCH=2.15.0
 	@$(MAKE) --no-print-directory mutations
+
+# In an environment of its own: some GB where pip finds no build for CPUs alone.
+test-torch: $(INSTALLED) ## the fast tests and those of exactness with another torch (TORCH=2.15.0)
+	@test -n "$(TORCH)" || { echo "test-torch: which torch? Say TORCH=2.15.0" >&2; exit 64; }
+	$(PYTHON) -m venv $(VENV)-torch
+	bash recipes/install.sh $(VENV)-torch/bin/python dev -e
+	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH)
+	$(VENV)-torch/bin/python -m pytest -n $(JOBS) -m "not lab and not slow"
+	$(VENV)-torch/bin/python -m pytest -n $(JOBS) -m "slow and not nightly" tests/exactness
 
 # The lab is taken down even if tests fail.
 short-lab: $(SKY_INSTALLED)
@@ -105,8 +116,8 @@ dist: $(DOCS_INSTALLED) ## the wheel and the source archive, into dist/, checked
 
 azurite: $(AZURITE_INSTALLED) ## a store for tests, from npm (make test-all does it where there is npm)
 
-clean: ## remove .venv, .venv-sky, .venv-docs, .azurite, caches and build outputs (runs/ and data/ stay)
-	rm -rf $(VENV) $(SKY) $(DOCS) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+clean: ## remove .venv, .venv-sky, .venv-docs, .venv-torch, .azurite, caches and build outputs (runs/ and data/ stay)
+	rm -rf $(VENV) $(VENV)-torch $(SKY) $(DOCS) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
 	find mingpt tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # constraints.txt is the lock, with hashes, for Python 3.10 to 3.13 and every platform. recipes/install.sh installs only what

@@ -4,17 +4,18 @@ Python's own way, an exception in the main thread, ends in a stack trace, in ano
 a library is imported.
 """
 
-import os
 import signal
 import sys
 from types import FrameType
 
-# What a platform starts again after STOPPED (mingpt/errors.py), also before any step.
-_code = 75 if {"train", "launch"}.intersection(sys.argv[1:2]) else None
+from mingpt.errors import STOPPED, exit_now
+
+# What a platform starts again after STOPPED, also before any step.
+_code = STOPPED if {"train", "launch"}.intersection(sys.argv[1:2]) else None
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(_code or 128 + number)
+    exit_now(_code or 128 + number)
 
 
 for _number in (signal.SIGINT, signal.SIGTERM):  # until Lifetime.begin in cli.py

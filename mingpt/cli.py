@@ -5,6 +5,7 @@ is seen to before the seconds that torch's import takes. parsers.py has the verb
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,10 +14,10 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from mingpt import NUMERICS, __version__
+from mingpt import NUMERICS, TORCH, __version__
 from mingpt.command import code_of, expanded, raising
 from mingpt.console import complain, ended, say
-from mingpt.errors import FINISHED, STOPPED, USER_ERROR, UserError
+from mingpt.errors import FINISHED, STOPPED, USER_ERROR, UserError, exit_now
 from mingpt.gone import instead
 from mingpt.importing import importing
 from mingpt.parsers import GROUPS, VERBS, Verb, parse
@@ -45,9 +46,8 @@ def main(verb: str = "") -> NoReturn:
     lifetime = begun(found, words[0])
     code = run(words[0], words[1:], lifetime)
     if found.trains or found.joins:
-        # Not sys.exit: launchers act on the exit code, and Python's shutdown could replace it by SIGABRT. After an
-        # error, the traceback keeps process groups and so gloo's threads alive (see joining.join).
-        os._exit(code)
+        # After an error, the traceback keeps process groups and so gloo's threads alive (see joining.join).
+        exit_now(code)
     sys.exit(code)
 
 
@@ -55,7 +55,7 @@ def begun(verb: Verb, name: str) -> "Lifetime":
     """What ends the process from outside is seen to from now on. Ends it if Slurm's variables are incomplete."""
     # A third of all that `mingpt --help` would import.
     from mingpt.world import slurm
-    from mingpt.world.lifetime import Lifetime
+    from mingpt.world.lifetime import AGENT_PID, Lifetime
 
     try:
         if verb.joins:  # if srun has started it, torchrun's variables follow from Slurm's
@@ -66,7 +66,19 @@ def begun(verb: Verb, name: str) -> "Lifetime":
     code = STOPPED if name == "train" else None  # of its multirun, until that handles signals itself
     lifetime = Lifetime("launch: exit code {code}: " if name == "launch" else "", verb.trains, code)
     lifetime.begin()
+    if verb.trains and AGENT_PID not in os.environ and os.environ.get("RANK", "0") == "0":  # once a launch
+        warn_of_newer_torch()
     return lifetime
+
+
+def warn_of_newer_torch() -> None:
+    version = torch_version()
+    newest = ".".join(map(str, TORCH))
+    if (number := re.match(r"(\d+)\.(\d+)", version)) and tuple(map(int, number.groups())) > TORCH:
+        complain(
+            f"warning: torch {version} is newer than {newest}, the newest that this mingpt was tested with: if it "
+            f"fails, install 'torch<{TORCH[0]}.{TORCH[1] + 1}'"
+        )
 
 
 def verb_of(words: Sequence[str]) -> Verb | None:
@@ -134,11 +146,15 @@ def help_text() -> str:
 
 
 def version_text() -> str:
-    """The versions that the bits of a result depend on. torch is not asked, for its import takes seconds."""
+    """The versions that the bits of a result depend on."""
+    return f"mingpt {__version__}\nnumerics {NUMERICS}\ntorch {torch_version()}\nPython {sys.version.split()[0]}"
+
+
+def torch_version() -> str:
+    """torch is not asked, for its import takes seconds."""
     from importlib import metadata  # half of all that `mingpt --help` would import
 
     try:
-        torch = metadata.version("torch")
+        return metadata.version("torch")
     except metadata.PackageNotFoundError:
-        torch = "not installed"
-    return f"mingpt {__version__}\nnumerics {NUMERICS}\ntorch {torch}\nPython {sys.version.split()[0]}"
+        return "not installed"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from mingpt.console import complain
-from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
+from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError, exit_now
 from mingpt.gone import instead
 from mingpt.redact import printable, without_secrets
 
@@ -105,7 +105,7 @@ def raising() -> Iterator[None]:
     """Ctrl-C and SIGTERM raise KeyboardInterrupt here, for a command that cleans up then."""
 
     def stop(number: int, frame: object) -> NoReturn:
-        limit = threading.Timer(CLEAN_SECONDS, os._exit, [128 + number])
+        limit = threading.Timer(CLEAN_SECONDS, exit_now, [128 + number])
         limit.daemon = True
         limit.start()
         raise KeyboardInterrupt(128 + number)

@@ -31,7 +31,7 @@ from mingpt.config.commandline import FIRST, SEARCHPATH, CommandLine, options_gi
 from mingpt.config.compose import configure, first_line, hydra_of
 from mingpt.config.groups import config_dir
 from mingpt.console import complain, say
-from mingpt.errors import FINISHED, STOPPED, UserError
+from mingpt.errors import FINISHED, STOPPED, UserError, exit_now
 from mingpt.history.history import History
 from mingpt.redact import without_secrets
 from mingpt.report.runs import rows, table
@@ -141,7 +141,7 @@ def _follow(parent: int) -> Callable[[], None]:
         if prctl:
             prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:
-                os._exit(STOPPED)
+                exit_now(STOPPED)
 
     return follow
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import activate_flash_attention_impl
 
 from mingpt import NUMERICS
 from mingpt.config.schema import Config
@@ -39,6 +38,8 @@ def pin(config: Config, device: torch.device) -> None:
         torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
     if config.train.attention == "fa3":
         try:
+            from torch.nn.attention import activate_flash_attention_impl  # older ones lack it
+
             activate_flash_attention_impl("FA3")
         except (ImportError, RuntimeError) as error:
             raise UserError(

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from mingpt.compute.batches import RankSampler
 from mingpt.data.source import Samples
 from mingpt.errors import TransientError, UserError
-from mingpt.world.hang import DUMP_SIGNAL
+from mingpt.world.hangreport import DUMP_SIGNAL
 from mingpt.world.lifetime import children_ignore_signals, end_with_parent
 from mingpt.world.world import Progress
 

@@ -5,17 +5,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from types import FrameType
 from typing import Any
 
-import torch
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous.api import RendezvousError
-from torch.distributed.launcher import api
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousParameters
+from torch.distributed.launcher.api import LaunchConfig
 
 from mingpt.errors import STOPPED, USER_ERROR
 from mingpt.launch.ending import Ending, verdict
@@ -34,27 +33,29 @@ WAITING_SECONDS = 1.5  # torch answers how many nodes wait from what it has read
 class Agent(LocalElasticAgent):
     """Restarts the workers as long as attempts make progress; never after a user error, and never after a stop.
 
-    limit: the agent gives up after so many attempts in a row without a new snapshot. newest: returns the step of the
-    newest snapshot.
+    limit: the agent gives up after so many attempts in a row without a new snapshot. grace_seconds: from a request to
+    stop until SIGKILL. newest: returns the step of the newest snapshot.
     """
 
     def __init__(
         self,
-        *arguments: Any,
+        config: LaunchConfig,
+        spec: WorkerSpec,
         limit: int,
+        grace_seconds: int,
         newest: Callable[[], int],
         say: Callable[[str], None],
         watchdog: RendezvousWatchdog,
         lifetime: Lifetime,
-        **options: Any,
     ) -> None:
-        super().__init__(*arguments, **options)
-        self.limit, self.newest, self.say, self.watchdog, self.lifetime = limit, newest, say, watchdog, lifetime
+        assert config.logs_specs is not None
+        super().__init__(spec, config.logs_specs, config.start_method, 300, config.log_line_prefix_template)
+        self.limit, self.grace_seconds, self.newest, self.say = limit, grace_seconds, newest, say
+        self.watchdog, self.lifetime = watchdog, lifetime
         self.stop_requests: list[float] = []  # the time of each
         self.over = False  # the exit code is decided: a signal that comes now must not change it
         self.ending: Ending | None = None  # of the latest attempt
         self._ended_workers: object = None  # the process context that `ending` describes
-        self._grace_seconds = int(options.get("shutdown_timeout") or 30)
         self._newest_step = newest()
 
     @property
@@ -67,10 +68,10 @@ class Agent(LocalElasticAgent):
         # Python starts would end them with a stack trace and exit code 1, as if they had crashed.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
+            handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             started = super()._start_workers(worker_group)
-            for number in STOP_SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    signal.signal(number, self._on_signal)  # replaces torch's handler
+            for number in STOP_SIGNALS:  # in place of torch's handlers
+                signal.signal(number, self._on_signal if number in handled else signal.SIG_IGN)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         # After unblocking: until here, a signal ends this process at once, and the kernel ends the workers with it.
@@ -132,15 +133,15 @@ class Agent(LocalElasticAgent):
             return False
         return waiting
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        # Called when the world changes its size. torch's own method waits 30 s, whatever --shutdown-timeout is.
-        self._shutdown(timeout=self._grace_seconds)
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        if self.has_workers and self.stop_requests:
-            self.say("asked to stop: the workers end after a snapshot")
-        # After a second request, workers that hang (a stopped process, a dead disk) get NOW_SECONDS.
-        super()._shutdown(death_sig, timeout if len(self.stop_requests) < 2 else min(timeout, NOW_SECONDS))
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+        # Not within torch's time: that is 30 s when the world changes its size, and always before torch 2.12.
+        if self._pcontext is not None:
+            if self.stop_requests:
+                self.say("asked to stop: the workers end after a snapshot")
+            # After a second request, workers that hang (a stopped process, a dead disk) get NOW_SECONDS.
+            seconds = self.grace_seconds
+            self._pcontext.close(death_sig, min(seconds, NOW_SECONDS) if len(self.stop_requests) > 1 else seconds)
+        super()._shutdown(death_sig)
         if self._pcontext is None or self._pcontext is self._ended_workers:
             return
         if ended := self._pcontext.wait(0):
@@ -151,6 +152,7 @@ class Agent(LocalElasticAgent):
 def run(
     arguments: list[str],
     limit: int,
+    grace_seconds: int,
     answer_seconds: float,
     silent_seconds: float,
     port: int,
@@ -158,49 +160,54 @@ def run(
     say: Callable[[str], None],
     lifetime: Lifetime,
 ) -> tuple[int, str]:
-    """Run torchrun's main function with our agent in it; returns the exit code and the reason.
+    """Do with torchrun's arguments what torchrun does, by our agent; returns the exit code and the reason.
 
-    limit, newest: see Agent. answer_seconds, silent_seconds, port: see RendezvousWatchdog.
+    limit, grace_seconds, newest: see Agent. answer_seconds, silent_seconds, port: see RendezvousWatchdog.
     """
-    agents: list[Agent] = []
-    watchdog = RendezvousWatchdog(port, answer_seconds, silent_seconds, say)
-    answered = watchdog.start()  # torch connects to a c10d store before it makes the agent
-
-    def make_agent(*positional: Any, **named: Any) -> Agent:
-        answered()
-        agents.append(
-            Agent(*positional, limit=limit, newest=newest, say=say, watchdog=watchdog, lifetime=lifetime, **named)
-        )
-        return agents[0]
-
     for name in ("agent.server.api", "multiprocessing.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
             lambda record: not str(record.msg).startswith(REPEATS)
         )
-    rendezvous.register()
     # torchrun would read its options from these, too; launch/torchrun.py has read them, and all are arguments now.
     for name in [f"PET_{option.upper()}" for option in (*OPTIONS, "standalone", "no_python", "run_path", "module")]:
         os.environ.pop(name, None)
-    # torch's launcher has no parameter for the agent's class: it looks this name up in its module.
-    vars(api)["LocalElasticAgent"] = make_agent
+    watchdog = RendezvousWatchdog(port, answer_seconds, silent_seconds, say)
+    agent: Agent | None = None
     failed: BaseException | None = None
     try:
-        options, unknown = torchrun.get_args_parser().parse_known_args(arguments)
-        if unknown:  # torch before 2.12 has no --shutdown-timeout and waits 30 s
-            say(f"torch {torch.__version__} has no {', '.join(unknown)}: left out")
-        torchrun.run(options)
-    except ChildFailedError:
-        pass  # the agent's `ending` has the failures
+        # Not those that an older torch does not know, of signals and time: our agent sees to both itself.
+        options, _ = torchrun.get_args_parser().parse_known_args(arguments)
+        config, command, words = torchrun.config_from_args(options)
+        answered = watchdog.start()  # a c10d rendezvous connects to its store when it is made
+        spec = _spec(config, command, words)
+        answered()
+        agent = Agent(config, spec, limit, grace_seconds, newest, say, watchdog, lifetime)
+        agent.run()
     except (SignalException, Exception) as error:
         failed = error
     finally:
         lifetime.settle()
-        for made in agents:
-            made.over = True
+        if agent:
+            agent.over = True
+            if not isinstance(failed, SignalException):  # else the other nodes could not meet again
+                spec.rdzv_handler.shutdown()
         watchdog.cancel()
-        vars(api)["LocalElasticAgent"] = LocalElasticAgent
     try:
-        agent = agents[0] if agents else None
         return verdict(agent.ending if agent else None, agent is not None and agent.has_workers, failed, limit)
     finally:
         del failed  # its traceback refers to this frame, which would keep the agent and its store alive
+
+
+def _spec(config: LaunchConfig, command: Any, words: list[str]) -> WorkerSpec:
+    """What the agent is to start. command, words: the workers' program and its arguments."""
+    parameters = RendezvousParameters(
+        config.rdzv_backend, config.rdzv_endpoint, config.run_id, config.min_nodes, config.max_nodes,
+        config.local_addr, **config.rdzv_configs,
+    )  # fmt: skip
+    create = rendezvous.create_static if config.rdzv_backend == STATIC else rendezvous.create_c10d
+    # Which options of the workers there are differs between torch's versions.
+    same = {f.name: getattr(config, f.name) for f in fields(WorkerSpec) if hasattr(config, f.name)}
+    return WorkerSpec(
+        local_world_size=config.nproc_per_node, rdzv_handler=create(parameters), entrypoint=command, args=tuple(words),
+        **same,
+    )  # fmt: skip

@@ -54,6 +54,7 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
     code, reason = run(
         command.arguments,
         limit=config.launch.max_attempts_without_progress,
+        grace_seconds=config.launch.shutdown_timeout_seconds,
         answer_seconds=config.world.init_timeout_seconds,
         silent_seconds=config.world.timeout_seconds,
         port=node.port,

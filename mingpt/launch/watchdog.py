@@ -1,11 +1,10 @@
 """A time limit for the first answer of the rendezvous' host. torch has none there."""
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mingpt.errors import CRASHED
+from mingpt.errors import CRASHED, exit_now
 from mingpt.launch.ending import no_contact
 from mingpt.world import network
 
@@ -48,4 +47,4 @@ class RendezvousWatchdog:
 
     def _give_up(self) -> None:
         self.say(f"exit code {CRASHED}: {no_contact('what listens there does not answer')}")
-        os._exit(CRASHED)  # no worker has been started
+        exit_now(CRASHED)  # no worker has been started

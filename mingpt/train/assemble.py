@@ -35,7 +35,7 @@ from mingpt.train.loop import Run
 from mingpt.train.origin import restore
 from mingpt.train.reporter import Reporter, open_observers
 from mingpt.train.stats import DelayedRead
-from mingpt.world import hang, peers
+from mingpt.world import liveness
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.warmup import warm_up
 from mingpt.world.world import World
@@ -70,7 +70,7 @@ def train(
     record = claim_attempt(config, source, origin, checkpointer, world)
     if world.is_main:
         write_config(config, say)
-    peers.watch(world, lifetime, config.world.init_timeout_seconds)
+    liveness.watch(world, lifetime, config.world.init_timeout_seconds)
     check_buffers = own_model.buffer_check(model, config.model, world)  # before rank 0's replace those that differ
     equalize(context)
     observers = open_observers(config, record, context, lifetime)
@@ -85,7 +85,7 @@ def train(
     run = run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter, check_buffers)
     reporter.started(source, audit.cost() if audit else "")
     lifetime.clock.enter("compile" if config.train.compile else "step")
-    with hang.watched(config, world, lifetime, teller(config, reporter, record)):
+    with liveness.watched(config, world, lifetime, teller(config, reporter, record)):
         lifetime.failed = reporter.failed
         return loop.train(run)
 

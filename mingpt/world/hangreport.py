@@ -1,18 +1,27 @@
-"""What processes report of themselves to a watchdog (hang.py), and what follows from that: where the run hangs."""
+"""What processes report of themselves to a watchdog (liveness.py), and what follows from that: where the run hangs."""
 
+import faulthandler
+import multiprocessing
 import os
 import re
+import signal
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mingpt.world.world import Progress
+import torch
+
+from mingpt.console import complain
+from mingpt.world.world import Progress, World
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 LIBRARY = re.compile(rf"<|{re.escape(str(Path(threading.__file__).parent))}/|.*/(site|dist)-packages/")
+DUMP_SIGNAL = signal.SIGUSR2  # has a loader process print its stacks: see data/loader.py
 MOST_NAMED = 4  # processes of which the same is to be said
 
 
@@ -91,3 +100,31 @@ def summary(reports: Mapping[int, Report], silent: set[int]) -> str:
         ranks = sorted(reports)[:MOST_NAMED]
         lines = [f"{who(rank)} last entered {reports[rank].last}, and is in {reports[rank].place}" for rank in ranks]
     return "; ".join(lines)
+
+
+def complain_apart(text: str) -> None:
+    """On a line of its own: a process that holds its interpreter lock prints its stacks in pieces of lines."""
+    complain(f"\n{text}")
+
+
+def dump(world: World, report: Report, seconds: float) -> None:
+    """Print this process's stacks, and on CUDA the collectives that NCCL's flight recorder has as not ended."""
+    faulthandler.cancel_dump_traceback_later()  # this is it
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            stacks = file.read().decode(errors="replace")
+    except OSError as error:  # a full disk: then as they come, between other lines
+        stacks = f"the stacks are printed directly, since there is no room for a file: {error}"
+        faulthandler.dump_traceback(2, all_threads=True)
+    what = f"no progress for {seconds:g} s (health.hang_seconds); last entered {report.last}; in {report.place}"
+    complain_apart(f"rank {world.rank} on {report.host}: {what}\n{stacks}")
+    if world.device.type == "cuda":
+        record = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
+        with suppress(RuntimeError, TypeError):  # without a recorder, or with other parameters
+            complain(f"rank {world.rank}: NCCL: {record(onlyActive=True) if record else 'not recorded'}")
+    for child in multiprocessing.active_children():
+        if child.name.startswith("SpawnProcess") and child.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, DUMP_SIGNAL)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from mingpt.config.schema import WorldConfig
 from mingpt.config.section import LARGEST
-from mingpt.errors import CRASHED, TransientError, UserError
+from mingpt.errors import CRASHED, TransientError, UserError, exit_now
 from mingpt.world import network, slurm
 from mingpt.world.rendezvous import open_store
 from mingpt.world.world import Progress, World
@@ -231,7 +231,7 @@ class ReportedFailure(Exception):
 
 
 def _exit_after(seconds: float, code: int) -> threading.Timer:
-    timer = threading.Timer(seconds, os._exit, [code])
+    timer = threading.Timer(seconds, exit_now, [code])
     timer.daemon = True
     timer.start()
     return timer

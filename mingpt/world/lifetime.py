@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from mingpt.console import complain
-from mingpt.errors import CRASHED, STOPPED
+from mingpt.errors import CRASHED, STOPPED, exit_now
 from mingpt.world import slurm
 from mingpt.world.clock import Clock
 
@@ -96,7 +96,7 @@ class Lifetime:
             for number in os.read(pipe, 64) if ready else ():
                 self._on_signal(signal.Signals(number))
             if self._parent is not None and os.getppid() != self._parent:
-                os._exit(CRASHED)
+                exit_now(CRASHED)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number not in STOP_SIGNALS:
@@ -106,7 +106,7 @@ class Lifetime:
             return
         if not self.trains:
             if signal.getsignal(number) is _leave_to_thread:  # else a handler of the command's own cleans up
-                os._exit(self.code or 128 + number)
+                exit_now(self.code or 128 + number)
             return
         if not self.stop:
             self.stop, self._asked_at = True, time.monotonic()
@@ -119,7 +119,7 @@ class Lifetime:
         leave_reason(reason)
         if os.environ.get("LOCAL_RANK", "0") == "0":
             complain(self.prefix.format(code=code) + reason)
-        os._exit(code)
+        exit_now(code)
 
 
 def _leave_to_thread(number: int, frame: FrameType | None) -> None:
@@ -135,7 +135,7 @@ def end_with_parent(parent: int) -> None:
     if prctl is not None:
         prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, prctl(2)
     if os.getppid() != parent:
-        os._exit(CRASHED)
+        exit_now(CRASHED)
 
 
 @contextmanager

@@ -20,14 +20,12 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStateError,
-    rendezvous_handler_registry,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token, create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from mingpt import plugins
 from mingpt.errors import UserError
 from mingpt.world import network
 from mingpt.world.platforms import PORT
@@ -152,9 +150,3 @@ def _is_this_machine(host: str) -> bool:
     with suppress(OSError):
         return any(network.is_of_this_machine(str(a[4][0])) for a in socket.getaddrinfo(host, None))
     return False
-
-
-def register() -> None:
-    """Register both backends with torch. A checkout that is not installed has no entry points for that."""
-    rendezvous_handler_registry.register(STATIC, plugins.static())
-    rendezvous_handler_registry.register(C10D, plugins.c10d())

@@ -16,7 +16,7 @@ from mingpt.errors import UserError
 
 
 class Progress:
-    """What this process has done, for the watchdog (hang.py). microbatches: read or evaluated."""
+    """What this process has done, for the watchdog (liveness.py). microbatches: read or evaluated."""
 
     microbatches = collectives = 0
     groups: ClassVar = WeakSet[dist.ProcessGroup]()  # training's besides the default one

@@ -8,14 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bpe_kit import write_gpt2
-from mingpt import console
-from mingpt.cli import about, run, verb_of
+from mingpt import TORCH, console
+from mingpt.cli import about, run, verb_of, warn_of_newer_torch
 from mingpt.command import code_of
 from mingpt.gone import KEYS
 from mingpt.parsers import GROUPS, VERBS
@@ -102,6 +103,18 @@ def test_each_verbs_options_are_known_without_torch_and_help_takes_the_standard_
 def test_a_mistaken_verb_and_one_of_earlier_versions_say_what_to_use(verb: str, ended: Ended, capsys: Captured) -> None:
     assert ended(f"{verb} runs/a") == 64
     assert KEYS.get(f"mingpt {verb}", "did you mean snapshots?") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"),
+    [("2.13.0+cpu", 0), (f"{TORCH[0]}.{TORCH[1]}.9", 0), (f"{TORCH[0]}.{TORCH[1] + 1}.0a0", 1), ("3.0.0", 1)],
+)
+def test_a_torch_newer_than_tested_is_a_warning_of_one_line(
+    version: str, warned: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    warn_of_newer_torch()
+    assert capsys.readouterr().err.count("\n") == warned
 
 
 # --- output that is lost ---

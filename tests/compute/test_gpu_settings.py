@@ -50,7 +50,7 @@ def test_a_device_refuses_what_it_has_not(
 
 def test_flash_attention_3_is_activated_and_recorded(hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
-    monkeypatch.setattr(numerics, "activate_flash_attention_impl", asked.append)
+    monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", asked.append, raising=False)
     pin(configured(), GPU)
     assert asked == []
     pin(configured(*FA3), GPU)

@@ -1,20 +1,20 @@
 """What the agent decides when its workers have ended: of what other nodes wait for, and of signals that come late."""
 
-import argparse
 import os
 import signal
 from typing import Any
 
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousHandler
+from torch.distributed.launcher.api import LaunchConfig
 
 from mingpt.errors import CRASHED, STOPPED
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.world.lifetime import Lifetime
+from mingpt.world.secret import STATIC
 
 
 class Answers(RendezvousHandler):
@@ -32,15 +32,10 @@ class Answers(RendezvousHandler):
     get_backend = next_rendezvous = is_closed = set_closed = get_run_id = shutdown = lambda self: None  # type: ignore[assignment, return-value]
 
 
-def spec(answers: Answers) -> WorkerSpec:
-    return WorkerSpec("worker", 1, answers, entrypoint=print, max_restarts=2)
-
-
-def an_agent(answers: Answers, newest: Any = lambda: 0, say: Any = print) -> Any:
-    watchdog = RendezvousWatchdog(0, 60, 60, print)
-    return agent.Agent(
-        spec(answers), DefaultLogsSpecs(), limit=3, newest=newest, say=say, watchdog=watchdog, lifetime=Lifetime()
-    )
+def an_agent(answers: Answers, newest: Any = lambda: 0, say: Any = print) -> agent.Agent:
+    config = LaunchConfig(1, 1, 1)
+    spec = WorkerSpec("worker", 1, answers, entrypoint=print, max_restarts=2)
+    return agent.Agent(config, spec, 3, 30, newest, say, RendezvousWatchdog(0, 60, 60, print), Lifetime())
 
 
 def stopped(answers: Answers, *requests: float) -> int:
@@ -87,15 +82,15 @@ def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
 def test_a_signal_after_the_end_does_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGUSR1)
 
-    def runs(_: argparse.Namespace) -> None:
-        own = agent.api.LocalElasticAgent(spec(Answers(0)), DefaultLogsSpecs())
-        signal.signal(signal.SIGUSR1, own._on_signal)  # type: ignore[attr-defined]
+    def runs(own: agent.Agent) -> None:
+        signal.signal(signal.SIGUSR1, own._on_signal)
 
     def verdict(*_: object) -> tuple[int, str]:
         os.kill(os.getpid(), signal.SIGUSR1)
         return 0, "finished"
 
-    monkeypatch.setattr(agent.torchrun, "run", runs)
+    monkeypatch.setattr(agent.Agent, "run", runs)
     monkeypatch.setattr(agent, "verdict", verdict)
-    assert agent.run(["-m", "mingpt.train"], 1, 60, 60, 0, lambda: 0, print, Lifetime()) == (0, "finished")
+    arguments = [f"--rdzv-backend={STATIC}", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0", "-m", "mingpt.train"]
+    assert agent.run(arguments, 1, 30, 60, 60, 0, lambda: 0, print, Lifetime()) == (0, "finished")
     signal.signal(signal.SIGUSR1, before)

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from config_kit import configured
 from mingpt.errors import CRASHED
-from mingpt.world import hang, hangreport
-from mingpt.world.hang import Watchdog
+from mingpt.world import hangreport, liveness
 from mingpt.world.hangreport import Report, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase
+from mingpt.world.liveness import Watchdog
 from mingpt.world.world import Progress, World
 from told import Told
 
@@ -101,7 +101,7 @@ class Time:
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[Watchdog, Watchdog]:
     """The watchdogs of two processes in training, whose threads are not started. The second is this process's."""
-    monkeypatch.setattr(hang, "time", Time())
+    monkeypatch.setattr(liveness, "time", Time())
     config = configured("health.hang_seconds=100")
     lifetime, store = Lifetime(), dist.HashStore()
     lifetime.phase = Phase.TRAINING
@@ -131,7 +131,7 @@ class Beats:
 
 @pytest.fixture
 def beats(pair: tuple[Watchdog, Watchdog]) -> Beats:
-    return Beats(cast(Time, hang.time), pair[0])
+    return Beats(cast(Time, liveness.time), pair[0])
 
 
 STUCK, GOES_ON = report(3), report(3, stuck=False)
@@ -177,7 +177,7 @@ def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
     """The other process makes progress, so it is no hang; gloo has this limit itself, NCCL ends with SIGABRT."""
     dog = beats.dog
     codes, told = list[int](), list[str]()
-    monkeypatch.setattr(hang.os, "_exit", codes.append)
+    monkeypatch.setattr(liveness, "exit_now", codes.append)
     dog.lifetime.failed = lambda error: told.append(type(error).__name__)
     for device in ("cpu", "cuda"):
         dog.world = replace(dog.world, device=torch.device(device))
@@ -187,7 +187,7 @@ def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
     dog.overdue = True
     monkeypatch.setattr(dog, "hangs", lambda: False)
     dog._look_out()
-    hang.faulthandler.cancel_dump_traceback_later()
+    liveness.faulthandler.cancel_dump_traceback_later()
     assert (codes, told) == ([CRASHED], ["Hang"])
     assert "world.timeout_seconds" in capfd.readouterr().err
 
@@ -229,8 +229,8 @@ def test_who_tells_of_the_hang_ends_first(
     """The launcher ends the others as soon as one has ended. They hear of each other through the store."""
     ended, told = list[str](), threading.Event()
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/nowhere/error.json")  # a disk that is full saves nobody
-    monkeypatch.setattr(hang, "time", clock)
-    monkeypatch.setattr(hang.os, "_exit", lambda code: ended.append(threading.current_thread().name))
+    monkeypatch.setattr(liveness, "time", clock)
+    monkeypatch.setattr(liveness, "exit_now", lambda code: ended.append(threading.current_thread().name))
     ending = list[threading.Thread]()
 
     def tell(error: BaseException) -> None:

@@ -24,7 +24,7 @@ def test_a_process_that_fails_does_not_wait_for_the_others_and_keeps_its_code(mo
     for name, found in {**there, "_choose_interface": None}.items():
         monkeypatch.setattr(joining, name, Mock(return_value=found))
     monkeypatch.setattr(joining, "LEAVE_SECONDS", 0.1)
-    monkeypatch.setattr(joining.os, "_exit", calls.exits)
+    monkeypatch.setattr(joining, "exit_now", calls.exits)
     monkeypatch.setattr(torch.cuda, "set_device", Mock())
     monkeypatch.setattr(dist, "init_process_group", Mock())
     monkeypatch.setattr(dist, "destroy_process_group", calls.leaves)

@@ -1,4 +1,6 @@
-"""Ends a run that hangs, and says where: which process has not entered which collective, and at which line it is.
+"""Ends this process when others do not answer: a run that hangs (Watchdog), and a process that is gone (Peers).
+
+Of a hang it says where: which process has not entered which collective, and at which line it is.
 
 Progress is a microbatch read or evaluated, or a collective entered (world.Progress). Each process publishes its own
 through the rendezvous' store, and reads that of the others once it makes none itself. It is a hang only if no process
@@ -7,25 +9,23 @@ makes progress: one that waits for a slower one does not end the run.
 
 import faulthandler
 import json
-import multiprocessing
-import os
-import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 
 from mingpt.config.schema import Config
 from mingpt.console import complain
-from mingpt.errors import CRASHED, Hang
-from mingpt.world.failures import NO_ANSWER
-from mingpt.world.hangreport import Report, locate, summary
+from mingpt.errors import CRASHED, Hang, TransientError, exit_now
+from mingpt.world.failures import LOST_PEER, NO_ANSWER
+from mingpt.world.hangreport import Report, complain_apart, dump, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.world import Progress, World
 
@@ -34,12 +34,18 @@ LEAST_SILENCE_SECONDS = 3.0
 NOTIFY_SECONDS = 10.0  # for telling of the hang, before the process that tells ends
 # A wait for snapshots has limits of its own, each at most this many times world.timeout_seconds in all.
 SNAPSHOT_TIMEOUTS = 6
-DUMP_SIGNAL = signal.SIGUSR2  # has a loader process print its stacks: see data/loader.py
+FOR_EVER = timedelta(days=3650)
+GRACE_SECONDS = 5.0  # for the main thread to notice it, too, and to say more: gloo tells it at once
+TELL_SECONDS = 5.0  # for telling observers, before this process ends
 
 
-def _complain_apart(text: str) -> None:
-    """On a line of its own: a process that holds its interpreter lock prints its stacks in pieces of lines."""
-    complain(f"\n{text}")
+def _announce(who: str, error: TransientError, failed: Callable[[BaseException], None], seconds: float) -> None:
+    """Say why this process ends, to its launcher, its log and, for so long, its observers."""
+    leave_reason(str(error))
+    complain_apart(f"error: {who}: {error}")
+    teller = threading.Thread(target=failed, args=[error], daemon=True)
+    teller.start()
+    teller.join(seconds)
 
 
 class Watchdog:
@@ -124,7 +130,7 @@ class Watchdog:
     def _look_out(self) -> None:
         self.arm()
         if self.hangs():
-            self._survive(self._dump)
+            self._survive(lambda: dump(self.world, self.reports[self.world.rank], self.seconds))
             until = self.awake + self.silence_seconds  # for the others to say the same, and to print their stacks
             while self.awake < until and not self.stopped.wait(self.beat_seconds) and self.hangs():
                 pass
@@ -166,43 +172,16 @@ class Watchdog:
             if before is None or before.beat != report.beat:
                 self.reports[rank], self.heard[rank] = report, self.awake
 
-    def _dump(self) -> None:
-        """Print this process's stacks, and on CUDA the collectives that NCCL's flight recorder has as not ended."""
-        faulthandler.cancel_dump_traceback_later()  # this is it
-        own = self.reports[self.world.rank]
-        try:
-            with tempfile.TemporaryFile() as file:
-                faulthandler.dump_traceback(file, all_threads=True)
-                file.seek(0)
-                stacks = file.read().decode(errors="replace")
-        except OSError as error:  # a full disk: then as they come, between other lines
-            stacks = f"the stacks are printed directly, since there is no room for a file: {error}"
-            faulthandler.dump_traceback(2, all_threads=True)
-        what = f"no progress for {self.seconds:g} s (health.hang_seconds); last entered {own.last}; in {own.place}"
-        _complain_apart(f"rank {self.world.rank} on {self.host}: {what}\n{stacks}")
-        if self.world.device.type == "cuda":
-            record = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
-            with suppress(RuntimeError, TypeError):  # without a recorder, or with other parameters
-                complain(f"rank {self.world.rank}: NCCL: {record(onlyActive=True) if record else 'not recorded'}")
-        for child in multiprocessing.active_children():
-            if child.name.startswith("SpawnProcess") and child.pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, DUMP_SIGNAL)
-
     def _end(self, tell: Callable[[], None]) -> None:
         """Say why, and end this process, whatever fails in that."""
         try:
             self._survive(tell)
         finally:
-            os._exit(CRASHED)
+            exit_now(CRASHED)
 
     def _tell_overdue(self) -> None:
         reason = f"{NO_ANSWER} ({self.timeout:g} s; in {self.reports[self.world.rank].place})"
-        leave_reason(reason)
-        _complain_apart(f"error: rank {self.world.rank} on {self.host}: {reason}")
-        teller = threading.Thread(target=self._survive, args=[lambda: self.lifetime.failed(Hang(reason))], daemon=True)
-        teller.start()
-        teller.join(NOTIFY_SECONDS)
+        _announce(f"rank {self.world.rank} on {self.host}", Hang(reason), self.lifetime.failed, NOTIFY_SECONDS)
 
     def _tell(self) -> None:
         silent = self.silent()
@@ -213,7 +192,7 @@ class Watchdog:
         # When the first process ends, the others lose it, and a launcher ends them: first let each leave its reason.
         # The one that tells ends before the others. In rank 0, observers would be told of a lost contact, too.
         if self.world.rank == first:
-            _complain_apart(f"error: {reason}")
+            complain_apart(f"error: {reason}")
             teller = threading.Thread(target=self._survive, args=[lambda: self.failed(Hang(reason))], daemon=True)
             teller.start()
             self._stay(self.silence_seconds)
@@ -255,3 +234,59 @@ def watched(
         watchdog.stopped.set()
         for thread in watchdog.threads:
             thread.join(watchdog.beat_seconds)
+
+
+class Peers:
+    """Notices within seconds that another process has ended or died, whatever this one waits for.
+
+    On GPUs nothing else does: the host waits for its device, where NCCL's kernel waits for a process that is gone. So,
+    over a gloo group of its own, rank 0 waits for a message from each process, and each process for one from rank 0. It
+    never comes; the wait fails when the connection breaks, since the kernel of a dead process's machine closes it. A
+    process that is slow, or stopped, keeps its connection. (A machine that is gone: see network.limit_silence.)
+
+    One thread for each connection: in rank 0 to all others, in the others to rank 0, which passes bad news on.
+    """
+
+    def __init__(self, world: World, lifetime: Lifetime, limit_seconds: float) -> None:
+        """Collective. limit_seconds: for the others to come here."""
+        self.world, self.lifetime = world, lifetime
+        self.group = world.side_group(limit_seconds).group
+        self.known = threading.Lock()  # held by the thread that has the first bad news
+        self.others = [rank for rank in range(world.size) if world.is_main != (rank == 0)]
+        for rank in self.others:
+            threading.Thread(target=self._wait, args=[rank], name=f"peer-{rank}", daemon=True).start()
+
+    def _wait(self, rank: int) -> None:
+        news = torch.tensor([rank])
+        with suppress(RuntimeError):  # the connection is broken
+            work = dist.irecv(news, group=self.group, group_src=rank)
+            assert work is not None
+            work.wait(FOR_EVER)
+        if self.known.acquire(blocking=False):
+            self._lost(int(news))
+
+    def _lost(self, rank: int) -> None:
+        if self._ends():  # a normal end: all have entered its barrier
+            return
+        told = list[object]()  # what is sent must stay in memory
+        for other in self.others if self.world.is_main else ():
+            with suppress(RuntimeError):
+                told.append(dist.isend(torch.tensor([rank]), group=self.group, group_dst=other))
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            if self._ends():
+                return
+        reason = f"{LOST_PEER}: process {rank} has ended, or its machine is gone: its log says why"
+        _announce(f"rank {self.world.rank}", TransientError(reason), self.lifetime.failed, TELL_SECONDS)
+        exit_now(CRASHED)
+
+    def _ends(self) -> bool:
+        """Whether this process is about to end by itself, within limits of its own."""
+        return self.lifetime.ending or self.lifetime.phase is Phase.OVER
+
+
+def watch(world: World, lifetime: Lifetime, limit_seconds: float) -> None:
+    """From now on this process ends with 70 if another one is gone. Collective."""
+    if world.size > 1:
+        Peers(world, lifetime, limit_seconds)
