@@ -82,8 +82,8 @@ def test_what_aws_would_be_asked_for(answer: Callable[[str], str]) -> None:
     assert "-" in chosen(answer("train without GPUs"))
     for name in ("train", "train-rdzv", "train-spot", "evaluate", "generate", "serve"):
         for gpus, (machine, price) in GPUS.items():
-            (what, *_, kind, cost) = chosen(answer(f"{name} {gpus}"))
-            assert (what.removesuffix("[Spot]"), kind) == (machine, gpus)
+            (rented, *_, kind, cost) = chosen(answer(f"{name} {gpus}"))
+            assert (rented.removesuffix("[Spot]"), kind) == (machine, gpus)
             assert name == "train-spot" or cost == price
     # A spot job may have any of several kinds, by price.
     kinds = re.findall(r"\S+\[Spot\] +\d+ +\d+ +(\S+)", answer("spot"))

@@ -75,15 +75,15 @@ def test_what_takes_long_is_known_by_who_waits_for_it() -> None:
     assert DYNAMO.exists(), "torch has moved it: the watchdog would take a compiler for a hang"
     assert TASK.exists(), "lm-eval has moved it: the watchdog would take a long task for a hang"
     snapshot, loop, run, storage = (
-        PACKAGE / file for file in ("snapshot/writer.py", "train/loop.py", "train/run.py", "storage.py")
+        PACKAGE / file for file in ("snapshot/writer.py", "train/loop.py", "train/step.py", "storage.py")
     )
     assert inside(loop, snapshot, storage) == ("storage.py:2", {"snapshot"})
     # But not what a snapshot asks the loop for.
-    assert inside(loop, snapshot, run) == ("train/run.py:2", set())
-    assert inside(run, DYNAMO) == ("train/run.py:2", {"compile"})
+    assert inside(loop, snapshot, run) == ("train/step.py:2", set())
+    assert inside(run, DYNAMO) == ("train/step.py:2", {"compile"})
     # The questions of a task take long to write, but not to answer.
-    assert inside(run, TASK) == ("train/run.py:2", {"tasks"})
-    assert inside(TASK.parents[1] / "evaluator.py", run) == ("train/run.py:2", set())
+    assert inside(run, TASK) == ("train/step.py:2", {"tasks"})
+    assert inside(TASK.parents[1] / "evaluator.py", run) == ("train/step.py:2", set())
 
 
 # --- two watchdogs of one process, with a real store between them, and a clock of their own ---
