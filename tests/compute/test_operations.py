@@ -42,7 +42,7 @@ def operations(world: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         update = Update(
             buckets, rules(named, config.optimizer, roles(model)), config.optimizer, config.schedule, world,
             global_size=MICROBATCHES, tokens_per_microbatch=1024, fp16=False, health=config.health,
-            packings=pack(buckets, narrow_names(model, autocast), autocast),
+            in_16_bits=pack(buckets, narrow_names(model, autocast), autocast),
         )  # fmt: skip
     reduction = ExactReduction(buckets, MICROBATCHES, world)
     share = world.share(MICROBATCHES)
@@ -51,8 +51,8 @@ def operations(world: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         for p in reduction.place:
             p.grad = torch.empty_like(p)
         if microbatch != share[-1]:
-            reduction.push(microbatch)
-    reduction.arm(share[-1])
+            reduction.accumulate(microbatch)
+    reduction.expect_last(share[-1])
     with Counted() as hooks:
         reduction.finish()
     losses, tokens = torch.empty(MICROBATCHES, dtype=torch.float64, device="meta"), torch.empty((), device="meta")
