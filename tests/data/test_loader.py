@@ -1,5 +1,6 @@
 """What the trainer sees when a loader process dies: one error with one meaning, wherever the death is noticed."""
 
+import inspect
 import multiprocessing
 import os
 import signal
@@ -39,7 +40,7 @@ def waiting() -> BaseProcess:
 
 def test_a_death_that_an_observer_was_told_of_ends_the_next_read() -> None:
     before = {*multiprocessing.active_children()}
-    items = loader.load(SAMPLES, WORK, 1, 600.0, torch.device("cpu"))
+    items: Any = loader.load(SAMPLES, WORK, 1, 600.0, torch.device("cpu"))
     [process] = {*multiprocessing.active_children()} - before
     next(items)
     assert process.pid is not None
@@ -47,6 +48,8 @@ def test_a_death_that_an_observer_was_told_of_ends_the_next_read() -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         time.sleep(0)
+    # Otherwise torch's clean-up would wait for a lock, which the killed process may have held.
+    inspect.getgeneratorlocals(items)["loader"]._shutdown = True
     with pytest.raises(RuntimeError, match=rf"^DataLoader worker \(pid {process.pid}\) has ended: exit code -9$"):
         next(items)
 

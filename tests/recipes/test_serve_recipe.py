@@ -32,7 +32,7 @@ print(json.dumps([getattr(args, name) for name in names]))
 
 def started(tmp_path: Path, key: str) -> "subprocess.CompletedProcess[str]":
     """The run section with programs that print their arguments."""
-    for name in (".venv/bin/python", ".venv-vllm/bin/vllm"):
+    for name in (".venv/bin/mingpt", ".venv-vllm/bin/vllm"):
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text('#!/bin/sh\nprintf "<%s>" "$@"\necho\n')
@@ -44,7 +44,7 @@ def started(tmp_path: Path, key: str) -> "subprocess.CompletedProcess[str]":
 
 def test_it_listens_where_replicas_are_reached_and_the_key_is_no_argument(tmp_path: Path) -> None:
     export, serve = started(tmp_path, "s3cret").stdout.splitlines()
-    assert export == "<-m><mingpt.snapshots><export><s3://b/run 1@50><exported><--overwrite>"
+    assert export == "<snapshots><export><s3://b/run 1@50><exported><--overwrite>"
     assert serve == (
         "<serve><exported><--served-model-name><mingpt><--host><0.0.0.0><--port><8000>"
         "<--middleware><only_v1.only_v1><--dtype><float32>"

@@ -93,7 +93,7 @@ def test_compiled_steps_are_those_of_training_in_fp32_and_bf16(monkeypatch: pyte
     more = {f"{model} {precision} compiled" for model in ("gpt2", "modern") for precision in ("fp32", "bf16")}
     assert made.keys() - bits.cases(CPU, compiled=False).keys() == more
     made["gpt2 bf16 compiled"]()
-    assert compiled == ["Block.forward", "Block.forward", "LanguageModel.loss_of"]
+    assert sorted(compiled) == ["Block.forward", "Block.forward", "LanguageModel.loss_of"]
 
 
 @pytest.mark.slow
