@@ -144,6 +144,8 @@ def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> No
     time.sleep(1.1)  # W&B names a folder by the second
     train(names, run_dir, 2, START, LAST)
     assert ends(run_dir) == ("FINISHED", 0)
+    defined = {(r.metric.name, r.metric.summary.min) for r in wandb_records(run_dir) if r.HasField("metric")}
+    assert ("val_loss", True) in defined
     expected: Curves = defaultdict(list)
     for event in published(1, LAST):
         if isinstance(event, StepDone | Evaluated | TasksEvaluated):
