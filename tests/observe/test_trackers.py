@@ -16,7 +16,7 @@ import pytest
 
 import branch_kit
 from config_kit import configured, problems
-from curves_kit import wandb_records
+from curves_kit import of_wandb, wandb_records
 from hook_kit import hook
 from mingpt.errors import CRASHED
 from mingpt.metrics import read_metrics
@@ -125,6 +125,9 @@ def of_trackio(run_dir: str) -> Curves:
     return curves
 
 
+READERS = {"tensorboard": of_tensorboard, "wandb": of_wandb, "mlflow": of_mlflow, "trackio": of_trackio}
+
+
 def ends(run_dir: str) -> tuple[str, int]:
     """How the newest attempt ended: MLflow's status of the run, W&B's exit code."""
     attempts = len(list(Path(run_dir, "wandb/wandb").glob(f"offline-run-*-{ID}")))
@@ -158,7 +161,7 @@ def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> No
             del expected["val_loss/web"]
         small: Callable[[float], Any] = np.float32 if name == "tensorboard" else float
         known = {key: [(step, float(small(value))) for step, value in points] for key, points in expected.items()}
-        assert globals()[f"of_{name}"](run_dir) == known, name
+        assert READERS[name](run_dir) == known, name
 
 
 def test_a_failed_attempt_has_failed_in_the_trackers_too(tmp_path: Path) -> None:
