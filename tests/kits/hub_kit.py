@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha1, sha256
 from pathlib import Path
 from threading import Event
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -136,7 +136,7 @@ class _Handler(Quiet):
             there = [f | {"actions": {"upload": {"href": f"{self.hub.cdn}/lfs/{f['oid']}"}}} for f in objects]
             self.json({"transfer": "basic", "objects": there})
 
-    def push(self, name: str, operations: list[dict[str, dict[str, str]]]) -> None:
+    def push(self, name: str, operations: list[dict[str, Any]]) -> None:
         if self.may_write():
             repository = self.hub.repositories[name]
             files = dict(repository.commits[repository.main])
