@@ -1,11 +1,17 @@
 """The Hugging Face hub (hf://): how its client behaves here, and the commit that a revision stands for."""
 
 import os
+import re
+import sys
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 SCHEME = "hf://"
 TRIES = 6  # of the client, for each request
+NAME = re.compile(r"(?:hf://)?([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
+OURS = {"data", "runs"}  # folders of the docs: what is missing there has another cure
 FOLDERS = {"dataset": "datasets/", "space": "spaces/", "model": ""}
 
 
@@ -15,7 +21,9 @@ def set_up(seconds: float) -> None:
 
     On its own it waits for a listing without a limit. Raises ImportError if it is not installed.
     """
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the client is imported
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the client is imported, both
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import get_session, set_client_factory
 
     most = seconds / TRIES
@@ -45,3 +53,22 @@ def pinned(fs: Any, path: str, commits: dict[str, str]) -> str:
         at = HfApi().repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision)
         commits[root] = str(at.sha)
     return f"{SCHEME}{FOLDERS[found.repo_type]}{found.repo_id}@{commits[root]}/{found.path_in_repo}"
+
+
+def model_at(url: str) -> tuple[str, str | None] | None:
+    """The name and the revision of a model: of hf://OWNER/NAME[@REVISION], or OWNER/NAME where no folder OWNER is."""
+    found, (owner, *_) = NAME.fullmatch(url), url.split("/")
+    if found is None or (not url.startswith(SCHEME) and (owner in OURS or Path(owner).exists())):
+        return None
+    return found[1], found[2]
+
+
+def folder_of(name: str, revision: str | None, files: Sequence[str]) -> str:
+    """The folder in the client's cache with those files of a model that the patterns `files` name, and that it has.
+
+    Call `set_up` first. Raises the client's errors.
+    """
+    from huggingface_hub import snapshot_download
+
+    apart = ["*/*", "consolidated*"]  # some have the same weights in another form
+    return str(snapshot_download(name, revision=revision, allow_patterns=[*files], ignore_patterns=apart))

@@ -341,9 +341,14 @@ def copy(parser: Parser) -> None:
 
 
 def export(parser: Parser) -> None:
-    """Write a GPT as a folder that transformers and vLLM load: of RUN@STEP, of --step, or the newest."""
+    """Write a GPT as a folder that transformers and vLLM load: of RUN@STEP, of --step, or the newest.
+
+    --push makes a model of the hub of it, with a card. HF_TOKEN in the environment must be one that may write.
+    """
     snapshot(parser, "the newest")
-    parser.add_argument("folder", metavar="FOLDER", help="where to: a local folder, or any fsspec URL")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to: a local folder, or any fsspec URL")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="to the hub, too, or only")
+    parser.add_argument("--public", action="store_true", help="if --push makes the model: for all to see")
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
 
 

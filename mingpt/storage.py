@@ -4,7 +4,7 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -122,6 +122,21 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
     return (_Limited(fs, seconds) if fs.async_impl else fs), path
 
 
+def hub_folder(url: str, key: str, files: Sequence[str]) -> str:
+    """If the URL names a model of the hub: its folder in the client's cache, with these files; else the URL.
+
+    Raises UserError and TransientError, naming the config `key`.
+    """
+    if (model := hub.model_at(url)) is None:
+        return url
+    try:
+        hub.set_up(limit_seconds())
+    except ImportError as error:
+        raise UserError(f"{key}={url}: no folder, and a model of the hub needs {install('hf')}") from error
+    with place(key, url):
+        return hub.folder_of(*model, files)
+
+
 def is_local(fs: Any) -> bool:
     return isinstance(fs, LocalFileSystem)
 
@@ -183,7 +198,7 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
         cause = error.__cause__
         silent = isinstance(cause, (TimeoutError, asyncio.TimeoutError))
         theirs = isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
-        hubs = isinstance(cause, Exception) and _package(cause) == "huggingface_hub"
+        hubs = isinstance(cause, Exception) and _package(cause) in ("httpx", "httpx2", "huggingface_hub")
         if isinstance(cause, Exception) and (silent or theirs or hubs):
             return _of_client(shown, cause)
         return UserError(_missing(shown) + fetch_it(url))
@@ -220,13 +235,15 @@ def _of_client(shown: str, error: Exception) -> UserError | TransientError:
         return UserError(f"{shown}: not there, or private: check the spelling, or set HF_TOKEN in the environment")
     if name == "GatedRepoError":
         return UserError(f"{shown}: gated: accept its terms on its page, and set HF_TOKEN in the environment")
+    if name == "OfflineModeIsEnabled":
+        return UserError(f"{shown}: not in the cache, and HF_HUB_OFFLINE is set: unset it once, or `hf download` it")
     if _status(error) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
         return UserError(_denied(shown))
     if type(error).__name__ == "ResourceNotFoundError":  # Azure's, for a container
         return UserError(_missing(shown))
     if _status(error) in (405, 501):  # a web server that does not support PUT
         return UserError(_read_only(shown))
-    if re.match(r"InvalidU(rl|RL)", type(error).__name__):
+    if re.match(r"InvalidU(rl|RL)|HFValidation", type(error).__name__):
         return UserError(f"{shown}: this is not a valid address: check the spelling")
     return _unavailable(shown, error)
 
@@ -252,7 +269,8 @@ def _read_only(shown: str) -> str:
 
 
 def _denied(shown: str) -> str:
-    credentials = ", or the credentials in the environment" if "://" in shown else ""
+    which = "HF_TOKEN" if hub.SCHEME in shown else "the credentials"
+    credentials = f", or {which} in the environment" if "://" in shown else ""
     return f"{shown}: permission denied: check it{credentials}"
 
 

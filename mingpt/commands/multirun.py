@@ -102,6 +102,7 @@ def job(config: DictConfig) -> float | None:
         process = subprocess.Popen(
             command,
             cwd=above,
+            env={"WANDB_RUN_GROUP": Path(own.sweep.dir).name, **os.environ},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

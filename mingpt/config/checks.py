@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from mingpt import hub
 from mingpt.config.kinds import Data, of_part
 from mingpt.config.schema import AUTO, Config
 from mingpt.config.section import Own
@@ -229,9 +230,8 @@ def no_weights(url: str) -> str:
     shown = f"model.init_from={without_secrets(url)}: there is no config.json"
     if Path(url, "snapshots").is_dir() or Path(url, "manifest.json").exists():
         return f"{shown}, but a run of ours: export it first: mingpt export {url} FOLDER"
-    hub = url if re.fullmatch(r"[\w.-]+/[\w.-]+", url) else f"openai-community/{url}"
-    known = re.fullmatch(r"(openai-community/)?(gpt2(-medium|-large|-xl)?|distilgpt2)", url)
-    cure = f", for instance by `hf download {hub} --local-dir {url}`" if known else ""
+    known = re.fullmatch(r"(?:openai-community/)?(gpt2(-medium|-large|-xl)?|distilgpt2)", url)
+    cure = f", or the hub's: hf://openai-community/{known[1]}" if known else ""
     return f"{shown}: give a folder in Hugging Face's form, as save_pretrained writes it{cure}"
 
 
@@ -243,9 +243,10 @@ def missing_places(c: Config, problems: Sequence[str]) -> list[str]:
     told = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
     found: list[str] = []
     for key, url in c.data.places().items():
-        if "://" not in url and not Path(url).exists():
+        named = key.endswith(".tokenizer") and hub.model_at(url)
+        if "://" not in url and not named and not Path(url).exists():
             found.append(f"{key}={url}: there is no such file or bucket: check the spelling{fetch_it(url)}")
     weights = getattr(c.model, "init_from", None)
-    if weights is not None and "://" not in weights and not Path(weights, "config.json").exists():
+    if weights and "://" not in weights and not hub.model_at(weights) and not Path(weights, "config.json").exists():
         found.append(no_weights(weights))
     return [problem for problem in found if problem.partition("=")[0] not in told]

@@ -16,7 +16,7 @@ from typing import Any
 
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import install, name_of, open_fs, place
+from mingpt.storage import hub_folder, install, name_of, open_fs, place
 
 END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in other tokenizers; the first one that a tokenizer has is used.
@@ -213,11 +213,11 @@ def cut(text: str, start: int) -> int:
 
 
 def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
-    """The vocabulary at a URL: a tokenizer.json, GPT-2's vocab.bpe, or a folder with either.
+    """The vocabulary at a URL: a tokenizer.json, GPT-2's vocab.bpe, or a folder or the hub's model with either.
 
     key: the config key or option that named the URL. Raises UserError if no vocabulary is there.
     """
-    fs, path = open_fs(url, key)
+    fs, path = open_fs(hub_folder(url, key, sorted(FILES)), key)
     with place(key, url):
         files = fs.ls(path, detail=False) if fs.isdir(path) else [path]
         names = {name_of(file.rstrip("/")): file for file in files}

@@ -39,7 +39,7 @@ class Tokenized(CachedData):
     tokens: Literal["char", "byte", "bpe"] = "char"
     """What a token is: a character, a byte (256 of them), or a piece of a word (data.tokenizer)."""
     tokenizer: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
-    """The vocabulary of bpe: a folder with GPT-2's vocab.bpe and encoder.json, or a tokenizer.json; any fsspec URL."""
+    """The vocabulary of bpe: a tokenizer.json, or a folder with one or GPT-2's files; any URL; the hub's OWNER/NAME."""
     val_fraction: float = Field(default=0.1, ge=0, lt=1)
     """The share at the end of the file that is kept for validation."""
 

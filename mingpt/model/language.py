@@ -220,7 +220,7 @@ class Language(Model):
     vocab_multiple: int = Field(default=1, ge=1)
     """Pad the embedding to a multiple of this; 64 is faster on GPUs."""
     init_from: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
-    """Start with these weights: a folder with such a model's config.json and model.safetensors, any fsspec URL."""
+    """Start with these weights: the hub's OWNER/NAME, or a folder with config.json and model.safetensors, any URL."""
 
     def problem(self, config: "Config") -> str | None:
         return self.impossible_shape()

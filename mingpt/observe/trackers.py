@@ -143,6 +143,7 @@ def wandb(about: About) -> Iterator[Write]:
     )
     if run.disabled:
         raise UserError("there is no WANDB_API_KEY in the environment, and no login: set one, or WANDB_MODE=offline")
+    run.define_metric("val_loss", summary="min,last")  # a table of runs shows both
     last = run.step - 1  # the server knows; offline, nobody does but the attempts before
     if run.offline and before:
         traces = read_trace(about.run_dir).items()

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mingpt import hub
 from mingpt.command import code_of, expanded
 from mingpt.config import compose
 from mingpt.config.schema import Config
@@ -36,7 +37,9 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str) and "://" in value:
         yield value
     elif isinstance(value, dict):
-        for item in value.values():
+        for key, item in value.items():
+            if key in ("init_from", "tokenizer") and isinstance(item, str) and hub.model_at(item):
+                yield hub.SCHEME
             yield from _strings(item)
 
 

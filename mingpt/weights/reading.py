@@ -15,6 +15,8 @@ from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.model.language import LanguageModel
+from mingpt.redact import without_secrets
+from mingpt.storage import hub_folder
 from mingpt.weights.fitting import Form, config_problems, form_of, tensor_problems, vocabulary_problems
 from mingpt.world.world import World
 
@@ -32,7 +34,9 @@ class WeightsFolder(Folder):
     """A folder that the user trusts, with links, as in a cache. Methods raise UserError, which names key and file."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, KEY)
+        super().__init__(hub_folder(url, KEY, [CONFIG, "*.safetensors", INDEX, TOKENIZER]), KEY)
+        self.url = without_secrets(url)
+        self.shown = f"{KEY}={self.url}"
         self.hashes: dict[str, str] = {}  # sha256 by name, of the files that were read
 
     def error(self, *problems: str) -> UserError:
@@ -146,7 +150,7 @@ def _read_tensors(folder: WeightsFolder, form: Form) -> dict[str, Tensor]:
                 f"there is no {WEIGHTS}, and {PICKLE} is never read, since a pickle can run any code: convert it with "
                 f"transformers: {form.convert}.from_pretrained(folder).save_pretrained(folder)"
             )
-        raise folder.error(f"there is no {WEIGHTS} and no {INDEX}: check the spelling")
+        raise folder.error(f"there is no {WEIGHTS} and no {INDEX} (other forms are not read): check the spelling")
     names = index.get("weight_map")
     files = sorted(set(names.values())) if isinstance(names, dict) and all(map(_is_name, names.values())) else []
     if not files:

@@ -36,6 +36,7 @@ if says and says != "hold":
     sys.exit(says)
 (folder / "metrics").mkdir(parents=True)
 (folder / "config.yaml").write_text(json.dumps({"seed": int(given.get("seed", 1)), "run": {"name": folder.name}}))
+(folder / "group").write_text(os.environ["WANDB_RUN_GROUP"])
 while says == "hold" and not asked:
     time.sleep(0.01)
 row = {"step": 5, "val_loss": abs(math.log10(float(given.get("optimizer.lr", 1e-3))) + 3)}
@@ -62,6 +63,7 @@ class Sweeps:
 def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     """In an empty folder. Hydra sets up logging, to an output that is closed after the test."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     known = (logging.getLogger(), logging.getLogger("hydra"))
     loggers = [(logger, logger.level, logger.handlers[:]) for logger in known]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -108,6 +110,7 @@ def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
         assert found[:2] == [f"--config-dir={Path('conf').absolute()}", "--config-name=train"]
         assert found[-2:] == [f"run.name={name}", f"run.dir='runs/a/{name}'"]
         assert {"experiment=synthetic", "schedule=mine"} <= {*found}
+    assert {path.read_text() for path in Path("runs/a").glob("*/group")} == {"a"}  # in W&B
     assert not Path("multirun").exists()
 
 

@@ -1,8 +1,9 @@
-"""A hub as Hugging Face's, on loopback: the part of its protocol that reading a dataset takes.
+"""A hub as Hugging Face's, on loopback: what its client asks to read a dataset, to read a model and to push one.
 
 Files come from a second address, as they do from the real one's CDN. Whatever else is asked for is kept in `strange`.
 """
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha1, sha256
 from pathlib import Path
 from threading import Event
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -23,10 +24,15 @@ CONSTANTS = "huggingface_hub.constants"
 
 @dataclass
 class Repository:
-    """token: what a reader needs; empty: it is public. gated: terms have to be accepted first."""
+    """token: what a reader needs; empty: it is public. gated: terms have to be accepted first.
+
+    visibility: what its maker asked for. messages: of the commits that were pushed.
+    """
 
     token: str = ""
     gated: bool = False
+    visibility: str = ""
+    messages: list[str] = field(default_factory=list)
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     main: str = ""
 
@@ -45,6 +51,8 @@ class Hub:
     read: list[str] = field(default_factory=list)  # COMMIT/PATH of each part of a file that was sent
     carried: list[str] = field(default_factory=list)  # what came to the CDN as Authorization
     failing: int = 0  # the status that is answered in place of a file
+    writer: str = ""  # the token that may push; empty: nobody may
+    uploads: dict[str, bytes] = field(default_factory=dict)  # by sha256, of large files
     listing: Event = field(default_factory=Event)  # no folder is listed before
 
 
@@ -63,7 +71,27 @@ class _Handler(Quiet):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path.strip("/"))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         match path.split("/"):
+            case ["api", "validate-yaml"]:
+                self.json({"errors": [], "warnings": []})
+            case ["api", "repos", "create"]:
+                self.create(json.loads(body))
+            case ["api", "models", owner, name, "preupload", _]:
+                self.preupload(json.loads(body)["files"])
+            case [owner, name, "info", "lfs", "objects", "batch"]:
+                self.batch(json.loads(body)["objects"])
+            case ["lfs", oid]:
+                self.hub.uploads[oid] = body
+                self.answer(200)
+            case ["api", "models", owner, name, "commit", "main"]:
+                self.push(f"{owner}/{name}", [json.loads(line) for line in body.splitlines()])
+            case ["api", "models", owner, name]:
+                self.api(f"{owner}/{name}", "main", "revision", "")
+            case ["api", "models", owner, name, ("revision" | "tree") as what, revision, *rest]:
+                self.api(f"{owner}/{name}", revision, what, "/".join(rest))
+            case [owner, name, "resolve", revision, *rest]:
+                self.resolve(f"{owner}/{name}", revision, "/".join(rest))
             case ["cdn", owner, name, commit, *rest]:
                 self.file(self.hub.repositories[f"{owner}/{name}"].commits[commit], commit, "/".join(rest))
             case ["api", "datasets", owner, name]:
@@ -76,7 +104,53 @@ class _Handler(Quiet):
                 self.hub.strange.append(f"{self.command} {self.path}")
                 self.answer(404)
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_POST = do_PUT = do_GET
+
+    def json(self, fields: object) -> None:
+        self.answer(200, json.dumps(fields).encode(), Content_Type="application/json")
+
+    def create(self, wanted: Mapping[str, str]) -> None:
+        name = f"{wanted['organization']}/{wanted['name']}"
+        if self.may_write():
+            made = name not in self.hub.repositories
+            repository = self.hub.repositories.setdefault(name, Repository(visibility=wanted.get("visibility", "")))
+            if made:
+                repository.commit({".gitattributes": b""})
+            about = {"url": f"http://{self.headers['Host']}/{name}", "name": name, "type": "model", "id": name}
+            self.answer(200 if made else 409, json.dumps(about).encode(), Content_Type="application/json")
+
+    def may_write(self) -> bool:
+        may = bool(self.hub.writer) and self.headers.get("Authorization") == f"Bearer {self.hub.writer}"
+        if not may:
+            self.answer(403 if "Authorization" in self.headers else 401)
+        return may
+
+    def preupload(self, files: list[dict[str, str]]) -> None:
+        large = {True: "lfs", False: "regular"}
+        modes = [{"path": f["path"], "uploadMode": large[f["path"].endswith(".safetensors")]} for f in files]
+        if self.may_write():
+            self.json({"files": [mode | {"shouldIgnore": False} for mode in modes]})
+
+    def batch(self, objects: list[dict[str, object]]) -> None:
+        if self.may_write():
+            there = [f | {"actions": {"upload": {"href": f"{self.hub.cdn}/lfs/{f['oid']}"}}} for f in objects]
+            self.json({"transfer": "basic", "objects": there})
+
+    def push(self, name: str, operations: list[dict[str, Any]]) -> None:
+        if self.may_write():
+            repository = self.hub.repositories[name]
+            files = dict(repository.commits[repository.main])
+            for operation in operations:
+                about = operation["value"]
+                match operation["key"]:
+                    case "header":
+                        repository.messages.append(about["summary"])
+                    case "file":
+                        files[about["path"]] = base64.b64decode(about["content"])
+                    case "lfsFile":
+                        files[about["path"]] = self.hub.uploads[about["oid"]]
+            sha = repository.commit(files)
+            self.json({"commitUrl": f"http://{self.headers['Host']}/{name}/commit/{sha}", "commitOid": sha})
 
     def commit(self, name: str, revision: str) -> str:
         """The commit that a revision stands for; empty: refused, and answered so, as the hub does."""
@@ -98,13 +172,15 @@ class _Handler(Quiet):
             if what == "tree" and not (about := self.tree(self.hub.repositories[name].commits[sha], folder)):
                 self.answer(404, X_Error_Code="EntryNotFound", X_Error_Message="not found")
             else:
-                self.answer(200, json.dumps(about).encode(), Content_Type="application/json")
+                self.json(about)
 
     def tree(self, files: Mapping[str, bytes], folder: str) -> list[dict[str, object]]:
         self.hub.listing.wait(LIMIT)
         prefix, found = f"{folder}/" if folder else "", dict[str, dict[str, object]]()
         for path in sorted(path for path in files if path.startswith(prefix)):
             name, *below = path.removeprefix(prefix).split("/")
+            if below and "recursive=true" in self.path:
+                name, below = "/".join([name, *below]), []
             entry: dict[str, object] = {"type": "directory" if below else "file", "path": prefix + name, "size": 0}
             entry["oid"] = sha1(entry["path"].encode() if below else files[path]).hexdigest()  # type: ignore[attr-defined]
             if not below:
@@ -119,7 +195,13 @@ class _Handler(Quiet):
             self.answer(404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found")
             return
         where = f"{self.hub.cdn}/cdn/{name}/{sha}/{path}?X-Signature=s3cret"
-        self.answer(302, Location=where, X_Repo_Commit=sha, X_Linked_Etag=f'"{sha256(content).hexdigest()}"')
+        self.answer(
+            302,
+            Location=where,
+            X_Repo_Commit=sha,
+            X_Linked_Size=str(len(content)),
+            X_Linked_Etag=f'"{sha256(content).hexdigest()}"',
+        )
 
     def file(self, files: Mapping[str, bytes], commit: str, path: str) -> None:
         if (given := self.headers.get("Authorization")) is not None:
@@ -150,4 +232,7 @@ def hub(home: Path) -> Iterator[Hub]:
         patch.setattr(f"{CONSTANTS}.ENDPOINT", url)
         patch.setattr(f"{CONSTANTS}.HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
         patch.setattr(f"{CONSTANTS}.HF_TOKEN_PATH", str(home / "token"))
+        patch.setattr(f"{CONSTANTS}.HF_HUB_CACHE", str(home / "hub"))
+        patch.setattr(f"{CONSTANTS}.HF_HUB_DISABLE_XET", True)  # its client is not Python's
+        patch.setenv("HF_HUB_DISABLE_XET", "1")
         yield state

@@ -125,12 +125,7 @@ def of_trackio(run_dir: str) -> Curves:
     return curves
 
 
-READ: dict[str, Callable[[str], Curves]] = {
-    "tensorboard": of_tensorboard,
-    "wandb": of_wandb,
-    "mlflow": of_mlflow,
-    "trackio": of_trackio,
-}
+READERS = {"tensorboard": of_tensorboard, "wandb": of_wandb, "mlflow": of_mlflow, "trackio": of_trackio}
 
 
 def ends(run_dir: str) -> tuple[str, int]:
@@ -152,6 +147,8 @@ def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> No
     time.sleep(1.1)  # W&B names a folder by the second
     train(names, run_dir, 2, START, LAST)
     assert ends(run_dir) == ("FINISHED", 0)
+    defined = {(r.metric.name, r.metric.summary.min) for r in wandb_records(run_dir) if r.HasField("metric")}
+    assert ("val_loss", True) in defined
     expected: Curves = defaultdict(list)
     for event in published(1, LAST):
         if isinstance(event, StepDone | Evaluated | TasksEvaluated):
@@ -164,7 +161,7 @@ def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> No
             del expected["val_loss/web"]
         small: Callable[[float], Any] = np.float32 if name == "tensorboard" else float
         known = {key: [(step, float(small(value))) for step, value in points] for key, points in expected.items()}
-        assert READ[name](run_dir) == known, name
+        assert READERS[name](run_dir) == known, name
 
 
 def test_a_failed_attempt_has_failed_in_the_trackers_too(tmp_path: Path) -> None:

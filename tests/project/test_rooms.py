@@ -35,27 +35,27 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 191_000, 230, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 193_000, 220, 60
 ROOM_TOKENS = {
-    "": 10_200,
-    "commands": 12_900,
-    "compute": 12_800,
-    "config": 16_800,
+    "": 11_100,
+    "commands": 15_200,
+    "compute": 13_100,
+    "config": 17_500,
     "data": 17_000,
     "history": 2_700,
-    "launch": 5_300,
-    "model": 5_800,
+    "launch": 5_500,
+    "model": 6_000,
     "observe": 12_900,
     "preflight": 7_300,
-    "prepare": 7_500,
+    "prepare": 7_700,
     "report": 10_100,
     "selftest": 2_300,
-    "snapshot": 23_000,
+    "snapshot": 19_800,
     "train": 27_000,
-    "weights": 4_400,
-    "world": 13_800,
+    "weights": 4_700,
+    "world": 13_900,
 }
-PATH_TOKENS = 26_000
+PATH_TOKENS = 28_000
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.
 SCHEMA = {"errors", "config/kinds", "config/schema", "config/section"}
 # Of these the path has what a reader needs to know, and their rooms have the rest. How many other files they import:
