@@ -21,7 +21,7 @@ from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
 from mingpt.world import slurm
 from mingpt.world.lifetime import Lifetime
 
-CRASH_SECONDS = 10.0  # what another node has for its user error, which is then why this node has crashed
+CRASH_SECONDS = 30.0  # what another node, a busy one too, has for its user error: then that is why this one crashed
 LOG_SECONDS = 1.0  # until SkyPilot's own process on this node has passed on what was printed
 
 
