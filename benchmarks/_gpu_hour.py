@@ -63,7 +63,10 @@ class Hour:
         return done.stdout
 
     def overrides(self, name: str, *more: str) -> list[str]:
-        return [*self.scale.overrides(), f"run.dir={self.out}/runs/{name}", *more]
+        """The scale's, but for those that `more` gives otherwise."""
+        given = {word.partition("=")[0] for word in more}
+        usual = [word for word in self.scale.overrides() if word.partition("=")[0] not in given]
+        return [*usual, f"run.dir={self.out}/runs/{name}", *more]
 
     def train(self, name: str, *more: str, processes: int = 1) -> list[dict[str, Any]]:
         """The metrics of all steps of a new run."""
@@ -162,7 +165,7 @@ def profile(hour: Hour) -> dict[str, Any]:
     """A trace for Perfetto: look for gaps between kernels in the last backward of a step."""
     end = WARM + hour.scale.profiled
     hour.train("profile", f"train.max_steps={end + 2}", f"profile.steps={WARM}:{end}", "snapshot.every_seconds=0")
-    files = [path for path in (hour.out / "runs" / "profile").rglob("*") if "profile" in path.parent.name]
+    files = (hour.out / "runs" / "profile" / "profile").iterdir()
     return {"files": sorted(str(path.relative_to(hour.out)) for path in files)}
 
 
