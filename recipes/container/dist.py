@@ -6,11 +6,12 @@ PREFLIGHT=0 (do not check the machines and the network first).
 """
 
 import os
-import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from mingpt.command import WORD
 
 RUNS = Path("/runs")  # where the platform mounts a folder for all containers
 # A third of the experiment.
@@ -22,7 +23,7 @@ if given("RUN_DIR"):
     overrides += [f"run.dir={given('RUN_DIR')}"]
 elif os.access(RUNS, os.W_OK):
     overrides += [f"run.dir={RUNS}/${{run.name}}"]
-overrides += re.findall(r"""(?:[^\s'"]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")+""", given("OVERRIDES", ""))
+overrides += WORD.findall(given("OVERRIDES", ""))
 
 # For other programs in this container. The launcher compares it with the other variables.
 if {"SING_JOB_NAME", "SING_RANK", "SING_HOSTNAME_SUFFIX"} <= os.environ.keys():
