@@ -40,7 +40,7 @@ COMMANDS = {
     "serve without a key": f"{LAUNCH}serve.yaml --env RUN_DIR=s3://bucket/run",
 }  # fmt: skip
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture

@@ -46,10 +46,29 @@ sys.argv = ["sky", "api", "start"]
 cli()
 PYTHON
 timeout 300 sky check aws >"$out/check.txt" 2>&1 || { cat "$out/check.txt" >&2; exit 1; }
-number=0
-while read -r arguments; do
-  code=0
-  eval "timeout 300 sky $arguments" >"$out/$number.txt" 2>&1 </dev/null || code=$?
-  echo "exit code $code" >>"$out/$number.txt"
-  number=$((number + 1))
-done
+# One client for all commands, since one takes longer to start than to be answered.
+cat >"$out/commands.py" <<'PYTHON'
+import contextlib
+import pathlib
+import shlex
+import sys
+import traceback
+
+from sky.cli import cli
+
+out_dir = pathlib.Path(sys.argv[1])
+for number, line in enumerate(sys.stdin):
+    code: object = 0
+    with (out_dir / f"{number}.txt").open("w") as out:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            try:
+                sys.argv = ["sky", *shlex.split(line)]
+                cli()
+            except SystemExit as end:
+                code = end.code or 0
+            except Exception:
+                traceback.print_exc()
+                code = 1
+        print("exit code", code, file=out)
+PYTHON
+python "$out/commands.py" "$out"
