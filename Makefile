@@ -45,9 +45,9 @@ test-all: ## make test and make docs, then all other tests (of the lab, the shor
 	@$(MAKE) --no-print-directory -j3 $(INSTALLED) $(SKY_INSTALLED) $(DOCS_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite)
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory docs
-	@$(MAKE) --no-print-directory -j2 slow short-lab
+	@$(MAKE) --no-print-directory slow
+	@$(MAKE) --no-print-directory short-lab
 
-# The lab mostly waits for Slurm and SkyPilot, so it goes beside the tests that compute.
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) --durations=12 -m "slow and not (lab or example or nightly)"
 

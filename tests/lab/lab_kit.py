@@ -41,7 +41,7 @@ SMALL = (
 )
 
 
-def run(*words: str, limit: float = 900, check: bool = True) -> "subprocess.CompletedProcess[str]":
+def run(*words: str, limit: float = 1800, check: bool = True) -> "subprocess.CompletedProcess[str]":
     """A command with its output; fails the test, showing the end of it, unless the exit code is 0 (or not checked)."""
     process = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
@@ -58,7 +58,7 @@ def run(*words: str, limit: float = 900, check: bool = True) -> "subprocess.Comp
     return subprocess.CompletedProcess(words, process.returncode, output)
 
 
-def sky(*words: str, limit: float = 900, check: bool = True) -> "subprocess.CompletedProcess[str]":
+def sky(*words: str, limit: float = 1800, check: bool = True) -> "subprocess.CompletedProcess[str]":
     """`sky …` as a user of the lab."""
     return run(str(SCRIPTS / "client.sh"), "sky", *words, limit=limit, check=check)
 
