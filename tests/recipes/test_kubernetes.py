@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from mingpt.command import expanded
 from node_kit import Node, ask_to_stop, free_port
 from paths_kit import ROOT
 from run_kit import Run
@@ -132,6 +133,19 @@ def test_what_is_commented_out_is_a_queue_a_volume_and_rdma() -> None:
     assert limits == [{"nvidia.com/gpu": 1, "memory": "16Gi", "rdma/hca_shared_devices_a": 1}] * 4
 
 
+def test_each_runs_what_its_variables_say() -> None:
+    """A TrainJob has them itself, for the command of its runtime; the others have both in the container."""
+    trainers = [thing["spec"]["trainer"] for thing in objects() if thing["kind"] == "TrainJob"]
+    containers = [pod["containers"][0] for pod, _ in pods()]
+    found = [job for job in (*trainers, *containers) if "args" in job]
+    assert [c["command"] for c in containers if "command" in c] == [["mingpt", "launch"]] * 4
+    assert len(found) == 4
+    for job in found:
+        told = {variable["name"]: variable.get("value", "") for variable in job["env"]}
+        words = expanded("launch", job["args"], {**told, "OVERRIDES": "run.name='a b' train.max_steps=5"})
+        assert words == ["experiment=mnist", "run.dir='s3://bucket/mnist'", "run.name='a b'", "train.max_steps=5"]
+
+
 # --- the same variables, in processes on loopback ---
 
 
@@ -139,7 +153,7 @@ def jobset(rank: int, nodes: int, port: int) -> dict[str, str]:
     """As recipes/kubernetes/jobset.yaml gives them."""
     (thing,) = (thing for thing in objects() if thing["kind"] == "JobSet")
     (pod,) = (job["spec"]["template"]["spec"] for job in core_objects(thing))
-    names = {variable["name"] for variable in pod["containers"][0]["env"]} - {"EXPERIMENT", "RUN_DIR"}
+    names = {variable["name"] for variable in pod["containers"][0]["env"]} - {"EXPERIMENT", "RUN_DIR", "OVERRIDES"}
     told = {"NNODES": nodes, "NODE_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     assert names == {f"PET_{name}" for name in told}
     return {f"PET_{name}": str(value) for name, value in told.items()}
