@@ -28,13 +28,12 @@ GATHERS = 2  # buckets whose weights are on their way at a time: more would hide
 class Hop:
     """An exchange among the processes of `world`.
 
-    sent: by rank in `world`, the subtrees whose sums that process sends. wanted: the subtrees whose sums every process
-    has afterwards, for its slices.
+    sent: by rank in `world`, the subtrees whose sums that process sends. Afterwards each has, for its slices, the sums
+    that it sends in the next hop; after the last one the whole sum.
     """
 
     world: World
     sent: list[list[Subtree]]
-    wanted: list[Subtree]
 
 
 def subtrees_by_rank(size: int, microbatches: int) -> list[list[Subtree]]:
@@ -45,14 +44,14 @@ def subtrees_by_rank(size: int, microbatches: int) -> list[list[Subtree]]:
 
 def hops(world: World, microbatches: int) -> list[Hop]:
     """The exchanges that bring partial sums to the owner of each slice, who has the whole sum after the last one."""
-    by_rank, root = subtrees_by_rank(world.size, microbatches), (0, microbatches)
+    by_rank = subtrees_by_rank(world.size, microbatches)
     if world.inside is None or world.across is None:
-        return [Hop(world, by_rank, [root])]
+        return [Hop(world, by_rank)]
     local_size, node = world.inside.size, world.across.rank
     by_node = subtrees_by_rank(world.across.size, microbatches)
     return [
-        Hop(world.inside, by_rank[node * local_size : (node + 1) * local_size], by_node[node]),
-        Hop(world.across, by_node, [root]),
+        Hop(world.inside, by_rank[node * local_size : (node + 1) * local_size]),
+        Hop(world.across, by_node),
     ]
 
 
