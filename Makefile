@@ -41,12 +41,11 @@ train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes, 
 test: lint ## before a commit: lint, the fast tests, and one real kill, resize, bucket and recipe
 	$(BIN)/python -m pytest -n $(JOBS) -m "example or not (lab or slow)"
 
-test-all: ## make test and make docs, then all other tests (of the lab, the short ones)
+test-all: ## make test and make docs, then all other tests of each commit
 	@$(MAKE) --no-print-directory -j3 $(INSTALLED) $(SKY_INSTALLED) $(DOCS_INSTALLED) $(if $(shell command -v npm 2>/dev/null),azurite)
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory slow
-	@$(MAKE) --no-print-directory short-lab
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) --durations=12 -m "slow and not (lab or example or nightly)"
@@ -54,9 +53,10 @@ slow: $(INSTALLED)
 mutations: $(INSTALLED) ## break the code in one place at a time, and see that the tests notice
 	$(BIN)/python tests/mutations/run.py
 
-test-nightly: ## make test-all, all other faults, 60 kills, the oldest and the newest torch, the mutation round; the lab is make lab-up test-lab
+test-nightly: ## make test-all, all other faults, the lab's short tests, 60 kills, the oldest and the newest torch, the mutation round; all of the lab is make lab-up test-lab
 	@$(MAKE) --no-print-directory test-all
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) -m nightly
+	@$(MAKE) --no-print-directory short-lab
 	@$(MAKE) --no-print-directory crash-campaign N=60
 	@$(MAKE) --no-print-directory test-torch TORCH=2.9.1
 	@$(MAKE) --no-print-directory test-torch TORCH=2.15.0

@@ -214,7 +214,9 @@ def test_what_skypilot_can_not_take(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib hydra.launcher.n_jobs=2", "submitit_local"])
+@pytest.mark.parametrize(
+    "launcher", ["joblib hydra.launcher.n_jobs=2", pytest.param("submitit_local", marks=pytest.mark.nightly)]
+)
 def test_other_peoples_launchers(launcher: str, tmp_path: Path) -> None:
     how = ("experiment=synthetic", "train.max_steps=2", "train.threads=1,2", "track=[]")
     command = [sys.executable, "-m", "mingpt.train", "-m", *how, *f"hydra/launcher={launcher}".split()]
@@ -225,6 +227,7 @@ def test_other_peoples_launchers(launcher: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_multirun_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path, text: Path, cache: Path) -> None:
     few = ("train.max_steps=100", "train.log_every=50", "train.eval_every=0", "snapshot.every_steps=20")
     how = (*TINY, *few, "batch.global_size=2", f"data.path={text}", f"data.cache_dir={cache}", "seed=1,2")

@@ -220,6 +220,7 @@ print(len(found), gradient(net) in found)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_embedding_has_one_gradient_with_several_threads(tmp_path: Path) -> None:
     """torch's compiler adds up by atomic operations of all threads. With reduce=fast it may: so the test can fail."""
     own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "CI": "true"}  # its own cache; torch is stricter then

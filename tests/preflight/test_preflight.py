@@ -73,11 +73,11 @@ class Nodes:
 
 FAULTS: dict[str, Callable[[Nodes], object]] = {
     "none": lambda n: None,
-    "the head's port is closed": lambda n: n.net.close_port("a", 29500),
-    "large packets are lost": lambda n: n.net.swallow("b"),
     "a run directory that is not shared": lambda n: n.net.small_disk("b", n.run_dir, "100m"),
 }
 MORE: dict[str, Callable[[Nodes], object]] = {  # nightly
+    "the head's port is closed": lambda n: n.net.close_port("a", 29500),
+    "large packets are lost": lambda n: n.net.swallow("b"),
     "an interface that is not there": lambda n: n.env.update(GLOO_SOCKET_IFNAME="ens1f1"),
     "an interface that leads elsewhere": Nodes.other_interface,
     "other ports are closed": lambda n: n.net.close_port("a", "29501-65534"),

@@ -35,6 +35,7 @@ def flip() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", ["time-machine", "branches"])
 def test_a_page_shows_what_its_commands_print(
     page: str, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

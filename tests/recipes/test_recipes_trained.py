@@ -135,6 +135,7 @@ def network() -> Iterator[list[str]]:
     holder.stdout.close()
 
 
+@pytest.mark.nightly
 def test_a_spot_job_that_loses_a_machine_goes_on_elsewhere(
     launch: Launch, network: list[str], undisturbed: Make, new_run: Make, tmp_path: Path
 ) -> None:

@@ -132,7 +132,9 @@ def assert_nobody_creates_a_bucket(there: str, folder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("moto", marks=pytest.mark.example), "azurite", nightly("proxied")])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("moto", marks=pytest.mark.example), *map(nightly, ("azurite", "proxied"))]
+)
 def test_a_run_is_killed_and_resized_and_ends_with_the_same_bits(
     kind: str, serve: Stores, text: Path, cache: Path, undisturbed: Callable[..., Run]
 ) -> None:
