@@ -13,7 +13,7 @@ line=$(grep -E "^NodeName=$name " "$here/slurm.conf") ||
 
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
-apt-get install -y -qq slurmd slurm-client munge >/dev/null
+apt-get install -y -qq slurmd slurm-client munge python3 >/dev/null
 install -o munge -g munge -m 400 "$here/munge.key" /etc/munge/munge.key
 install -m 644 "$here/slurm.conf" "$here/gres.conf" "$here/cgroup.conf" /etc/slurm
 install -d -m 755 /var/lib/slurm/slurmd /var/log/slurm
