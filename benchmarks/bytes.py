@@ -21,9 +21,11 @@ from mingpt.world.world import World
 
 def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> int:
     """How many bytes the busiest node sends to other nodes for one exact sum. processes: of each node."""
-    of_each = processes if len(set(processes)) > 1 else [1] * len(processes)  # otherwise nodes add up inside first
-    world, first, most = sum(of_each), 0, 0.0
-    pieces = [len(nodes) for nodes in subtrees_by_rank(world, microbatches)]
+    if len(set(processes)) > 1:
+        of_each, (sent, _) = processes, subtrees_by_rank(1, sum(processes), microbatches)
+    else:  # nodes add up inside first
+        of_each, (_, sent) = [1] * len(processes), subtrees_by_rank(len(processes), processes[0], microbatches)
+    world, first, most, pieces = sum(of_each), 0, 0.0, [len(subtrees) for subtrees in sent]
     for count in of_each:
         most = max(most, sum(pieces[first : first + count]) * (world - count) / world)  # slices for other nodes
         first += count
@@ -44,16 +46,26 @@ def of_weights(model: str) -> float:
 
 def main() -> None:
     rows = list[dict[str, float | str]]()
-    for world, microbatches in [(2, 16), (4, 16), (16, 64), (3, 12), (3, 48), (6, 48), (5, 64), (7, 64)]:
-        partial_sums = [len(nodes) for nodes in subtrees_by_rank(world, microbatches)]
+    for world, microbatches in [(2, 16), (4, 16), (16, 64), (3, 12), (3, 48), (6, 48), (5, 64), (7, 64), (12, 64)]:
+        partial_sums = [len(subtrees) for subtrees in subtrees_by_rank(1, world, microbatches)[0]]
         # The all-to-all sends each partial sum, the all-gather one sum; a ring all-reduce sends the gradients twice. A
         # process sends all but its own slice of each: the factor (world - 1) / world, which cancels.
         mean, most = (statistics.mean(partial_sums) + 1) / 2, (max(partial_sums) + 1) / 2
         rows.append({"processes": world, "M": microbatches, "mean": round(mean, 2), "most": round(most, 2)})
-    for nodes, each, microbatches in [(2, 2, 16), (2, 8, 64), (4, 4, 64), (8, 8, 64), (3, 4, 48), (125, 8, 2000)]:
+    many = [(125, 8, 2000), (125, 8, 2048)]
+    for nodes, each, microbatches in [
+        (2, 2, 16),
+        (2, 8, 64),
+        (4, 4, 64),
+        (8, 8, 64),
+        (3, 4, 48),
+        (3, 8, 64),
+        (7, 8, 64),
+        *many,
+    ]:
         world = nodes * each
         ring = 2 * (world - 1) / world * 4
-        sums = [len(nodes_of_one) for nodes_of_one in subtrees_by_rank(world, microbatches)]
+        sums = [len(subtrees) for subtrees in subtrees_by_rank(1, world, microbatches)[0]]
         first_hop = [sum(sums[n * each : (n + 1) * each]) * (world - each) / world for n in range(nodes)]
         one_hop = 4 * (max(first_hop) + (world - 1) / world)
         card = bytes_a_step(1_000_000, microbatches, [each] * nodes) / 1_000_000

@@ -73,7 +73,7 @@ def costs(world: int, text: Path, rounds: int) -> dict[str, float]:
 
 def bytes_of_a_step(world: int) -> float:
     """Each partial sum goes in slices to all others; each process's slice of the weights goes to all others."""
-    rows = sum(map(len, subtrees_by_rank(world, MICROBATCHES)))
+    rows = sum(map(len, subtrees_by_rank(1, world, MICROBATCHES)[0]))
     model = GPT(GPTConfig(vocab_size=65, block_size=64, n_layer=4, n_head=4, n_embd=256, dropout=0.0))
     alone = World(0, world, 0, torch.device("cpu"), "")
     slices = sum(bucket.length for bucket in make_buckets(model.named_parameters(), set(), alone, True))

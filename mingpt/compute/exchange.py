@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute.buckets import Bucket, Sliced
-from mingpt.compute.tree import Subtree, add_siblings, whole_subtrees
+from mingpt.compute.tree import Subtree, add_siblings, shares, whole_subtrees
 from mingpt.model.language import LanguageModel
-from mingpt.world.world import World, all_gather, all_to_all, share
+from mingpt.world.world import World, all_gather, all_to_all
 
 GATHERS = 2  # buckets whose weights are on their way at a time: more would hide no more time, and each needs memory
 
@@ -36,19 +36,22 @@ class Hop:
     sent: list[list[Subtree]]
 
 
-def subtrees_by_rank(size: int, microbatches: int) -> list[list[Subtree]]:
-    """The subtrees whose sums each of `size` processes (or machines) has after its own additions."""
-    shares = (share(r, size, microbatches) for r in range(size))
-    return [whole_subtrees(s.start, s.stop, 0, microbatches) for s in shares]
+def subtrees_by_rank(nodes: int, each: int, microbatches: int) -> tuple[list[list[Subtree]], list[list[Subtree]]]:
+    """The subtrees whose sums each process has after its own additions, and each node after its processes' exchange."""
+    ranges = shares(nodes, each, microbatches)
+    of_nodes = zip(ranges[::each], ranges[each - 1 :: each], strict=True)
+    return (
+        [whole_subtrees(mine.start, mine.stop, 0, microbatches) for mine in ranges],
+        [whole_subtrees(first.start, last.stop, 0, microbatches) for first, last in of_nodes],
+    )
 
 
 def hops(world: World, microbatches: int) -> list[Hop]:
     """The exchanges that bring partial sums to the owner of each slice, who has the whole sum after the last one."""
-    by_rank = subtrees_by_rank(world.size, microbatches)
+    by_rank, by_node = subtrees_by_rank(*world.shape, microbatches)
     if world.inside is None or world.across is None:
         return [Hop(world, by_rank)]
     local_size, node = world.inside.size, world.across.rank
-    by_node = subtrees_by_rank(world.across.size, microbatches)
     return [
         Hop(world.inside, by_rank[node * local_size : (node + 1) * local_size]),
         Hop(world.across, by_node),

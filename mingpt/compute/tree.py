@@ -5,6 +5,7 @@ world size; a sum along the tree has not.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 Subtree = tuple[int, int]  # (a, b): the subtree over the microbatches a to b - 1
 Value = TypeVar("Value", float, Tensor)
+
+AROUND = 16  # microbatches left and right of an equal cut where `cuts` looks for a better one
 
 
 def middle(a: int, b: int) -> int:
@@ -27,6 +30,47 @@ def whole_subtrees(lo: int, hi: int, a: int, b: int) -> list[Subtree]:
     if b <= lo or hi <= a:
         return []
     return whole_subtrees(lo, hi, a, middle(a, b)) + whole_subtrees(lo, hi, middle(a, b), b)
+
+
+@cache
+def shares(nodes: int, each: int, count: int) -> tuple[range, ...]:
+    """The contiguous microbatches of each process, by rank, with `each` processes on every node.
+
+    No process has more than the largest of equal shares, so a step takes no longer. Which sums are sent depends on the
+    cuts: those between nodes have the fewest whole subtrees on both sides, then those between a node's processes. With
+    3 nodes of 8, 64 microbatches: 1.67 sums a node in place of 3.67.
+    """
+    most = -(-count // (nodes * each))
+    return tuple(
+        range(*of_process)
+        for lo, hi in pairwise(cuts(0, count, nodes, range(each, each * most + 1), count))
+        for of_process in pairwise(cuts(lo, hi, each, range(1, most + 1), count))
+    )
+
+
+def cuts(lo: int, hi: int, parts: int, sizes: range, count: int) -> list[int]:
+    """Cut [lo, hi) into parts of these sizes that have the fewest whole subtrees; if several do, into equal ones.
+
+    By dynamic programming, over AROUND places on each side of an equal cut. Returns lo, the cuts, hi.
+    """
+    ways: dict[int, tuple[int, int, int]] = {lo: (0, 0, lo)}  # by its end: subtrees, squares of sizes, the last cut
+    last_cuts = []
+    for part in range(1, parts + 1):
+        equal = lo + (hi - lo) * part // parts
+        ways = {
+            end: min(
+                (subtrees + len(whole_subtrees(start, end, 0, count)), squares + (end - start) ** 2, start)
+                for start, (subtrees, squares, _) in ways.items()
+                if end - start in sizes
+            )
+            for end in range(equal - AROUND, min(equal + AROUND, hi) + 1)
+            if any(end - start in sizes for start in ways)
+        }
+        last_cuts.append(ways)
+    found = [hi]
+    for ways in reversed(last_cuts):
+        found.append(ways[found[-1]][2])
+    return found[::-1]
 
 
 def tree_sum(a: int, b: int, sums: Mapping[Subtree, Value]) -> Value:

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from mingpt.compute.tree import shares
 from mingpt.data.source import Source
 from mingpt.errors import TransientError
 from mingpt.observe import sick as sick_hosts
 from mingpt.train.context import StepContext
-from mingpt.world.world import World, share
+from mingpt.world.world import World
 
 CHUNK = 1 << 22  # elements hashed at a time: their 64-bit numbers take 32 MB
 # Odd constants of splitmix64 (Steele et al. 2014) and of xxHash, as signed 64-bit numbers.
@@ -63,7 +64,7 @@ class Audit:
         self.every, self.run_dir, self.source, self.world = every, run_dir, source, world
         self.parameters = dict(sorted(named))
         self.devices = world.gather([socket.gethostname(), device_name(world.device)])
-        self.shares = [share(r, world.size, microbatches) for r in range(world.size)]
+        self.shares = shares(*world.shape, microbatches)
         self.shift = shift([host for host, _ in self.devices], world.size)
         self.watched: int | None = None  # the microbatch of this process that another one computes, too
         self.hashes: dict[Tensor, Tensor] = {}  # of this process's gradients of that microbatch

@@ -13,6 +13,7 @@ from mingpt.compute.buckets import Sliced, make_buckets
 from mingpt.compute.exchange import narrow_names, pack
 from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
 from mingpt.compute.reduction import ExactReduction, FastReduction, OnGradient
+from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.snapshot.checkpointer import Flags
@@ -62,7 +63,7 @@ class StepContext:
     @property
     def microbatches(self) -> range:
         """The indices of this process's microbatches in each step."""
-        return self.world.share(self.plan.microbatches)
+        return shares(*self.world.shape, self.plan.microbatches)[self.world.rank]
 
     def state(self) -> SharedState:
         """All state of the run; the tensors themselves, not copies."""

@@ -5,7 +5,7 @@ have a shape and no memory. What of them lives at a time is counted; what the ex
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +20,12 @@ from mingpt.compute.buckets import BUCKET_BYTES
 from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.compute.numerics import autocast_for
 from mingpt.compute.optimizer import muon_names, roles, trainable
-from mingpt.compute.tree import whole_subtrees
+from mingpt.compute.tree import shares, whole_subtrees
 from mingpt.config.schema import Config
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import PART_BYTES
 from mingpt.snapshot.reader import PARALLEL_PARTS
 from mingpt.train.factory import build, prepare
-from mingpt.world.world import share
 
 CONSTANT_CPU = 310_000_000  # a process of a tiny model (benchmarks/memory.py)
 CONSTANT_GPU = 1_000_000_000  # an estimate, not measured: CUDA's context, and the buffers of cuBLAS and NCCL
@@ -158,10 +157,12 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     whole = 2 * model.gradients - model.of_muon  # all moments
     weights, moments = 4 * model.parameters, -(-whole // slices)
     g, several = model.gradients, microbatches > processes
-    full, last = partial_sums(processes, microbatches)
-    machines = processes // per_node if 1 < per_node < processes else processes  # that exchange in the last hop
-    rows = [len(nodes) for nodes in subtrees_by_rank(machines, microbatches)]
-    sent = max(rows) * machines / processes
+    nodes, rest = divmod(processes, per_node)
+    shape = (nodes, per_node) if nodes > 1 < per_node and not rest else (1, processes)  # as World.shape
+    full, last = partial_sums(shares(*shape, microbatches), microbatches)
+    by_rank, by_node = subtrees_by_rank(*shape, microbatches)
+    rows = [len(subtrees) for subtrees in (by_rank if shape[0] == 1 else by_node)]  # that are exchanged in the last hop
+    sent = max(rows) * len(rows) / processes
     received = sum(rows) / processes if processes > 1 else 0
     positions = config.batch.micro_size * config.model.block_size
     if config.reduce == "fast":
@@ -169,7 +170,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     else:
         # Each gradient that is finished takes the place of its partial sums, and is sent. With several hops, one bucket
         # is in its first while another is filled.
-        inside = max(len(nodes) for nodes in subtrees_by_rank(processes, microbatches)) if machines < processes else 0
+        inside = 0 if shape[0] == 1 else max(map(len, by_rank))
         first = 4 * inside * min(g, max(BUCKET_BYTES, model.largest))
         phases = {
             "a microbatch": full * g + model.peak(1) if several else 0,
@@ -192,10 +193,9 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     )
 
 
-def partial_sums(processes: int, microbatches: int) -> tuple[int, int]:
+def partial_sums(ranges: Iterable[range], microbatches: int) -> tuple[int, int]:
     """How many a process holds, at most, before the backward of any of its microbatches but the last, and of that."""
-    shares = [share(rank, processes, microbatches) for rank in range(processes)]
-    counts = [[len(whole_subtrees(s.start, m, 0, microbatches)) for m in s] for s in shares]
+    counts = [[len(whole_subtrees(mine.start, m, 0, microbatches)) for m in mine] for mine in ranges]
     return max(max(of_share[:-1], default=0) for of_share in counts), max(of_share[-1] for of_share in counts)
 
 

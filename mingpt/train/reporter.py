@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from mingpt.compute.numerics import slow_precision
+from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
 from mingpt.console import counted, say
 from mingpt.data.source import Source
@@ -33,7 +34,6 @@ from mingpt.train.proportions import proportions
 from mingpt.train.stats import Figures
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
-from mingpt.world.world import share
 
 STARTING = ("import", "data", "rendezvous", "load")  # the clock's phases before the first step
 
@@ -169,10 +169,11 @@ def open_observers(config: Config, record: RunRecord, context: StepContext, life
 
 
 def stragglers(config: Config, context: StepContext, hosts: Sequence[str]) -> list[Stragglers]:
-    ratio, size = config.health.straggler_ratio, len(hosts)
-    if not ratio or size == 1:
+    ratio = config.health.straggler_ratio
+    if not ratio or len(hosts) == 1:
         return []
-    return [Stragglers(hosts, [len(share(rank, size, context.plan.microbatches)) for rank in range(size)], ratio, say)]
+    counts = [len(mine) for mine in shares(*context.world.shape, context.plan.microbatches)]
+    return [Stragglers(hosts, counts, ratio, say)]
 
 
 def live_line(config: Config, lifetime: Lifetime) -> list[LiveLine]:

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mingpt.compute.tree import tree_sum_of
+from mingpt.compute.tree import shares, tree_sum_of
 from mingpt.snapshot.checkpointer import Flags
-from mingpt.world.world import World, all_gather, share
+from mingpt.world.world import World, all_gather
 
 TIMES = 2  # of each process: computing, waiting for data
 FLAGS = len(fields(Flags))
@@ -67,7 +67,7 @@ class StatsExchange:
 
     def __init__(self, world: World, microbatches: int) -> None:
         self.world = world
-        self.shares = [len(share(r, world.size, microbatches)) for r in range(world.size)]
+        self.shares = [len(mine) for mine in shares(*world.shape, microbatches)]
         self.longest = max(self.shares)
         self._received: Tensor | None = None
         self._sent: Tensor | None = None

@@ -72,6 +72,11 @@ class World:
         return self.rank == 0
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Nodes, and processes on each; (1, size) unless there are several nodes with several, as many on each."""
+        return (self.across.size, self.inside.size) if self.across and self.inside else (1, self.size)
+
+    @property
     def comm_device(self) -> torch.device:
         """The device that tensors must be on to be sent. gloo sends from CPU memory only."""
         return torch.device("cpu") if self.backend == "gloo" else self.device

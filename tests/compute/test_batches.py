@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mingpt.compute.batches import BatchPlan, RankSampler, permute
-from mingpt.world.world import share
+from mingpt.compute.tree import shares
 
 seeds = st.integers(0, 2**63 - 1)
 plans = st.builds(
@@ -58,15 +58,14 @@ def test_any_world_from_any_step_computes_the_plan_in_its_order(
     plan: BatchPlan, start: int, steps: int, data: st.DataObject
 ) -> None:
     world = data.draw(st.integers(1, plan.microbatches), label="world size")
-    mine = [share(rank, world, plan.microbatches) for rank in range(world)]
-    assert max(map(len, mine)) - min(map(len, mine)) <= 1
-    shares = [RankSampler(plan, m, start, start + steps) for m in mine]
-    work = [list(s) for s in shares]
-    assert [len(w) for w in work] == [len(s) for s in shares] == [steps * len(m) for m in mine]
+    mine = shares(1, world, plan.microbatches)
+    samplers = [RankSampler(plan, m, start, start + steps) for m in mine]
+    work = [list(s) for s in samplers]
+    assert [len(w) for w in work] == [len(s) for s in samplers] == [steps * len(m) for m in mine]
     together = list[int]()
     for step in range(steps):
         for m, items in zip(mine, work, strict=True):
             together += [i for item in items[step * len(m) : (step + 1) * len(m)] for i in item]
     # An undisturbed world of one, that came here from step 0
     assert together == stream(plan, start + steps)[start * plan.global_size :]
-    assert [list(s) for s in shares] == work  # a share keeps no position
+    assert [list(s) for s in samplers] == work  # a share keeps no position

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mingpt.compute.exchange import hops
-from mingpt.compute.tree import tree_sum, tree_sum_of, whole_subtrees
+from mingpt.compute.tree import shares, tree_sum, tree_sum_of, whole_subtrees
 from mingpt.world.joining import _each
-from mingpt.world.world import World, share
+from mingpt.world.world import World
 from snapshot_kit import ALONE
 
 
@@ -25,13 +25,16 @@ def world_of(nodes: int, each: int, rank: int) -> World:
 @pytest.mark.parametrize("microbatches", [16, 33])
 def test_two_hops_add_up_along_the_tree(nodes: int, each: int, microbatches: int) -> None:
     values = torch.randn(microbatches, generator=torch.Generator().manual_seed(0)).exp2().unbind()
-    size, ways = nodes * each, [hops(world_of(nodes, each, r), microbatches) for r in range(nodes * each)]
+    ways = [hops(world_of(nodes, each, r), microbatches) for r in range(nodes * each)]
     of_nodes = []
     for rank, (first, second) in enumerate(ways):
-        mine = share(rank, size, microbatches)
+        mine = shares(nodes, each, microbatches)[rank]
         assert first.sent[rank % each] == whole_subtrees(mine.start, mine.stop, 0, microbatches)
         if rank % each == 0:
-            leaf = {(m, m + 1): values[m] for m in range(mine.start, share(rank + each - 1, size, microbatches).stop)}
+            leaf = {
+                (m, m + 1): values[m]
+                for m in range(mine.start, shares(nodes, each, microbatches)[rank + each - 1].stop)
+            }
             known = {node: tree_sum(*node, leaf) for nodes_of_one in first.sent for node in nodes_of_one}
             of_nodes.append({node: tree_sum(*node, known) for node in second.sent[rank // each]})
     for _, second in ways:

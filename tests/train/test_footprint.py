@@ -7,9 +7,10 @@ from torch import nn
 from config_kit import configured
 from mingpt.compute.buckets import make_buckets
 from mingpt.compute.reduction import ExactReduction
+from mingpt.compute.tree import shares
 from mingpt.train.factory import build
 from mingpt.train.footprint import changed, footprint, look_at, partial_sums
-from mingpt.world.world import World, share
+from mingpt.world.world import World
 
 SHAPE = ("model=gpt2", "model.n_layer=3", "model.n_head=2", "model.n_embd=64", "model.block_size=64", "data=random")
 BATCH = ("data.vocabulary=1000", "batch.micro_size=4", "batch.global_size=32", "snapshot.hot_every_steps=0")
@@ -24,7 +25,7 @@ def test_partial_sums_are_those_of_the_exact_reduction(microbatches: int) -> Non
             layer = nn.Linear(2, 2)
             world = World(rank, size, rank, torch.device("cpu"), "gloo")
             buckets = make_buckets(layer.named_parameters(), set(), world, True)
-            reduction, mine = ExactReduction(buckets, microbatches, world), share(rank, size, microbatches)
+            reduction, mine = ExactReduction(buckets, microbatches, world), shares(1, size, microbatches)[rank]
             reduction.begin()
             depths.append([])
             for microbatch in mine:
@@ -33,7 +34,7 @@ def test_partial_sums_are_those_of_the_exact_reduction(microbatches: int) -> Non
                     layer(torch.ones(2)).sum().backward()
                     reduction.accumulate(microbatch)
         full, last = max(max(d[:-1], default=0) for d in depths), max(d[-1] for d in depths)
-        assert partial_sums(size, microbatches) == (full, last)
+        assert partial_sums(shares(1, size, microbatches), microbatches) == (full, last)
 
 
 def test_a_microbatch_is_counted_by_the_byte() -> None:
