@@ -48,10 +48,10 @@ class Lifetime:
 
     def __init__(self, prefix: str = "", trains: bool = True, code: int | None = None) -> None:
         self.prefix, self.trains, self.code = prefix, trains, code
-        self.failed: Callable[[BaseException], None] = lambda error: None  # for observers; the reason is printed
         self.phase = Phase.STARTING
         self.stop = False
         self.ending = False  # how the attempt ends is being told, within limits of its own: no hang
+        self.observers = list[Callable[[BaseException], None]]()  # of the error that ends the attempt
         self.clock = Clock()
         self._asked_at = 0.0
         self._signalled = threading.Event()
@@ -83,6 +83,11 @@ class Lifetime:
     def settle(self) -> None:
         """The exit code is decided. From now on, signals are ignored."""
         self.phase = Phase.OVER
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the observers that an error ends the attempt. Its reason has been printed."""
+        for observer in self.observers:
+            observer(error)
 
     def wait_for_signal(self, seconds: float) -> bool:
         """Whether a signal comes in time. The agent sends one as soon as another of its workers has ended."""
