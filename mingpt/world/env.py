@@ -10,16 +10,17 @@ from mingpt.errors import UserError
 
 AGENT_PID = "MINGPT_AGENT_PID"  # set by mingpt.launch for its workers
 OVERRIDES = "MINGPT_OVERRIDES"  # the config's overrides as a JSON list; set by mingpt.launch for its workers
-MOST = 2**31 - 1
+MOST = 2**31 - 1  # as config.section.LARGEST, whose module imports pydantic
 
 
 @dataclass(frozen=True)
 class Env:
     """Without RANK this process is rank 0. Unless it is checked, a number that is missing or wrong is 0.
 
-    local_size: processes of this node; 0: nobody has said. hosts: whether this process, not its agent, has the store at
-    host:port. agent: the pid of torchrun's agent, which has started this process; None: there is none. ours: that agent
-    is mingpt.launch. job: what SkyPilot or Slurm calls the job, through all of its restarts.
+    launched: whether it has a RANK. hosts: whether this process, not its agent, has the store at host:port. local_size:
+    processes of this node; 0: nobody has said. agent: the pid of torchrun's agent, which has started this process;
+    None: there is none. ours: that agent is mingpt.launch. job: what SkyPilot or Slurm calls the job, through all of
+    its restarts.
     """
 
     launched: bool
