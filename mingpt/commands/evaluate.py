@@ -17,7 +17,8 @@ from mingpt.observe.console import ConsoleLines
 from mingpt.redact import without_secrets
 from mingpt.train.attempt import agree_on_inputs, report_failure
 from mingpt.train.evaluation import Figures, byte_lengths, evaluate
-from mingpt.world.joining import join, world_size
+from mingpt.world.env import Env
+from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.platforms import require_launcher
 
@@ -31,7 +32,7 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
         if lost := [f"--{name}" for name in OF_TASKS if getattr(options, name.replace("-", "_")) is not None]:
             raise UserError(f"{lost[0]} is for --tasks: name the tasks, or leave it out")
         store, manifest = find_manifest(options.url, options.step)
-        config = evaluation_config(manifest.config, store.run_dir, given(options), world_size())
+        config = evaluation_config(manifest.config, store.run_dir, given(options), Env.read(check=True).size)
         vocabulary = vocabulary_of(manifest.vocabulary)
         source = config.data.open(config.model.block_size, config.batch.micro_size, vocabulary)
         if source.vocabulary.to_json() != vocabulary.to_json():

@@ -11,7 +11,8 @@ from mingpt.config.stored import evaluation_config
 from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.train.tasks import Results, check_text, load_tasks, measure
-from mingpt.world.joining import join, world_size
+from mingpt.world.env import Env
+from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime
 
 OF_TASKS = ("num-fewshot", "limit", "batch-size", "include-path")  # options
@@ -27,7 +28,9 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
         raise UserError(f"{data[0]}: tasks bring their own data: leave it out, or leave --tasks out")
     store, manifest = find_manifest(options.url, options.step)
     # Any kind of data that needs no file: none is opened.
-    config = evaluation_config(manifest.config, store.run_dir, ["data=random", *given(options)], world_size())
+    config = evaluation_config(
+        manifest.config, store.run_dir, ["data=random", *given(options)], Env.read(check=True).size
+    )
     tasks = load_tasks("--tasks", names, options.include_path, options.num_fewshot)
     from mingpt.train.harness import Harness  # imports lm-eval, an optional package
 

@@ -27,7 +27,8 @@ from mingpt.errors import CRASHED, FINISHED, USER_ERROR, UserError
 from mingpt.launch.managed import managed
 from mingpt.launch.torchrun import Torchrun
 from mingpt.observe.notify import notify
-from mingpt.world.lifetime import AGENT_PID, OVERRIDES, STOP_SIGNALS, Lifetime
+from mingpt.world.env import AGENT_PID, OVERRIDES
+from mingpt.world.lifetime import STOP_SIGNALS, Lifetime
 
 
 def launch(options: Namespace, lifetime: Lifetime) -> int:

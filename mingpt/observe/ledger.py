@@ -5,7 +5,6 @@ adds them up, along the run's lineage, with the time between attempts and the st
 """
 
 import json
-import os
 import re
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from mingpt.observe.events import (
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import NO_END, REWIND, Count, Record, line_of, records
 from mingpt.world.clock import Clock
+from mingpt.world.env import Env
 
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
 MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
@@ -201,7 +201,7 @@ def launched(began: float, before: float) -> float:
     began, before: Unix seconds of the clock's start, and of the last that is known of earlier attempts.
     """
     own = psutil.Process()
-    agent = own.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    agent = own.parent() if Env.read().agent else None
     starts = [process.create_time() for process in (agent, own) if process]
     return min([began, *(start for start in starts if start > before)])
 

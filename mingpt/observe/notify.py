@@ -1,7 +1,6 @@
 """Alarms: posts JSON to the webhook health.notify when an attempt ends, or something is wrong."""
 
 import json
-import os
 import socket
 import urllib.error
 import urllib.request
@@ -17,7 +16,7 @@ from mingpt.observe.background import Background
 from mingpt.observe.console import bits_line, ended_line
 from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, SnapshotLost
 from mingpt.redact import without_secrets
-from mingpt.world.lifetime import AGENT_PID
+from mingpt.world.env import Env
 
 LIMIT_SECONDS = 5.0  # for an answer, and at the end of an attempt
 
@@ -64,7 +63,7 @@ class Alarms:
             case AttemptFailed(error=Hang.__name__):
                 self.post("hang", event.step, event.reason)
             # Where there is a launcher, that one reports how the run has failed.
-            case AttemptFailed() if event.code == USER_ERROR and AGENT_PID not in os.environ:
+            case AttemptFailed() if event.code == USER_ERROR and not Env.read().ours:
                 self.post("failed", event.step, event.reason)
             case SnapshotLost():
                 times = f", {event.in_a_row} in a row" if event.in_a_row > 1 else ""

@@ -23,6 +23,7 @@ from mingpt.errors import Superseded, UserError
 from mingpt.folder import File, Folder
 from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Manifest
+from mingpt.world.env import Env
 
 CLAIM = re.compile(r"([0-9]{5,})\.json")
 SEGMENT = re.compile(r"attempt-([0-9]{5,})\.jsonl")  # metrics: one file per attempt
@@ -67,9 +68,8 @@ def this_process() -> dict[str, Any]:
         machine = sha256(where.encode()).hexdigest()[:16]
     except OSError:  # not Linux
         machine = ""
-    agent = f"{machine} {os.getppid()}" if "TORCHELASTIC_RUN_ID" in os.environ else ""
-    launcher = os.environ.get("SKYPILOT_TASK_ID") or os.environ.get("SLURM_JOB_ID") or agent
-    pid = os.getpid()
+    env, pid = Env.read(), os.getpid()
+    launcher = env.job or (f"{machine} {env.agent}" if env.agent else "")
     return {
         "host": socket.gethostname(), "pid": pid, "machine": machine, "started": _started(pid), "launcher": launcher,
     }  # fmt: skip

@@ -86,7 +86,7 @@ def train(
     reporter.started(source, audit.cost() if audit else "")
     lifetime.clock.enter("compile" if config.train.compile else "step")
     with liveness.watched(config, world, lifetime, teller(config, reporter, record)):
-        lifetime.failed = reporter.failed
+        lifetime.observers.append(reporter.failed)
         return loop.train(run)
 
 

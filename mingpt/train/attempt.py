@@ -14,7 +14,6 @@ from mingpt.config import compose
 from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
 from mingpt.config.configfile import overrides_line
-from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
 from mingpt.console import complain, say
 from mingpt.data.source import Source
@@ -23,9 +22,10 @@ from mingpt.redact import without_secrets
 from mingpt.train import assemble, autosize, tasks
 from mingpt.train.factory import build
 from mingpt.world import notice
+from mingpt.world.env import OVERRIDES, Env
 from mingpt.world.failures import classify, leave_memory_picture
-from mingpt.world.joining import ReportedFailure, is_local_main, join, world_size
-from mingpt.world.lifetime import AGENT_PID, OVERRIDES, Lifetime, Phase, leave_reason
+from mingpt.world.joining import ReportedFailure, join
+from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.platforms import require_launcher
 from mingpt.world.world import World
 
@@ -39,13 +39,14 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     config: Config | None = None
     try:
         require_launcher(os.environ)
-        arguments = [*_launcher_overrides(), *arguments]
-        config = compose.configure(arguments, world_size())
+        env = Env.read(check=True)
+        arguments = [*_launcher_overrides(env), *arguments]
+        config = compose.configure(arguments, env.size)
         if config is None:  # --help or --cfg: printed already
             return FINISHED
-        if "RANK" in os.environ and MOMENT not in os.environ:
+        if env.launched and not env.ours:
             compose.refuse_the_time(arguments)
-        config = autosize.settled(config, world_size())
+        config = autosize.settled(config, env)
         watched = notice.watch(config.world.notice, say)
         source = _open_data(config)
         model = build(config, source.vocabulary.size)
@@ -84,17 +85,17 @@ def _open_data(config: Config) -> Source:
         raise UserError(*error.problems, *missing_places(config, error.problems)) from error
 
 
-def _launcher_overrides() -> list[str]:
+def _launcher_overrides(env: Env) -> list[str]:
     """The overrides that mingpt.launch has passed to this worker in its environment."""
     overrides = os.environ.pop(OVERRIDES, "[]")
-    return [str(text) for text in json.loads(overrides)] if os.environ.get(AGENT_PID) == str(os.getppid()) else []
+    return [str(text) for text in json.loads(overrides)] if env.agent == os.getppid() else []
 
 
 def report_failure(error: BaseException, lifetime: Lifetime, config: Config | None = None) -> int:
     """Print why this process ends, once per node if all processes fail alike; returns the exit code."""
-    failure = classify(error, lifetime.phase, config)
+    failure, env = classify(error, lifetime.phase, config), Env.read()
     leave_reason(failure.reason)
-    same_in_main = isinstance(error, UserError) and error.everywhere and not is_local_main()
+    same_in_main = isinstance(error, UserError) and error.everywhere and env.local_rank
     # The node's main process raises the same error. Wait until it has printed and exited, and torchrun sends SIGTERM to
     # this one. If this process exited first, torchrun would end the main process, perhaps before it has printed.
     if same_in_main and lifetime.wait_for_signal(PRINT_SECONDS):
@@ -102,8 +103,7 @@ def report_failure(error: BaseException, lifetime: Lifetime, config: Config | No
     if failure.trace:
         trace = "".join(traceback.format_exception(error)).splitlines()
         complain("\n".join(str(without_secrets(line)) for line in trace))
-    rank = os.environ.get("RANK", "0")
-    where = "" if rank == "0" else f"rank {rank} on {socket.gethostname()}: "
+    where = f"rank {env.rank} on {socket.gethostname()}: " if env.rank else ""
     complain(f"error: {where}{failure.reason}")
     if config is not None and isinstance(error, torch.OutOfMemoryError):
         _leave_memory_picture(config.run.dir)

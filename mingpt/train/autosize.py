@@ -4,7 +4,6 @@ The bits follow from that number. So the run's first start writes it into run.di
 later one takes it from there, whatever machine it is on; or from the newest snapshot, where run.dir is new.
 """
 
-import os
 import time
 from collections.abc import Iterator
 
@@ -20,19 +19,20 @@ from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.reader import manifest_or_none
 from mingpt.snapshot.store import Store
 from mingpt.train.footprint import changed, footprint, look_at
+from mingpt.world.env import Env
 
 NAME = "micro-size"
 ROOM = 0.15  # of the memory, which stays free
 FEWEST = 8  # microbatches, if global_size has so many: a run can't have more processes
 
 
-def settled(config: Config, processes: int) -> Config:
+def settled(config: Config, env: Env) -> Config:
     """The config with a number in place of auto. Process 0 chooses; the others wait until they see what it wrote."""
     if config.batch.micro_size != AUTO:
         return config
     number, deadline = _read(config), time.monotonic() + config.world.init_timeout_seconds
-    if number is None and os.environ.get("RANK", "0") == "0":
-        number = _write(config, _of_snapshot(config) or _choose(config, processes))
+    if number is None and not env.rank:
+        number = _write(config, _of_snapshot(config) or _choose(config, env))
     while number is None:
         if time.monotonic() > deadline:
             raise UserError(
@@ -42,19 +42,19 @@ def settled(config: Config, processes: int) -> Config:
         time.sleep(0.2)
         number = _read(config)
     config = changed(config, "batch.micro_size", number)
-    if problems := [*impossible(config, processes, set())]:
+    if problems := [*impossible(config, env.size, set())]:
         raise UserError(*problems)
     return config
 
 
-def _choose(config: Config, processes: int) -> int:
+def _choose(config: Config, env: Env) -> int:
     """The largest power of two that fits; 1 if none does."""
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    memory, gpu = _memory(config, per_node)
-    sizes = [*_sizes(config, processes)]
+    per_node = env.local_size or env.size
+    memory, gpu = _memory(config, env.local_rank, per_node)
+    sizes = [*_sizes(config, env.size)]
     for size in sizes:
         candidate = changed(config, "batch.micro_size", size)
-        needed = footprint(candidate, look_at(candidate), processes, per_node).total(gpu)
+        needed = footprint(candidate, look_at(candidate), env.size, per_node).total(gpu)
         if needed <= memory * (1 - ROOM):
             break
     say(
@@ -71,10 +71,10 @@ def _sizes(config: Config, processes: int) -> Iterator[int]:
     yield from [p for p in reversed(powers) if whole // p >= fewest] or [1]
 
 
-def _memory(config: Config, per_node: int) -> tuple[int, bool]:
+def _memory(config: Config, local_rank: int, per_node: int) -> tuple[int, bool]:
     """(bytes that one process may take, whether they are a GPU's)."""
     if config.world.device != "cpu" and torch.cuda.is_available():
-        device = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        device = local_rank % torch.cuda.device_count()
         return int(torch.cuda.get_device_properties(device).total_memory), True
     import psutil  # for this alone
 

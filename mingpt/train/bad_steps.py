@@ -2,11 +2,9 @@
 
 import math
 import shlex
-from dataclasses import replace
 from typing import NoReturn
 
-from mingpt.compute.batches import BatchPlan
-from mingpt.compute.guard import Range, merged
+from mingpt.compute.guard import Range
 from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import RolledBack, UserError
@@ -20,8 +18,8 @@ from mingpt.train.stats import Figures
 from mingpt.world.world import World
 
 
-def leave_out(plan: BatchPlan, dropped: tuple[Range, ...], config: Config, since: int, world: World) -> BatchPlan:
-    """The plan without the batches that a snapshot's state names, or a rollback after attempt `since`.
+def rolled_back(config: Config, since: int, world: World) -> list[Range]:
+    """The batches that were dropped by a rollback after attempt `since`.
 
     Called by all processes; rank 0 reads the rollbacks.
     """
@@ -30,8 +28,7 @@ def leave_out(plan: BatchPlan, dropped: tuple[Range, ...], config: Config, since
         claims = without_undone(records(config.run.dir))
         return [r.dropped for n, r in sorted(claims.items()) if n > since and r.dropped]
 
-    found = [(first, end) for first, end in world.run_on_main(find)]  # lists, after their way through a message
-    return replace(plan, dropped=merged([*dropped, *found]))
+    return [(first, end) for first, end in world.run_on_main(find)]  # lists, after their way through a message
 
 
 class BadSteps:

@@ -1,11 +1,11 @@
 """Computes single steps outside of a run, with `train_step` in a world of one. Nothing is written."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mingpt.compute.guard import Range, merged
+from mingpt.compute.guard import Range
 from mingpt.compute.layout import misfits
 from mingpt.config.schema import Config
 from mingpt.data.source import Microbatch, Source
@@ -54,8 +54,7 @@ class Bench:
         model.load_state_dict(saved.state["model"])
         self.context.update.load(saved.state["optimizer"])
         guard.skips.fill_(saved.skips)
-        guard.dropped = merged([*guard.dropped, *saved.dropped])
-        self.context.plan = replace(self.context.plan, dropped=guard.dropped)
+        self.context.drop(saved.dropped)
 
     def state(self) -> dict[Kind, dict[str, Tensor]]:
         """All of it, whole: a world of one shares it with nobody. The tensors themselves, not copies."""

@@ -1,8 +1,8 @@
 """What one step needs, in one class: training, replay, the self-test and benchmarks make one, and call `train_step`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.buckets import Sliced, make_buckets
 from mingpt.compute.exchange import narrow_names, pack
+from mingpt.compute.guard import Range, merged
 from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
 from mingpt.compute.reduction import ExactReduction, FastReduction, OnGradient
 from mingpt.compute.tree import shares
@@ -64,6 +65,12 @@ class StepContext:
     def microbatches(self) -> range:
         """The indices of this process's microbatches in each step."""
         return shares(*self.world.shape, self.plan.microbatches)[self.world.rank]
+
+    def drop(self, batches: Iterable[Range]) -> None:
+        """No step shows these batches any more."""
+        guard = self.update.guard
+        guard.dropped = merged([*guard.dropped, *batches])
+        self.plan = replace(self.plan, dropped=guard.dropped)
 
     def state(self) -> SharedState:
         """All state of the run; the tensors themselves, not copies."""

@@ -16,7 +16,7 @@ from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.format import Kind, Manifest
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.train import resume
-from mingpt.train.bad_steps import leave_out
+from mingpt.train.bad_steps import rolled_back
 from mingpt.train.context import StepContext
 from mingpt.train.factory import build
 from mingpt.weights.reading import start_from
@@ -66,9 +66,7 @@ def restore(config: Config, source: Source, context: StepContext, checkpointer: 
         say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")
     if origin.loaded:
         _resume(origin, origin.loaded, config, source, world)
-        since = origin.loaded.manifest.attempt
-        context.plan = leave_out(context.plan, context.update.guard.dropped, config, since, world)
-        context.update.guard.dropped = context.plan.dropped
+        context.drop(rolled_back(config, origin.loaded.manifest.attempt, world))
     elif isinstance(context.model, LanguageModel) and (url := getattr(config.model, "init_from", None)):
         numerics["init_from"] = start_from(context.model, url, source.vocabulary, world)
         if world.is_main:

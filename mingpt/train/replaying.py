@@ -25,7 +25,8 @@ from mingpt.snapshot.reader import read
 from mingpt.train.bench import Bench, Saved
 from mingpt.train.stats import Figures
 from mingpt.weights.reading import start_from
-from mingpt.world.joining import join, world_size
+from mingpt.world.env import Env
+from mingpt.world.joining import join
 from mingpt.world.world import World
 
 
@@ -199,7 +200,7 @@ def replay(run: str | History, step: int, here: Sequence[str] = ()) -> Iterator[
     run: its history, or where it lies. here: overrides that say where data lies on this machine, or on which device to
     compute. Raises UserError if the step can't be had.
     """
-    if world_size() > 1:
+    if Env.read(check=True).size > 1:
         raise UserError("a replay takes one process, and bits do not depend on their number: start it without launch")
     past = History.open(run) if isinstance(run, str) else run
     past.check_step(step)

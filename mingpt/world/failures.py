@@ -1,6 +1,5 @@
 """Turns an exception into a one-line reason and an exit code."""
 
-import os
 import re
 import tempfile
 import time
@@ -14,6 +13,7 @@ from mingpt.config.schema import Config
 from mingpt.errors import CRASHED, USER_ERROR, Damaged, SnapshotFailed, TransientError, UserError
 from mingpt.folder import Folder
 from mingpt.redact import without_secrets
+from mingpt.world.env import Env
 from mingpt.world.lifetime import Phase
 
 LOST_PEER = "lost contact with another process"  # a consequence: the cause is in another process's log
@@ -95,7 +95,7 @@ def leave_memory_picture(run_dir: str) -> str:
 
     torch writes it as a pickle, which nothing of ours reads. https://pytorch.org/memory_viz shows it.
     """
-    name = f"memory/rank-{os.environ.get('RANK', '0')}-{int(time.time())}.pickle"
+    name = f"memory/rank-{Env.read().rank}-{int(time.time())}.pickle"
     try:
         with tempfile.TemporaryDirectory() as folder:
             memory._dump_snapshot(f"{folder}/picture")

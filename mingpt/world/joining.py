@@ -9,76 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import NamedTuple
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 
 from mingpt.config.schema import WorldConfig
-from mingpt.config.section import LARGEST
 from mingpt.errors import CRASHED, TransientError, UserError, exit_now
 from mingpt.world import network, slurm
+from mingpt.world.env import Env
 from mingpt.world.rendezvous import open_store
 from mingpt.world.world import Progress, World
 
 LEAVE_SECONDS = 20  # limit for leaving the world after a failure; torchrun kills its workers after 30 s
-
-
-def _variable(name: str, least: int, most: int, default: str = "") -> int:
-    """An environment variable that holds a number. Raises UserError if it is not one from `least` to `most`."""
-    text = os.environ.get(name, default)
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise UserError(
-            f"{name}={text} in the environment: set a number from {least} to {most}, or start with torchrun"
-        )
-    return int(text)
-
-
-class Numbers(NamedTuple):
-    """RANK, WORLD_SIZE, LOCAL_RANK and MASTER_PORT. Without RANK nobody else comes: 0, 1, LOCAL_RANK or 0, and 0."""
-
-    rank: int
-    size: int
-    local_rank: int
-    port: int
-
-
-def _numbers() -> Numbers:
-    """Raises UserError with all that is wrong, or missing beside RANK."""
-    launched = "RANK" in os.environ
-    needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if launched else ()
-    missing = [name for name in needed if not os.environ.get(name, "").strip()]
-    problems: list[str] = []
-    if missing:
-        problems.append(
-            f"RANK is set in the environment, but not {', '.join(missing)}: start with torchrun, or set all"
-        )
-
-    def number(name: str, least: int, most: int, default: str = "") -> int:
-        try:
-            return most if name in missing else _variable(name, least, most, default)
-        except UserError as error:
-            problems.extend(error.problems)
-            return most
-
-    size = number("WORLD_SIZE", 1, LARGEST) if launched else 1
-    rank = number("RANK", 0, size - 1) if launched else 0
-    port = number("MASTER_PORT", 1, 65535) if launched else 0
-    local_rank = number("LOCAL_RANK", 0, LARGEST, "0")
-    if problems:
-        raise UserError(*problems)
-    return Numbers(rank, size, local_rank, port)
-
-
-def world_size() -> int:
-    """The number of processes, from the launcher's WORLD_SIZE; 1 without a launcher. Raises UserError if it's wrong."""
-    return _variable("WORLD_SIZE", 1, LARGEST, "1")
-
-
-def is_local_main() -> bool:
-    """Whether this process prints for all processes of its node, before they have joined a world."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _device(config: WorldConfig, local_rank: int) -> torch.device:
@@ -95,22 +38,18 @@ def _device(config: WorldConfig, local_rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _connect_store(numbers: Numbers, limit_seconds: float) -> dist.Store:
+def _connect_store(env: Env, limit_seconds: float) -> dist.Store:
     """The store at MASTER_ADDR and MASTER_PORT.
 
     Not by torch's env:// rendezvous: it prefixes every key with the agent's restart count, and agents that have
     restarted their workers a different number of times would never meet.
     """
-    environment = os.environ
-    rank, size, _, port = numbers
-    host = environment["MASTER_ADDR"]
-    # Otherwise torchrun's agent hosts the store.
-    hosts = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    host, port = env.host, env.port
     stores, errors = list[dist.Store](), list[Exception]()
 
     def connect() -> None:
         try:
-            own, several = host if hosts else None, environment.get("LOCAL_WORLD_SIZE") != str(size)
+            own, several = host if env.hosts else None, env.local_size != env.size
             stores.append(open_store(host, port, own, several, timedelta(seconds=limit_seconds)))
         except Exception as error:
             errors.append(error)
@@ -124,7 +63,7 @@ def _connect_store(numbers: Numbers, limit_seconds: float) -> dist.Store:
     error = errors[0] if errors else None
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         # torch's agent finds a free port and closes it again, seconds before this process listens there.
-        if "TORCHELASTIC_RUN_ID" in environment:
+        if env.agent:
             raise TransientError(
                 f"MASTER_PORT={port}: the launcher had found it free, and another program on this machine has taken it "
                 "since: the next attempt gets another one"
@@ -133,7 +72,7 @@ def _connect_store(numbers: Numbers, limit_seconds: float) -> dist.Store:
     if error and not isinstance(error, (dist.DistNetworkError, OSError)):
         raise error
     raise TimeoutError(
-        f"process {rank} of {size} got no answer from MASTER_ADDR={host}, MASTER_PORT={port} within "
+        f"process {env.rank} of {env.size} got no answer from MASTER_ADDR={host}, MASTER_PORT={port} within "
         f"{limit_seconds:g} s (world.init_timeout_seconds): is that machine up, and the port open?"
     ) from error
 
@@ -179,19 +118,19 @@ def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float
     return dist.PrefixStore(f"mingpt/{number}/", store)
 
 
-def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
+def _choose_interface(store: dist.Store, env: Env) -> None:
     """Set NCCL's and gloo's variables to the interface that leads to the other nodes, unless the user has set them.
 
     With a single node, that is the loopback interface: no other machine can reach the ports opened there.
     """
-    if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+    if env.local_size == env.size:
         os.environ.update(network.settings(network.interface_of("127.0.0.1"), os.environ))
         return
-    mine = network.address_towards(os.environ["MASTER_ADDR"])
-    store.set(f"address/{rank}", mine)
+    mine = network.address_towards(env.host)
+    store.set(f"address/{env.rank}", mine)
     if network.is_loopback(mine):
         # On the head, MASTER_ADDR may resolve to loopback. There, take the route to any other node.
-        others = [raw.decode() for raw in store.multi_get([f"address/{r}" for r in range(size)])]
+        others = [raw.decode() for raw in store.multi_get([f"address/{r}" for r in range(env.size)])]
         far = next((address for address in others if not network.is_loopback(address)), None)
         if far is None:
             return  # several launchers on one machine
@@ -201,7 +140,7 @@ def _choose_interface(store: dist.Store, rank: int, size: int) -> None:
 
 def _each(world: World) -> int:
     """How many processes a node has, as the launchers say; 1 if they differ, or ranks are not in the nodes' order."""
-    each = _variable("LOCAL_WORLD_SIZE", 1, LARGEST, "1")
+    each = Env.read().local_size or 1
     told = world.gather([each, world.local_rank])
     regular = all(found == [each, rank % each] for rank, found in enumerate(told))
     return each if regular and world.size % each == 0 else 1
@@ -244,9 +183,9 @@ def join(config: WorldConfig) -> Iterator[World]:
     Raises UserError if the configured device or backend is not available, or a variable is wrong; TimeoutError if the
     other processes do not come within world.init_timeout_seconds; TransientError if the launcher's port was taken.
     """
-    launched = "RANK" in os.environ
-    rank, size, local_rank, port = numbers = _numbers()
-    device = _device(config, local_rank)
+    env = Env.read(check=True)
+    rank, size = env.rank, env.size
+    device = _device(config, env.local_rank)
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":
         raise UserError("world.backend=nccl, but no GPU is visible: use world.backend=gloo, or auto")
@@ -260,22 +199,22 @@ def join(config: WorldConfig) -> Iterator[World]:
         # keeps to it (nccl#195; NCCL 2.26 and newer). ROCm's library crashes with it (aorta#512).
         if torch.version.hip is None:
             os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
-    if launched:
-        shared = _connect_store(numbers, config.init_timeout_seconds)
-        network.limit_silence(port, config.timeout_seconds)
+    if env.launched:
+        shared = _connect_store(env, config.init_timeout_seconds)
+        network.limit_silence(env.port, config.timeout_seconds)
         store = _own_namespace(shared, rank, size, config.init_timeout_seconds)
-        _choose_interface(store, rank, size)
+        _choose_interface(store, env)
         own_connection = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     else:
         store, own_connection = dist.HashStore(), None
     dist.init_process_group(
         backends, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=config.timeout_seconds)
     )
-    if launched:  # again, for the connection that nccl's watchdog has opened
-        network.limit_silence(port, config.timeout_seconds)
+    if env.launched:  # again, for the connection that nccl's watchdog has opened
+        network.limit_silence(env.port, config.timeout_seconds)
     end: threading.Timer | None = None
     try:
-        world = World(rank, size, local_rank, device, backend, store=own_connection)
+        world = World(rank, size, env.local_rank, device, backend, store=own_connection)
         yield by_nodes(world, _each(world), config.timeout_seconds)
     except BaseException as error:
         end = _exit_after(LEAVE_SECONDS, error.code if isinstance(error, ReportedFailure) else CRASHED)

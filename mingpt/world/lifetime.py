@@ -21,11 +21,10 @@ from mingpt.console import complain
 from mingpt.errors import CRASHED, STOPPED, exit_now
 from mingpt.world import slurm
 from mingpt.world.clock import Clock
+from mingpt.world.env import Env
 
 # The signals that torchrun can forward to its workers. Slurm sends SIGUSR1 if asked to, a closed terminal sends SIGHUP.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")]
-AGENT_PID = "MINGPT_AGENT_PID"  # set by mingpt.launch for its workers
-OVERRIDES = "MINGPT_OVERRIDES"  # the config's overrides as a JSON list; set by mingpt.launch for its workers
 # Slurm and SkyPilot signal every process of a job, and torchrun forwards its own signal to its workers, so one request
 # arrives several times. Only a signal that comes more than this many seconds later is a second request.
 AGAIN_SECONDS = 2.0
@@ -49,10 +48,10 @@ class Lifetime:
 
     def __init__(self, prefix: str = "", trains: bool = True, code: int | None = None) -> None:
         self.prefix, self.trains, self.code = prefix, trains, code
-        self.failed: Callable[[BaseException], None] = lambda error: None  # for observers; the reason is printed
         self.phase = Phase.STARTING
         self.stop = False
         self.ending = False  # how the attempt ends is being told, within limits of its own: no hang
+        self.observers = list[Callable[[BaseException], None]]()  # of the error that ends the attempt
         self.clock = Clock()
         self._asked_at = 0.0
         self._signalled = threading.Event()
@@ -64,10 +63,10 @@ class Lifetime:
         A thread reads the signals from the interpreter's wake-up pipe. Python runs signal handlers in the main thread
         only, which may be inside a collective for minutes when the second signal asks for an immediate end.
         """
-        under_agent = "TORCHELASTIC_RUN_ID" in os.environ
-        if under_agent:
-            self._parent = int(os.environ.get(AGENT_PID, os.getppid()))
-            end_with_parent(self._parent)
+        agent = Env.read().agent
+        if agent:
+            end_with_parent(agent)
+            self._parent = agent
         else:  # once its slurmstepd is dead, Slurm no longer counts this process, and may give its GPUs to others
             self._parent = slurm.supervisor()
         pipe, wakeup = os.pipe()
@@ -76,7 +75,7 @@ class Lifetime:
         for number in STOP_SIGNALS:
             # A signal that is ignored from the start (nohup, a shell's `&`) stays ignored; not under an agent, which
             # forwards only what it handles itself.
-            if under_agent or signal.getsignal(number) is not signal.SIG_IGN:
+            if agent or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _leave_to_thread)
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # launch/agent.py blocks them for its workers
@@ -84,6 +83,11 @@ class Lifetime:
     def settle(self) -> None:
         """The exit code is decided. From now on, signals are ignored."""
         self.phase = Phase.OVER
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the observers that an error ends the attempt. Its reason has been printed."""
+        for observer in self.observers:
+            observer(error)
 
     def wait_for_signal(self, seconds: float) -> bool:
         """Whether a signal comes in time. The agent sends one as soon as another of its workers has ended."""
@@ -117,7 +121,7 @@ class Lifetime:
 
     def _end(self, code: int, reason: str) -> None:
         leave_reason(reason)
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if not Env.read().local_rank:
             complain(self.prefix.format(code=code) + reason)
         exit_now(code)
 

@@ -39,13 +39,13 @@ GRACE_SECONDS = 5.0  # for the main thread to notice it, too, and to say more: g
 TELL_SECONDS = 5.0  # for telling observers, before this process ends
 
 
-def _announce(who: str, error: TransientError, failed: Callable[[BaseException], None], seconds: float) -> None:
-    """Say why this process ends, to its launcher, its log and, for so long, its observers."""
+def _announce(error: TransientError, failed: Callable[[BaseException], None], who: str = "") -> threading.Thread:
+    """Say why this process ends, to its launcher, its log and, in a thread, its observers."""
     leave_reason(str(error))
-    complain_apart(f"error: {who}: {error}")
+    complain_apart(f"error: {who}{error}")
     teller = threading.Thread(target=failed, args=[error], daemon=True)
     teller.start()
-    teller.join(seconds)
+    return teller
 
 
 class Watchdog:
@@ -181,7 +181,8 @@ class Watchdog:
 
     def _tell_overdue(self) -> None:
         reason = f"{NO_ANSWER} ({self.timeout:g} s; in {self.reports[self.world.rank].place})"
-        _announce(f"rank {self.world.rank} on {self.host}", Hang(reason), self.lifetime.failed, NOTIFY_SECONDS)
+        who = f"rank {self.world.rank} on {self.host}: "
+        _announce(Hang(reason), self.lifetime.failed, who).join(NOTIFY_SECONDS)
 
     def _tell(self) -> None:
         silent = self.silent()
@@ -192,9 +193,7 @@ class Watchdog:
         # When the first process ends, the others lose it, and a launcher ends them: first let each leave its reason.
         # The one that tells ends before the others. In rank 0, observers would be told of a lost contact, too.
         if self.world.rank == first:
-            complain_apart(f"error: {reason}")
-            teller = threading.Thread(target=self._survive, args=[lambda: self.failed(Hang(reason))], daemon=True)
-            teller.start()
+            teller = _announce(Hang(reason), self.failed)
             self._stay(self.silence_seconds)
             self._stay(NOTIFY_SECONDS - self.silence_seconds, lambda: not teller.is_alive())
             self._report(told=True)
@@ -278,7 +277,7 @@ class Peers:
             if self._ends():
                 return
         reason = f"{LOST_PEER}: process {rank} has ended, or its machine is gone: its log says why"
-        _announce(f"rank {self.world.rank}", TransientError(reason), self.lifetime.failed, TELL_SECONDS)
+        _announce(TransientError(reason), self.lifetime.failed, f"rank {self.world.rank}: ").join(TELL_SECONDS)
         exit_now(CRASHED)
 
     def _ends(self) -> bool:

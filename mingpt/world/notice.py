@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from mingpt.world.lifetime import AGENT_PID
+from mingpt.world.env import Env
 
 FIRMWARE = Path("/sys/class/dmi/id")
 METADATA = "http://169.254.169.254"  # of all three; Google's name for it would need a name server
@@ -128,9 +128,8 @@ class Notice:
 def watch(where: str, log: Callable[[str], None]) -> Notice:
     """The notices of this node, asked by its first process. One is as a SIGTERM to the launcher, which stops all its
     workers, or to this process, whose step carries the request to all."""
-    agent = "TORCHELASTIC_RUN_ID" in os.environ
-    pid = int(os.environ.get(AGENT_PID, os.getppid())) if agent else os.getpid()
-    notice = Notice(where, lambda: os.kill(pid, signal.SIGTERM), log)
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    env = Env.read()
+    notice = Notice(where, lambda: os.kill(env.agent or os.getpid(), signal.SIGTERM), log)
+    if not env.local_rank:
         notice.watch()
     return notice

@@ -1,11 +1,11 @@
-"""mingpt.importing: garbage is collected again afterwards, whatever the import did."""
+"""cli.importing: garbage is collected again afterwards, whatever the import did."""
 
 import gc
 from importlib import import_module
 
 import pytest
 
-from mingpt.importing import importing
+from mingpt.cli import importing
 
 
 def test_garbage_is_collected_again_after_imports_that_fail_too() -> None:

@@ -126,9 +126,10 @@ class Start:
         options = [f"--nproc-per-node={[*self.world.values()][rank]}"]
         if len(self.world) == 2 and not self.double:
             # c10d: in a static rendezvous nodes would wait for a dead one once for each attempt. The limit is long,
-            # since the second launcher starts once the first one listens: there its import of torch counts, too.
+            # since the second launcher starts once the first one listens: there its import of torch counts, too. So
+            # long, too, a node waits for another that was killed: nobody starts that again before all have ended.
             options += ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=campaign"]
-            options += [f"--node-rank={rank}", f"--local-addr=127.0.0.{rank + 1}", "--rdzv-conf=join_timeout=300"]
+            options += [f"--node-rank={rank}", f"--local-addr=127.0.0.{rank + 1}", "--rdzv-conf=join_timeout=120"]
         return [sys.executable, "-m", "mingpt.launch", *options, *self.training]
 
     def _wait_some_steps(self) -> None:

@@ -14,7 +14,7 @@ from hook_kit import SECRET, hook
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.observe.events import AttemptEnded, AttemptFailed, SnapshotLost
 from mingpt.observe.notify import Alarms, notify
-from mingpt.world.lifetime import AGENT_PID
+from mingpt.world.env import AGENT_PID
 from node_kit import Node
 from poison_kit import GUARDED, poison
 from run_kit import Run

@@ -1,5 +1,6 @@
 """batch.micro_size=auto: chosen once, written down, and then taken by every start of the run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from mingpt.errors import UserError
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train import autosize
+from mingpt.world.env import Env
 from replay_kit import train_here
 from run_kit import TINY
 from snapshot_kit import PROVENANCE, save
@@ -25,11 +27,11 @@ def config_in(folder: Path, *more: str, world_size: int = 1) -> Config:
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, megabytes: float) -> None:
-    monkeypatch.setattr(autosize, "_memory", lambda config, per_node: (int(megabytes * 1e6), False))
+    monkeypatch.setattr(autosize, "_memory", lambda config, local_rank, per_node: (int(megabytes * 1e6), False))
 
 
 def size(config: Config, processes: int = 1) -> int:
-    return autosize.settled(config, processes).batch.micro_size
+    return autosize.settled(config, replace(Env.read(), size=processes)).batch.micro_size
 
 
 def test_it_is_chosen_by_memory_and_then_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
     dog = beats.dog
     codes, told = list[int](), list[str]()
     monkeypatch.setattr(liveness, "exit_now", codes.append)
-    dog.lifetime.failed = lambda error: told.append(type(error).__name__)
+    dog.lifetime.observers.append(lambda error: told.append(type(error).__name__))
     for device in ("cpu", "cuda"):
         dog.world = replace(dog.world, device=torch.device(device))
         late = [beats(590, GOES_ON), dog.overdue, beats(20, GOES_ON), dog.overdue]  # world.timeout_seconds=600
