@@ -72,6 +72,7 @@ def train_with_a_flip(ends: list[int], after: int, number: int, at: int, bit: in
             train_here("run", *DATA, *settings, f"train.max_steps={last}")
 
 
+@pytest.mark.slow
 def test_a_sound_run_passes_and_is_not_touched(run: Path) -> None:
     def of(options: str) -> list[tuple[int, int]]:
         return [(i["begin"], i["end"]) for i in mingpt.json(f"audit run {options}")["intervals"]]
@@ -169,6 +170,7 @@ def test_a_changed_record(step: int, attempt: int, field: str, run: Path) -> Non
     assert found["why"].endswith("the trace was changed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["model-*", "manifest.json"])
 def test_a_damaged_snapshot(file: str, run: Path) -> None:
     [path] = (run / "snapshots/step-000000006").glob(file)
@@ -176,6 +178,7 @@ def test_a_damaged_snapshot(file: str, run: Path) -> None:
     assert [(i["begin"], i["end"]) for i in wrong()] == INTERVALS[2:4]
 
 
+@pytest.mark.slow
 def test_on_another_machine_a_difference_proves_nothing(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_with_a_flip([5], 4, 1, 3, 30)
     monkeypatch.setattr("mingpt.compute.numerics.cpu_vendor", lambda: "another CPU")

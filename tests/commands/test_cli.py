@@ -182,6 +182,7 @@ def test_code_of_the_current_folder_is_found_and_shadows_no_library(installed: I
     assert not (installed.folder / "ran").exists()
 
 
+@pytest.mark.slow
 def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(installed: Installed) -> None:
     (package := installed.folder / "mingpt").symlink_to(ROOT / "mingpt")
     words = "launch --dry-run --nproc-per-node=2 experiment=synthetic"

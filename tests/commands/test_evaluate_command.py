@@ -167,6 +167,7 @@ def test_people_get_lm_evals_table() -> None:
     assert ("kit_choice", "1") in [(row[1], row[4]) for row in cells if len(row) > 4]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_task_that_is_not_there_leaves_nothing(new_run: Callable[..., Run]) -> None:
     run = new_run("train.eval_tasks=[kit_chioce]", OPTIONS)
     with pytest.raises(AssertionError, match=r"\[64\]:\n.*train\.eval_tasks: .*did you mean kit_choice"):

@@ -29,6 +29,7 @@ def test_gpt2_xl_fits_into_four_nodes_of_four_l4() -> None:
     assert one["total"] > found["total"]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_does_with_what_the_message_names() -> None:
     medium, cured = "--gpus t4:2 model=gpt2-medium", "train.recompute=block train.loss_rows=1024 batch.micro_size=8"
     planned(f"{medium} batch.micro_size=16", fits=False)

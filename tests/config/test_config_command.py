@@ -66,6 +66,7 @@ def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
     assert done.stdout == b"one \\u2026\ntwo\n"
 
 
+@pytest.mark.slow
 def test_a_wheel_finds_the_configs_that_lie_inside_it(tmp_path: Path) -> None:
     """As pyproject.toml packs it: configs/ inside the package, none beside it."""
     site = tmp_path / "site"

@@ -16,6 +16,7 @@ MODERN = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_is_extended_exactly_from_its_stable_phase(tmp_path: Path, capsys: Captured) -> None:
     """16 steps, of which 4 decay, then 24: the bits of a run that was planned for 24."""
     short, whole = f"{tmp_path}/short", f"{tmp_path}/whole"

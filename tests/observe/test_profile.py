@@ -26,6 +26,7 @@ def spans(folder: str, name: str) -> list[str]:
     return sorted(name.removeprefix("ProfilerStep#") for name in names if name.startswith("ProfilerStep#"))
 
 
+@pytest.mark.slow
 def test_a_profile_has_the_steps_that_it_is_asked_for_and_changes_no_bit(
     trained: Path, tmp_path: Path, text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

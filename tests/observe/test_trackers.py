@@ -139,6 +139,7 @@ def ends(run_dir: str) -> tuple[str, int]:
     return mlflow_run(run_dir)[1].info.status, codes()[-1]
 
 
+@pytest.mark.slow
 def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> None:
     """All four in one test: each takes seconds to import."""
     run_dir, names = str(tmp_path), list(trackers.TRACKERS)

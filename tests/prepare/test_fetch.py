@@ -212,6 +212,7 @@ def test_the_extras_that_a_run_needs(overrides: str, expected: str, capsys: pyte
     assert capsys.readouterr().out.split() == expected.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(fetch.DATASETS))
 def test_a_dataset_of_the_hub_becomes_shards_of_gpt2s_tokens(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -164,7 +164,7 @@ TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 PACKAGES = (*TRACKERS, "s3fs", "gcsfs", "adlfs", "tokenizers", "pyarrow", "huggingface_hub", "lm_eval")
 
 
-@pytest.mark.parametrize("name", ["train", "train-rdzv", "train-spot", "evaluate", "generate", "serve"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "serve"])
 def test_the_set_up_of_each_recipe_installs_the_trackers_of_its_run(name: str, tmp_path: Path) -> None:
     """Nothing but the package's own requirements is there when it looks for what to install."""
     machine = Machine(tmp_path)

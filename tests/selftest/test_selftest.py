@@ -70,6 +70,7 @@ def test_all_cases_of_this_machine_repeat_and_differ_from_each_other() -> None:
     assert len({next(iter(counts)) for counts in found.values()}) == 13
 
 
+@pytest.mark.slow
 def test_it_answers_with_json_and_a_row() -> None:
     command = ["-m", "mingpt", "selftest", "--seconds", "0", "--json", "--device", "cpu"]
     ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600)

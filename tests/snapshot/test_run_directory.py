@@ -101,7 +101,9 @@ def listing(folder: Path) -> dict[str, bytes | None]:
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb", [pytest.param(verb, marks=[pytest.mark.slow] * (verb in ("replay", "fork", "train"))) for verb in VERBS]
+)
 def test_no_verb_opens_anything_but_plain_files(
     run: Path, victim: Path, tmp_path: Path, text: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
