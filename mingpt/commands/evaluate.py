@@ -66,7 +66,7 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
                 else:
                     say(f"{opened.where} on {name_data(config.data.model_dump())}")
                     say(as_text(figures))
-            lifetime.settle()
+            lifetime.ignore_signals()
             world.barrier()
         return FINISHED
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # as attempt.py

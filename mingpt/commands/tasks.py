@@ -53,7 +53,7 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
                 say_json({key: results[key] for key in SHOWN if key in results} | snapshot)
             else:
                 say(f"{opened.where}\n{as_table(results)}")
-        lifetime.settle()
+        lifetime.ignore_signals()
         world.barrier()
     return FINISHED
 

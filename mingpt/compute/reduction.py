@@ -132,6 +132,7 @@ class ExactReduction(Reduction):
 
     def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
         p = slot.parameter
+        # The sums from row rows - 1 on are one subtree with the last microbatch: `accumulate` would merge them now.
         for _, sums in reversed(self.stack[self.rows - 1 :]):
             gradient.add_(sums.pop(p))
         if bucket not in self._partials:
@@ -143,15 +144,15 @@ class ExactReduction(Reduction):
             bucket.view(flat, slot).copy_(partial)
 
     def _start(self, bucket: Bucket) -> None:
-        before = [*self._exchanges.values()][-1:]
+        previous = next(reversed(self._exchanges.values()), None)
         if bucket.size > 1:
             # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, nothing is copied.
             peers = self.hops[0].world.size
-            slices = self._partials.pop(bucket).view(self.rows, -1, peers, bucket.length)
+            slices = self._partials.pop(bucket).view(self.rows, -1, peers, bucket.length)  # row, slice, peer, element
             parts = slices.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
             self._exchanges[bucket] = Exchange(self.hops, self.parents, parts)
-        for exchange in before:  # now that this bucket's first hop has begun: so waiting costs no time
-            exchange.next_hop()
+        if previous:  # now that this bucket's first hop has begun: so waiting costs no time
+            previous.next_hop()
 
     def _sum(self, bucket: Bucket) -> Tensor:
         if bucket.size == 1:

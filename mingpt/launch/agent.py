@@ -75,7 +75,7 @@ class Agent(LocalElasticAgent):
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         # After unblocking: until here, a signal ends this process at once, and the kernel ends the workers with it.
-        self.lifetime.settle()
+        self.lifetime.ignore_signals()
         return started
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -186,7 +186,7 @@ def run(
     except (SignalException, Exception) as error:
         failed = error
     finally:
-        lifetime.settle()
+        lifetime.ignore_signals()
         if agent:
             agent.over = True
             if not isinstance(failed, SignalException):  # else the other nodes could not meet again

@@ -26,7 +26,7 @@ LOG_SECONDS = 1.0  # until SkyPilot's own process on this node has passed on wha
 
 
 def managed(lifetime: Lifetime) -> int:
-    lifetime.settle()  # SkyPilot signals all processes of a job: the launcher writes a snapshot, and this one waits
+    lifetime.ignore_signals()  # SkyPilot signals all processes of a job: the launcher writes a snapshot, and this waits
     platform = argparse.ArgumentParser(add_help=False)
     platform.add_argument("--platform")
     _, arguments = platform.parse_known_args(sys.argv[1:])

@@ -204,13 +204,13 @@ class Checkpointer:
         must = (best and self.settings.keep_best) or step == self.stable_until
         if by_steps or must or flags.due:
             if must:  # the model of this step exists only now
-                self.durable.settle()
+                self.durable.wait_until_idle()
             started = late and self.settings.asynchronous and self.durable.step == step - 1
             busy = not must and (flags.busy or started)
             if not busy:
                 self.durable.start(step, *content())
                 if not self.settings.asynchronous:
-                    self.durable.settle()
+                    self.durable.wait_until_idle()
             elif by_steps and self.world.is_main:
                 self.log(f"step {step}: no snapshot, that of step {self.durable.step} is still being written")
             if self.durable.step == step:
@@ -236,7 +236,7 @@ class Checkpointer:
         limit = f"snapshot.grace_seconds={grace:g}" if own else f"the {grace:g} s that a cloud's notice leaves"
         digest, why = None, f"the snapshot did not reach {self.store.url} within {limit}"
         try:
-            self.durable.settle(deadline - time.monotonic())
+            self.durable.wait_until_idle(deadline - time.monotonic())
             self.durable.start(step, *content, log_failure=False)
             digest = self.durable.wait(deadline - time.monotonic())
         except SnapshotFailed as error:
@@ -260,7 +260,7 @@ class Checkpointer:
         ready = self.hot is not None and not self.hot.broken
         try:
             if self.hot is not None and ready:
-                self.hot.settle(max(deadline - time.monotonic(), HOT_SECONDS))
+                self.hot.wait_until_idle(max(deadline - time.monotonic(), HOT_SECONDS))
             ready = all(self.world.gather(ready)) if self.sharded else ready
             if self.hot is not None and ready:
                 self.hot.start(step, *content)
@@ -308,7 +308,7 @@ class Checkpointer:
         Returns the newest durable step, 0 if there is none. Called by all processes.
         """
         with suppress(TimeoutError):
-            self.durable.settle(self.timeout)
+            self.durable.wait_until_idle(self.timeout)
         self._keep_hot = True
         return int(self.world.run_on_main(lambda: max(self.store.steps(), default=0)))
 
@@ -321,7 +321,7 @@ class Checkpointer:
         """Remove the hot snapshots if the attempt's last step is durable. Called by all processes, at the end."""
         if self.hot:
             with suppress(TimeoutError):
-                self.hot.settle(SPARE_SECONDS)
+                self.hot.wait_until_idle(SPARE_SECONDS)
         self.world.barrier()
         if self.hot and not self._keep_hot and self.hot.world.is_main:
             hot.remove(self.hot.store)

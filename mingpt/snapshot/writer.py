@@ -98,7 +98,7 @@ class SnapshotWriter:
         If one process can't write, all raise: UserError if the user must act (no space, no permission), otherwise
         SnapshotFailed.
         """
-        self.settle()
+        self.wait_until_idle()
         self.start(step, state, metrics, log_failure=False)
         return self.wait()
 
@@ -114,7 +114,7 @@ class SnapshotWriter:
         assert self._job is not None
         return _within(limit_seconds, self._job.result)
 
-    def settle(self, limit_seconds: float | None = None) -> None:
+    def wait_until_idle(self, limit_seconds: float | None = None) -> None:
         """Wait until nothing is in flight, whether it succeeded or failed. Raises TimeoutError."""
         if self._job is not None:
             _within(limit_seconds, self._job.exception)
@@ -122,7 +122,7 @@ class SnapshotWriter:
     def problem(self, limit_seconds: float) -> Exception:
         """Why the last snapshot failed, for the exception that ends the run in all processes."""
         with suppress(TimeoutError):  # this process may still be writing
-            self.settle(limit_seconds)
+            self.wait_until_idle(limit_seconds)
         found = self._job.exception() if self._job is not None and self._job.done() else None
         if isinstance(found, Exception):
             return found

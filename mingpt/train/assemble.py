@@ -171,7 +171,7 @@ def run_of(
         check_buffers=check_buffers,
         leave_without_a_loss=bad_steps.leave_without_a_loss,
         ended=reporter.end,
-        settle=reporter.lifetime.settle,
+        ignore_signals=reporter.lifetime.ignore_signals,
     )
 
 
@@ -184,7 +184,7 @@ def store_the_end(
     if context.world.is_main:
         say(f"step {step} was in a node's memory only; now it is durable")
     reporter.end(step, True, digest)
-    lifetime.settle()
+    lifetime.ignore_signals()
     context.world.barrier()
     return FINISHED
 

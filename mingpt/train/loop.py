@@ -27,7 +27,7 @@ class Run:
     UserError after too many skipped steps. evaluate(done, last): evaluates if due; whether the validation loss is the
     lowest so far. metrics: what a snapshot stores beside the state; waits for the device. check_buffers: raises
     UserError if buffers of a user's model have changed. leave_without_a_loss(done, last): ends without a snapshot,
-    which is a UserError at the run's end. ended(done, finished, digest): publishes the end. settle: ignores signals.
+    which is a UserError at the run's end. ended(done, finished, digest): publishes the end.
     """
 
     context: StepContext
@@ -43,7 +43,7 @@ class Run:
     check_buffers: Callable[[], None]
     leave_without_a_loss: Callable[[int, bool], None]
     ended: Callable[[int, bool, str | None], None]
-    settle: Callable[[], None]
+    ignore_signals: Callable[[], None]
 
 
 def train(run: Run) -> int:
@@ -90,6 +90,6 @@ def _end(run: Run, done: int, content: Content, last: bool, stopping: bool) -> i
     run.checkpointer.close()
     run.ended(done, finished, digest)
     # Before the barrier: after it, the first process to exit makes its agent send SIGTERM to the others.
-    run.settle()
+    run.ignore_signals()
     run.context.world.barrier()
     return FINISHED if finished else STOPPED

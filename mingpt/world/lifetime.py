@@ -80,7 +80,7 @@ class Lifetime:
         threading.Thread(target=self._watch, args=(pipe,), name="lifetime", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # launch/agent.py blocks them for its workers
 
-    def settle(self) -> None:
+    def ignore_signals(self) -> None:
         """The exit code is decided. From now on, signals are ignored."""
         self.phase = Phase.OVER
 
@@ -91,7 +91,7 @@ class Lifetime:
 
     def wait_for_signal(self, seconds: float) -> bool:
         """Whether a signal comes in time. The agent sends one as soon as another of its workers has ended."""
-        self.settle()
+        self.ignore_signals()
         return self._signalled.wait(seconds)
 
     def _watch(self, pipe: int) -> None:
