@@ -85,7 +85,8 @@ VERBS = {
     "replay": ("replay", "{run} --step 9 {text}"),
     "train": (
         "train",
-        "--config-dir={start} --config-name=start run.dir={run} train.max_steps=13 track=[tensorboard]",
+        "--config-dir={start} --config-name=start run.dir={run} snapshot.dir={run}/snapshots train.max_steps=13 "
+        "track=[tensorboard]",
     ),
 }
 # They look at the run's directory, not at snapshots alone.
