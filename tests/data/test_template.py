@@ -109,7 +109,7 @@ def test_tokens_and_answers_are_those_of_transformers(tmp_path: Path, form: str)
     ours = "chatml" if form == "chatml of ours" else folder
     chats = [chat for chat in CHATS if form != "thinking" or chat != IN_A_ROW]
     found = conversations(opened(tmp_path, chats, tokens="bpe", tokenizer=folder, template=ours))
-    fast = PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json", bos_token="<|endoftext|>")
+    fast: Any = PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json", bos_token="<|endoftext|>")
     fast.backend_tokenizer.no_truncation()
     fast.backend_tokenizer.no_padding()
     for chat, (tokens, counts) in zip(chats, found, strict=True):
@@ -131,7 +131,7 @@ def test_an_export_spells_chats_as_training_did(tmp_path: Path, kind: str) -> No
     assert isinstance(vocabulary, TextVocabulary)
     assert vocabulary_of(vocabulary.to_json()) == vocabulary
     write_folder(f"{tmp_path}/out", folder_of(ours(vocab_size=vocabulary.size), vocabulary, "chatml"), overwrite=False)
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
     end = {"char": "\n", "byte": "Ċ", "chatml": "<|im_end|>"}.get(kind, "<|endoftext|>")
     assert theirs.eos_token == end
     for chat, (found, counts) in zip(CHATS, conversations(source), strict=True):
