@@ -60,7 +60,8 @@ class ChatData(Tokenized):
 
     def problem(self, config: "Config") -> str | None:
         if self.template not in FORMS and self.tokens != "bpe":
-            return f"{KEY}={without_secrets(self.template)} is a tokenizer's: set data.tokens=bpe and data.tokenizer=…"
+            shown = f"{KEY}={without_secrets(self.template)}"
+            return f"{shown}: neither chatml nor plain, and a tokenizer's needs data.tokens=bpe and data.tokenizer=…"
         return super().problem(config)
 
     def places(self) -> dict[str, str]:

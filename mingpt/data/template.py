@@ -132,5 +132,5 @@ def read_template(url: str) -> str:
         lines = [f"{{% set {key} = {json.dumps(value, ensure_ascii=False)} %}}\n" for key, value in values.items()]
         return "".join([*lines, text])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        cure = f"give a tokenizer's folder with {JINJA}, or with a chat_template in {CONFIG}, or such a file"
+        cure = f"give chatml, plain, a template's file, or a folder with {JINJA} or a chat_template in {CONFIG}"
         raise UserError(f"{KEY}={without_secrets(url)}: no chat_template is there: {cure}") from error

@@ -102,7 +102,9 @@ def _unknown(key: str, name: str, known: list[str]) -> str:
 def check_text(key: str, vocabulary: Vocabulary) -> TextVocabulary:
     """Raises UserError unless the vocabulary's tokens spell text."""
     if not isinstance(vocabulary, TextVocabulary) or not isinstance(vocabulary, Spelling):
-        raise UserError(f"{key}: the model's tokens are no text (a {vocabulary.to_json()['kind']} vocabulary): leave it out")
+        raise UserError(
+            f"{key}: the model's tokens are no text (a {vocabulary.to_json()['kind']} vocabulary): leave it out"
+        )
     return vocabulary
 
 

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import bpe_kit
 from config_kit import configured, problems
+from mingpt.data.bpe import BYTE_LEVEL
 from mingpt.data.chat import ChatData, open_chat
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import TextVocabulary, vocabulary_of
@@ -90,9 +91,15 @@ def conversations(source: Source) -> list[tuple[list[int], list[int]]]:
     return [(tokens[documents == n].tolist(), counts[documents == n].tolist()) for n in range(int(documents.max()))]
 
 
-def write(folder: Path, template: str, specials: tuple[str, ...], in_config: bool = False) -> str:
-    """A tokenizer's folder, with its template in a file of its own or, as before, in its config."""
-    bpe_kit.write_tokenizer(folder, *specials)
+def write(folder: Path, template: str, specials: tuple[str, ...], in_config: bool = False, odd: bool = False) -> str:
+    """A tokenizer's folder, with its template in a file of its own or, as before, in its config.
+
+    odd: it begins a text with a blank of its own, and says that tokens begin after their blanks.
+    """
+    file = bpe_kit.write_tokenizer(folder, *specials)
+    if odd:
+        parts = {"normalizer": {"type": "Prepend", "prepend": " "}, "post_processor": BYTE_LEVEL}
+        file.write_text(json.dumps(json.loads(file.read_text()) | parts))
     fields: dict[str, Any] = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": None}
     if in_config:
         fields["chat_template"] = template
@@ -102,21 +109,23 @@ def write(folder: Path, template: str, specials: tuple[str, ...], in_config: boo
     return str(folder)
 
 
-@pytest.mark.parametrize("form", [*FORMS, "chatml of ours"])
+@pytest.mark.parametrize("form", [*FORMS, "chatml of ours", "chatml odd"])
 def test_tokens_and_answers_are_those_of_transformers(tmp_path: Path, form: str) -> None:
-    template, specials = FORMS[form.removesuffix(" of ours")]
-    folder = write(tmp_path / "tokenizer", template, specials, in_config=form == "trimmed")
+    template, specials = FORMS[form.split()[0]]
+    folder = write(tmp_path / "tokenizer", template, specials, form == "trimmed", form == "chatml odd")
     ours = "chatml" if form == "chatml of ours" else folder
     chats = [chat for chat in CHATS if form != "thinking" or chat != IN_A_ROW]
     found = conversations(opened(tmp_path, chats, tokens="bpe", tokenizer=folder, template=ours))
     fast: Any = PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json", bos_token="<|endoftext|>")
     fast.backend_tokenizer.no_truncation()
     fast.backend_tokenizer.no_padding()
-    for chat, (tokens, counts) in zip(chats, found, strict=True):
+    for chat, (tokens, _) in zip(chats, found, strict=True):
+        assert tokens == fast.apply_chat_template(messages(chat), chat_template=template)["input_ids"]
+    fast.backend_tokenizer.post_processor = None  # whose offsets make transformers lose answers that begin with a blank
+    for chat, (_, counts) in zip(chats, found, strict=True):
         wanted = fast.apply_chat_template(
             messages(chat), chat_template=template, return_dict=True, return_assistant_tokens_mask=True
         )
-        assert tokens == wanted["input_ids"]
         assert counts == wanted["assistant_masks"]
 
 
