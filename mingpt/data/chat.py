@@ -174,7 +174,7 @@ def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary, end: l
             found = vocabulary.encoding("".join(text for text, _ in turns))
             ends = np.cumsum([len(text) for text, _ in turns])
             turn_of = np.searchsorted(ends, [begin for begin, _ in found.offsets], side="right")
-            add(number, found.ids, np.array([counts for _, counts in turns])[turn_of])
+            add(number, found.ids, np.array([*(counts for _, counts in turns), False])[turn_of])
             continue
         for text, counts in turns:
             add(number, [*vocabulary.encode(text), *(end if counts else ())], counts)

@@ -159,7 +159,7 @@ def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor,
 
 def sample_prompt(config: Config, vocabulary: Vocabulary) -> tuple[TextVocabulary, list[int]]:
     """The vocabulary of train.sample_every's texts, and what they begin with. Raises UserError if there can be none."""
-    text, prompt = tasks.text_of("train.sample_every", config, vocabulary), config.train.sample_prompt
+    text, prompt = tasks.text_of("train.sample_every", config, vocabulary), config.train.sample_prompt or "\n"
     try:
         return text, text.encode(prompt)
     except UserError as error:
