@@ -10,6 +10,7 @@ from mingpt.command import Unfit
 from mingpt.commands.loading import load
 from mingpt.config.affecting import section_of
 from mingpt.console import say
+from mingpt.data.template import PLAIN
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Manifest
@@ -27,8 +28,8 @@ def export_command(options: Namespace) -> int:
     found = find(options.url, options.step)
     with damage_as(Unfit, found.store, found.steps[0], ": nothing was written; choose another with --step"):
         loaded = load(found.store, found.steps[0])
-    data = loaded.manifest.config.get("data")
-    chat = isinstance(data, dict) and data.get("kind") == "chat"
+    data = section_of(loaded.manifest.config, "data")
+    chat = str(data.get("template", PLAIN)) if data.get("kind") == "chat" else ""
     files = folder_of(loaded.model, loaded.vocabulary, chat)
     say(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
     if options.folder:

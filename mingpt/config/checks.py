@@ -243,7 +243,7 @@ def missing_places(c: Config, problems: Sequence[str]) -> list[str]:
     told = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
     found: list[str] = []
     for key, url in c.data.places().items():
-        named = key.endswith(".tokenizer") and hub.model_at(url)
+        named = key.endswith((".tokenizer", ".template")) and hub.model_at(url)
         if "://" not in url and not named and not Path(url).exists():
             found.append(f"{key}={url}: there is no such file or bucket: check the spelling{fetch_it(url)}")
     weights = getattr(c.model, "init_from", None)

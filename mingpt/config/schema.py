@@ -51,6 +51,10 @@ class Train(Section):
     """How many of each task's documents are taken, the first ones. null: all."""
     eval_tasks_path: Annotated[str | None, NO_RESULT] = None
     """A folder with tasks of your own, as lm-eval's --include_path. Their code runs."""
+    sample_every: Annotated[int, NO_RESULT] = Field(default=0, ge=0)
+    """Steps between two texts that process 0 writes with the weights as they are: in log, trackers, report. 0: none."""
+    sample_prompt: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
+    """What these texts continue; null: a line feed."""
     attention: Literal["torch", "fa3"] = "torch"
     """fa3: by FlashAttention-3, an extra package, on Hopper GPUs (H100, H200), in bf16 or fp16. Other bits."""
     freeze: list[str] = Field(default=[])

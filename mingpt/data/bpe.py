@@ -35,8 +35,16 @@ OTHERS = sorted({*range(256)} - {*PLAIN})
 BYTE_OF_LETTER = {chr(b): b for b in PLAIN} | {chr(256 + i): b for i, b in enumerate(OTHERS)}
 
 
+@dataclass(frozen=True, kw_only=True)
 class Encoder(ABC):
-    """Encodes and decodes as its tokenizer.json says. Its constructor raises UserError or ValueError for a bad one."""
+    """Encodes and decodes as its tokenizer.json says. Its constructor raises UserError or ValueError for a bad one.
+
+    template: how it spells conversations (template.py). A text that spells a special token is then that token, as in
+    transformers; otherwise it gets the tokens of its letters. end: the special token that ends an answer; "": none.
+    """
+
+    template: str = ""
+    end: str = ""
 
     @property
     @abstractmethod
@@ -65,15 +73,26 @@ class Encoder(ABC):
             raise UserError(f"not a tokenizer.json of Hugging Face: {printable(str(error))}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        tokenizer.encode_special_tokens = True  # a text that spells a special token gets the tokens of its letters
+        tokenizer.post_processor = None  # it would shift offsets, and nothing else without special tokens
+        tokenizer.encode_special_tokens = not self.template
         return tokenizer
+
+    @cached_property
+    def specials(self) -> list[str]:
+        """The texts of its special tokens."""
+        return [t.content for t in self._tokenizer.get_added_tokens_decoder().values() if t.special]
 
     def encode(self, text: str) -> list[int]:
         """Raises UserError if no tokens spell the text."""
+        ids: list[int] = self.encoding(text).ids
+        return ids
+
+    def encoding(self, text: str) -> Any:
+        """With `ids`, and `offsets`: for each token, the first of its characters and the one after its last."""
         tokenizer = self._tokenizer
         try:
             text.encode()
-            return tokenizer.encode(text, add_special_tokens=False).ids
+            return tokenizer.encode(text, add_special_tokens=False)
         except UnicodeEncodeError as error:  # Python reads a byte that is no UTF-8 as half a character
             raise UserError(f"the text is not UTF-8 at character {error.start}: convert it") from error
         except Exception as error:  # the package raises plain Exception, as for a character without a token
@@ -84,6 +103,9 @@ class Encoder(ABC):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"template": self.template, "end": self.end} if self.template else {}
 
 
 @dataclass(frozen=True)
@@ -136,7 +158,7 @@ class GPT2Tokens(Encoder):
         return [*map(len, [*self.numbers][:-1]), 0]
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "gpt2", "merges": self.merges}
+        return {"kind": "gpt2", "merges": self.merges} | super().to_json()
 
 
 @dataclass(frozen=True)
@@ -155,7 +177,7 @@ class HuggingFaceTokens(Encoder):
 
     @property
     def end_of_text(self) -> int:
-        found = [i for end in ENDS if (i := self._tokenizer.token_to_id(end)) is not None]
+        found = [i for end in (self.end, *ENDS) if (i := self._tokenizer.token_to_id(end)) is not None]
         if not found:
             raise UserError(f"the tokenizer has no token for the end of a text (none of {', '.join(ENDS)}): add one")
         return found[0]
@@ -186,7 +208,7 @@ class HuggingFaceTokens(Encoder):
         return lengths
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "tokenizer.json", "text": self.text}
+        return {"kind": "tokenizer.json", "text": self.text} | super().to_json()
 
 
 def pieces(blocks: Iterable[str]) -> Iterator[str]:

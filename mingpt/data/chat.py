@@ -1,32 +1,36 @@
 """Conversations in JSON lines as a source: the loss is that of the answers, and no conversation sees another.
 
-A line is `{"prompt": …, "answer": …}`, or `{"messages": [{"role": …, "content": …}, …]}`. It becomes
+A line is `{"prompt": …, "answer": …}`, or `{"messages": [{"role": …, "content": …}, …]}`. A template spells it
+(template.py), or, with data.template=plain, it becomes
 
     User: What is a GPT?
     Assistant: A language model.<end of text>
 
-Messages of the role `system` stand there as they are. What the assistant says counts in the loss, with the end of text
+There messages of the role `system` stand as they are. What the assistant says counts in the loss, with the end of text
 (with characters or bytes: a line feed), and the blank before it: BPE has it in a word's first token. Consecutive
 conversations share a sample as long as they fit.
 """
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from mingpt.config.kinds import register
+from mingpt.config.section import AffectsResult
 from mingpt.console import say
-from mingpt.data.bpe import read_tokenizer
+from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile, cached
 from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.template import CHATML, KEY, PLAIN, Messages, Template, Turn, chatml, with_template
 from mingpt.data.text import Tokenized
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
 from mingpt.data.windows import TokenFile
@@ -35,11 +39,36 @@ from mingpt.model.language import IGNORE
 from mingpt.redact import printable, without_secrets
 from mingpt.storage import open_fs, place
 
+if TYPE_CHECKING:
+    from mingpt.config.schema import Config
+
+FORMS = (PLAIN, CHATML)
+
 
 @register
 class ChatData(Tokenized):
     kind: Literal["chat"] = "chat"
     """conversations, with loss on the answers alone"""
+    # The default is that of runs of before; data=chat sets chatml. The content of other templates is in the vocabulary.
+    template: Annotated[
+        Literal["plain", "chatml"] | Annotated[str, Field(min_length=1)],
+        AffectsResult(lambda data: data.get("template") in FORMS),
+    ] = "plain"
+    """chatml, or plain (User: and Assistant:); or whose chat_template: a tokenizer's folder, a file, OWNER/NAME."""
+
+    reads = (*Tokenized.reads, KEY)
+
+    def problem(self, config: "Config") -> str | None:
+        if self.template not in FORMS and self.tokens != "bpe":
+            shown = f"{KEY}={without_secrets(self.template)}"
+            return f"{shown}: neither chatml nor plain, and a tokenizer's needs data.tokens=bpe and data.tokenizer=…"
+        return super().problem(config)
+
+    def places(self) -> dict[str, str]:
+        return super().places() | ({} if self.template in FORMS else {KEY: self.template})
+
+    def encoders(self) -> tuple[str, ...]:
+        return super().encoders() + (() if self.template == PLAIN else ("jinja2",))
 
     def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
         return open_chat(self, block_size, micro_size, vocabulary)
@@ -50,11 +79,11 @@ LABELS = {"system": "", "user": "User: ", "assistant": "Assistant:"}
 HALF = re.compile("[\ud800-\udfff]")  # JSON may hold a surrogate alone, and UTF-8 and snapshots can't
 TOKEN = np.dtype([("token", "<u4"), ("conversation", "<u4"), ("answer", "?")])
 Positions = NDArray[np.int64]
-Turn = tuple[str, bool]  # a text, and whether the loss counts it
+Spell = Callable[[Messages], list[Turn]]
 
 
-def turns_of(line: Any) -> list[Turn]:
-    """The texts of one conversation. Raises ValueError, which says what is wrong."""
+def messages_of(line: Any, any_role: bool = False) -> list[dict[str, Any]]:
+    """The messages of a conversation. any_role: its template knows which there are. Raises ValueError if it is none."""
     if not isinstance(line, dict):
         raise ValueError("not a JSON object")
     messages = line.get("messages")
@@ -62,32 +91,42 @@ def turns_of(line: Any) -> list[Turn]:
         if not {"prompt", "answer"} <= line.keys():
             raise ValueError("it has neither prompt and answer, nor messages")
         messages = [{"role": "user", "content": line["prompt"]}, {"role": "assistant", "content": line["answer"]}]
-    turns = list[Turn]()
-    for message in messages if isinstance(messages, list) else [None]:
+    messages = messages if isinstance(messages, list) else [None]
+    for message in messages:
         role, content = (message.get(k) for k in ("role", "content")) if isinstance(message, dict) else (None, None)
-        if not (isinstance(role, str) and role in LABELS and isinstance(content, str)):
+        if not (isinstance(role, str) and (any_role or role in LABELS) and isinstance(content, str)):
             raise ValueError(f"a message needs a role ({', '.join(LABELS)}) and a text as content")
         if half := HALF.search(content):
             raise ValueError(f"half a character ({ascii(half[0])[1:-1]}) is in it, which is no text")
-        if role != "assistant":
-            turns.append((f"{LABELS[role]}{content}\n", False))
-        elif content.strip():
+        if role == "assistant" and not content.strip():
+            raise ValueError("the assistant says nothing")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise ValueError("the assistant says nothing")
+    return messages
+
+
+def plain(messages: Messages) -> list[Turn]:
+    turns = list[Turn]()
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "assistant":
             turns += [(LABELS[role], False), (f" {content}", True)]
         else:
-            raise ValueError("the assistant says nothing")
-    if not any(counts for _, counts in turns):
-        raise ValueError("the assistant says nothing")
+            turns.append((f"{LABELS[role]}{content}\n", False))
     return turns
 
 
-def _read(raw: bytes, shown: str) -> Iterator[list[Turn]]:
+def _read(raw: bytes, shown: str, spell: Spell, any_role: bool) -> Iterator[list[Turn]]:
+    conversation = 0
     for number, line in enumerate(raw.split(b"\n"), 1):
         if line.strip():
+            conversation += 1
             try:
-                yield turns_of(json.loads(line))
+                yield spell(messages_of(json.loads(line), any_role))
             except (ValueError, RecursionError) as error:
                 why = "not JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else str(error)
-                raise UserError(f"{shown}: line {number}: {printable(why)}: mend it, or take it out") from error
+                where = f"{shown}: line {number} (conversation {conversation})"
+                raise UserError(f"{where}: {printable(why)}: mend it, or take it out") from error
 
 
 def end_of_answer(vocabulary: TextVocabulary) -> int:
@@ -111,25 +150,34 @@ def templates_of(end: str, border: str) -> dict[str, Any]:
             "{% else %}{{ raise_exception('a message needs a role (system, user, assistant)') }}{% endif %}{% endfor %}"
             f"{{% if add_generation_prompt %}}{{{{ {answer} }}}}{{% endif %}}"
         ),
-        # Else transformers reads answers of models of the type qwen3 as Qwen3 was trained to give them.
-        "response_template": {
-            "defaults": {"role": "assistant"},
-            "start_anchor": LABELS["assistant"],
-            "fields": {"content": {"content": "text", "close": end}},
-        },
+        "response_template": response_template(LABELS["assistant"], end),
     }
 
 
-def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary) -> NDArray[Any]:
-    """All conversations, one after the other, as an array of TOKEN."""
-    end = end_of_answer(vocabulary)
+def response_template(anchor: str, end: str) -> dict[str, Any]:
+    """Else transformers reads answers of models of the type qwen3 as Qwen3 was trained to give them."""
+    content = {"content": {"content": "text", "close": end}}
+    return {"defaults": {"role": "assistant"}, "start_anchor": anchor, "fields": content}
+
+
+def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary, end: list[int]) -> NDArray[Any]:
+    """All conversations, one after the other, as an array of TOKEN. end: tokens that follow an answer."""
     parts = list[NDArray[Any]]()
+
+    def add(number: int, tokens: Sequence[int], counts: Any) -> None:
+        part = np.empty(len(tokens), TOKEN)
+        part["token"], part["conversation"], part["answer"] = tokens, number, counts
+        parts.append(part)
+
     for number, turns in enumerate(conversations):
+        if isinstance(vocabulary, Encoder) and vocabulary.template:  # in one piece, as transformers and servers do
+            found = vocabulary.encoding("".join(text for text, _ in turns))
+            ends = np.cumsum([len(text) for text, _ in turns])
+            turn_of = np.searchsorted(ends, [begin for begin, _ in found.offsets], side="right")
+            add(number, found.ids, np.array([*(counts for _, counts in turns), False])[turn_of])
+            continue
         for text, counts in turns:
-            tokens = [*vocabulary.encode(text), end] if counts else vocabulary.encode(text)
-            part = np.empty(len(tokens), TOKEN)
-            part["token"], part["conversation"], part["answer"] = tokens, number, counts
-            parts.append(part)
+            add(number, [*vocabulary.encode(text), *(end if counts else ())], counts)
     return np.concatenate(parts)
 
 
@@ -183,6 +231,8 @@ def open_chat(config: ChatData, block_size: int, micro_size: int, vocabulary: Vo
     shown = f"data.path={without_secrets(config.path)}"
     if vocabulary is None and config.tokenizer is not None:
         vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
+    if config.template != PLAIN and isinstance(vocabulary, Encoder) and not vocabulary.template:
+        vocabulary = with_template(vocabulary, config.template)
     path, about = _token_file(config, vocabulary, shown)
     file = TokenFile(path)
     lengths = np.bincount(file.mapped["conversation"])
@@ -210,19 +260,21 @@ def _token_file(config: ChatData, given: Vocabulary | None, shown: str) -> tuple
         info = fs.info(remote)
         if info["type"] != "file":
             raise UserError(f"{shown}: no regular file; name one file of JSON lines")
-    source = ["chat", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
+    form, text = config.template, given.template if isinstance(given, Encoder) else chatml()
+    spell = plain if form == PLAIN else Template(text, given.specials if isinstance(given, Encoder) else ()).turns
+    source = ["chat", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json(), form]
 
     def make(array: ArrayFile) -> dict[str, Any]:
         with place("data.path", config.path):
             raw = fs.cat_file(remote)
-        conversations = list(_read(raw, shown))
+        conversations = list(_read(raw, shown, spell, form not in FORMS))
         if not conversations:
             raise UserError(f"{shown}: no conversation is in it: give JSON lines")
         own = given or _vocabulary(config, conversations)
         if not isinstance(own, TextVocabulary):
             raise UserError(f"{shown}: the snapshot's vocabulary is none of text: take data that it was trained on")
         try:
-            array.append(_encoded(conversations, own))
+            array.append(_encoded(conversations, own, [end_of_answer(own)] if form == PLAIN else []))
         except UserError as error:
             raise UserError(f"{shown}: {error}") from error
         return {"vocabulary": own.to_json(), "sha256": sha256(raw).hexdigest()}

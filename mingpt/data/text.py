@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from fsspec.callbacks import Callback
@@ -43,7 +43,7 @@ class Tokenized(CachedData):
     val_fraction: float = Field(default=0.1, ge=0, lt=1)
     """The share at the end of the file that is kept for validation."""
 
-    reads = ("data.tokens", "data.tokenizer")
+    reads: ClassVar[tuple[str, ...]] = ("data.tokens", "data.tokenizer")
     validation = "raise data.val_fraction"
 
     def problem(self, config: "Config") -> str | None:

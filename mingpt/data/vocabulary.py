@@ -131,14 +131,18 @@ def _number(json: dict[str, Any], key: str) -> int:
     return value
 
 
+def _chats(json: dict[str, Any]) -> dict[str, str]:
+    return {key: _text(json, key) for key in ("template", "end") if key in json}
+
+
 # Each kind's constructor. A manifest may be a stranger's, so a constructor opens and imports nothing that it names.
 KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
     "char": lambda json: Characters(_text(json, "characters")),
     "byte": lambda json: Bytes(),
     "none": lambda json: NoTokens(),
     "numbers": lambda json: Numbers(_number(json, "size")),
-    "gpt2": lambda json: GPT2Tokens(_text(json, "merges")),
-    "tokenizer.json": lambda json: HuggingFaceTokens(_text(json, "text")),
+    "gpt2": lambda json: GPT2Tokens(_text(json, "merges"), **_chats(json)),
+    "tokenizer.json": lambda json: HuggingFaceTokens(_text(json, "text"), **_chats(json)),
 }
 
 

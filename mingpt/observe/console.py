@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from textwrap import indent
 
 from mingpt.observe.events import (
     AttemptEnded,
@@ -9,6 +10,7 @@ from mingpt.observe.events import (
     Evaluated,
     Evaluating,
     Event,
+    Sampled,
     SnapshotCommitted,
     StepDone,
     StepSkipped,
@@ -46,6 +48,8 @@ class ConsoleLines:
                 self.say(evaluation_line(event))
             case TasksEvaluated():
                 self.say(tasks_line(event))
+            case Sampled():
+                self.say(f"step {event.step}: sample\n{indent(event.text, '    ')}")
             case SnapshotCommitted():
                 self.say(f"step {event.step}: snapshot {event.digest[:16]} in {event.seconds:.2f} s")
             case BitsDiffer():

@@ -129,6 +129,14 @@ class TasksEvaluated:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """text: what the weights of this step make of train.sample_prompt, with which it begins."""
+
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
 class SnapshotCommitted:
     """A snapshot is durable. Published by the snapshot writer's thread. seconds: from the copy to the commit."""
 
@@ -193,6 +201,7 @@ Event = (
     | Evaluating
     | Evaluated
     | TasksEvaluated
+    | Sampled
     | SnapshotCommitted
     | HotCommitted
     | SnapshotLost

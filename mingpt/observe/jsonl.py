@@ -15,6 +15,7 @@ from mingpt.observe.events import (
     AttemptFailed,
     Evaluated,
     Event,
+    Sampled,
     SnapshotCommitted,
     StepDone,
     StepSkipped,
@@ -59,6 +60,8 @@ class MetricsLog:
                 self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})
             case Evaluated() | TasksEvaluated():
                 self.write({"step": event.step} | event.curves)
+            case Sampled():
+                self.write({"step": event.step, "sample": event.text})
             case SnapshotCommitted():
                 self.file.flush()
             case AttemptEnded() | AttemptFailed():

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from mingpt.config.checks import installed
@@ -27,6 +28,7 @@ from mingpt.observe.events import (
     AttemptFailed,
     Evaluated,
     Event,
+    Sampled,
     StepDone,
     StepSkipped,
     TasksEvaluated,
@@ -39,10 +41,11 @@ from mingpt.snapshot.hot import run_id
 
 PROJECT = "mingpt"  # where the environment names none
 END_SECONDS = 20.0  # for all trackers, at the end of an attempt
+SAMPLE = "sample"  # the name of the texts of train.sample_every
 PART_ROWS = 4096  # of an event file: less than a megabyte
 FINISHED, STOPPED, FAILED = "FINISHED", "KILLED", "FAILED"
 
-Row = tuple[int, Mapping[str, float]]  # step, values
+Row = tuple[int, Mapping[str, Any]]  # step; numbers, or a text
 Write = Callable[[Row], None]
 
 
@@ -93,6 +96,7 @@ def tensorboard(about: About) -> Iterator[Write]:
     from tensorboard.compat.proto.event_pb2 import SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
+    from torch.utils.tensorboard.summary import text as of_text
 
     files = list[RunFile]()  # the last ones; a bucket gets each one as a whole, so it must not grow for ever
     rows = 0
@@ -116,7 +120,10 @@ def tensorboard(about: About) -> Iterator[Write]:
                 add(step=about.start + 1, session_log=SessionLog(status=SessionLog.START))
         rows += 1
         step, values = row
-        add(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
+        if text := values.get(SAMPLE):  # Markdown, in which indented lines stay as they are
+            add(step=step, summary=of_text(SAMPLE, indent(text, "    ")))
+        else:
+            add(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
 
     yield write
     for file in files:
@@ -225,24 +232,28 @@ class Trackers:
     def __init__(self, names: list[str], about: About, say: Callable[[str], None]) -> None:
         self._about = about
         names = list(dict.fromkeys(names))
-        self._all = [Background[Row](f"track={name}", partial(TRACKERS[name], about), say) for name in names]
+        self._all = {name: Background[Row](f"track={name}", partial(TRACKERS[name], about), say) for name in names}
 
     def on(self, event: Event) -> None:
         match event:
             case StepDone(logged=True) | Evaluated() | TasksEvaluated():
                 self._put(event.step, **event.curves)
+            case Sampled():
+                # The others show no text.
+                for name in {"tensorboard", "wandb"} & self._all.keys():
+                    self._all[name].put((event.step, {SAMPLE: event.text}))
             case StepSkipped():
                 self._put(event.step, skipped_in_a_row=event.in_a_row)
             case AttemptEnded() | AttemptFailed():
                 if isinstance(event, AttemptEnded):
                     self._about.end = FINISHED if event.finished else STOPPED
                 until = time.monotonic() + END_SECONDS
-                for tracker in self._all:
+                for tracker in self._all.values():
                     tracker.end()
-                for tracker in self._all:
+                for tracker in self._all.values():
                     tracker.close(max(0.0, until - time.monotonic()))
 
     def _put(self, step: int, **values: float) -> None:
         finite = {key: value for key, value in values.items() if math.isfinite(value)}
-        for tracker in self._all:
+        for tracker in self._all.values():
             tracker.put((step, finite))

@@ -18,6 +18,7 @@ from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Curve, Run
 
 SMALL = 0.05  # of the time: phases below it are one
+SAMPLES = 20  # texts that are shown
 MARKS = 200  # bands of attempts that are drawn
 
 
@@ -51,6 +52,7 @@ def _one(run: Run) -> str:
     parts = (
         _head(run),
         f'<div class="grid">{"".join(charts)}</div><p class="soft">{legend}</p>',
+        _samples(run),
         _ledger(run),
         _attempts(run, colors),
         _config(run),
@@ -178,7 +180,18 @@ def _ledger(run: Run) -> str:
     return f'<h2>Where the time went</h2><div class="card">{table_of(("phase", "time", "share"), rows)}</div>'
 
 
+def _lines(value: str) -> Html:
+    return Html("\n".join(text(line, 10_000) for line in value[: 2**17].split("\n")))
+
+
+def _samples(run: Run) -> str:
+    """Texts that the run has written while it was training, the newest first."""
+    found = [row for row in reversed(run.past.metrics) if isinstance(row.get("sample"), str)][:SAMPLES]
+    rows = [(row["step"], Html(f"<pre>{_lines(row['sample'])}</pre>")) for row in found]
+    return f'<h2>Samples</h2><div class="card">{table_of(("step", "text"), rows)}</div>' if rows else ""
+
+
 def _config(run: Run) -> str:
     own = json.dumps(without_secrets(run.manifest.config), indent=1, ensure_ascii=False) if run.manifest else ""
-    shown = Html("\n".join(text(line, 10_000) for line in (run.config or own[: 2**17]).split("\n")))
+    shown = _lines(run.config or own)
     return f"<details><summary>Config</summary><pre class='card'>{shown}</pre></details>" if shown else ""

@@ -20,6 +20,7 @@ from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
 from mingpt.train import assemble, autosize, tasks
+from mingpt.train.evaluation import sample_prompt
 from mingpt.train.factory import build
 from mingpt.world import notice
 from mingpt.world.env import OVERRIDES, Env
@@ -52,6 +53,8 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         model = build(config, source.vocabulary.size)
         if config.train.eval_tasks:
             tasks.of_training(config, source.vocabulary)  # unknown ones, and data that can't be fetched
+        if config.train.sample_every:
+            sample_prompt(config, source.vocabulary)
         lifetime.clock.enter("rendezvous")
         with join(config.world) as world:
             lifetime.clock.enter("load")

@@ -18,14 +18,19 @@ from mingpt.compute.tree import tree_sum_of
 from mingpt.config.schema import Config
 from mingpt.data.mixture import MixedSplit
 from mingpt.data.source import EvalSplit, Source
-from mingpt.data.vocabulary import Spelling, Vocabulary
+from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
+from mingpt.errors import UserError
 from mingpt.model.language import IGNORE, LanguageModel
-from mingpt.observe.events import Evaluated, Evaluating, TasksEvaluated
+from mingpt.model.sampling import generate_stream
+from mingpt.observe.events import Evaluated, Evaluating, Sampled, TasksEvaluated
 from mingpt.snapshot.format import Metrics
 from mingpt.train import tasks
 from mingpt.train.context import StepContext
 from mingpt.train.stats import StepStats
 from mingpt.world.world import Progress, World
+
+SAMPLE_TOKENS, SAMPLE_SECONDS = 128, 20.0  # of a text at most, for which the other processes wait
+TEMPERATURE = 0.8  # as `mingpt generate` has it
 
 
 @runtime_checkable
@@ -152,6 +157,31 @@ def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor,
     return right.sum(), questions.sum()
 
 
+def sample_prompt(config: Config, vocabulary: Vocabulary) -> tuple[TextVocabulary, list[int]]:
+    """The vocabulary of train.sample_every's texts, and what they begin with. Raises UserError if there can be none."""
+    text, prompt = tasks.text_of("train.sample_every", config, vocabulary), config.train.sample_prompt or "\n"
+    try:
+        return text, text.encode(prompt)
+    except UserError as error:
+        raise UserError(f"train.sample_prompt={prompt!r}: {error}: set another") from error
+
+
+def sampled(model: LanguageModel, vocabulary: TextVocabulary, tokens: list[int], autocast: Any, seed: int) -> str:
+    """The text of `tokens`, continued in this process alone. Nothing that training computes with is changed by it."""
+    until, rows = time.monotonic() + SAMPLE_SECONDS, torch.tensor([tokens], device=next(model.parameters()).device)
+    # Eager: other shapes would make the compiler replace what it has for training.
+    with autocast, torch.compiler.set_stance("force_eager"):
+        try:
+            for token in generate_stream(model, rows, SAMPLE_TOKENS, temperature=TEMPERATURE, seed=seed):
+                tokens.append(int(token))
+                Progress.microbatches += 1
+                if time.monotonic() > until:
+                    break
+        except FloatingPointError as error:
+            return f"no text: {error}"
+    return vocabulary.decode(tokens)
+
+
 @dataclass
 class Evaluation:
     """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due.
@@ -162,20 +192,25 @@ class Evaluation:
     context: StepContext
     config: Config
     source: Source
-    publish: Callable[[Evaluating | Evaluated | TasksEvaluated], None]
+    publish: Callable[[Evaluating | Evaluated | TasksEvaluated | Sampled], None]
     stop: Callable[[], bool]
     best_val_loss: float
     val_loss: float | None = None
 
     def after_step(self, done: int, last: bool) -> bool:
         """Evaluate if due; returns whether the validation loss is the lowest so far."""
-        every, self.val_loss, phase = self.config.train.eval_every, None, self.context.hooks.phase
+        train, self.val_loss, phase = self.config.train, None, self.context.hooks.phase
+        every, samples = train.eval_every, train.sample_every
         model, world, autocast = self.context.model, self.context.world, self.context.autocast
-        if isinstance(model, LanguageModel) and tasks.due(self.config.train, done, last):
+        if isinstance(model, LanguageModel) and tasks.due(train, done, last):
             with phase("evaluation"):
                 event = tasks.after_step(done, model, self.config, self.source.vocabulary, world, autocast, self.stop)
                 if event is not None:
                     self.publish(event)
+        if samples and done % samples == 0 and world.is_main and isinstance(model, LanguageModel):
+            with phase("evaluation"):
+                text = sampled(model, *sample_prompt(self.config, self.source.vocabulary), autocast, self.config.seed)
+                self.publish(Sampled(done, text))
         if not len(self.source.validation) or not (last or (every and done % every == 0)):
             return False
         with phase("evaluation"):
@@ -188,7 +223,7 @@ class Evaluation:
                 self.byte_lengths,
                 seed=self.config.seed,
                 step=done,
-                most=self.config.train.most_eval_batches(self.config.batch),
+                most=train.most_eval_batches(self.config.batch),
                 publish=self.publish,
             )
             self.val_loss, best = figures.loss, figures.loss < self.best_val_loss

@@ -102,7 +102,9 @@ def _unknown(key: str, name: str, known: list[str]) -> str:
 def check_text(key: str, vocabulary: Vocabulary) -> TextVocabulary:
     """Raises UserError unless the vocabulary's tokens spell text."""
     if not isinstance(vocabulary, TextVocabulary) or not isinstance(vocabulary, Spelling):
-        raise UserError(f"{key}: the model's tokens are no text (a {vocabulary.to_json()['kind']} vocabulary)")
+        raise UserError(
+            f"{key}: the model's tokens are no text (a {vocabulary.to_json()['kind']} vocabulary): leave it out"
+        )
     return vocabulary
 
 
@@ -143,12 +145,18 @@ def due(train: Train, done: int, last: bool) -> bool:
     return bool(train.eval_tasks) and (last or (every > 0 and done % every == 0))
 
 
+def text_of(key: str, config: Config, vocabulary: Vocabulary) -> TextVocabulary:
+    """The vocabulary of a GPT in training, for what needs its texts. Raises UserError if it has none."""
+    if isinstance(config.model, Own):
+        raise UserError(f"{key}: it asks a GPT, and model._target_ names another model: leave it out")
+    return check_text(key, vocabulary)
+
+
 def of_training(config: Config, vocabulary: Vocabulary) -> tuple[Tasks, TextVocabulary]:
     """The tasks of train.eval_tasks, and the vocabulary if its tokens spell text. Raises as load_tasks."""
     key, train = "train.eval_tasks", config.train
-    if isinstance(config.model, Own):
-        raise UserError(f"{key}: tasks ask a GPT, and model._target_ names another model: leave them out")
-    return load_tasks(key, tuple(train.eval_tasks), train.eval_tasks_path), check_text(key, vocabulary)
+    text = text_of(key, config, vocabulary)
+    return load_tasks(key, tuple(train.eval_tasks), train.eval_tasks_path), text
 
 
 def after_step(

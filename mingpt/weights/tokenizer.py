@@ -6,7 +6,8 @@ from typing import Any
 
 from mingpt.console import say
 from mingpt.data.bpe import BYTE_LEVEL, BYTE_OF_LETTER, Encoder
-from mingpt.data.chat import templates_of
+from mingpt.data.chat import response_template, templates_of
+from mingpt.data.template import CHATML, END, PLAIN, START, chatml
 from mingpt.data.vocabulary import vocabulary_of
 
 Fields = dict[str, Any]
@@ -76,10 +77,10 @@ def _reads_apart(fields: Fields) -> bool:
     return read("".join(BORDER + text for text in texts)).ids == [i for text in texts for i in read(text).ids]
 
 
-def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat: bool = False) -> Files:
+def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat: str = "") -> Files:
     """The tokenizer's files by name, from a vocabulary's JSON; none if its tokens are not text.
 
-    end: the token that ends a text. chat: with a template that spells messages as the run was trained on them.
+    end: the token that ends a text. chat: the run's data.template, with which its files spell messages; "": none.
     """
     make = KINDS.get(vocabulary["kind"])
     if make is None:
@@ -91,7 +92,11 @@ def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat:
     if end is not None:
         token = next(token for token, number in numbers_in(fields).items() if number == end)
         how |= {"eos_token": token} | ({"bos_token": token} if merged else {})
-    if chat and merged:  # in one piece, white space of two texts would merge: other tokens than in training
+    if chat not in ("", PLAIN):
+        how["chat_template"] = vocabulary.get("template") or chatml()
+        if chat == CHATML:
+            how["response_template"] = response_template(f"{START}assistant\n", vocabulary.get("end") or END)
+    elif chat and merged:  # in one piece, white space of two texts would merge: other tokens than in training
         inner = fields["pre_tokenizer"]
         both = [_split({"String": BORDER}, "Removed"), *([inner] if inner else [])]
         fields["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": both}

@@ -19,10 +19,10 @@ from mingpt.weights.tokenizer import tokenizer_files
 KEY = "FOLDER"
 
 
-def folder_of(model: LanguageModel, vocabulary: Vocabulary, chat: bool = False) -> dict[str, bytes]:
+def folder_of(model: LanguageModel, vocabulary: Vocabulary, chat: str = "") -> dict[str, bytes]:
     """The files by name, the weights last. Leaves out the embedding's padding rows, which no token uses.
 
-    chat: the run was trained on conversations.
+    chat: the data.template of a run that was trained on conversations.
     """
     end: int | None = None
     if chat and isinstance(vocabulary, TextVocabulary):

@@ -73,6 +73,7 @@ def test_models_numbers_and_batches(tmp_path: Path, text: Path, cache: Path) -> 
         "plain": (),
         "whole": (WHOLE,),
         "snapshots by time": ("snapshot.every_steps=0", "snapshot.every_seconds=0.0001", "snapshot.keep=12"),
+        "texts": ("train.sample_every=1",),
         "fast": ("reduce=fast",),
         "bf16": ("precision=bf16",),
         "bf16 whole": ("precision=bf16", WHOLE),
@@ -85,7 +86,7 @@ def test_models_numbers_and_batches(tmp_path: Path, text: Path, cache: Path) -> 
     places = (f"data.path={text}", f"data.cache_dir={cache}")
     runs = {name: (*places, *settings) for name, settings in runs.items()}
     found, alike = train(tmp_path, runs, (4, 2), 9000)  # several buckets, though the models are tiny
-    assert alike == [{"plain", "whole", "snapshots by time"}, {"bf16", "bf16 whole"}, {"muon", "muon whole"}]
+    assert alike == [{"plain", "whole", "snapshots by time", "texts"}, {"bf16", "bf16 whole"}, {"muon", "muon whole"}]
     assert [step for step, *_ in found["snapshots by time"]["snapshots"]] == list(range(12, 0, -1))
     for fast, exact in zip(found["fast"]["figures"], found["plain"]["figures"], strict=True):
         assert fast["loss"] == pytest.approx(exact["loss"], rel=1e-3)  # the same samples and the same law otherwise

@@ -43,15 +43,15 @@ def write_gpt2(folder: Path) -> Path:
     return folder
 
 
-def write_tokenizer(folder: Path) -> Path:
-    """The same vocabulary as Hugging Face's tokenizer.json, with what a user's may have besides."""
+def write_tokenizer(folder: Path, *specials: str) -> Path:
+    """The same vocabulary as Hugging Face's tokenizer.json, with what a user's may have besides, such as specials."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     merges = [(first, second) for first, second in (m.split() for m in MERGES)]
     tokenizer = Tokenizer(models.BPE(vocab=numbers(), merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (END_OF_TEXT, *specials)])
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=8)
     folder.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ def data_of(kind: str, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if kind == "chat":
         turns = "".join(json.dumps({"prompt": line[:8], "answer": line[8:16]}) + "\n" for line in lines)
         (folder / "chat.jsonl").write_text(turns)
-        return ("data=chat", "data.tokens=byte", "model.block_size=64"), (f"data.path={folder}/chat.jsonl",)
+        return ("data=chat", "data.tokens=byte", "model.block_size=96"), (f"data.path={folder}/chat.jsonl",)
     if kind == "mixture":
         parts = []
         for name in ("web", "code"):

@@ -28,6 +28,7 @@ from mingpt.observe.events import (
     Evaluated,
     Event,
     Observer,
+    Sampled,
     StepDone,
     StepSkipped,
     TasksEvaluated,
@@ -73,6 +74,7 @@ def published(first: int, last: int) -> list[Event]:
         if step % 8 == 0:
             events.append(Evaluated(step, loss + 1, 0.5, 1, 4, {"web": loss}, 2.5))
             events.append(TasksEvaluated(step, {"arc/acc": 0.75}))
+            events.append(Sampled(step, f"the king\n{step}"))
     return [*events, AttemptEnded(last, last == LAST, None)]
 
 
@@ -85,15 +87,17 @@ def train(names: list[str], run_dir: str, attempt: int, start: int, end: int) ->
             observer.on(event)
 
 
-Curves = dict[str, list[tuple[int, float]]]
+Curves = dict[str, list[tuple[int, Any]]]
 
 
 def of_tensorboard(run_dir: str) -> Curves:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(f"{run_dir}/tensorboard", {"scalars": 0})
+    events = EventAccumulator(f"{run_dir}/tensorboard", {"scalars": 0, "tensors": 0})
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    texts = events.Tensors("sample/text_summary") if "sample/text_summary" in events.Tags()["tensors"] else []
+    found: Curves = {"sample": [(e.step, e.tensor_proto.string_val[0].decode()) for e in texts]} if texts else {}
+    return found | {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def mlflow_run(run_dir: str) -> tuple[Any, Any]:
@@ -161,7 +165,10 @@ def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> No
         if name == "mlflow":  # its folder of files can't have this beside val_loss
             del expected["val_loss/web"]
         small: Callable[[float], Any] = np.float32 if name == "tensorboard" else float
-        known = {key: [(step, float(small(value))) for step, value in points] for key, points in expected.items()}
+        known: Curves = {key: [(step, float(small(value))) for step, value in v] for key, v in expected.items()}
+        mark = {"tensorboard": "    ", "wandb": ""}.get(name)  # the others show no text
+        if mark is not None:
+            known["sample"] = [(step, f"{mark}the king\n{mark}{step}") for step in (8, 16)]
         assert READERS[name](run_dir) == known, name
 
 
@@ -188,7 +195,7 @@ with trackers.wandb(trackers.About({ID!r}, "a-run", {str(tmp_path)!r}, 1, 0, {{}
 def test_in_a_bucket_tensorboard_has_all_and_its_files_do_not_grow_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "PART_ROWS", 5)
+    monkeypatch.setattr(trackers, "PART_ROWS", 6)  # the longer attempt has three files
     monkeypatch.setattr(RunFile, "finish", lambda _: None)  # a thread that had no turn to upload before the end
     run_dir = f"memory://trackers-{uuid4().hex}/run"
     train(["tensorboard"], run_dir, 1, 0, FIRST)

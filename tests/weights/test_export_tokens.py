@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 import bpe_kit
 from mingpt.data.bpe import HuggingFaceTokens
-from mingpt.data.chat import end_of_answer, turns_of
+from mingpt.data.chat import end_of_answer, messages_of, plain
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary
 from mingpt.weights.writing import folder_of, write_folder
 from weights_kit import ours
@@ -52,7 +52,7 @@ def sentences(tokenizer: str) -> str:
     return json.dumps(fields)
 
 
-def exported(folder: Path, vocabulary: TextVocabulary, chat: bool) -> Any:
+def exported(folder: Path, vocabulary: TextVocabulary, chat: str) -> Any:
     write_folder(str(folder), folder_of(ours(vocab_size=vocabulary.size), vocabulary, chat), overwrite=False)
     return AutoTokenizer.from_pretrained(folder)
 
@@ -61,8 +61,8 @@ KINDS = ["char", "byte", "gpt2", "tokenizer.json"]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "sentences"])
-@pytest.mark.parametrize("chat", [False, True])
-def test_texts_have_the_numbers_of_the_run(tmp_path: Path, kind: str, chat: bool) -> None:
+@pytest.mark.parametrize("chat", ["", "plain"])
+def test_texts_have_the_numbers_of_the_run(tmp_path: Path, kind: str, chat: str) -> None:
     vocabulary = vocabularies(tmp_path)[kind]
     theirs = exported(tmp_path / "out", vocabulary, chat)
     for text in ODD:
@@ -70,18 +70,18 @@ def test_texts_have_the_numbers_of_the_run(tmp_path: Path, kind: str, chat: bool
             assert theirs(text)["input_ids"] == vocabulary.encode(text), text
             assert theirs.decode(vocabulary.encode(text)) == vocabulary.decode(vocabulary.encode(text)), text
     # One that begins each text with a blank of its own can't spell conversations.
-    assert bool(theirs.chat_template) == (chat and kind in KINDS)
+    assert bool(theirs.chat_template) == (chat != "" and kind in KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_conversations_have_the_numbers_of_training(tmp_path: Path, kind: str) -> None:
     vocabulary = vocabularies(tmp_path)[kind]
-    theirs = exported(tmp_path / "out", vocabulary, chat=True)
+    theirs = exported(tmp_path / "out", vocabulary, chat="plain")
     end = end_of_answer(vocabulary)
     assert theirs.eos_token_id == end
     for chat in CHATS:
         messages = [{"role": role, "content": text} for role, text in chat]
-        turns = turns_of({"messages": [*messages, {"role": "assistant", "content": "1"}]})
+        turns = plain(messages_of({"messages": [*messages, {"role": "assistant", "content": "1"}]}))
         ids = [t for text, answer in turns[:-1] for t in [*vocabulary.encode(text), *([end] if answer else [])]]
         assert theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] == ids, chat
     with pytest.raises(Exception, match="a message needs a role"):
@@ -89,6 +89,6 @@ def test_conversations_have_the_numbers_of_training(tmp_path: Path, kind: str) -
 
 
 def test_a_character_that_the_model_never_saw_is_an_error_there_too(tmp_path: Path) -> None:
-    theirs = exported(tmp_path, Characters("abc"), chat=False)
+    theirs = exported(tmp_path, Characters("abc"), chat="")
     with pytest.raises(Exception, match="UNK"):
         theirs("abx")

@@ -31,7 +31,7 @@ def test_a_run_of_conversations_completes_texts_and_answers(tmp_path: Path, caps
     train_here(run, *SHORT, bpe, f"data.path={tmp_path}/lines")
     assert cli.run("snapshots", ["export", run, out]) == 0
     capsys.readouterr()
-    prompt = "User: 9?\nAssistant:"
+    prompt = f"<|im_start|>user\n9?{END_OF_TEXT}\n<|im_start|>assistant\n"
     assert (
         cli.run("generate", [run, "--prompt", prompt, "--tokens", "12", "--temperature", "0", "--device", "cpu"]) == 0
     )

@@ -1,0 +1,194 @@
+"""data.template: conversations have the tokens that transformers gives them, and the loss counts the answers alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+import bpe_kit
+from config_kit import configured, problems
+from mingpt.data.bpe import BYTE_LEVEL
+from mingpt.data.chat import ChatData, open_chat
+from mingpt.data.source import Source
+from mingpt.data.vocabulary import TextVocabulary, vocabulary_of
+from mingpt.errors import UserError
+from mingpt.model.language import IGNORE
+from mingpt.train.resume import changed
+from mingpt.weights.writing import folder_of, write_folder
+from told import Told
+from weights_kit import ours
+
+# White space at borders, a message that spells a special token, answers in a row, thoughts.
+IN_A_ROW = [("user", "é 漢 <|endoftext|>"), ("assistant", "  lo "), ("assistant", "lon 🙂"), ("user", "User: ")]
+CHATS = [
+    [("user", "the king?"), ("assistant", "in woe")],
+    [("system", " Be long. \n"), ("user", " woe \n\n"), ("assistant", "the\n1"), ("user", "\n"), ("assistant", " lo ")],
+    IN_A_ROW,
+    [("user", "1"), ("assistant", "the king"), ("user", "!"), ("assistant", "\n\nthe")],
+]
+
+
+def marked(body: str) -> str:
+    """What is said, with transformers' marks where the assistant says it."""
+    answer = f"{{% if message.role == 'assistant' %}}{{% generation %}}{body}{{% endgeneration %}}"
+    return f"{answer}{{% else %}}{body}{{% endif %}}"
+
+
+ASKED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    + marked("{{ message['content'] + '<|im_end|>' }}")
+    + "{{ '\n' }}{% endfor %}"
+    + ASKED
+)
+# As Llama's: a token begins all, texts are trimmed.
+TRIMMED = (
+    "{{- bos_token }}\n{%- if tools is not none %}{{ raise_exception('tools') }}{% endif %}\n"
+    "{%- for message in messages %}\n    {{- '<head>' + message.role + '<tail>\n\n' }}"
+    + marked("{{ message.content | trim + '<eot>' }}")
+    + "{% endfor %}{% if add_generation_prompt %}{{ '<head>assistant<tail>\n\n' }}{% endif %}"
+)
+# As Qwen3's: only the last answer has thoughts.
+THINKING = (
+    "{% for message in messages %}{{ '<|im_start|>' ~ message.role ~ '\n' }}"
+    + marked("{% if message.role == 'assistant' and loop.last %}<think>{% endif %}{{ message.content }}<|im_end|>")
+    + "{{ '\n' }}{% endfor %}"
+    + ASKED
+)
+LETTERS = (
+    "{% for message in messages %}{{ '### ' + message.role + '\n' }}"
+    + marked("{{ message.content + '\n\n' }}")
+    + "{% endfor %}{% if add_generation_prompt %}{{ '### assistant\n' }}{% endif %}"
+)
+CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+FORMS = {
+    "chatml": (CHATML, CHATML_TOKENS),
+    "trimmed": (TRIMMED, ("<head>", "<tail>", "<eot>")),
+    "thinking": (THINKING, CHATML_TOKENS),
+    "letters": (LETTERS, ()),
+}
+
+
+def messages(chat: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in chat]
+
+
+def opened(folder: Path, chats: list[Any], **settings: Any) -> Source:
+    """All in one sample, and one more, whose last token is no input."""
+    (folder / "chats.jsonl").write_text(
+        "".join(json.dumps({"messages": messages(c)}) + "\n" for c in [*chats, CHATS[0]])
+    )
+    config = {"path": f"{folder}/chats.jsonl", "cache_dir": f"{folder}/cache", "val_fraction": 0} | settings
+    return open_chat(ChatData.model_validate(config), 2000, 1)
+
+
+def conversations(source: Source) -> list[tuple[list[int], list[int]]]:
+    """Each one's tokens, and whether each of them counts."""
+    tokens, targets, _, documents = (x[0] for x in source.train[[0]])
+    counts = (targets != IGNORE).int().roll(1)  # a target is the next token
+    return [(tokens[documents == n].tolist(), counts[documents == n].tolist()) for n in range(int(documents.max()))]
+
+
+def write(folder: Path, template: str, specials: tuple[str, ...], in_config: bool = False, odd: bool = False) -> str:
+    """A tokenizer's folder, with its template in a file of its own or, as before, in its config.
+
+    odd: it begins a text with a blank of its own, and says that tokens begin after their blanks.
+    """
+    file = bpe_kit.write_tokenizer(folder, *specials)
+    if odd:
+        parts = {"normalizer": {"type": "Prepend", "prepend": " "}, "post_processor": BYTE_LEVEL}
+        file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+    fields: dict[str, Any] = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": None}
+    if in_config:
+        fields["chat_template"] = template
+    else:
+        (folder / "chat_template.jinja").write_text(template)
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+    return str(folder)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "chatml of ours", "chatml odd"])
+def test_tokens_and_answers_are_those_of_transformers(tmp_path: Path, form: str) -> None:
+    template, specials = FORMS[form.split()[0]]
+    folder = write(tmp_path / "tokenizer", template, specials, form == "trimmed", form == "chatml odd")
+    ours = "chatml" if form == "chatml of ours" else folder
+    chats = [chat for chat in CHATS if form != "thinking" or chat != IN_A_ROW]
+    found = conversations(opened(tmp_path, chats, tokens="bpe", tokenizer=folder, template=ours))
+    fast: Any = PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json", bos_token="<|endoftext|>")
+    fast.backend_tokenizer.no_truncation()
+    fast.backend_tokenizer.no_padding()
+    for chat, (tokens, _) in zip(chats, found, strict=True):
+        assert tokens == fast.apply_chat_template(messages(chat), chat_template=template)["input_ids"]
+    fast.backend_tokenizer.post_processor = None  # whose offsets make transformers lose answers that begin with a blank
+    for chat, (_, counts) in zip(chats, found, strict=True):
+        wanted = fast.apply_chat_template(
+            messages(chat), chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert counts == wanted["assistant_masks"]
+
+
+@pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "tokenizer.json", "chatml"])
+def test_an_export_spells_chats_as_training_did(tmp_path: Path, kind: str) -> None:
+    """In ChatML; where no token ends a message, the end of a text does, so that an answer has an end."""
+    bpe = bpe_kit.write_gpt2(tmp_path / "gpt2") if kind == "gpt2" else tmp_path / "tokenizer"
+    bpe_kit.write_tokenizer(tmp_path / "tokenizer", *(CHATML_TOKENS if kind == "chatml" else ()))
+    tokens = {"tokens": kind} if kind in ("char", "byte") else {"tokens": "bpe", "tokenizer": str(bpe)}
+    source = opened(tmp_path, CHATS, template="chatml", **tokens)
+    vocabulary = source.vocabulary
+    assert isinstance(vocabulary, TextVocabulary)
+    assert vocabulary_of(vocabulary.to_json()) == vocabulary
+    write_folder(f"{tmp_path}/out", folder_of(ours(vocab_size=vocabulary.size), vocabulary, "chatml"), overwrite=False)
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    end = {"char": "\n", "byte": "Ċ", "chatml": "<|im_end|>"}.get(kind, "<|endoftext|>")
+    assert theirs.eos_token == end
+    for chat, (found, counts) in zip(CHATS, conversations(source), strict=True):
+        assert theirs.apply_chat_template(messages(chat))["input_ids"] == found
+        last = [t for t, counted in zip(found, counts, strict=True) if counted][-1]
+        assert last == theirs.eos_token_id
+    asked = messages([("user", "the king?")])
+    prompt = theirs.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    assert vocabulary.encode(prompt) == theirs.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+
+
+def test_new_runs_have_chatml_and_a_config_without_the_key_is_of_before(tmp_path: Path) -> None:
+    for how in ("data=chat", "data.kind=chat"):
+        assert configured(how, "data.path=x").data.model_dump()["template"] == "chatml"
+    assert ChatData.model_validate({"path": "x"}).template == "plain"
+    name, settings = "data.template", {"kind": "chat", "path": "x"}
+    assert changed({"data": settings}, {"data": settings | {"template": "chatml"}}) == {name: ["plain", "chatml"]}
+    # What a template at a place spells, the vocabulary has.
+    assert changed({"data": settings | {"template": "a"}}, {"data": settings | {"template": "b"}}) == {}
+
+
+WRONG = {
+    "refused": ("{{ raise_exception('no system here') if messages[0].role == 'system' }}" + CHATML, CHATS[1]),
+    "role": ("chatml", [("robot", "1"), ("assistant", "2")]),
+    "fails": (
+        "{{ 1 // (messages[0].content | length - 1) if messages }}" + CHATML,
+        [("user", "!"), ("assistant", "1")],
+    ),
+    "fails always": ("{{ 1 // 0 }}" + CHATML, None),
+    "unsafe": ("{{ messages.append(1) }}" + CHATML, None),
+    "reaches out": ("{{ messages.__class__.__mro__[1] }}" + CHATML, None),
+    "the time": ("{{ strftime_now('%Y') }}" + CHATML, None),
+    "otherwise": (THINKING, IN_A_ROW),
+    "never an answer": ("{{ messages | length }}" + CHATML, None),
+    "no Jinja": ("{% for %}", None),
+    "none there": (None, None),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_template_or_a_conversation(tmp_path: Path, case: str, told: Told) -> None:
+    template, chat = WRONG[case]
+    folder = write(tmp_path / "tokenizer", template or "", CHATML_TOKENS)
+    where = "chatml" if template == "chatml" else folder
+    with pytest.raises(UserError) as error:
+        opened(tmp_path, [CHATS[0], chat or CHATS[0]], tokens="bpe", tokenizer=folder, template=where)
+    told(str(error.value), tmp_path)
+
+
+def test_a_template_of_a_tokenizer_needs_its_tokens(told: Told) -> None:
+    told("\n".join(problems("data=chat", "data.path=x", "data.template=OWNER/NAME")))
