@@ -18,7 +18,7 @@ from mingpt.compute.buckets import CHUNK, Bucket, Sliced
 from mingpt.compute.exchange import Packing, WeightGather
 from mingpt.compute.guard import Guard
 from mingpt.compute.muon import Muon
-from mingpt.config.schema import Health, Optimizer, Schedule
+from mingpt.config.schema import Health, Optimizer, OwnSchedule, Schedule
 from mingpt.world.world import World, all_gather
 
 GROW_AFTER = 2000  # finite fp16 steps until the loss scale doubles, as in torch.amp.GradScaler
@@ -90,6 +90,8 @@ def batch_factor(config: Optimizer, global_size: int) -> float:
 
 def schedule_factor(config: Schedule, step: int) -> float:
     """The learning rate of `step`, counted from 0, as a share of its peak."""
+    if isinstance(config, OwnSchedule):
+        return config.share(step)
     if step < config.warmup_steps:
         return (step + 1) / (config.warmup_steps + 1)
     if config.kind == "constant":

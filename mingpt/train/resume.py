@@ -19,7 +19,7 @@ from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import batch_factor, muon_names, roles, schedule_factor
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import filled
-from mingpt.config.schema import Batch, Config, Optimizer, Schedule, Train
+from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule, Train
 from mingpt.data.source import EvalSplit
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
@@ -101,7 +101,7 @@ def same_past(manifest: Manifest, config: Config, step: int) -> bool:
 
     Then the state is that of a run that was planned so from the start: the run is extended, not changed.
     """
-    schedule = _schedule(manifest)
+    schedule = _schedule(manifest, config)
     return schedule is not None and all(
         schedule_factor(schedule, s) == schedule_factor(config.schedule, s) for s in range(step)
     )
@@ -129,16 +129,21 @@ def other_validation(manifest: Manifest, config: Config, split: EvalSplit) -> st
     )
 
 
-def _schedule(manifest: Manifest) -> Schedule | None:
+def _schedule(manifest: Manifest, config: Config) -> Schedule | None:
+    """The snapshot's. Code of the user's own is not imported because that names it, only if the config does, too."""
+    values = filled(manifest.config)["schedule"]
+    target = values["_target_"]
+    if target not in ("", config.schedule.target):
+        return None
     try:
-        return Schedule(**filled(manifest.config)["schedule"])
+        return (OwnSchedule if target else Schedule)(**values)
     except ValidationError:  # a manifest of another version, or a damaged one
         return None
 
 
 def _extension(manifest: Manifest, config: Config, changes: Changes) -> list[str]:
     """The way to extend a run that has begun to decay, if only its schedule has changed, and only after that."""
-    schedule = _schedule(manifest)
+    schedule = _schedule(manifest, config)
     if schedule is None or not (0 < schedule.stable_until < manifest.step):
         return []
     if not all(key.startswith(SCHEDULE) for key in changes) or not same_past(manifest, config, schedule.stable_until):
@@ -165,8 +170,11 @@ def consequences(manifest: Manifest, config: Config, changes: Changes, world: Wo
     if "optimizer.name" in changes:
         notes.append("what the other optimizer remembers of a parameter is not known to this one, and begins anew")
     with suppress(ValidationError):  # a manifest of another version, or a damaged one
-        optimizer, schedule = Optimizer(**before["optimizer"]), Schedule(**before["schedule"])
-        batch = Batch(**before["batch"])
+        optimizer, schedule, batch = (
+            Optimizer(**before["optimizer"]),
+            _schedule(manifest, config),
+            Batch(**before["batch"]),
+        )
         if batch.per_process_size is None and config.batch.per_process_size is None:
             old_size, new_size = batch.global_size, config.batch.global_size
             first, last = sorted((step * old_size, step * new_size))
@@ -175,6 +183,8 @@ def consequences(manifest: Manifest, config: Config, changes: Changes, world: Wo
                 notes.append(f"step {step + 1} begins at sample {step * new_size}, which {what} {first} to {last - 1}")
         else:
             old_size = new_size = config.global_size(world.size)
+        if schedule is None:
+            return notes
         old = optimizer.lr * batch_factor(optimizer, old_size) * schedule_factor(schedule, step)
         new = config.optimizer.lr * batch_factor(config.optimizer, new_size) * schedule_factor(config.schedule, step)
         if old != new:

@@ -35,23 +35,23 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 193_000, 220, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 194_000, 221, 60
 ROOM_TOKENS = {
     "": 11_100,
     "commands": 15_200,
-    "compute": 13_100,
-    "config": 17_500,
+    "compute": 13_200,
+    "config": 18_100,
     "data": 17_000,
     "history": 2_700,
     "launch": 5_500,
     "model": 6_000,
-    "observe": 12_900,
+    "observe": 13_200,
     "preflight": 7_300,
     "prepare": 7_700,
     "report": 10_100,
     "selftest": 2_300,
     "snapshot": 19_800,
-    "train": 27_000,
+    "train": 27_100,
     "weights": 4_700,
     "world": 13_900,
 }
