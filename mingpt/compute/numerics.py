@@ -118,7 +118,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "precision": config.precision,
         "compile": config.train.compile,
         "reduce": config.reduce,
-        "optimizer": f"{config.optimizer.name} fused",
+        "optimizer": "own" if config.optimizer.target else f"{config.optimizer.name} fused",
         "attention": "scaled_dot_product_attention" + (" fa3" if config.train.attention == "fa3" else ""),
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,

@@ -73,6 +73,12 @@ def _microbatches(c: Config, world_size: int) -> str | None:
     return None
 
 
+def _two_optimizers(c: Config, _: int) -> str | None:
+    if c.optimizer.name == "muon" and c.optimizer.target:
+        return f"optimizer.name=muon and optimizer._target_={c.optimizer.target} are two optimizers: leave one out"
+    return None
+
+
 def _recompute(c: Config, _: int) -> str | None:
     if c.train.recompute != "none" and isinstance(c.model, Own):
         return (
@@ -203,6 +209,7 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
     checks = (
         _own("model", config.model),
         _own("data", config.data),
+        _own("optimizer", config.optimizer),
         _own("schedule", config.schedule),
         *(_own("observers", observer) for observer in config.observers),
         Check(config.data.reads, lambda c, _: c.data.problem(c)),
@@ -210,6 +217,7 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
         Check(config.model.reads, lambda c, _: c.model.problem(c)),
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
+        Check(("optimizer.name", "optimizer._target_"), _two_optimizers),
         Check(("train.recompute",), _recompute),
         Check(("train.loss_rows",), _loss_rows),
         Check(("world.backend", "world.device"), _backend),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from mingpt.config.imports import imported_sha256, search_here_too
 from mingpt.config.section import Own
@@ -26,6 +27,7 @@ from mingpt.redact import without_secrets
 SUPPLIED = {
     "model": ("vocab_size", "block_size"),
     "data": ("block_size", "micro_size"),
+    "optimizer": (),
     "schedule": ("step",),
     "observers": ("run_dir", "attempt"),
 }
@@ -79,6 +81,11 @@ def find(section: str, path: str) -> Callable[..., Any]:
             raise UserError(f"{shown} is no torch.nn.Module: derive the class from it")
         if target.forward is nn.Module.forward:
             raise UserError(f"{shown} has no forward: give it forward(tokens, targets) -> (loss_sum, count)")
+    if section == "optimizer" and isinstance(target, type) and issubclass(target, Optimizer):
+        raise UserError(
+            f"{shown} is a torch.optim.Optimizer, which no process may call with slices, or skip without a wait: write "
+            f"its update of one tensor as in examples/own_optimizer.py"
+        )
     if section == "observers" and isinstance(target, type) and not callable(getattr(target, "on", None)):
         raise UserError(f"{shown} has no method on(event): give it one, as mingpt.observe.events.Observer has")
     return target

@@ -108,6 +108,8 @@ class Batch(Section):
 
 
 class Optimizer(Section):
+    target: str = Field(default="", alias="_target_")
+    """A class of one's own, package.module.Name, in place of `name`: docs/workloads-own-parts.md."""
     name: Literal["adamw", "muon"] = "adamw"
     """adamw; or muon for weight matrices, and AdamW for embeddings, the output layer, norms and biases."""
     lr: float = Field(default=1e-3, gt=0)
@@ -118,7 +120,7 @@ class Optimizer(Section):
     """Learning rate of an output layer of its own (of an own model: its lm_head or head), as a share of lr."""
     vector_ratio: float = Field(default=1.0, gt=0)
     """Learning rate of norms and biases, as a share of lr."""
-    momentum: Annotated[float, AffectsResult(lambda optimizer: optimizer.get("name") == "muon")] = Field(
+    momentum: Annotated[float, AffectsResult(lambda o: o.get("name") == "muon" or bool(o.get("_target_")))] = Field(
         default=0.95, ge=0, lt=1
     )
     """Muon's momentum."""
@@ -140,6 +142,9 @@ class Optimizer(Section):
     """The global batch for which lr was tuned."""
     shard: Annotated[bool, NO_RESULT] = True
     """With reduce=exact: each process updates a slice of the weights, and has its optimizer state only. Same bits."""
+
+
+class OwnOptimizer(Optimizer, Own): ...
 
 
 class Schedule(Section):
@@ -266,7 +271,7 @@ class Config(Section):
     """What is trained: a GPT, or a module of one's own."""
     data: SerializeAsAny[Data]
     """What the tokens come from; each kind of data has keys of its own."""
-    optimizer: Optimizer
+    optimizer: SerializeAsAny[Optimizer]
     schedule: SerializeAsAny[Schedule]
     health: Health
     snapshot: Annotated[Snapshot, NO_RESULT]
@@ -289,4 +294,7 @@ class Config(Section):
         return self.batch.global_size if per_process is None else per_process * world_size
 
 
-OWN: dict[str, type[Own]] = {"schedule": OwnSchedule}  # what a section is if its `_target_` is set
+OWN: dict[str, type[Own]] = {
+    "optimizer": OwnOptimizer,
+    "schedule": OwnSchedule,
+}  # what a section is if its `_target_` is set

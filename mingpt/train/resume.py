@@ -16,7 +16,7 @@ from mingpt.compute.guard import guard_layout
 from mingpt.compute.layout import misfits, state_layout
 from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
-from mingpt.compute.optimizer import batch_factor, muon_names, roles, schedule_factor
+from mingpt.compute.optimizer import Method, batch_factor, muon_names, roles, schedule_factor
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import filled
 from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule, Train
@@ -167,7 +167,7 @@ def _shown(value: Any) -> str:
 def consequences(manifest: Manifest, config: Config, changes: Changes, world: World) -> list[str]:
     """What some changes do to the next step: the samples that it skips or repeats, and its learning rate."""
     step, before, notes = manifest.step, filled(manifest.config), list[str]()
-    if "optimizer.name" in changes:
+    if changes.keys() & {"optimizer.name", "optimizer._target_"}:
         notes.append("what the other optimizer remembers of a parameter is not known to this one, and begins anew")
     with suppress(ValidationError):  # a manifest of another version, or a damaged one
         optimizer, schedule, batch = (
@@ -209,8 +209,10 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str], extension: li
     )
 
 
-def check_fits(manifest: Manifest, config: Config, vocabulary: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise UserError unless the snapshot is one of this model over this vocabulary."""
+def check_fits(
+    manifest: Manifest, config: Config, vocabulary: Mapping[str, Any], model: nn.Module, own: Method | None = None
+) -> None:
+    """Raise UserError unless the snapshot is one of this model over this vocabulary. own: the user's own optimizer."""
     where = f"the snapshot of step {manifest.step} in {without_secrets(config.snapshot.dir)}"
     cure = "set the keys back, or take another run.dir"
     if manifest.vocabulary != vocabulary:
@@ -225,9 +227,13 @@ def check_fits(manifest: Manifest, config: Config, vocabulary: Mapping[str, Any]
     # Expect what the snapshot's own config implies: train.freeze or the precision may have changed since.
     frozen, fp16 = _freeze_and_fp16(manifest.config)
     named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
-    stored = manifest.layout("optimizer")
-    of_muon = muon_names(str(section_of(manifest.config, "optimizer").get("name")), roles(model))
-    if problems := misfits(state_layout(named, fp16, of_muon) | guard_layout(list(stored)), stored):
+    stored, optimizer = manifest.layout("optimizer"), section_of(manifest.config, "optimizer")
+    target = optimizer.get("_target_") or ""
+    if target and target != config.optimizer.target:
+        return  # what that one has stored is not known without its code, and begins anew
+    of_muon = muon_names(str(optimizer.get("name")), roles(model))
+    layout = state_layout(named, fp16, of_muon, own.shapes if own and target else None)
+    if problems := misfits(layout | guard_layout(list(stored)), stored):
         raise UserError(
             f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
             f"(set this one's folder aside), or take another run.dir"

@@ -152,11 +152,14 @@ def test_what_is_written_in_a_strangers_config_is_neither_resolved_nor_imported(
         hydra={"searchpath": ["pkg://evil_code"]},
         data={"path": "${oc.env:OF_MINE}"},
         model={"kind": "own", "_target_": "evil_code.Net"},
+        optimizer={"_target_": "evil_code.Sgd"},
         schedule={"_target_": "evil_code.fall"},
         observers=[{"_target_": "evil_code.Spy"}],
     )
     for trust in ("", "--trust"):
-        assert {"data.path", "model._target_", "schedule._target_", "observers"} <= {*refused(trust)}
+        assert {"data.path", "observers", *(f"{s}._target_" for s in ("model", "optimizer", "schedule"))} <= {
+            *refused(trust)
+        }
     assert not Path("ran").exists()
     assert "evil_code" not in sys.modules
 

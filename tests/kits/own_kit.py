@@ -332,3 +332,63 @@ def falls_below(step: int, by: float) -> float:
 
 def divides(step: int) -> float:
     return abs(1 / (step - 3))
+
+
+class Sgd:
+    """An optimizer that is right; those below are wrong in one way."""
+
+    elementwise = True
+
+    def state(self, shape: torch.Size) -> dict[str, Sequence[int]]:
+        return {"mean": shape}
+
+    def update(
+        self, param: Tensor, grad: Tensor, state: dict[str, Tensor], *, step: int, lr: float, weight_decay: float
+    ) -> None:
+        param.sub_(grad, alpha=lr)
+
+
+class ByNorm(Sgd):
+    def update(self, param: Tensor, grad: Tensor, *_: Any, lr: float, **__: Any) -> None:
+        param.sub_(grad / grad.norm(), alpha=lr)
+
+
+class Random(Sgd):
+    def update(self, param: Tensor, grad: Tensor, *_: Any, lr: float, **__: Any) -> None:
+        param.sub_(torch.randn_like(param), alpha=lr)
+
+
+class Remembers(Sgd):
+    elementwise = False
+    calls = 0
+
+    def update(self, param: Tensor, grad: Tensor, *_: Any, lr: float, **__: Any) -> None:
+        self.calls += 1
+        param.sub_(grad, alpha=lr / self.calls)
+
+
+class Summed(Sgd):
+    def state(self, shape: torch.Size) -> dict[str, Sequence[int]]:
+        return {"sum": []}
+
+
+class Listed(Sgd):
+    def state(self, shape: torch.Size) -> Any:
+        return ["mean"]
+
+
+class Undecided(Sgd):
+    elementwise: Any = None
+
+
+class OldForm(Sgd):
+    def update(self, param: Tensor, grad: Tensor) -> None:  # type: ignore[override]
+        pass
+
+
+class Forgets(Sgd):
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], **_: Any) -> None:
+        state.clear()
+
+
+Torchs = torch.optim.SGD

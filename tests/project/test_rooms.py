@@ -35,12 +35,12 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 194_000, 221, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_400, 222, 60
 ROOM_TOKENS = {
     "": 11_100,
     "commands": 15_200,
-    "compute": 13_200,
-    "config": 18_100,
+    "compute": 15_300,
+    "config": 18_300,
     "data": 17_000,
     "history": 2_700,
     "launch": 5_500,
@@ -51,11 +51,11 @@ ROOM_TOKENS = {
     "report": 10_100,
     "selftest": 2_300,
     "snapshot": 19_800,
-    "train": 27_100,
+    "train": 27_200,
     "weights": 4_700,
     "world": 13_900,
 }
-PATH_TOKENS = 28_000
+PATH_TOKENS = 28_300
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.
 SCHEMA = {"errors", "config/kinds", "config/schema", "config/section"}
 # Of these the path has what a reader needs to know, and their rooms have the rest. How many other files they import:

@@ -16,21 +16,21 @@ from mingpt.metrics import read_metrics
 from mingpt.snapshot.format import Manifest
 from mingpt.train import resume
 from mingpt.train.replaying import replay
-from paths_kit import KITS
+from paths_kit import ROOT
 from replay_kit import train_here
 from snapshot_kit import ALONE, PROVENANCE
 from told import Told
 
-ROOT = "schedule._target_=examples.own_schedule.one_minus_sqrt"
+OWN = "schedule._target_=examples.own_schedule.one_minus_sqrt"
 
 
 def test_the_learning_rates_are_those_of_the_function(tmp_path: Path, text: Path, cache: Path) -> None:
     places = f"data.path={text}", f"data.cache_dir={cache}"
-    own = "train.max_steps=12", "schedule.decay_steps=12", "schedule.cooldown=0.5", ROOT
+    own = "train.max_steps=12", "schedule.decay_steps=12", "schedule.cooldown=0.5", OWN
     train_here(f"{tmp_path}/run", *places, *own, "optimizer.lr=0.5", "schedule.min_ratio=0", "snapshot.every_steps=6")
     rates = [row["lr"] for row in read_metrics(f"{tmp_path}/run")]
     assert rates == [0.5 * r for r in (*(n / 5 for n in range(1, 5)), 1, 1, *(1 - math.sqrt(n / 6) for n in range(6)))]
-    with replay(f"{tmp_path}/run", 8, (*places, ROOT)) as past:
+    with replay(f"{tmp_path}/run", 8, (*places, OWN)) as past:
         again = [past.advance() for _ in range(2)]
     assert [(step.same, step.lr) for step in again] == [(True, rate) for rate in rates[6:8]]
     assert past.notes == []
@@ -50,7 +50,7 @@ def test_the_learning_rates_are_those_of_the_function(tmp_path: Path, text: Path
 )
 def test_what_is_no_schedule_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:
     text = "\n".join(problems(*f"schedule._target_={given}".split()))
-    told(re.sub(r"gives [\d.]+ for|line \d+", "…", text), KITS)
+    told(re.sub(r"gives [\d.]+ for|line \d+", "…", text), ROOT)
 
 
 def checked(config: dict[str, Any], *now: str) -> list[str]:
@@ -63,7 +63,7 @@ def checked(config: dict[str, Any], *now: str) -> list[str]:
 
 
 def test_a_run_is_extended_exactly_where_its_own_schedule_says_so() -> None:
-    own = ROOT, "schedule.warmup_steps=0"
+    own = OWN, "schedule.warmup_steps=0"
     before = configured(*own).model_dump()
     (line,) = checked(before, *own, "schedule.decay_steps=900", "schedule.cooldown=0.3")
     assert line.endswith("the bits are those of a run planned so before")
@@ -79,7 +79,7 @@ def test_code_that_a_snapshot_names_is_not_imported_for_a_resume(
     stored = configured("schedule._target_=evilplan.fall").model_dump()
     (tmp_path / "evilplan.py").write_text("raise SystemExit(3)")
     monkeypatch.delitem(sys.modules, "evilplan")
-    for given in ((), (ROOT,)):
+    for given in ((), (OWN,)):
         with pytest.raises(UserError, match=r"schedule._target_: evilplan.fall -> "):
             checked(stored, *given)
     with pytest.raises(UserError, match=r"schedule\._target_ names code of one's own"):
@@ -87,7 +87,7 @@ def test_code_that_a_snapshot_names_is_not_imported_for_a_resume(
 
 
 def test_its_code_is_recorded_and_another_function_is_another_result() -> None:
-    found = fingerprint(configured("data=random", ROOT), ALONE.device, "data")["own"]
+    found = fingerprint(configured("data=random", OWN), ALONE.device, "data")["own"]
     assert found.keys() == {"schedule"}
     assert len(found["schedule"][0]) == 64
     assert fingerprint(configured("data=random"), ALONE.device, "data")["own"] is None
