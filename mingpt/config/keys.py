@@ -157,6 +157,12 @@ def filled(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, **out}
 
 
+def declared(section: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What a section of a plain config holds, or its defaults, without the arguments of code of the user's own."""
+    values = filled(raw)[section]
+    return {key: values[key] for key in named(SECTIONS[section])}
+
+
 def complete(schema: type[Section], held: Mapping[str, Any], of: Callable[[FieldInfo], Any]) -> dict[str, Any]:
     """A section's plain values with the default of each key that is missing, also in its parts. of: gives a default."""
     out = {k: held[k] if k in held else of(field) for k, field in named(schema).items()} | {**held}

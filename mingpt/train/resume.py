@@ -18,7 +18,7 @@ from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import Method, batch_factor, muon_names, roles, schedule_factor
 from mingpt.config.affecting import section_of, settings
-from mingpt.config.keys import filled
+from mingpt.config.keys import declared, filled
 from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule, Train
 from mingpt.data.source import EvalSplit
 from mingpt.errors import UserError
@@ -170,11 +170,8 @@ def consequences(manifest: Manifest, config: Config, changes: Changes, world: Wo
     if changes.keys() & {"optimizer.name", "optimizer._target_"}:
         notes.append("what the other optimizer remembers of a parameter is not known to this one, and begins anew")
     with suppress(ValidationError):  # a manifest of another version, or a damaged one
-        optimizer, schedule, batch = (
-            Optimizer(**before["optimizer"]),
-            _schedule(manifest, config),
-            Batch(**before["batch"]),
-        )
+        optimizer, schedule = Optimizer(**declared("optimizer", before)), _schedule(manifest, config)
+        batch = Batch(**before["batch"])
         if batch.per_process_size is None and config.batch.per_process_size is None:
             old_size, new_size = batch.global_size, config.batch.global_size
             first, last = sorted((step * old_size, step * new_size))

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from config_kit import configured, problems
+from mingpt import cli
 from mingpt.compute.numerics import fingerprint
 from mingpt.config.stored import replay_config
 from mingpt.errors import UserError
 from mingpt.metrics import read_metrics
 from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.store import Store
 from mingpt.train import resume
 from mingpt.train.replaying import replay
 from paths_kit import ROOT
@@ -34,6 +36,8 @@ def test_the_learning_rates_are_those_of_the_function(tmp_path: Path, text: Path
         again = [past.advance() for _ in range(2)]
     assert [(step.same, step.lr) for step in again] == [(True, rate) for rate in rates[6:8]]
     assert past.notes == []
+    assert cli.run("snapshots", ["prune", f"{tmp_path}/run", "--keep", "1", "--no-keep-best"]) == 0
+    assert Store(f"{tmp_path}/run/snapshots").steps() == [12]
 
 
 @pytest.mark.parametrize(
