@@ -35,7 +35,7 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_400, 222, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_500, 222, 60
 ROOM_TOKENS = {
     "": 11_100,
     "commands": 15_200,
