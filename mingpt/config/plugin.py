@@ -83,8 +83,8 @@ def find(section: str, path: str) -> Callable[..., Any]:
             raise UserError(f"{shown} has no forward: give it forward(tokens, targets) -> (loss_sum, count)")
     if section == "optimizer" and isinstance(target, type) and issubclass(target, Optimizer):
         raise UserError(
-            f"{shown} is a torch.optim.Optimizer, which no process may call with slices, or skip without a wait: write "
-            f"its update of one tensor as in examples/own_optimizer.py"
+            f"{shown} is a torch.optim.Optimizer, which updates all parameters itself, and here a process has slices: "
+            "write the update of one tensor, as in examples/own_optimizer.py"
         )
     if section == "observers" and isinstance(target, type) and not callable(getattr(target, "on", None)):
         raise UserError(f"{shown} has no method on(event): give it one, as mingpt.observe.events.Observer has")
