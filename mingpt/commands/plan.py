@@ -90,6 +90,7 @@ def _config(overrides: list[str], processes: int) -> Config:
         raise UserError("--cfg and --info are for `mingpt train`: leave them out")
     if not config.batch.micro_size:
         raise UserError("batch.micro_size=auto: a plan is made for a number: give one")
-    if not isinstance(config.model, Language):
-        raise UserError("model._target_: only this package's models can be planned, not a module of one's own")
+    if not isinstance(config.model, Language) or config.optimizer.target:
+        own = "optimizer" if config.optimizer.target else "model"
+        raise UserError(f"{own}._target_: only this package's models and optimizers can be planned, not one's own")
     return config

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pydantic import ValidationError
 
 from mingpt.command import Unfit
-from mingpt.config.keys import filled, leaves
+from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
 from mingpt.console import columns, counted, say, say_json
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
@@ -239,7 +239,7 @@ def prune_command(options: Options) -> int:
     own = manifest.config.get("snapshot") or {}
     try:
         settings = Snapshot.model_validate({k: own[k] for k in given if k in own}).model_dump()
-        schedule = Schedule(**filled(manifest.config)["schedule"])
+        schedule = Schedule(**declared("schedule", manifest.config))
     except (ValidationError, TypeError) as error:
         raise UserError(f"{store.folder_url(newest)}: its config does not say what to keep: give --keep") from error
     settings = {k: settings[k] if value is None else value for k, value in given.items()}

@@ -1,6 +1,6 @@
 """Which tensors an update has in a snapshot, and how a snapshot's differ from them."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -9,12 +9,21 @@ Layout = tuple[torch.Size, torch.dtype]
 
 
 def state_layout(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], fp16: bool, of_muon: Container[str] = ()
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    fp16: bool,
+    of_muon: Container[str] = (),
+    own: Callable[[torch.Size], Mapping[str, torch.Size]] | None = None,
 ) -> dict[str, Layout]:
-    """Names, shapes and dtypes of `Update.state()` after a step. of_muon: the parameters that Muon updates."""
+    """Names, shapes and dtypes of `Update.state()` after a step.
+
+    of_muon: the parameters that Muon updates. own: what the user's own optimizer remembers of a tensor, by name.
+    """
     scalar = torch.Size(), torch.float32
     out: dict[str, Layout] = {"loss_scale": scalar, "loss_scale.finite_steps": scalar} if fp16 else {}
     for name, p in named_parameters:
+        if own:
+            out |= {f"{name}.own.{key}": (shape, p.dtype) for key, shape in own(p.shape).items()}
+            continue
         if name in of_muon:
             out[f"{name}.momentum_buffer"] = p.shape, p.dtype
             continue

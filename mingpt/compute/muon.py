@@ -5,7 +5,7 @@ decides on, and always multiplies in bfloat16, which many CPUs emulate slowly.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,16 +37,11 @@ class Muon:
     those of AdamW's, and learning rates and weight decay carry over (Liu et al. 2025, "Muon is Scalable for LLM
     Training"). Each matrix is updated by itself, whatever the others are.
 
-    Momentum and weights are updated by slice, as AdamW's. To be made orthogonal, each matrix goes whole to one process,
-    its owner, and comes back in slices.
+    Momentum and weights are updated by slice, as AdamW's. To be made orthogonal, each matrix goes whole to its owner.
     """
 
     def __init__(self, buckets: Sequence[Bucket], momentum: float, world: World) -> None:
-        self.buckets, self.momentum, self.world = buckets, momentum, world
-        self.shared = any(bucket.shard for bucket in buckets)
-        self.slots = [(i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots]
-        size = world.size if self.shared else 1
-        self.owners = owners([cost(slot.parameter.shape) for _, slot in self.slots], size)
+        self.buckets, self.momentum, self.owners = buckets, momentum, Owners(buckets, cost, world)
 
     def step(
         self, means: Sequence[Tensor], gradients: Sequence[Tensor], skip: Tensor, lr: float, weight_decay: float
@@ -57,42 +52,60 @@ class Muon:
         """
         after = [mean.lerp(g, 1 - self.momentum) for mean, g in zip(means, gradients, strict=True)]
         ahead = [g.lerp(mean, self.momentum) for mean, g in zip(after, gradients, strict=True)]
-        directions = self._orthogonal(ahead, lr)
+        directions = [torch.zeros_like(flat) for flat in ahead]
+        whole = self.owners.whole(ahead)
+        self.owners.give_back(((k, scaled(matrix, lr)) for k, matrix in whole.items()), directions)
         for bucket, old, mean, direction in zip(self.buckets, means, after, directions, strict=True):
             weights = bucket.local
             weights.copy_(torch.where(skip, weights, weights * (1 - lr * weight_decay) + direction))
             old.copy_(torch.where(skip, old, mean))
 
-    def _orthogonal(self, ahead: Sequence[Tensor], lr: float) -> list[Tensor]:
-        out = [torch.zeros_like(flat) for flat in ahead]
+
+class Owners:
+    """Brings each tensor of the buckets whole to one process, its owner, and back in slices.
+
+    Where no slices are, each process has all tensors, and owns them. What is computed of a whole tensor has the same
+    bits whoever owns it. slots: the tensors; k is a place in this list.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], cost: Callable[[torch.Size], int], world: World) -> None:
+        """cost: of what is computed of a tensor, by its shape."""
+        self.buckets, self.world = buckets, world
+        self.shared = any(bucket.shard for bucket in buckets)
+        self.slots = [(i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots]
+        size = world.size if self.shared else 1
+        self.owners = owners([cost(slot.parameter.shape) for _, slot in self.slots], size)
+        self.ranges = [buckets[i].ranges(slot) for i, slot in self.slots]
+
+    @property
+    def owned(self) -> list[int]:
+        return [k for k, owner in enumerate(self.owners) if owner == self.world.rank or not self.shared]
+
+    def whole(self, flats: Sequence[Tensor]) -> dict[int, Tensor]:
+        """The tensors that this process owns. flats: of each bucket's layout, the slice that this process has."""
         if not self.shared:
-            for i, slot in self.slots:
-                bucket = self.buckets[i]
-                bucket.view(out[i], slot).copy_(scaled(bucket.view(ahead[i], slot), lr))
-            return out
-        ranges = [self.buckets[i].ranges(slot) for i, slot in self.slots]
-        whole = self._to_owners([self.buckets[i].local_part(ahead[i], slot) for i, slot in self.slots], ranges)
-        for k, flat in whole.items():
-            p = self.slots[k][1].parameter
-            whole[k] = in_memory_order(scaled(flat.as_strided(p.shape, p.stride()), lr), p)
-        for (i, slot), piece in zip(self.slots, self._from_owners(whole, ranges), strict=True):
-            self.buckets[i].local_part(out[i], slot).copy_(piece)
-        return out
-
-    def _to_owners(self, pieces: list[Tensor], ranges: list[tuple[range, ...]]) -> dict[int, Tensor]:
-        """Every process's pieces of the matrices that this one owns, put together."""
-        owned = [k for k, owner in enumerate(self.owners) if owner == self.world.rank]
+            return {k: self.buckets[i].view(flats[i], slot) for k, (i, slot) in enumerate(self.slots)}
+        pieces = [self.buckets[i].local_part(flats[i], slot) for i, slot in self.slots]
         sent = [[piece for piece, owner in zip(pieces, self.owners, strict=True) if owner == r] for r in self._ranks]
-        received = self._exchange(sent, [[len(ranges[k][r]) for k in owned] for r in self._ranks])
-        return {k: torch.cat([parts[n] for parts in received]) for n, k in enumerate(owned)}
+        received = self._exchange(sent, [[len(self.ranges[k][r]) for k in self.owned] for r in self._ranks])
+        out = {k: torch.cat([parts[n] for parts in received]) for n, k in enumerate(self.owned)}
+        shapes = {k: self.slots[k][1].parameter for k in self.owned}
+        return {k: flat.as_strided(shapes[k].shape, shapes[k].stride()) for k, flat in out.items()}
 
-    def _from_owners(self, whole: dict[int, Tensor], ranges: list[tuple[range, ...]]) -> list[Tensor]:
-        """This process's piece of each matrix."""
-        sent = [[flat[ranges[k][r].start : ranges[k][r].stop] for k, flat in whole.items()] for r in self._ranks]
-        lengths = [len(by_rank[self.world.rank]) for by_rank in ranges]
+    def give_back(self, whole: Iterable[tuple[int, Tensor]], flats: Sequence[Tensor]) -> None:
+        """Write the tensors that each process owns into the slices that all have. whole: in the order of `owned`."""
+        if not self.shared:
+            for k, tensor in whole:
+                i, slot = self.slots[k]
+                self.buckets[i].view(flats[i], slot).copy_(tensor)
+            return
+        flat = {k: in_memory_order(tensor, self.slots[k][1].parameter) for k, tensor in whole}
+        sent = [[t[self.ranges[k][r].start : self.ranges[k][r].stop] for k, t in flat.items()] for r in self._ranks]
+        lengths = [len(by_rank[self.world.rank]) for by_rank in self.ranges]
         sizes = [[n for n, owner in zip(lengths, self.owners, strict=True) if owner == r] for r in self._ranks]
         received = [iter(parts) for parts in self._exchange(sent, sizes)]
-        return [next(received[owner]) for owner in self.owners]
+        for (i, slot), owner in zip(self.slots, self.owners, strict=True):
+            self.buckets[i].local_part(flats[i], slot).copy_(next(received[owner]))
 
     @property
     def _ranks(self) -> range:
@@ -100,7 +113,7 @@ class Muon:
 
     def _exchange(self, sent: list[list[Tensor]], sizes: list[list[int]]) -> list[list[Tensor]]:
         """Send each process its tensors. sizes: of what comes from each one."""
-        nothing = self.buckets[0].weights[:0]  # a process may own no matrix, and no piece of one
+        nothing = self.buckets[0].weights[:0]  # a process may own no tensor, and no piece of one
         flat = torch.cat([nothing, *(tensor for tensors in sent for tensor in tensors)])
         device = self.world.comm_device
         received = torch.empty(sum(map(sum, sizes)), dtype=flat.dtype, device=device)

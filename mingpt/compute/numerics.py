@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from mingpt import NUMERICS
-from mingpt.config.schema import Config
+from mingpt.config import plugin
+from mingpt.config.schema import OWN, Config
+from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.redact import printable
 
@@ -108,6 +110,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
     data_sha256: of the data's content.
     """
     code, imports = config.model.code()
+    own = {name: [*plugin.code(name, part)] for name in OWN if isinstance(part := getattr(config, name), Own)}
     return {
         **machine(device),
         "triton": _version("triton") if config.train.compile else None,
@@ -115,7 +118,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "precision": config.precision,
         "compile": config.train.compile,
         "reduce": config.reduce,
-        "optimizer": f"{config.optimizer.name} fused",
+        "optimizer": "own" if config.optimizer.target else f"{config.optimizer.name} fused",
         "attention": "scaled_dot_product_attention" + (" fa3" if config.train.attention == "fa3" else ""),
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,
@@ -124,6 +127,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "init_from": None,  # sha256 of the files with the initial weights; train/origin.py sets it
         "code": code,
         "imports": imports,
+        "own": own or None,  # code of the user's own for other sections; its bits depend on that, too
     }
 
 

@@ -8,7 +8,7 @@ decide alike without communication, and without waiting for the device.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from mingpt.compute.buckets import CHUNK, Bucket, Sliced
 from mingpt.compute.exchange import Packing, WeightGather
 from mingpt.compute.guard import Guard
 from mingpt.compute.muon import Muon
-from mingpt.config.schema import Health, Optimizer, Schedule
+from mingpt.config.schema import Health, Optimizer, OwnSchedule, Schedule
 from mingpt.world.world import World, all_gather
 
 GROW_AFTER = 2000  # finite fp16 steps until the loss scale doubles, as in torch.amp.GradScaler
@@ -90,6 +90,8 @@ def batch_factor(config: Optimizer, global_size: int) -> float:
 
 def schedule_factor(config: Schedule, step: int) -> float:
     """The learning rate of `step`, counted from 0, as a share of its peak."""
+    if isinstance(config, OwnSchedule):
+        return config.share(step)
     if step < config.warmup_steps:
         return (step + 1) / (config.warmup_steps + 1)
     if config.kind == "constant":
@@ -99,6 +101,16 @@ def schedule_factor(config: Schedule, step: int) -> float:
     done = min(1.0, max(0, step + first - begin) / max(1, config.decay_steps + first - begin))
     falling = 0.5 * (1 + math.cos(math.pi * done)) if config.kind == "cosine" else 1 - done
     return config.min_ratio + (1 - config.min_ratio) * falling
+
+
+class Method(Protocol):
+    """How all parameters are updated, if not by AdamW and Muon: compute/own.py."""
+
+    def step(self, sums: Sequence[Tensor], skip: Tensor, step: int, factor: float) -> None: ...
+    def state(self) -> dict[str, Tensor | Sliced]: ...
+    def load(self, state: Mapping[str, Tensor]) -> None: ...
+    def reset(self) -> None: ...
+    def shapes(self, shape: torch.Size) -> Mapping[str, torch.Size]: ...
 
 
 class Update:
@@ -122,8 +134,9 @@ class Update:
         fp16: bool,
         health: Health,
         in_16_bits: Mapping[Bucket, Packing] | None = None,
+        own: Method | None = None,
     ) -> None:
-        """rules: by parameter name. A bucket's parameters all belong to Muon, or none does."""
+        """rules: by parameter name. A bucket's parameters all belong to Muon, or none does. own: in place of both."""
         self.buckets, self.rules, self.config, self.schedule, self.world = buckets, rules, config, schedule, world
         self.slots = {slot.name: (i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots}
         self.named = [(name, self.slots[name][1].parameter) for name in sorted(self.slots)]
@@ -137,9 +150,10 @@ class Update:
         self.muon = Muon([buckets[i] for i in self.of_muon], config.momentum, world)
         self.weight_gather = WeightGather(world, in_16_bits or {})
         # This process's slice of each bucket: AdamW's first moment, or Muon's momentum; AdamW's second moment.
-        self.first = [torch.zeros_like(bucket.local) for bucket in buckets]
-        self.second = [torch.zeros_like(b.local[: 0 if i in self.of_muon else None]) for i, b in enumerate(buckets)]
-        of_adamw = [name for name, _ in self.named if not rules[name].muon]
+        self.own, most = own, 0 if own else None
+        self.first = [torch.zeros_like(bucket.local[:most]) for bucket in buckets]
+        self.second = [torch.zeros_like(b.local[: 0 if i in self.of_muon else most]) for i, b in enumerate(buckets)]
+        of_adamw = [name for name, _ in self.named if not (own or rules[name].muon)]
         self.steps = torch.zeros(len(of_adamw), device=device)
         self.step_of = dict(zip(of_adamw, self.steps.unbind(), strict=True))
 
@@ -167,9 +181,11 @@ class Update:
             rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]
             means, gradients = [self.first[i] for i in self.of_muon], [sums[i] for i in self.of_muon]
             self.muon.step(means, gradients, refused > 0, rule.lr * factor, rule.weight_decay)
+        if self.own:
+            self.own.step(sums, refused > 0, step, factor)
         counts = dict(zip(self.step_of, self.steps.clone().unbind(), strict=True))  # the kernel counts them up
         for i, bucket in enumerate(self.buckets):
-            if i not in self.of_muon:
+            if not self.own and i not in self.of_muon:
                 self._adamw(i, sums[i], counts, factor, refused)
             self.weight_gather.start(bucket)  # while the next one is updated
         self.steps.add_(1 - refused)
@@ -217,8 +233,8 @@ class Update:
 
     def state(self) -> dict[str, Tensor | Sliced]:
         """All state of the update by `<parameter>.<slot>`; the tensors themselves, not copies."""
-        out = dict[str, Tensor | Sliced]()
-        for name, _ in self.named:
+        out = self.own.state() if self.own else dict[str, Tensor | Sliced]()
+        for name, _ in self.named if not self.own else ():
             (i, slot), muon = self.slots[name], self.rules[name].muon
             first = self.buckets[i].tensor(self.first[i], slot)
             if muon:
@@ -232,6 +248,8 @@ class Update:
 
     def reset(self) -> None:
         """Forget all that was loaded."""
+        if self.own:
+            self.own.reset()
         for tensor in (*self.first, *self.second, self.steps):
             tensor.zero_()
 
@@ -240,7 +258,9 @@ class Update:
 
         What another optimizer remembered of a parameter (optimizer.name may change) is left out: it begins anew.
         """
-        for key, value in state.items():
+        if self.own:
+            self.own.load(state)
+        for key, value in state.items() if not self.own else ():
             name, _, kind = key.rpartition(".")
             if name not in self.slots:
                 continue

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from mingpt import hub
 from mingpt.config.kinds import Data, of_part
 from mingpt.config.schema import AUTO, Config
-from mingpt.config.section import Own
+from mingpt.config.section import Own, Section
 from mingpt.redact import BLANK, without_secrets
 from mingpt.storage import S3_ENDPOINTS, fetch_it, install
 
@@ -70,6 +70,12 @@ def _microbatches(c: Config, world_size: int) -> str | None:
             f"batch.global_size={size} / batch.micro_size={micro} is {size // micro} microbatches a step, more than "
             f"{MOST_MICROBATCHES}: lower batch.global_size or raise batch.micro_size"
         )
+    return None
+
+
+def _two_optimizers(c: Config, _: int) -> str | None:
+    if c.optimizer.name == "muon" and c.optimizer.target:
+        return f"optimizer.name=muon and optimizer._target_={c.optimizer.target} are two optimizers: leave one out"
     return None
 
 
@@ -172,16 +178,15 @@ def _profile(c: Config, _: int) -> str | None:
     return None
 
 
-def _own(section: str) -> Check:
+def _own(section: str, settings: Section) -> Check:
     """The code of the user's own that a section names: it can be imported, and takes the arguments that are there."""
 
     def problem(c: Config, _: int) -> str | None:
-        settings = getattr(c, section)
         if not isinstance(settings, Own):
             return None
         from mingpt.config import plugin  # imports torch, which is slow, and needed for this alone
 
-        return plugin.problem(section, settings)
+        return plugin.problem(section, settings, c.train.max_steps)
 
     return Check((f"{section}._target_",), problem)
 
@@ -202,13 +207,17 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
     wrong: keys whose values are replaced by defaults already. trains: see compose.configure.
     """
     checks = (
-        _own("model"),
-        _own("data"),
+        _own("model", config.model),
+        _own("data", config.data),
+        _own("optimizer", config.optimizer),
+        _own("schedule", config.schedule),
+        *(_own("observers", observer) for observer in config.observers),
         Check(config.data.reads, lambda c, _: c.data.problem(c)),
         *(_part(key, part) for key, part in config.data.parts().items()),
         Check(config.model.reads, lambda c, _: c.model.problem(c)),
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
+        Check(("optimizer.name", "optimizer._target_"), _two_optimizers),
         Check(("train.recompute",), _recompute),
         Check(("train.loss_rows",), _loss_rows),
         Check(("world.backend", "world.device"), _backend),

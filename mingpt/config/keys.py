@@ -7,7 +7,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from mingpt.config.kinds import FIRST, KINDS, Kind
-from mingpt.config.schema import Config
+from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Own, Parts, Section
 
 SECTIONS: dict[str, type[Section]] = {
@@ -68,6 +68,8 @@ def schema_of(section: str, raw: Mapping[Any, Any]) -> type[Section]:
     """The schema of a section of a plain config; of "", the keys outside all sections, Config itself."""
     if section in KINDS:
         return KINDS[section][kind_of(section, raw.get(section))]
+    if section in OWN and isinstance(held := raw.get(section), Mapping) and held.get("_target_"):
+        return OWN[section]
     return SECTIONS[section] if section else Config
 
 
@@ -153,6 +155,12 @@ def filled(raw: Mapping[str, Any]) -> dict[str, Any]:
         held = raw.get(section)
         out[section] = complete(schema, held if isinstance(held, Mapping) else {}, lambda field: default(field, raw))
     return {**raw, **out}
+
+
+def declared(section: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What a section of a plain config holds, or its defaults, without the arguments of code of the user's own."""
+    values = filled(raw)[section]
+    return {key: values[key] for key in named(SECTIONS[section])}
 
 
 def complete(schema: type[Section], held: Mapping[str, Any], of: Callable[[FieldInfo], Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Code of the user's own: what `model._target_` and `data._target_` name.
+"""Code of the user's own: what a section's `_target_` names.
 
 They are read from the command line alone. A snapshot's config names them too, and no reader of a snapshot comes here.
 """
@@ -6,6 +6,7 @@ They are read from the command line alone. A snapshot's config names them too, a
 import importlib
 import inspect
 import json
+import math
 import traceback
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -14,23 +15,37 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
-from mingpt.config.imports import search_here_too
+from mingpt.config.imports import imported_sha256, search_here_too
 from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.gone import instead
 from mingpt.redact import without_secrets
 
 # What code of a section is given besides its keys, if it has a parameter of this name.
-SUPPLIED = {"model": ("vocab_size", "block_size"), "data": ("block_size", "micro_size")}
+SUPPLIED = {
+    "model": ("vocab_size", "block_size"),
+    "data": ("block_size", "micro_size"),
+    "optimizer": (),
+    "schedule": ("step",),
+    "observers": ("run_dir", "attempt"),
+}
+BESIDE = ("optimizer", "schedule")  # sections whose own keys stay where code of the user's own is named
+TRIED = 1000  # steps for which a schedule is asked before a run
 BOUND = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
-def problem(section: str, settings: Own) -> str | None:
-    """What is wrong with a section's `_target_` and its arguments, before any of it is called; None: nothing."""
+def problem(section: str, settings: Own, steps: int) -> str | None:
+    """What is wrong with a section's `_target_` and its arguments, before a run of it begins; None: nothing.
+
+    steps: of the run. A model, data and observers are not made yet, which may take long, or write files.
+    """
     try:
         target = find(section, settings.target)
         _check_arguments(section, settings, target)
+        if section == "schedule":
+            _try_schedule(settings, steps)
     except UserError as mistake:
         return str(mistake)
     return None
@@ -66,6 +81,13 @@ def find(section: str, path: str) -> Callable[..., Any]:
             raise UserError(f"{shown} is no torch.nn.Module: derive the class from it")
         if target.forward is nn.Module.forward:
             raise UserError(f"{shown} has no forward: give it forward(tokens, targets) -> (loss_sum, count)")
+    if section == "optimizer" and isinstance(target, type) and issubclass(target, Optimizer):
+        raise UserError(
+            f"{shown} is a torch.optim.Optimizer, which updates all parameters itself, and here a process has slices: "
+            "write the update of one tensor, as in examples/own_optimizer.py"
+        )
+    if section == "observers" and isinstance(target, type) and not callable(getattr(target, "on", None)):
+        raise UserError(f"{shown} has no method on(event): give it one, as mingpt.observe.events.Observer has")
     return target
 
 
@@ -83,12 +105,18 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # written in C: it will say so itself
         return
-    supplied = SUPPLIED[section]
+    keys = _keys(section, settings).keys()
+    supplied = {*SUPPLIED[section], *keys}
     named = {name: p for name, p in parameters.items() if p.kind not in (*BOUND, inspect.Parameter.VAR_KEYWORD)}
     problems = [
         f"{section}.{name} is missing"
         for name, p in named.items()
         if p.default is p.empty and name not in given and name not in supplied
+    ]
+    problems += [
+        f"{name} is given {section}.{name}, a key with a default of its own: leave out the argument's, or rename it"
+        for name, p in named.items()
+        if p.default is not p.empty and name in keys
     ]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         for name in sorted(given.keys() - named.keys()):
@@ -99,34 +127,76 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         raise UserError(f"{shown} takes ({', '.join(named)}): {'; '.join(problems)}")
 
 
+def _keys(section: str, settings: Own) -> dict[str, Any]:
+    """The keys of a section that has the same ones without code of the user's own. That code may want them, too."""
+    if section not in BESIDE:
+        return {}
+    return {name: getattr(settings, name) for name in type(settings).model_fields if name != "target"}
+
+
 def call(section: str, settings: Own, **supplied: Any) -> Any:
     """What the target gives for its arguments. Raises UserError if it fails."""
+    return bound(section, settings, **supplied)()
+
+
+def bound(section: str, settings: Own, **supplied: Any) -> Callable[..., Any]:
+    """The target, which has its arguments but for those that it is called with. Raises UserError if it fails then."""
     target = find(section, settings.target)
+    supplied |= _keys(section, settings)
     try:
         wanted = inspect.signature(target).parameters.keys()
     except (TypeError, ValueError):
         wanted = {}.keys()
     arguments = {name: value for name, value in supplied.items() if name in wanted} | settings.arguments
-    try:
-        return target(**arguments)
-    except UserError:
-        raise
-    except MemoryError:
-        raise
-    except (Exception, SystemExit) as error:
-        shown = ", ".join(f"{k}={v!r}" for k, v in without_secrets(arguments).items())
+
+    def called(**more: Any) -> Any:
+        try:
+            return target(**arguments, **more)
+        except (UserError, MemoryError):
+            raise
+        except (Exception, SystemExit) as error:
+            shown = ", ".join(f"{k}={v!r}" for k, v in without_secrets(more | arguments).items())
+            raise UserError(
+                f"{section}._target_={settings.target} failed with ({shown}): {describe(error, target)}"
+            ) from error
+
+    return called
+
+
+def schedule(settings: Own) -> Callable[[int], float]:
+    """The learning rate of a step, counted from 0, as a share of its peak. Raises UserError if it is none."""
+    function, shown = bound("schedule", settings), f"schedule._target_={settings.target}"
+
+    def share(step: int) -> float:
+        value = function(step=step)
+        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise UserError(
+                f"{shown} gives {value!r} for step {step}: give a finite number from 0, a share of the peak"
+            )
+        return float(value)
+
+    return share
+
+
+def _try_schedule(settings: Own, steps: int) -> None:
+    """Raise UserError unless it gives a share of the peak for steps of the whole run, and the same one again."""
+    some = [*range(0, steps, -(-steps // TRIED)), steps - 1]
+    (first, again) = ([share(step) for step in some] for share in (schedule(settings), schedule(settings)))
+    if differing := [step for step, a, b in zip(some, first, again, strict=True) if a != b]:
         raise UserError(
-            f"{section}._target_={settings.target} failed with ({shown}): {describe(error, target)}"
-        ) from error
+            f"schedule._target_={settings.target} gives another number for step {differing[0]} when it is asked again: "
+            f"it must follow from the step and its arguments alone"
+        )
 
 
-def source_sha256(settings: Own) -> str | None:
-    """Of the file that the target is written in: other code computes other bits."""
+def code(section: str, settings: Own) -> tuple[str | None, str | None]:
+    """sha256 of the file that the target is written in, and of what that imports: other code computes other bits."""
     try:
-        file = inspect.getsourcefile(find("model", settings.target))
-        return sha256(Path(file).read_bytes()).hexdigest() if file else None
+        file = inspect.getsourcefile(find(section, settings.target))
+        source = sha256(Path(file).read_bytes()).hexdigest() if file else None
     except (TypeError, OSError):
-        return None
+        source = None
+    return source, imported_sha256(settings.target)
 
 
 def describe(error: BaseException, target: object) -> str:

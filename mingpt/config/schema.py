@@ -6,13 +6,14 @@ from the defaults here. validation.py lists what is wrong.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
 from pydantic_core import PydanticCustomError
 
 from mingpt.config.kinds import Data, Model
-from mingpt.config.section import NO_RESULT, AffectsResult, Section, follows
+from mingpt.config.section import NO_RESULT, AffectsResult, Own, Section, follows
 
 AUTO = 0  # batch.micro_size=auto, until train/autosize.py has put a number in its place
 
@@ -111,6 +112,8 @@ class Batch(Section):
 
 
 class Optimizer(Section):
+    target: str = Field(default="", alias="_target_")
+    """A class of one's own, package.module.Name, in place of `name`: docs/workloads-own-parts.md."""
     name: Literal["adamw", "muon"] = "adamw"
     """adamw; or muon for weight matrices, and AdamW for embeddings, the output layer, norms and biases."""
     lr: float = Field(default=1e-3, gt=0)
@@ -121,7 +124,7 @@ class Optimizer(Section):
     """Learning rate of an output layer of its own (of an own model: its lm_head or head), as a share of lr."""
     vector_ratio: float = Field(default=1.0, gt=0)
     """Learning rate of norms and biases, as a share of lr."""
-    momentum: Annotated[float, AffectsResult(lambda optimizer: optimizer.get("name") == "muon")] = Field(
+    momentum: Annotated[float, AffectsResult(lambda o: o.get("name") == "muon" or bool(o.get("_target_")))] = Field(
         default=0.95, ge=0, lt=1
     )
     """Muon's momentum."""
@@ -145,7 +148,12 @@ class Optimizer(Section):
     """With reduce=exact: each process updates a slice of the weights, and has its optimizer state only. Same bits."""
 
 
+class OwnOptimizer(Optimizer, Own): ...
+
+
 class Schedule(Section):
+    target: str = Field(default="", alias="_target_")
+    """A function of one's own, package.module.name, in place of `kind`: step -> share of optimizer.lr."""
     kind: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """Shape of the learning rate after the warm-up. wsd: stable, then a straight line down, as linear."""
     warmup_steps: int = Field(default=100, ge=0)
@@ -167,7 +175,18 @@ class Schedule(Section):
     def stable_until(self) -> int:
         """The steps before the decay of wsd; 0 for other kinds. From their end a run can be extended exactly."""
         cooldown = self.cooldown_steps or -(-self.decay_steps // 5)
-        return max(0, self.decay_steps - cooldown) if self.kind == "wsd" else 0
+        return max(0, self.decay_steps - cooldown) if self.kind == "wsd" and not self.target else 0
+
+
+class OwnSchedule(Schedule, Own):
+    """Of a section with `_target_`. Who reads a stored one makes a Schedule of it, which calls nothing."""
+
+    @cached_property
+    def share(self) -> Callable[[int], float]:
+        """The learning rate of a step, counted from 0, as a share of its peak."""
+        from mingpt.config import plugin  # imports torch, and is needed for this alone
+
+        return plugin.schedule(self)
 
 
 class Health(Section):
@@ -256,8 +275,8 @@ class Config(Section):
     """What is trained: a GPT, or a module of one's own."""
     data: SerializeAsAny[Data]
     """What the tokens come from; each kind of data has keys of its own."""
-    optimizer: Optimizer
-    schedule: Schedule
+    optimizer: SerializeAsAny[Optimizer]
+    schedule: SerializeAsAny[Schedule]
     health: Health
     snapshot: Annotated[Snapshot, NO_RESULT]
     resume: Annotated[Resume, NO_RESULT]
@@ -265,6 +284,8 @@ class Config(Section):
     profile: Annotated[Profile, NO_RESULT]
     track: Annotated[list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] | None, NO_RESULT] = None
     """Where curves go, such as [tensorboard,wandb]. null: to TensorBoard, if it is installed. []: nowhere."""
+    observers: Annotated[list[Own], NO_RESULT] = Field(default=[])
+    """Classes of one's own that get each event, such as '[{_target_: package.module.Name, key: value}]'."""
 
     @property
     def shards(self) -> bool:
@@ -275,3 +296,9 @@ class Config(Section):
         """Samples in a step."""
         per_process = self.batch.per_process_size
         return self.batch.global_size if per_process is None else per_process * world_size
+
+
+OWN: dict[str, type[Own]] = {
+    "optimizer": OwnOptimizer,
+    "schedule": OwnSchedule,
+}  # what a section is if its `_target_` is set

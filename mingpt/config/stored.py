@@ -27,7 +27,7 @@ OWN_PLACE = ("workers", "cache_dir", "cache_timeout_seconds", "cache_bytes")  # 
 
 # What may be set for a program that works on a snapshot and does not train; for one that computes a step again.
 EVALUATION = ("data", "world", "precision", "batch.micro_size", "train.threads")
-REPLAY = ("data", "world", "model._target_")
+REPLAY = ("data", "world", "model._target_", "optimizer._target_", "schedule._target_")
 # What the steps of a run follow from, besides what affects the result.
 SECTIONS = ("model", "data", "batch", "optimizer", "schedule", "seed", "reduce", "precision")
 OF_STEPS = (*SECTIONS, "train.max_steps", "health.max_skips")
@@ -180,7 +180,7 @@ def _taken(
 
 
 def _unresolved(key: str, value: object) -> str | None:
-    if key.rpartition(".")[2] == "_target_":
+    if value and (key.rpartition(".")[2] == "_target_" or key == "observers"):
         return "names code of one's own, which is never imported because a snapshot names it"
     if "${" in key or "${" in str(value):
         return "holds ${…} in the snapshot's config, which is not resolved from there"

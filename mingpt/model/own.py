@@ -6,7 +6,6 @@ from pydantic import Field
 from torch import nn
 
 from mingpt.config import plugin
-from mingpt.config.imports import imported_sha256
 from mingpt.config.kinds import Model, register
 from mingpt.config.section import Own
 
@@ -25,4 +24,4 @@ class OwnModel(Model, Own):
         return made
 
     def code(self) -> tuple[str | None, str | None]:
-        return plugin.source_sha256(self), imported_sha256(self.target)
+        return plugin.code("model", self)

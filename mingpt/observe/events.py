@@ -1,4 +1,4 @@
-"""Events of a run, and the observers that turn them into a console line, a file, a curve.
+"""Events of a run, and the observers that turn them into a console line, a file, a curve, or what you write.
 
 An observer makes no decision for the run. What all processes must do alike is part of the step or of the loop.
 """
@@ -213,9 +213,11 @@ Event = (
 
 class Observer(Protocol):
     def on(self, event: Event) -> None:
-        """Called in rank 0 only, in the main thread; with an event of a snapshot in that writer's thread.
+        """Called in rank 0 only. An observer that the config names (`observers`): in a thread of its own, in order.
 
-        With AttemptEnded and AttemptFailed in a thread of its own: an observer may then wait for what it has sent, and
+        One of this package's: in the main thread; with an event of a snapshot in that writer's thread.
+
+        With AttemptEnded and AttemptFailed in another thread: an observer may then wait for what it has sent, and
         all together have END_SECONDS.
         """
 

@@ -133,8 +133,8 @@ def _check_code(run: Replay) -> None:
             f"attempt {number} was computed by version {theirs['mingpt']} of mingpt's numerics, and this checkout has "
             f"version {ours['mingpt']}: run this in a checkout of mingpt whose NUMERICS is {theirs['mingpt']}"
         )
-    if theirs.get("code", ours["code"]) != ours["code"]:
-        raise UserError(f"the code of attempt {number}'s own model is another one here: check out the run's code")
+    if any(theirs.get(key, ours[key]) != ours[key] for key in ("code", "own")):
+        raise UserError(f"the user's own code in attempt {number} is another one here: check out the run's code")
 
 
 def first(a: Mapping[str, str], b: Mapping[str, str]) -> First | None:

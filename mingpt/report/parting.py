@@ -17,7 +17,7 @@ from mingpt.snapshot.format import Manifest, TensorInfo
 from mingpt.snapshot.reader import damage_as, read_parts
 from mingpt.snapshot.store import Store
 
-CODE = ("mingpt", "torch", "cuda", "triton", "tokenizers", "code", "imports")  # of a fingerprint
+CODE = ("mingpt", "torch", "cuda", "triton", "tokenizers", "code", "imports", "own")  # of a fingerprint
 OF_EACH_RUN = ("run.", "snapshot.", "resume.", "launch.")
 NO_RECORDS: Records = np.empty(0, RECORD)
 SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

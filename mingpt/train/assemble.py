@@ -5,6 +5,7 @@ Each step is a function that a test can call with a world of one.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
@@ -12,6 +13,7 @@ from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.compute.optimizer import trainable
+from mingpt.compute.own import OwnUpdate
 from mingpt.config.configfile import write_config
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
@@ -123,7 +125,8 @@ def context_of(config: Config, source: Source, model: nn.Module, world: World, h
     """Make what computes the steps of this config. Call `place_model` first."""
     sizes = len(source.train), config.seed, config.global_size(world.size), config.batch.micro_size
     plan = MixedPlan(*sizes, mixture=source.mixture) if source.mixture else BatchPlan(*sizes)
-    return make_context(config, model, plan, world, autocast_for(config, world.device), hooks)
+    own = partial(OwnUpdate, config.optimizer) if isinstance(config.optimizer, Own) else None
+    return make_context(config, model, plan, world, autocast_for(config, world.device), hooks, own)
 
 
 def equalize(context: StepContext) -> None:

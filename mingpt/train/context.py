@@ -1,6 +1,6 @@
 """What one step needs, in one class: training, replay, the self-test and benchmarks make one, and call `train_step`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute.batches import BatchPlan
-from mingpt.compute.buckets import Sliced, make_buckets
+from mingpt.compute.buckets import Bucket, Sliced, make_buckets
 from mingpt.compute.exchange import narrow_names, pack
 from mingpt.compute.guard import Range, merged
-from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
+from mingpt.compute.optimizer import Method, Rule, Update, muon_names, roles, rules, trainable
 from mingpt.compute.reduction import ExactReduction, FastReduction, OnGradient
 from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
@@ -81,17 +81,27 @@ class StepContext:
 
 
 def make_context(
-    config: Config, model: nn.Module, plan: BatchPlan, world: World, autocast: Any, hooks: Hooks = ALONE
+    config: Config,
+    model: nn.Module,
+    plan: BatchPlan,
+    world: World,
+    autocast: Any,
+    hooks: Hooks = ALONE,
+    own: Callable[[Sequence[Bucket], Mapping[str, Rule], World], Method] | None = None,
 ) -> StepContext:
-    """Move the model to this process's device, and make what computes its steps."""
+    """Move the model to this process's device, and make what computes its steps.
+
+    own: makes the user's own optimizer.
+    """
     model.to(world.device)
     named, role_of = trainable(model), roles(model)
     buckets = make_buckets(named, muon_names(config.optimizer.name, role_of), world, config.shards)
     # Nobody knows what a user's model reads in float32, even if its class derives from one of ours.
     narrow = set[str]() if isinstance(config.model, Own) else narrow_names(model, autocast)
+    by_name = rules(named, config.optimizer, role_of)
     update = Update(
         buckets,
-        rules(named, config.optimizer, role_of),
+        by_name,
         config.optimizer,
         config.schedule,
         world,
@@ -100,6 +110,7 @@ def make_context(
         fp16=config.precision == "fp16",
         health=config.health,
         in_16_bits=pack(buckets, narrow, autocast),
+        own=own(buckets, by_name, world) if own else None,
     )
     reduction = (
         FastReduction(buckets, world)

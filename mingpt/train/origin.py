@@ -76,7 +76,7 @@ def restore(config: Config, source: Source, context: StepContext, checkpointer: 
 
 def take_over(manifest: Manifest, config: Config, source: Source, context: StepContext) -> Put:
     """Return what loads a snapshot's parts. Raises UserError if the snapshot is of another run."""
-    resume.check_fits(manifest, config, source.vocabulary.to_json(), context.model)
+    resume.check_fits(manifest, config, source.vocabulary.to_json(), context.model, context.update.own)
     context.update.reset()
 
     def put(kind: Kind, tensors: dict[str, Tensor]) -> None:

@@ -22,6 +22,7 @@ from mingpt.observe.jsonl import MetricsLog
 from mingpt.observe.ledger import STEPS, Accountant, ledger
 from mingpt.observe.live import LiveLine
 from mingpt.observe.notify import Alarms
+from mingpt.observe.own import OwnObserver
 from mingpt.observe.profile import Profile
 from mingpt.observe.speed import flops_per_token, peak_flops, peak_memory
 from mingpt.observe.stragglers import Stragglers
@@ -162,6 +163,7 @@ def open_observers(config: Config, record: RunRecord, context: StepContext, life
             Accountant(run_dir, lifetime.clock, price, say),
             *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
             *open_trackers(config, record, say),
+            *(OwnObserver(own, say, run_dir=run_dir, attempt=record.attempt) for own in config.observers),
         ],
         say,
     )

@@ -16,10 +16,10 @@ from mingpt.compute.guard import guard_layout
 from mingpt.compute.layout import misfits, state_layout
 from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
-from mingpt.compute.optimizer import batch_factor, muon_names, roles, schedule_factor
+from mingpt.compute.optimizer import Method, batch_factor, muon_names, roles, schedule_factor
 from mingpt.config.affecting import section_of, settings
-from mingpt.config.keys import filled
-from mingpt.config.schema import Batch, Config, Optimizer, Schedule, Train
+from mingpt.config.keys import declared, filled
+from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule, Train
 from mingpt.data.source import EvalSplit
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
@@ -101,7 +101,7 @@ def same_past(manifest: Manifest, config: Config, step: int) -> bool:
 
     Then the state is that of a run that was planned so from the start: the run is extended, not changed.
     """
-    schedule = _schedule(manifest)
+    schedule = _schedule(manifest, config)
     return schedule is not None and all(
         schedule_factor(schedule, s) == schedule_factor(config.schedule, s) for s in range(step)
     )
@@ -129,16 +129,21 @@ def other_validation(manifest: Manifest, config: Config, split: EvalSplit) -> st
     )
 
 
-def _schedule(manifest: Manifest) -> Schedule | None:
+def _schedule(manifest: Manifest, config: Config) -> Schedule | None:
+    """The snapshot's. Code of the user's own is not imported because that names it, only if the config does, too."""
+    values = filled(manifest.config)["schedule"]
+    target = values["_target_"]
+    if target not in ("", config.schedule.target):
+        return None
     try:
-        return Schedule(**filled(manifest.config)["schedule"])
+        return (OwnSchedule if target else Schedule)(**values)
     except ValidationError:  # a manifest of another version, or a damaged one
         return None
 
 
 def _extension(manifest: Manifest, config: Config, changes: Changes) -> list[str]:
     """The way to extend a run that has begun to decay, if only its schedule has changed, and only after that."""
-    schedule = _schedule(manifest)
+    schedule = _schedule(manifest, config)
     if schedule is None or not (0 < schedule.stable_until < manifest.step):
         return []
     if not all(key.startswith(SCHEDULE) for key in changes) or not same_past(manifest, config, schedule.stable_until):
@@ -162,10 +167,10 @@ def _shown(value: Any) -> str:
 def consequences(manifest: Manifest, config: Config, changes: Changes, world: World) -> list[str]:
     """What some changes do to the next step: the samples that it skips or repeats, and its learning rate."""
     step, before, notes = manifest.step, filled(manifest.config), list[str]()
-    if "optimizer.name" in changes:
+    if changes.keys() & {"optimizer.name", "optimizer._target_"}:
         notes.append("what the other optimizer remembers of a parameter is not known to this one, and begins anew")
     with suppress(ValidationError):  # a manifest of another version, or a damaged one
-        optimizer, schedule = Optimizer(**before["optimizer"]), Schedule(**before["schedule"])
+        optimizer, schedule = Optimizer(**declared("optimizer", before)), _schedule(manifest, config)
         batch = Batch(**before["batch"])
         if batch.per_process_size is None and config.batch.per_process_size is None:
             old_size, new_size = batch.global_size, config.batch.global_size
@@ -175,6 +180,8 @@ def consequences(manifest: Manifest, config: Config, changes: Changes, world: Wo
                 notes.append(f"step {step + 1} begins at sample {step * new_size}, which {what} {first} to {last - 1}")
         else:
             old_size = new_size = config.global_size(world.size)
+        if schedule is None:
+            return notes
         old = optimizer.lr * batch_factor(optimizer, old_size) * schedule_factor(schedule, step)
         new = config.optimizer.lr * batch_factor(config.optimizer, new_size) * schedule_factor(config.schedule, step)
         if old != new:
@@ -199,8 +206,10 @@ def _refusal(manifest: Manifest, config: Config, lines: list[str], extension: li
     )
 
 
-def check_fits(manifest: Manifest, config: Config, vocabulary: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise UserError unless the snapshot is one of this model over this vocabulary."""
+def check_fits(
+    manifest: Manifest, config: Config, vocabulary: Mapping[str, Any], model: nn.Module, own: Method | None = None
+) -> None:
+    """Raise UserError unless the snapshot is one of this model over this vocabulary. own: the user's own optimizer."""
     where = f"the snapshot of step {manifest.step} in {without_secrets(config.snapshot.dir)}"
     cure = "set the keys back, or take another run.dir"
     if manifest.vocabulary != vocabulary:
@@ -215,9 +224,13 @@ def check_fits(manifest: Manifest, config: Config, vocabulary: Mapping[str, Any]
     # Expect what the snapshot's own config implies: train.freeze or the precision may have changed since.
     frozen, fp16 = _freeze_and_fp16(manifest.config)
     named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
-    stored = manifest.layout("optimizer")
-    of_muon = muon_names(str(section_of(manifest.config, "optimizer").get("name")), roles(model))
-    if problems := misfits(state_layout(named, fp16, of_muon) | guard_layout(list(stored)), stored):
+    stored, optimizer = manifest.layout("optimizer"), section_of(manifest.config, "optimizer")
+    target = optimizer.get("_target_") or ""
+    if target and target != config.optimizer.target:
+        return  # what that one has stored is not known without its code, and begins anew
+    of_muon = muon_names(str(optimizer.get("name")), roles(model))
+    layout = state_layout(named, fp16, of_muon, own.shapes if own and target else None)
+    if problems := misfits(layout | guard_layout(list(stored)), stored):
         raise UserError(
             f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "
             f"(set this one's folder aside), or take another run.dir"

@@ -129,10 +129,10 @@ def rewrite(folder: str, **fields: object) -> None:
     Path(folder, STEP_8, MANIFEST).write_bytes(content)
 
 
-def configure(**sections: dict[str, Any]) -> None:
+def configure(**sections: Any) -> None:
     config = {**verified("base", 8).config}
     for name, values in sections.items():
-        config[name] = values if "_target_" in values else config.get(name, {}) | values
+        config[name] = values if "_target_" in str(values) else config.get(name, {}) | values
     rewrite("base", config=config)
 
 
@@ -140,7 +140,7 @@ def refused(trust: str = "") -> list[str]:
     """The keys that a fork of the rewritten step refuses."""
     mingpt.refused(f"fork {trust} base@8 new")
     assert not Path("new").exists()
-    return sorted(re.findall(r"([a-z]+\.\w+) (?:is|names|holds) ", mingpt.err))
+    return sorted(re.findall(r"(observers|[a-z]+\.\w+) (?:is|names|holds) ", mingpt.err))
 
 
 def test_what_is_written_in_a_strangers_config_is_neither_resolved_nor_imported(
@@ -152,9 +152,14 @@ def test_what_is_written_in_a_strangers_config_is_neither_resolved_nor_imported(
         hydra={"searchpath": ["pkg://evil_code"]},
         data={"path": "${oc.env:OF_MINE}"},
         model={"kind": "own", "_target_": "evil_code.Net"},
+        optimizer={"_target_": "evil_code.Sgd"},
+        schedule={"_target_": "evil_code.fall"},
+        observers=[{"_target_": "evil_code.Spy"}],
     )
     for trust in ("", "--trust"):
-        assert {"data.path", "model._target_"} <= {*refused(trust)}
+        assert {"data.path", "observers", *(f"{s}._target_" for s in ("model", "optimizer", "schedule"))} <= {
+            *refused(trust)
+        }
     assert not Path("ran").exists()
     assert "evil_code" not in sys.modules
 

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from mingpt.compute import optimizer as optim
 from mingpt.compute.buckets import CHUNK
 from mingpt.compute.optimizer import Update, schedule_factor, sums_of_squares
-from mingpt.config.schema import Optimizer, Schedule
+from mingpt.config.schema import Optimizer, OwnOptimizer, Schedule
 from update_kit import state_of, sums_of, update_of
 
 ADAMW, MUON = Optimizer(lr=0.01), Optimizer(name="muon", lr=0.01)
+LION, ADAFACTOR = (
+    OwnOptimizer.model_validate({"_target_": f"examples.own_optimizer.{name}", "lr": 0.01})
+    for name in ("Lion", "Adafactor")
+)
 CONSTANT = Schedule(kind="constant", warmup_steps=0)
 COSINE = Schedule(kind="cosine", warmup_steps=3, decay_steps=10, min_ratio=0.1)
 
@@ -134,7 +138,9 @@ def test_the_update_is_torchs_adamw_on_the_clipped_gradient_of_the_mean_loss(cli
     assert (model.first.weight - Net().first.weight).abs().max() > 0.01  # there was a way to go
 
 
-KINDS = pytest.mark.parametrize(("config", "fp16"), [(ADAMW, False), (ADAMW, True), (MUON, False)])
+KINDS = pytest.mark.parametrize(
+    ("config", "fp16"), [(ADAMW, False), (ADAMW, True), (MUON, False), (LION, True), (ADAFACTOR, False)]
+)
 
 
 @KINDS

@@ -77,13 +77,17 @@ def dies(arguments: list[str]) -> None:
 
 
 @slow
-def test_a_process_that_dies_between_update_and_gather_leaves_no_trace(new_run: NewRun, undisturbed: NewRun) -> None:
+@pytest.mark.parametrize("own", ["", "Lion", "Adafactor"])  # by slice, and by owner
+def test_a_process_that_dies_between_update_and_gather_leaves_no_trace(
+    new_run: NewRun, undisturbed: NewRun, own: str
+) -> None:
     """The others then have weights of which a slice is old. None of that reaches a snapshot."""
-    run = new_run()
+    settings = (f"optimizer._target_=examples.own_optimizer.{own}", "optimizer.lr=0.001") if own else ()
+    run = new_run(*settings)
     with pytest.raises(AssertionError, match=r"exit codes \[.*, -9, "):
         in_forks(3, dies, run.arguments("world.timeout_seconds=60"))  # gloo may miss it: docs/faults.md
     assert "resumed from step 4" in run.finish(3)
-    assert run.digest() == undisturbed().digest()
+    assert run.digest() == undisturbed(*settings).digest()
 
 
 @pytest.mark.parametrize("persistent", [True, False])

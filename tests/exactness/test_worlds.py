@@ -29,6 +29,7 @@ MODERN = (
     "optimizer=muon", "schedule=wsd", "precision=bf16",
 )  # fmt: skip
 WHOLE = "optimizer.shard=false"
+LION, ADAFACTOR = (f"optimizer._target_=examples.own_optimizer.{name}" for name in ("Lion", "Adafactor"))
 # Two batches in a row that no finite number comes of: the run goes back, and leaves them out.
 BAD = ("~model", *POISONED, *GUARDED, *poison([2, 6, 7], 1e25), "snapshot.every_steps=4")
 ROWS = ("~model", "data._target_=examples.classifier.rows", "data.count=300", "batch.micro_size=1")
@@ -80,13 +81,23 @@ def test_models_numbers_and_batches(tmp_path: Path, text: Path, cache: Path) -> 
         "fp16": ("precision=fp16",),
         "muon": MODERN,
         "muon whole": (*MODERN, WHOLE),
+        "lion": (LION,),
+        "lion whole": (LION, WHOLE),
+        "adafactor": (ADAFACTOR, "precision=bf16"),
+        "adafactor whole": (ADAFACTOR, "precision=bf16", WHOLE),
         "loss rows": ("train.loss_rows=5",),
         "finetune": (f"model.init_from={tmp_path}/gpt2", "train.freeze=[transformer.wte.*,'transformer.h.[0].*']"),
     }
     places = (f"data.path={text}", f"data.cache_dir={cache}")
     runs = {name: (*places, *settings) for name, settings in runs.items()}
     found, alike = train(tmp_path, runs, (4, 2), 9000)  # several buckets, though the models are tiny
-    assert alike == [{"plain", "whole", "snapshots by time", "texts"}, {"bf16", "bf16 whole"}, {"muon", "muon whole"}]
+    assert alike == [
+        {"plain", "whole", "snapshots by time", "texts"},
+        {"bf16", "bf16 whole"},
+        {"muon", "muon whole"},
+        {"lion", "lion whole"},
+        {"adafactor", "adafactor whole"},
+    ]
     assert [step for step, *_ in found["snapshots by time"]["snapshots"]] == list(range(12, 0, -1))
     for fast, exact in zip(found["fast"]["figures"], found["plain"]["figures"], strict=True):
         assert fast["loss"] == pytest.approx(exact["loss"], rel=1e-3)  # the same samples and the same law otherwise
@@ -101,6 +112,7 @@ def test_compiled(tmp_path: Path, text: Path, cache: Path) -> None:
 
 def test_all_data_and_models_unlike_a_gpt(tmp_path: Path) -> None:
     runs = {name: (*ROWS, *f"model._target_=own_kit.{model}".split()) for name, model in MODELS.items()}
+    runs |= {f"strided {own[-4:]}": (*runs["strided"], own) for own in (LION, ADAFACTOR)}
     runs |= {"bad steps": BAD, "images": (*IMAGES, f"data.path={write_idx(tmp_path / 'images')}")}
     places = dict[str, tuple[str, ...]]()
     for kind in ("shards", "documents apart", "chat", "mixture", "addition"):

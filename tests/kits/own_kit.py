@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from examples.classifier import Classifier, rows
 from mingpt.data.own import Rows, source_of
 from mingpt.data.source import Source
 from mingpt.model.gpt2 import GPT, GPTConfig
-from mingpt.observe.events import AttemptFailed, Event
+from mingpt.observe.events import AttemptFailed, Event, StepDone
 from mingpt.observe.jsonl import MetricsLog
 from run_kit import Run
 
@@ -280,3 +281,114 @@ class Sleeping(Linear):
             print(f"asleep: rank {os.environ['RANK']}", flush=True)
             time.sleep(600)
         return super().forward(x, y)
+
+
+SEEN: list[Event] = []  # by observers of this process
+
+
+class Recorder:
+    def on(self, event: Event) -> None:
+        SEEN.append(event)
+
+
+class Fails:
+    def on(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            raise ValueError(f"step {event.step} is not to its taste")
+
+
+class Quits:
+    def on(self, event: Event) -> None:
+        sys.exit(0)
+
+
+class Hangs:
+    def on(self, event: Event) -> None:
+        threading.Event().wait()
+
+
+class NotMade:
+    def __init__(self, run_dir: str, reason: str = "no reason") -> None:
+        raise OSError(reason)
+
+    def on(self, event: Event) -> None: ...
+
+
+def without_step(warmup_steps: int) -> float:
+    return 1.0
+
+
+def with_a_default(step: int, warmup_steps: int = 5) -> float:
+    return 1.0
+
+
+def by_chance(step: int) -> float:
+    return time.perf_counter()
+
+
+def falls_below(step: int, by: float) -> float:
+    return 1 - by * step
+
+
+def divides(step: int) -> float:
+    return abs(1 / (step - 3))
+
+
+class Sgd:
+    """An optimizer that is right; those below are wrong in one way."""
+
+    elementwise = True
+
+    def state(self, shape: torch.Size) -> dict[str, Sequence[int]]:
+        return {"mean": shape}
+
+    def update(
+        self, param: Tensor, grad: Tensor, state: dict[str, Tensor], *, step: int, lr: float, weight_decay: float
+    ) -> None:
+        param.sub_(grad, alpha=lr)
+
+
+class ByNorm(Sgd):
+    def update(self, param: Tensor, grad: Tensor, *_: Any, lr: float, **__: Any) -> None:
+        param.sub_(grad / grad.norm(), alpha=lr)
+
+
+class Random(Sgd):
+    def update(self, param: Tensor, grad: Tensor, *_: Any, lr: float, **__: Any) -> None:
+        param.sub_(torch.randn_like(param), alpha=lr)
+
+
+class Remembers(Sgd):
+    elementwise = False
+    calls = 0
+
+    def update(self, param: Tensor, grad: Tensor, *_: Any, lr: float, **__: Any) -> None:
+        self.calls += 1
+        param.sub_(grad, alpha=lr / self.calls)
+
+
+class Summed(Sgd):
+    def state(self, shape: torch.Size) -> dict[str, Sequence[int]]:
+        return {"sum": []}
+
+
+class Listed(Sgd):
+    def state(self, shape: torch.Size) -> Any:
+        return ["mean"]
+
+
+class Undecided(Sgd):
+    elementwise: Any = None
+
+
+class OldForm(Sgd):
+    def update(self, param: Tensor, grad: Tensor) -> None:  # type: ignore[override]
+        pass
+
+
+class Forgets(Sgd):
+    def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], **_: Any) -> None:
+        state.clear()
+
+
+Torchs = torch.optim.SGD

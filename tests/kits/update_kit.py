@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
 from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
+from mingpt.compute.own import OwnUpdate
 from mingpt.config.schema import Health, Optimizer, Schedule
+from mingpt.config.section import Own
 from snapshot_kit import ALONE
 
 
@@ -22,9 +24,11 @@ def update_of(
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Update:
     named, role_of = trainable(model), roles(model)
+    buckets = make_buckets(named, muon_names(config.name, role_of), ALONE, False, bucket_bytes)
+    by_name = rules(named, config, role_of)
     return Update(
-        make_buckets(named, muon_names(config.name, role_of), ALONE, False, bucket_bytes),
-        rules(named, config, role_of),
+        buckets,
+        by_name,
         config,
         schedule,
         ALONE,
@@ -32,6 +36,7 @@ def update_of(
         tokens_per_microbatch=tokens_per_microbatch,
         fp16=fp16,
         health=Health(),
+        own=OwnUpdate(config, buckets, by_name, ALONE) if isinstance(config, Own) else None,
     )
 
 

@@ -22,7 +22,13 @@ KEY = re.compile(r"(?<![\w.$/{-])((?:[a-z]+)(?:\.[a-z_]+)+)=")
 CHOICE = re.compile(r"(?<![\w./-])([a-z]+(?:/[a-z]+)?)=([A-Za-z][\w.-]*)(?=[\s`,'\"]|$)")
 COMMAND = re.compile(r"(?:^|[\s/(])mingpt ([a-z]+(?:-[a-z]+)*)\b(?!/)([^|;&#]*)")
 OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]+")
-THEIRS = {"mine", "countdown", "model.hidden"}  # names that the pages' examples give to a user's own
+THEIRS = {
+    "mine",
+    "countdown",
+    "model.hidden",
+    "optimizer.betas",
+    "schedule.cooldown",
+}  # names that the pages' examples give to a user's own
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,0 +1,42 @@
+"""Observers of the user's own: what `observers` names."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mingpt.config import plugin
+from mingpt.config.section import Own
+from mingpt.observe.background import Background
+from mingpt.observe.events import END_SECONDS, AttemptEnded, AttemptFailed, Event
+
+
+class OwnObserver:
+    """Makes one, and hands events to it, in a thread: it delays nothing but the end of an attempt, by END_SECONDS.
+
+    It gets the next event also if it has failed at one. supplied: see plugin.SUPPLIED.
+    """
+
+    def __init__(self, settings: Own, say: Callable[[str], None], **supplied: Any) -> None:
+        self.settings, self.say, self.supplied = settings, say, supplied
+        self.name, self.failures = f"observers: {settings.target}", 0
+        self._background = Background[Event](self.name, self._opened, say)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Callable[[Event], None]]:
+        observer = plugin.call("observers", self.settings, **self.supplied)
+
+        def on(event: Event) -> None:
+            try:
+                observer.on(event)
+            except BaseException as error:  # SystemExit, too: it would end the thread without a word
+                self.failures += 1
+                raise RuntimeError(f"{type(event).__name__}: {plugin.describe(error, type(observer))}") from error
+
+        yield on
+
+    def on(self, event: Event) -> None:
+        self._background.put(event)
+        if isinstance(event, (AttemptEnded, AttemptFailed)):
+            self._background.close(END_SECONDS)
+            if self.failures > 1:
+                self.say(f"{self.name} failed at {self.failures} events")

@@ -1,0 +1,101 @@
+"""optimizer._target_: what an optimizer of one's own computes, what of it is refused and why, what a resume does."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from config_kit import configured, problems
+from mingpt.compute.numerics import fingerprint
+from mingpt.config.schema import OwnOptimizer, Schedule
+from mingpt.errors import FINISHED, USER_ERROR, UserError
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+from mingpt.train.attempt import attempt
+from mingpt.train.replaying import replay
+from mingpt.world.lifetime import Lifetime
+from paths_kit import ROOT
+from replay_kit import settings_of
+from snapshot_kit import ALONE
+from told import Told
+from update_kit import one_step, state_of, update_of
+
+LION, ADAFACTOR = (f"optimizer._target_=examples.own_optimizer.{name}" for name in ("Lion", "Adafactor"))
+
+
+def made(target: str, **more: object) -> OwnOptimizer:
+    return OwnOptimizer.model_validate({"_target_": target, "lr": 0.1, "clip_norm": 0.0, **more})
+
+
+def test_lion_is_the_papers_with_the_sections_learning_rates_and_decay() -> None:
+    torch.manual_seed(1)
+    layer, config = nn.Linear(5, 3), made("examples.own_optimizer.Lion", weight_decay=0.5, vector_ratio=0.25)
+    update = update_of(layer, config, Schedule(kind="constant", warmup_steps=0))
+    wanted = {name: (p.detach().clone(), torch.zeros_like(p)) for name, p in layer.named_parameters()}
+    lr, decay = {"weight": 0.1, "bias": 0.025}, {"weight": 0.5, "bias": 0.0}
+    for step in range(3):
+        x = torch.randn(4, 5)
+        gradient = {"weight": x.sum(0).expand(3, 5) / 4, "bias": torch.ones(3)}
+        one_step(update, lambda x=x: (layer(x).sum(), torch.tensor(4.0)), step)  # type: ignore[misc]
+        for name, (p, mean) in wanted.items():
+            p.mul_(1 - lr[name] * decay[name]).sub_(mean.lerp(gradient[name], 0.1).sign(), alpha=lr[name])
+            mean.lerp_(gradient[name], 0.01)
+    for name, p in layer.named_parameters():
+        torch.testing.assert_close(p.detach(), wanted[name][0], msg=name)
+    assert {name: list(tensor.shape) for name, tensor in state_of(update).items()} == {
+        "bias.own.mean": [3], "weight.own.mean": [3, 5],
+    }  # fmt: skip
+
+
+WRONG = (
+    "ByNorm", "Random", "Remembers", "Summed", "Listed", "Undecided", "OldForm", "Forgets",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_can_be_exact_in_no_world_is_refused_with_the_reason(name: str, told: Told) -> None:
+    with pytest.raises(UserError) as mistake:
+        update_of(nn.Linear(5, 3), made(f"own_kit.{name}"), Schedule())
+    told(re.sub(r"line \d+", "line …", str(mistake.value)), ROOT)
+
+
+def test_what_needs_whole_tensors_is_taken_if_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("own_kit.ByNorm.elementwise", False)
+    update_of(nn.Linear(5, 3), made("own_kit.ByNorm"), Schedule())
+
+
+@pytest.mark.parametrize("given", ["own_kit.Torchs", "own_kit.Sgd optimizer.beta=3", "own_kit.Sgd optimizer=muon"])
+def test_what_is_no_optimizer_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:
+    told("\n".join(problems(*f"optimizer._target_={given}".split())))
+
+
+def trained(folder: Path, *overrides: str) -> int:
+    return attempt(settings_of(f"{folder}/run", *overrides), Lifetime())
+
+
+def test_a_run_goes_on_with_another_optimizer_only_if_told_and_that_begins_anew(
+    tmp_path: Path, text: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places, store = (f"data.path={text}", f"data.cache_dir={cache}"), Store(f"{tmp_path}/run/snapshots")
+
+    def names(step: int) -> set[str]:
+        return {name.rpartition("weight.")[2] for name in read(store, step).state["optimizer"] if "weight." in name}
+
+    assert trained(tmp_path, *places, "train.max_steps=4") == FINISHED
+    for steps, own, kept in ((8, LION, {"own.mean"}), (12, ADAFACTOR, {"own.rows", "own.columns", "own.squares"})):
+        assert trained(tmp_path, *places, f"train.max_steps={steps}", own) == USER_ERROR
+        assert "optimizer._target_: " in capsys.readouterr().err
+        assert trained(tmp_path, *places, f"train.max_steps={steps}", own, "resume.changed=true") == FINISHED
+        assert "what the other optimizer remembers of a parameter is not known" in capsys.readouterr().out
+        assert names(steps) == kept
+    with replay(f"{tmp_path}/run", 11, (*places, ADAFACTOR)) as past:
+        assert [past.advance().same for _ in range(3)] == [True] * 3
+    assert trained(tmp_path, *places, "train.max_steps=16", "resume.changed=true") == FINISHED
+    assert names(16) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_its_code_is_recorded() -> None:
+    found = fingerprint(configured("data=random", LION, "optimizer.betas=[0.8,0.9]"), ALONE.device, "data")
+    assert (found["optimizer"], [*found["own"]]) == ("own", ["optimizer"])
