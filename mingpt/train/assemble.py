@@ -134,7 +134,8 @@ def equalize(context: StepContext) -> None:
     model, world = context.model, context.world
     world.take_from_main([*model.parameters(), *model.buffers()])
     if world.size > 1 and world.comm_device.type == "cuda":
-        warm_up(world, max(len(bucket.weights) for bucket in context.update.buckets))
+        update = context.update
+        warm_up(world, max(len(bucket.weights) for bucket in update.buckets), bool(update.of_muon or update.own))
 
 
 def begin_snapshots(checkpointer: Checkpointer, record: RunRecord, observers: Observers) -> None:
