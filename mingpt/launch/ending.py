@@ -23,6 +23,10 @@ LOST_CONTACT = (
     "lost contact with the node that hosts the rendezvous: it has ended, or sent nothing for world.timeout_seconds: "
     "look at that node and its log, then start the same command again"
 )
+NOT_BACK = (
+    "not all nodes have come back within world.init_timeout_seconds: the reason is in the log of the one that has not; "
+    "then start the same command again"
+)
 
 
 def no_contact(detail: str) -> str:
@@ -114,7 +118,7 @@ def _rendezvous_problem(error: BaseException, had_workers: bool) -> str:
     if isinstance(error, (RendezvousTimeoutError, RendezvousConnectionError, DistNetworkError, DistStoreError)):
         lines = str(error.__cause__ or error).splitlines()  # some continue with a C++ stack trace
         detail = lines[0] if lines else type(error).__name__
-        # A timeout after an attempt: the store answers, and other nodes have not come back.
-        lost = had_workers and not isinstance(error, RendezvousTimeoutError)
-        return f"{LOST_CONTACT} ({detail})" if lost else no_contact(detail)
+        if had_workers and isinstance(error, RendezvousTimeoutError):  # the store answers
+            return NOT_BACK
+        return f"{LOST_CONTACT} ({detail})" if had_workers else no_contact(detail)
     return f"{type(error).__name__}: {error}"
