@@ -40,11 +40,12 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     config: Config | None = None
     try:
         require_launcher(os.environ)
-        env = Env.read(check=True)
+        env = Env.read()
         arguments = [*_launcher_overrides(env), *arguments]
         config = compose.configure(arguments, env.size)
         if config is None:  # --help or --cfg: printed already
             return FINISHED
+        Env.read(check=True)  # after the config's problems, which are the user's first
         if env.launched and not env.ours:
             compose.refuse_the_time(arguments)
         config = autosize.settled(config, env)
