@@ -90,7 +90,7 @@ class WorldConfig(Section):
     @classmethod
     def _no_apple(cls, device: object) -> object:
         if device == "mps":
-            why = "Apple's GPUs are not supported: they have no float64, in which losses and norms are added: set it to cpu"
+            why = "Apple's GPUs are not supported: they have no float64, in which losses are added: set it to cpu"
             raise PydanticCustomError("mps", why)
         return device
 
