@@ -38,7 +38,7 @@ def _strings(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, dict):
         for key, item in value.items():
-            if key in ("init_from", "tokenizer") and isinstance(item, str) and hub.model_at(item):
+            if key in ("init_from", "tokenizer", "template") and isinstance(item, str) and hub.model_at(item):
                 yield hub.SCHEME
             yield from _strings(item)
 

@@ -1,5 +1,6 @@
 """Models of the hub by name, both ways: Hugging Face's own client, against a hub on loopback."""
 
+import json
 import re
 import shutil
 import sys
@@ -13,7 +14,9 @@ from config_kit import configured
 from hub_kit import CONSTANTS, Hub, Repository
 from mingpt import cli
 from mingpt import hub as client
+from mingpt.config.checks import missing_places
 from mingpt.data.bpe import read_tokenizer
+from mingpt.data.template import Template, read_template
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import TransientError, UserError
 from mingpt.prepare.extras import extras
@@ -116,6 +119,20 @@ def test_a_vocabulary_is_had_by_name(hub: Hub) -> None:
     hub.repositories[NAME].commit({"tokenizer.json": text.encode(), "model.safetensors": b"large"})
     assert read_tokenizer(NAME, "data.tokenizer").to_json() == {"kind": "tokenizer.json", "text": text}
     assert [path.rpartition("/")[2] for path in hub.read] == ["tokenizer.json"]
+
+
+def test_a_template_is_had_by_name(hub: Hub) -> None:
+    hub.repositories[NAME] = Repository()
+    fields = {"chat_template": "\n{{ bos_token }}{{ messages }}", "bos_token": '"<s>', "eos_token": "</s>"}
+    hub.repositories[NAME].commit({"tokenizer_config.json": json.dumps(fields).encode(), "model.safetensors": b"large"})
+    text = read_template(NAME)
+    assert Template(text, ()).turns([{"role": "user", "content": "1"}]) == [
+        ("\n\"<s>[{'role': 'user', 'content': '1'}]", False)
+    ]
+    assert [path.rpartition("/")[2] for path in hub.read] == ["tokenizer_config.json"]
+    bpe = ("data=chat", "data.tokens=bpe", "data.tokenizer=x", "data.path=x")
+    assert missing_places(configured(*bpe, f"data.template={NAME}"), ["data.path: x", "data.tokenizer: x"]) == []
+    assert "hf" in extras(configured(*bpe, f"data.template={NAME}"))
 
 
 @pytest.mark.usefixtures("hub")
