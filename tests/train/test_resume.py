@@ -61,7 +61,7 @@ def test_each_other_key_affects_the_result() -> None:
     """The schema's marks, as a list that a new key has to be put into here, too."""
     free = {
         "train.max_steps train.log_every train.eval_every train.eval_batches train.eval_tasks train.eval_tasks_every",
-        "train.eval_tasks_limit train.eval_tasks_path train.recompute",
+        "train.eval_tasks_limit train.eval_tasks_path train.recompute train.sample_every train.sample_prompt",
         "optimizer.reference_batch optimizer.shard optimizer.momentum schedule.cooldown_steps",  # momentum: but of muon
         "health.spike_window health.max_skips",  # where there is no window, or no rollback
         "health.hang_seconds health.audit_every health.straggler_ratio health.notify profile.steps track observers",
