@@ -123,11 +123,11 @@ def test_a_killed_process_fails_the_static_job_in_bounded_time(cluster: str) -> 
     run_dir = shared("killed")
     long = training(run_dir, "train.max_steps=100000")
     sky("launch", "-y", "-d", "-c", cluster, "recipes/train.yaml", "--num-nodes", "2", "--gpus", "L4:2", *long)
-    wait_until(lambda: any(run_dir.glob("snapshots/step-*/manifest.json")), "a snapshot", 300)
+    wait_until(lambda: any(run_dir.glob("snapshots/step-*/manifest.json")), "a snapshot", 900)
     nodes = on("login", "squeue", "-h", "-o", "%N").split()
     (first, *_) = on("login", "scontrol", "show", "hostnames", nodes[0]).split()
     run("bash", "-c", f"tests/lab/on.sh {first} pkill -KILL -o -f 'python -u -m mingpt.train'")
-    wait_until(lambda: statuses(cluster) == {"1": "FAILED"}, "the job has failed", 240)
+    wait_until(lambda: statuses(cluster) == {"1": "FAILED"}, "the job has failed", 600)
 
 
 MANAGED = (*SMALL, "train.max_steps=400")
