@@ -156,7 +156,7 @@ def ended(name: str) -> tuple[int, str]:
         found[:] = re.findall(rf"{name} .* (\d+) +(SUCCEEDED|FAILED\w*) ", sky("jobs", "queue", "-a").stdout)
         return bool(found)
 
-    wait_until(over, "the job's end", 600)
+    wait_until(over, "the job's end", 1800)
     return int(found[0][0]), found[0][1]
 
 
@@ -176,7 +176,7 @@ def test_a_managed_job_goes_on_after(fault: Callable[[int], None], managed: Path
     alone = undisturbed(tmp_path, EXPERIMENT, MANAGED)
     start(name, managed, runs, "world.timeout_seconds=60")
     try:
-        wait_until(lambda: [*runs.glob("*/snapshots/step-*/manifest.json")], "a first snapshot", 420)
+        wait_until(lambda: [*runs.glob("*/snapshots/step-*/manifest.json")], "a first snapshot", 1200)
         (nodes,) = set(on("login", "squeue", "-h", "-t", "R", "-o", "%N").split())
         last = int(on("login", "scontrol", "show", "hostnames", nodes).split()[-1].removeprefix("n"))
         fault(last)
