@@ -153,6 +153,8 @@ def _checked(options: argparse.Namespace) -> tuple[str, list[str]]:
     texts = [text for text in options.overrides if not text.lstrip("+~").startswith(HYDRAS)]
     line = CommandLine.of(above)
     problems = [*line.problems]
+    if options.cfg or options.info:
+        problems.append("--cfg and --info are for one run: leave -m and --multirun out, or these")
     for text in options.overrides:
         shown = str(without_secrets(text))
         if text.partition("=")[0].lstrip("+~") in PLACES:

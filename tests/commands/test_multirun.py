@@ -126,6 +126,8 @@ def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
         "hydra/sweeper=optuna optimizer.lr=interval(-2,-1)",
         "--config-dir=nowhere seed=1,2",
         "--nope seed=1,2",
+        "seed=1,2 --cfg job",
+        "seed=1,2 --info defaults",
     ],
 )
 def test_all_mistakes_are_told_before_the_first_job_starts(
