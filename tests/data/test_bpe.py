@@ -1,6 +1,7 @@
 """mingpt.data.bpe: GPT-2's tokens from its own files or a tokenizer.json, and what a snapshot gives back of them."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mingpt.data.text import TextData
 from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
 from mingpt.errors import UserError
 from mingpt.weights.tokenizer import tokenizer_files
+from paths_kit import ROOT
 
 SENTENCES = [
     "the king!",
@@ -109,3 +111,17 @@ def test_a_vocabulary_can_lie_anywhere_and_under_either_name(tmp_path: Path) -> 
     (folder / "vocab.bpe").rename(folder / "merges.txt")
     (folder / "encoder.json").rename(folder / "vocab.json")
     assert read_tokenizer(str(folder), "key") == expected
+
+
+def test_the_page_trains_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("the king and the queen\n" * 100)
+    (program,) = re.findall(
+        r"^```python\n(from tokenizers.*?)^```", (ROOT / "docs/workloads.md").read_text(), re.M | re.S
+    )
+    exec(program, {})
+    vocabulary = read_tokenizer("tokenizer.json", "key")
+    assert vocabulary.end_of_text == 0
+    for text in SENTENCES:
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+    assert len(vocabulary.encode("the queen")) < 4
