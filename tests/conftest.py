@@ -109,6 +109,27 @@ def trained(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -
 
 
 @pytest.fixture
+def outlived(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After a failure a process has some seconds to live. This one has more tests to run, with its own threads."""
+    import torch  # which few tests need in this process
+
+    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def train(tmp_path: Path, outlived: None) -> Callable[..., int]:
+    """Trains a run with bad steps in tmp_path/run, in this process, with these overrides; returns the exit code."""
+    from mingpt.train.attempt import attempt
+    from mingpt.world.lifetime import Lifetime
+    from poison_kit import POISONED
+
+    return lambda *overrides: attempt([*POISONED, f"run.dir={tmp_path}/run", *overrides], Lifetime())
+
+
+@pytest.fixture
 def new_run(tmp_path: Path, text: Path, cache: Path) -> Callable[..., Run]:
     """Makes runs that train on `text`, each in a folder of its own."""
 

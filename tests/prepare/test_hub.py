@@ -109,9 +109,8 @@ def test_a_private_dataset_needs_a_token_which_nobody_sees(
 def test_a_wrong_address_is_a_clear_mistake(tmp_path: Path, hub: Hub, source: str, told: Told) -> None:
     commit = hub.repositories["me/data"].commit({"a.jsonl": b"{}", "folder/a.jsonl": b"{}"})
     hub.repositories["me/gated"] = Repository(gated=True)
-    with pytest.raises(UserError) as error:
+    with told.mistake(commit):
         prepared([source], tmp_path / "out")
-    told(str(error.value), commit)
 
 
 @pytest.mark.usefixtures("hub")

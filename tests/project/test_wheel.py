@@ -29,7 +29,6 @@ def test_a_wheel_has_a_name_of_its_own_and_what_users_need(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_a_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     """Its own folder on the path is all that an installation adds; packages it needs are those of the tests."""
     site, empty = tmp_path / "site", tmp_path / "empty"

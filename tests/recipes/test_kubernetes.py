@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import yaml
 from mingpt.command import expanded
 from node_kit import Node, ask_to_stop, free_port
 from paths_kit import ROOT
-from run_kit import Run
+from run_kit import NewRun, Run
 
 FOLDER = ROOT / "recipes/kubernetes"
 
@@ -173,7 +173,7 @@ def pytorchjob(rank: int, nodes: int, port: int) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_pod_is_killed_one_is_evicted_and_the_weights_are_those_of_one_process(
-    undisturbed: Callable[..., Run], tmp_path: Path, text: Path, cache: Path
+    undisturbed: NewRun, tmp_path: Path, text: Path, cache: Path
 ) -> None:
     run = Run(str(tmp_path / "run"), text, cache)
     arguments = [sys.executable, "-m", "mingpt.launch", *run.command(1)[3:]]

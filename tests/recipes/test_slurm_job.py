@@ -131,7 +131,7 @@ def test_what_a_job_runs_says_and_ends_with(
 ) -> None:
     ended, said, log = job(project, start, **more)
     assert ended == code
-    told("\n".join([said, *log]), project)
+    told([said, *log], project)
 
 
 FIRST_MISTAKE = """srun: error: n2: task 1: Exited with exit code 75
