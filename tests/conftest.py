@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import gc
+import logging
 import os
 import random
 import re
@@ -117,6 +118,17 @@ def outlived(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """Hydra sets up logging, to an output that is closed after the test."""
+    loggers = [logging.getLogger(), logging.getLogger("hydra")]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """recipes/container/: two containers with names in a DNS, started as a job platform does, and what it may get wrong."""
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from mingpt.world import platforms
 from mingpt.world.platforms import find_placement, sing
 from net_kit import hosts, needs_hosts
 from node_kit import Node, wait_until
-from paths_kit import ROOT
+from paths_kit import ROOT, ran
 from run_kit import TINY, NewRun, Run
 from told import Told
 
@@ -132,5 +131,5 @@ def test_two_containers_train_without_arguments_as_one_process_would(
 
 def test_the_dockerfile_has_nothing_to_complain_of() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([str(hadolint), "recipes/container/Dockerfile"], cwd=ROOT, capture_output=True, text=True)
+    done = ran([str(hadolint), "recipes/container/Dockerfile"], cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "")
