@@ -127,12 +127,6 @@ def test_without_the_client_the_error_says_how_to_install_it(tmp_path: Path, mon
         prepared([f"{DATA}/a.jsonl"], tmp_path / "out")
 
 
-def test_a_hub_that_cannot_be_reached_is_no_mistake(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{hub_kit.CONSTANTS}.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(TransientError, match=r"Connection refused"):
-        prepared([f"{DATA}/a.jsonl"], tmp_path / "out")
-
-
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz"])
 def test_a_hub_that_fails_is_no_damaged_file(tmp_path: Path, hub: Hub, name: str) -> None:
     hub.repositories["me/data"].commit({name: table(some_texts(20))})
