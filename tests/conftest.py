@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import gc
+import logging
 import os
 import random
 import re
@@ -106,6 +107,38 @@ def trained(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -
     train(folder, text, cache)
     run_id(str(folder))  # as a run with hot snapshots has one
     return folder
+
+
+@pytest.fixture
+def outlived(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After a failure a process has some seconds to live. This one has more tests to run, with its own threads."""
+    import torch  # which few tests need in this process
+
+    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """Hydra sets up logging, to an output that is closed after the test."""
+    loggers = [logging.getLogger(), logging.getLogger("hydra")]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+@pytest.fixture
+def train(tmp_path: Path, outlived: None) -> Callable[..., int]:
+    """Trains a run with bad steps in tmp_path/run, in this process, with these overrides; returns the exit code."""
+    from mingpt.train.attempt import attempt
+    from mingpt.world.lifetime import Lifetime
+    from poison_kit import POISONED
+
+    return lambda *overrides: attempt([*POISONED, f"run.dir={tmp_path}/run", *overrides], Lifetime())
 
 
 @pytest.fixture

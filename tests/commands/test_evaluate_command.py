@@ -4,11 +4,9 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from branch_kit import train
 from config_kit import configured
@@ -17,7 +15,7 @@ from mingpt.errors import UserError
 from mingpt.metrics import read_metrics
 from mingpt.train.tasks import due, load_tasks, of_training
 from own_kit import CLASSIFIER
-from run_kit import TIME_LIMIT, Run
+from run_kit import TIME_LIMIT, NewRun
 from snapshot_kit import signed
 from tasks_kit import TASKS, write_tasks
 from told import Told
@@ -27,15 +25,11 @@ CACHE = "data.cache_dir=made"
 
 
 @pytest.fixture(autouse=True)
-def around(base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def around(base: Path, outlived: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, with tasks; and a refusal in a world, which ends its process soon after, ends only the command."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
     write_tasks(base.parent / "tasks")
     load_tasks.cache_clear()
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -113,9 +107,7 @@ OPTIONS = "train.eval_tasks_path=tasks"
 
 
 @pytest.mark.slow
-def test_training_measures_tasks_in_any_world_and_its_bits_stay(
-    undisturbed: Callable[..., Run], new_run: Callable[..., Run]
-) -> None:
+def test_training_measures_tasks_in_any_world_and_its_bits_stay(undisturbed: NewRun, new_run: NewRun) -> None:
     run = new_run(f"train.eval_tasks=[{','.join(TASKS)}]", OPTIONS, "train.eval_tasks_every=8")
     output = run.finish(2)
     assert run.digest() == undisturbed().digest()
@@ -145,9 +137,7 @@ def process_results(doc, results):
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_a_task_never_ends_a_run(
-    undisturbed: Callable[..., Run], new_run: Callable[..., Run]
-) -> None:
+def test_what_is_wrong_with_a_task_never_ends_a_run(undisturbed: NewRun, new_run: NewRun) -> None:
     """Here in one process only; all go on alike, and the last state is stored."""
     Path("tasks/code.py").write_text(FAILS)
     with Path("tasks/kit_choice.yaml").open("a") as task:
@@ -168,7 +158,7 @@ def test_people_get_lm_evals_table() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_with_a_task_that_is_not_there_leaves_nothing(new_run: Callable[..., Run]) -> None:
+def test_a_run_with_a_task_that_is_not_there_leaves_nothing(new_run: NewRun) -> None:
     run = new_run("train.eval_tasks=[kit_chioce]", OPTIONS)
     with pytest.raises(AssertionError, match=r"\[64\]:\n.*train\.eval_tasks: .*did you mean kit_choice"):
         run.finish(1)

@@ -1,14 +1,12 @@
 """`mingpt train -m`: Hydra's multirun, whose jobs are runs. Their launches are stand-ins but in the slow test."""
 
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +16,8 @@ from mingpt import cli
 from mingpt.commands import multirun
 from mingpt.config.groups import name_of
 from mingpt.history.history import History
-from paths_kit import CRASH_SITE, ROOT
+from node_kit import wait_until
+from paths_kit import CRASH_SITE, ROOT, ran
 from run_kit import TINY, Run
 from told import Told
 
@@ -60,26 +59,14 @@ class Sweeps:
 
 
 @pytest.fixture
-def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
-    """In an empty folder. Hydra sets up logging, to an output that is closed after the test."""
+def sweeps(tmp_path: Path, logging_as_before: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
+    """In an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
-    known = (logging.getLogger(), logging.getLogger("hydra"))
-    loggers = [(logger, logger.level, logger.handlers[:]) for logger in known]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield Sweeps(monkeypatch)
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    for logger, level, before in loggers:
-        logger.setLevel(level)
-        logger.handlers[:] = before
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    until = time.monotonic() + WAIT
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def launches(name: str, folder: str = "runs/sweep") -> list[list[str]]:
@@ -144,7 +131,7 @@ def test_all_mistakes_are_told_before_the_first_job_starts(
 def test_a_request_to_stop_stops_the_run_and_starts_no_other(sweeps: Sweeps, number: int) -> None:
     def stop() -> None:
         with suppress(AssertionError):
-            wait_for(lambda: Path("runs/sweep/seed-1/config.yaml").exists())
+            wait_until(Path("runs/sweep/seed-1/config.yaml").exists, "it trains")
         os.kill(os.getpid(), number)
 
     threading.Thread(target=stop, daemon=True).start()
@@ -223,7 +210,7 @@ def test_other_peoples_launchers(launcher: str, tmp_path: Path) -> None:
     how = ("experiment=synthetic", "train.max_steps=2", "train.threads=1,2", "track=[]")
     command = [sys.executable, "-m", "mingpt.train", "-m", *how, *f"hydra/launcher={launcher}".split()]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=WAIT)
+    done = ran(command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done
     assert done.stdout.count(" finished ") == 2
 
@@ -239,13 +226,13 @@ def test_a_multirun_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path, te
     slow.write_text("after manifest durable slow")
     site = {"PYTHONPATH": f"{CRASH_SITE}:{ROOT}", "CRASH_AT": str(slow), "CRASH_PART_BYTES": "40000"}
     killed = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **site}, stdout=subprocess.DEVNULL)
-    wait_for(lambda: any(Path(run.dir).glob("snapshots/*/manifest.json")))
+    wait_until(lambda: any(Path(run.dir).glob("snapshots/*/manifest.json")), "a snapshot")
     killed.kill()
     killed.wait(WAIT)
     log = Path(f"{run.dir}.log")
-    wait_for(lambda: "launch: exit code 75" in log.read_text())  # the kernel has asked it to stop
+    wait_until(lambda: "launch: exit code 75" in log.read_text(), "the kernel has asked it to stop")
     assert run.store.steps()[0] < 100
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT)
+    done = ran(command, cwd=ROOT)
     assert done.returncode == 0, done
     assert done.stdout.count(" finished ") == 2
     alone.finish(1, *few, "batch.global_size=2", "seed=1")

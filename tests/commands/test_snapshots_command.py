@@ -76,7 +76,7 @@ def test_list_is_a_table_of_the_steps(told: Told) -> None:
     next(folder(10).glob("model-*")).unlink()
     listed = mingpt.json("snapshots list run", code=1)
     assert all(0 <= entry.pop("age_seconds") < 1000 for entry in listed)
-    told("\n".join(map(json.dumps, listed)))
+    told(map(json.dumps, listed))
     store().set_aside(4)
     for path in folder(4).parent.iterdir():
         age(int(path.name[-9:]), 100_000)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from mingpt.config.schema import Optimizer, Schedule
 from mingpt.snapshot.reader import read
 from mingpt.train.factory import build
 from paths_kit import KITS, ROOT
-from run_kit import Run
+from run_kit import NewRun
 from update_kit import sums_of, update_of
 
 CPU = torch.device("cpu")
@@ -114,7 +113,7 @@ def test_what_this_package_chooses_itself_is_the_same_as_ever_or_numerics_is_rai
 
 
 @pytest.mark.slow
-def test_a_whole_run_gives_the_same_weights_as_ever_on_machines_that_are_known(undisturbed: Callable[..., Run]) -> None:
+def test_a_whole_run_gives_the_same_weights_as_ever_on_machines_that_are_known(undisturbed: NewRun) -> None:
     run = undisturbed()
     weights = read(run.store, 24).state["model"]
     found = sha256("".join(hash_of(weights[name]) for name in sorted(weights)).encode()).hexdigest()

@@ -68,7 +68,7 @@ def test_what_needs_whole_tensors_is_taken_if_it_says_so(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("given", ["own_kit.Torchs", "own_kit.Sgd optimizer.beta=3", "own_kit.Sgd optimizer=muon"])
 def test_what_is_no_optimizer_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:
-    told("\n".join(problems(*f"optimizer._target_={given}".split())))
+    told(problems(*f"optimizer._target_={given}".split()))
 
 
 def trained(folder: Path, *overrides: str) -> int:

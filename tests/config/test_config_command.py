@@ -1,7 +1,6 @@
 """`mingpt train` as its users and launchers see it: exit codes, stdout, stderr, and no folder left behind."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from mingpt.config import compose
 from mingpt.config.help import help_text
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
-from paths_kit import ROOT
 from run_kit import train
 from told import Told
 
@@ -64,17 +62,3 @@ def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=600)
     assert done.stdout == b"one \\u2026\ntwo\n"
-
-
-@pytest.mark.slow
-def test_a_wheel_finds_the_configs_that_lie_inside_it(tmp_path: Path) -> None:
-    """As pyproject.toml packs it: configs/ inside the package, none beside it."""
-    site = tmp_path / "site"
-    shutil.copytree(ROOT / "mingpt", site / "mingpt", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "configs", site / "mingpt" / "configs")
-    # A value that only this copy has shows that it is the one which was read.
-    with (site / "mingpt/configs/train.yaml").open("a") as yaml:
-        yaml.write("train:\n  max_steps: 1234\n")
-    done = train(tmp_path, "--cfg", "job", path=site)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "max_steps: 1234\n" in done.stdout

@@ -98,12 +98,12 @@ def test_a_bad_command_line_gives_exactly_its_problems(
     arguments: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAX", "7")
-    told("\n".join(problems(*arguments.split())))
+    told(problems(*arguments.split()))
 
 
 @pytest.mark.parametrize("arguments", ["", "experiment=gpt2_124m data.path=x"])
 def test_more_processes_than_microbatches_are_refused(arguments: str, told: Told) -> None:
-    told("\n".join(problems(*arguments.split(), world_size=65)))
+    told(problems(*arguments.split(), world_size=65))
 
 
 def test_as_many_processes_as_microbatches_are_not() -> None:
@@ -147,7 +147,7 @@ def test_what_is_gone_says_what_to_use_now(monkeypatch: pytest.MonkeyPatch, told
     """A key, an option of a group, a word of a key; with all other problems."""
     for name in ("train.old", "model=old", "data.kind=old"):
         monkeypatch.setitem(KEYS, name, f"use {name}_new")
-    told("\n".join(problems("model=old", "train.old=1", "data.kind=old", "seed=-1")))
+    told(problems("model=old", "train.old=1", "data.kind=old", "seed=-1"))
 
 
 PIECES = [*keys(), *compose.groups(), *"=+~.,:${}[]()'\"\\@/ \nä1", "++", "null", "???", "1e3", "${run.name}", "hydra"]

@@ -1,9 +1,7 @@
 """What users of Hydra expect: configs of one's own, and the options that print."""
 
 import json
-import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,17 +60,6 @@ def test_help_lists_ones_own_options(own: Path, capsys: pytest.CaptureFixture[st
     assert compose.configure(["--config-dir=conf", "--help"]) is None
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert {"mine My run", "tiny A tiny one", "book My book"} <= set(lines)
-
-
-@pytest.fixture
-def logging_as_before() -> Iterator[None]:
-    """Hydra's --info sets up logging, to an output that is closed after the test."""
-    loggers = [logging.getLogger(), logging.getLogger("hydra")]
-    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
-    yield
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
 
 
 @pytest.mark.usefixtures("logging_as_before", "own")

@@ -104,6 +104,5 @@ def test_an_answers_first_word_has_its_blank_in_one_token(tmp_path: Path) -> Non
     ids=range(11),
 )
 def test_a_line_that_is_no_conversation(tmp_path: Path, line: str, told: Told) -> None:
-    with pytest.raises(UserError) as refused:
+    with told.mistake(tmp_path):
         chat(tmp_path, ASKED[0], "", line)
-    told(str(refused.value), tmp_path)

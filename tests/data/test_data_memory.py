@@ -2,11 +2,12 @@
 
 import gzip
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from paths_kit import ran
 
 MIB = 1 << 20
 # In a process of its own: what the code takes beyond its imports.
@@ -34,9 +35,7 @@ print(json.dumps([read, mistake, peak() - before]))
 
 def measured(path: Path) -> tuple[int, str, int]:
     """Characters read, the mistake that was told, MiB that it took."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, timeout=600, check=True
-    )
+    done = ran([sys.executable, "-c", MEASURE, str(path)], check=True)
     read, mistake, mib = json.loads(done.stdout)
     return read, mistake, mib
 

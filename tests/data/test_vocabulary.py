@@ -1,18 +1,9 @@
 """mingpt.data.vocabulary: what a snapshot's manifest gives back, and what it can't make a reader do."""
 
-import json
-
 import pytest
 
-from mingpt.data.vocabulary import Bytes, Characters, Numbers, Vocabulary, vocabulary_of
+from mingpt.data.vocabulary import Numbers, vocabulary_of
 from mingpt.errors import UserError
-
-
-@pytest.mark.parametrize("vocabulary", [Characters("\nabé漢"), Bytes(), Numbers(50257)])
-def test_a_vocabulary_survives_json(vocabulary: Vocabulary) -> None:
-    again = vocabulary_of(json.loads(json.dumps(vocabulary.to_json())))
-    assert again == vocabulary
-    assert again.to_json() == vocabulary.to_json()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ test_worlds.py has it for every kind of model, number and data.
 import os
 import random
 import signal
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from unittest.mock import patch
@@ -18,9 +17,8 @@ from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from node_kit import ask_to_stop
 from own_kit import own_run
-from run_kit import Run, in_forks
+from run_kit import NewRun, in_forks
 
-NewRun = Callable[..., Run]
 slow = pytest.mark.slow
 
 

@@ -1,13 +1,12 @@
 """A short story of crashes; a long campaign is `make crash-campaign`, docs/crash-campaign.md is the report of one."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from crash_plan import STORY
-from paths_kit import KITS
+from paths_kit import KITS, ran
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.slow
 def test_a_few_crashes_change_nothing() -> None:
     """On a disk and in a bucket; of a trainer, a launcher and the store; by one process and by two."""
     command = [sys.executable, f"{KITS}/crash_campaign.py", "--kills=0", "--seed=5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1100)
+    done = ran(command)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     summary = json.loads(done.stdout[done.stdout.index("{\n") :])
     assert {f"{crash}, {storage}" for storage, crash in STORY} <= summary["crashes"].keys()

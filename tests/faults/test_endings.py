@@ -16,12 +16,12 @@ from mingpt.world.lifetime import AGAIN_SECONDS
 from node_kit import Node, free_port, listening, needs_mount, signals, wait_until
 from paths_kit import ROOT
 from recipe_kit import HEAD, OTHER, sky_variables
-from run_kit import Run
+from run_kit import NewRun, Run
 
 pytestmark = pytest.mark.slow
 
 
-def test_workers_whose_agent_dies_while_they_import_torch_end_too(new_run: Callable[..., Run]) -> None:
+def test_workers_whose_agent_dies_while_they_import_torch_end_too(new_run: NewRun) -> None:
     node = Node(launch(new_run()))
     wait_until(lambda: len(node.workers()) == 2, "two workers")
     os.kill(node.process.pid, signal.SIGKILL)
@@ -34,7 +34,7 @@ def takes_sigterm(pid: int) -> bool:
     return signal.SIGTERM not in signals(pid, "SigBlk")
 
 
-def test_a_signal_before_the_first_step_ends_at_once_with_75(new_run: Callable[..., Run]) -> None:
+def test_a_signal_before_the_first_step_ends_at_once_with_75(new_run: NewRun) -> None:
     run = new_run()
     node = Node(launch(run))
     wait_until(lambda: len(node.workers()) == 2, "two workers")
@@ -76,9 +76,7 @@ EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Node], None]
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_what_ends_a_run_and_what_does_not(
-    event: str, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
-) -> None:
+def test_what_ends_a_run_and_what_does_not(event: str, new_run: NewRun, undisturbed: NewRun) -> None:
     prefix, overrides, act, code = EVENTS[event]
     run = new_run(*overrides)
     node = Node([*prefix, *launch(run)])
@@ -91,7 +89,7 @@ def test_what_ends_a_run_and_what_does_not(
         assert run.digest() == undisturbed(*LONG).digest()
 
 
-def test_nodes_that_do_not_share_the_run_directory(tmp_path: Path, new_run: Callable[..., Run]) -> None:
+def test_nodes_that_do_not_share_the_run_directory(tmp_path: Path, new_run: NewRun) -> None:
     run, port = new_run(), free_port()
     nodes = []
     for rank in (0, 1):
@@ -106,7 +104,7 @@ def test_nodes_that_do_not_share_the_run_directory(tmp_path: Path, new_run: Call
 
 @needs_mount
 def test_a_disk_that_fills_up_in_mid_snapshot_loses_nothing(
-    tmp_path: Path, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+    tmp_path: Path, new_run: NewRun, undisturbed: NewRun
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -131,7 +129,7 @@ def test_a_disk_that_fills_up_in_mid_snapshot_loses_nothing(
     assert Run(str(aside), run.text, run.cache).digest() == undisturbed(*LONG).digest()
 
 
-def test_a_world_shrinks_when_a_node_is_lost_and_grows_when_one_comes(new_run: Callable[..., Run]) -> None:
+def test_a_world_shrinks_when_a_node_is_lost_and_grows_when_one_comes(new_run: NewRun) -> None:
     # No validation: it would enter the state at the last step, which differs between the two runs.
     endless = (
         "train.max_steps=1000000",

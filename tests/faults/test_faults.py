@@ -14,7 +14,7 @@ from _pytest.mark.structures import ParameterSet
 
 from fault_kit import LAUNCHERS, LONG, STEPS, Cluster
 from node_kit import ask_to_stop
-from run_kit import Run
+from run_kit import NewRun
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def crossings() -> Iterator[ParameterSet]:
 
 
 @pytest.mark.parametrize(("event", "launcher"), list(crossings()))
-def test_fault(event: str, launcher: str, new_run: Callable[..., Run], undisturbed: Callable[..., Run]) -> None:
+def test_fault(event: str, launcher: str, new_run: NewRun, undisturbed: NewRun) -> None:
     strike, under_torchrun, under_launch, resume = EVENTS[event]
     run = new_run()
     processes = (1, 2) if event == "a worker is killed" else (1, 1)

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from mingpt.observe.ledger import accounts
 from node_kit import Node
 from own_kit import own_run
 from paths_kit import KITS
-from run_kit import Run
+from run_kit import NewRun
 
 pytestmark = pytest.mark.slow
 
@@ -22,9 +21,7 @@ LIMIT = "health.hang_seconds=20"
 HERE = f"rank 1 on {os.uname().nodename}"
 
 
-def test_a_stopped_process_is_named_and_the_run_goes_on(
-    new_run: Callable[..., Run], undisturbed: Callable[..., Run]
-) -> None:
+def test_a_stopped_process_is_named_and_the_run_goes_on(new_run: NewRun, undisturbed: NewRun) -> None:
     run = new_run(LIMIT)
     node = Node(launch(run, "launch.shutdown_timeout_seconds=4"))
     node.on_line = at_step(50, lambda: os.kill(node.workers()[1], signal.SIGSTOP))

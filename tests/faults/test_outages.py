@@ -12,7 +12,7 @@ import pytest
 from mingpt.metrics import read_metrics
 from mingpt.snapshot.reader import read
 from node_kit import Node
-from run_kit import TINY, Run
+from run_kit import TINY, NewRun, Run
 from store_kit import HIDDEN, Server, Stores
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def train(run: Run, on_line: Callable[[str], None], *overrides: str) -> Node:
 
 
 def test_training_goes_on_while_the_server_is_gone(
-    server: Server, text: Path, cache: Path, undisturbed: Callable[..., Run]
+    server: Server, text: Path, cache: Path, undisturbed: NewRun
 ) -> None:
     run = Run(f"{server.url}/run", text, cache)
     seen: list[str] = []

@@ -5,18 +5,17 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from fault_kit import finish, launch, training
 from node_kit import Node, wait_until
-from run_kit import Run
+from run_kit import NewRun
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_node_that_waits_for_others_can_be_stopped(new_run: Callable[..., Run]) -> None:
+def test_a_node_that_waits_for_others_can_be_stopped(new_run: NewRun) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:  # it waits for up to 300 seconds for an answer of this one
         place = ("--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={head.getsockname()[1]}")
         options = ("--nnodes=2", "--nproc-per-node=1", "--node-rank=1", *place)
@@ -26,7 +25,7 @@ def test_a_node_that_waits_for_others_can_be_stopped(new_run: Callable[..., Run]
             finish(node, 75)
 
 
-def test_a_second_run_on_the_same_directory_ends_the_first(new_run: Callable[..., Run]) -> None:
+def test_a_second_run_on_the_same_directory_ends_the_first(new_run: NewRun) -> None:
     run = new_run("train.log_every=10")
     endless = ("train.max_steps=1000000", "schedule.decay_steps=150")
     first = Node(launch(run, *endless))

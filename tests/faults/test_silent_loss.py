@@ -2,14 +2,13 @@
 
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
 from fault_kit import at_step, training
 from net_kit import Net, hosts, needs_hosts
 from node_kit import Node
-from run_kit import Run
+from run_kit import NewRun, Run
 
 pytestmark = [needs_hosts, pytest.mark.slow]
 
@@ -25,7 +24,7 @@ LIMITS = (
 )
 
 
-def test_a_head_that_falls_silent_ends_the_other_node(new_run: Callable[..., Run]) -> None:
+def test_a_head_that_falls_silent_ends_the_other_node(new_run: NewRun) -> None:
     with hosts(ADDRESSES) as net:
         pull_the_cable(net, new_run())
 

@@ -86,20 +86,14 @@ class _Handler(Quiet):
                 self.answer(200)
             case ["api", "models", owner, name, "commit", "main"]:
                 self.push(f"{owner}/{name}", [json.loads(line) for line in body.splitlines()])
-            case ["api", "models", owner, name]:
-                self.api(f"{owner}/{name}", "main", "revision", "")
-            case ["api", "models", owner, name, ("revision" | "tree") as what, revision, *rest]:
-                self.api(f"{owner}/{name}", revision, what, "/".join(rest))
-            case [owner, name, "resolve", revision, *rest]:
+            case ["datasets", owner, name, "resolve", revision, *rest] | [owner, name, "resolve", revision, *rest]:
                 self.resolve(f"{owner}/{name}", revision, "/".join(rest))
             case ["cdn", owner, name, commit, *rest]:
                 self.file(self.hub.repositories[f"{owner}/{name}"].commits[commit], commit, "/".join(rest))
-            case ["api", "datasets", owner, name]:
+            case ["api", _, owner, name]:
                 self.api(f"{owner}/{name}", "main", "revision", "")
-            case ["api", "datasets", owner, name, ("revision" | "tree") as what, revision, *rest]:
+            case ["api", _, owner, name, ("revision" | "tree") as what, revision, *rest]:
                 self.api(f"{owner}/{name}", revision, what, "/".join(rest))
-            case ["datasets", owner, name, "resolve", revision, *rest]:
-                self.resolve(f"{owner}/{name}", revision, "/".join(rest))
             case _:
                 self.hub.strange.append(f"{self.command} {self.path}")
                 self.answer(404)

@@ -6,7 +6,13 @@ with the file. `pytest --write-messages …` writes what these tests were told i
 
 import fcntl
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+from mingpt.errors import UserError
 
 MESSAGES = Path(__file__).parents[1] / "messages.txt"
 
@@ -22,8 +28,10 @@ class Told:
     def __init__(self, test: str, write: bool) -> None:
         self.test, self.write, self.count = test, write, 0
 
-    def __call__(self, text: str, *places: object) -> None:
-        """places: what differs from run to run, such as tmp_path; an ellipsis stands for it."""
+    def __call__(self, text: str | Iterable[str], *places: object) -> None:
+        """text: or its lines. places: what differs from run to run, such as tmp_path; an ellipsis stands for it."""
+        if not isinstance(text, str):
+            text = "\n".join(text)
         for place in sorted(map(str, places), key=len, reverse=True):
             text = text.replace(place, "…")
         text = text.rstrip("\n") + "\n"
@@ -33,6 +41,13 @@ class Told:
             _write(name, text)
         known = entries().get(name)
         assert text == known, f"told:\n{text}\nin tests/messages.txt, which pytest --write-messages writes:\n{known}"
+
+    @contextmanager
+    def mistake(self, *places: object, of: type[Exception] = UserError) -> Iterator[None]:
+        """What is raised inside, which must be just this, is told."""
+        with pytest.raises(of) as error:
+            yield
+        self(str(error.value), *places)
 
 
 def _write(name: str, text: str) -> None:

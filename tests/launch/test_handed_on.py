@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from mingpt import cli
 from mingpt.config import compose
 from mingpt.errors import UserError
 from node_kit import Node
-from run_kit import Run
+from run_kit import NewRun
 
 
 @pytest.mark.slow
-def test_restarts_find_the_run_of_the_moment_and_no_command_line_shows_an_override(new_run: Callable[..., Run]) -> None:
+def test_restarts_find_the_run_of_the_moment_and_no_command_line_shows_an_override(new_run: NewRun) -> None:
     run = new_run()
     seen: list[str] = []
 

@@ -19,14 +19,14 @@ from mingpt.world.rendezvous import SignedBackend
 from mingpt.world.secret import C10D, REFUSED, SECRET, STATIC, take_secret
 from node_kit import Node, free_port, wait_until
 from paths_kit import ROOT
-from run_kit import Run
+from run_kit import NewRun
 from stranger_kit import listeners, other_addresses, poison, reachable
 
 ENDLESS = ("train.max_steps=1000000", "schedule.decay_steps=150", "snapshot.every_steps=100000", "train.log_every=10")
 
 
 @pytest.mark.slow
-def test_one_node_listens_on_loopback_alone(new_run: Callable[..., Run]) -> None:
+def test_one_node_listens_on_loopback_alone(new_run: NewRun) -> None:
     node = Node(launch(new_run(), *ENDLESS))
     try:
         wait_until(lambda: "step " in node.output or node.process.poll() is not None, "it trains")
@@ -40,7 +40,7 @@ def test_one_node_listens_on_loopback_alone(new_run: Callable[..., Run]) -> None
 
 
 @pytest.mark.slow
-def test_several_nodes_run_no_strangers_code(new_run: Callable[..., Run], tmp_path: Path) -> None:
+def test_several_nodes_run_no_strangers_code(new_run: NewRun, tmp_path: Path) -> None:
     run, port, proof = new_run(), free_port(), tmp_path / "proof"
     nodes: list[Node] = []
     try:

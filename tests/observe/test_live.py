@@ -68,7 +68,7 @@ def test_at_any_width_a_field_is_whole_or_absent(live: LiveLine, told: Told) -> 
         lines = shown(live, width)
         assert all(len(line) < width for line in lines)
         texts += [f"{width}:", *lines]
-    told("\n".join(texts))
+    told(texts)
 
 
 @pytest.mark.parametrize(

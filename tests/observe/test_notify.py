@@ -17,7 +17,7 @@ from mingpt.observe.notify import Alarms, notify
 from mingpt.world.env import AGENT_PID
 from node_kit import Node
 from poison_kit import GUARDED, poison
-from run_kit import Run
+from run_kit import NewRun
 
 HOOK = "hOoKsEcReT77"
 
@@ -80,7 +80,7 @@ def test_a_bad_address_is_a_problem_of_the_config(bad: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_launcher_tells_that_it_gives_up(new_run: Callable[..., Run]) -> None:
+def test_the_launcher_tells_that_it_gives_up(new_run: NewRun) -> None:
     with hook() as there:
         run = new_run("model.n_head=5", f"health.notify={there.url}")
         assert Node(launch(run)).wait() == USER_ERROR  # before anything started: the terminal has it

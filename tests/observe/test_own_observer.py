@@ -70,7 +70,7 @@ def test_what_fails_quits_or_hangs_is_told_and_counted_and_changes_nothing(
     capsys.readouterr()
     train_here(f"{tmp_path}/run", *places, of_kit("Fails", "Quits", "Hangs", "NotMade", "Recorder"))
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("observers: ")]
-    told("\n".join(re.sub(r"\([^()]*, line \d+\)", "(…)", line) for line in sorted(said)), tmp_path)
+    told([re.sub(r"\([^()]*, line \d+\)", "(…)", line) for line in sorted(said)], tmp_path)
     assert isinstance(SEEN[-1], AttemptEnded)
     alone, run = (read(Store(f"{tmp_path}/{name}/snapshots"), 4).manifest.digest for name in ("alone", "run"))
     assert run == alone
@@ -78,7 +78,7 @@ def test_what_fails_quits_or_hangs_is_told_and_counted_and_changes_nothing(
 
 @pytest.mark.parametrize("given", ["no_such.Thing", "own_kit.Linear", "own_kit.NotMade, why: 3"])
 def test_what_cannot_be_an_observer_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:
-    told("\n".join(problems(f"observers=[{{_target_: {given}}}]")))
+    told(problems(f"observers=[{{_target_: {given}}}]"))
 
 
 def test_observers_affect_no_result_and_their_keys_are_arguments() -> None:

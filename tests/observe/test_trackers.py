@@ -247,11 +247,11 @@ def test_a_tracker_or_server_that_does_not_answer_delays_nothing(monkeypatch: py
 def test_what_is_wrong_with_trackers_is_reported_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
-    told("\n".join(problems("track=[tensorbord,wandb]", "seed=x")))
+    told(problems("track=[tensorbord,wandb]", "seed=x"))
     monkeypatch.delenv("TRACKIO_DIR")
-    told("\n".join(problems("track=[wandb,mlflow,trackio]", "run.dir=s3://bucket/run")))
+    told(problems("track=[wandb,mlflow,trackio]", "run.dir=s3://bucket/run"))
     for local in (f"file://{tmp_path}/run", f"{tmp_path}/a:b"):
         assert configured("track=[mlflow,trackio]", f"run.dir='{local}'").run.dir == local
     monkeypatch.setitem(sys.modules, "wandb", None)  # Python's way to say that there is none
-    told("\n".join(problems("track=[wandb,mlflow]")))
+    told(problems("track=[wandb,mlflow]"))
     assert configured("track=[]").track == []

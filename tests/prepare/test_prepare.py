@@ -33,6 +33,8 @@ from node_kit import wait_until
 from prepare_kit import VOCABULARY, expected, files, into, jsonl, killed, prepared, row, some_texts, write_jsonl
 from told import Told
 
+Captured = pytest.CaptureFixture[str]
+
 
 def refused(*arguments: object, **options: object) -> str:
     with pytest.raises(UserError) as mistake:
@@ -99,7 +101,7 @@ def write_with_bad_lines(path: Path, texts: Sequence[str]) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--tokens=3_000"]])
 def test_the_number_of_processes_changes_no_byte_and_no_mistake(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str]
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
     monkeypatch.setattr(documents, "READ", 2000)
     for i in range(4):
@@ -239,9 +241,7 @@ def test_a_store_that_tells_no_versions_has_its_sources_read_again(
 # --- addresses ---
 
 
-def test_a_signature_in_an_address_is_no_part_of_the_name_and_never_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signature_in_an_address_is_no_part_of_the_name_and_never_shown(tmp_path: Path, capsys: Captured) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts := some_texts(20))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(jsonl(texts).encode()))
     with web_kit.served(tmp_path) as url:
@@ -296,7 +296,7 @@ def test_a_list_of_somebody_else_sets_no_option(tmp_path: Path, line: bytes | No
     ],
 )  # fmt: skip
 def test_bad_input_is_one_clear_error_and_exit_64(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, place: str
+    tmp_path: Path, capsys: Captured, name: str, content: bytes, place: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
     assert cli.run("prepare", [str(tmp_path / name), *into(tmp_path)]) == 64
@@ -306,7 +306,7 @@ def test_bad_input_is_one_clear_error_and_exit_64(
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: Captured) -> None:
     source = write_with_bad_lines(tmp_path / "a.jsonl", texts := some_texts(20))
     assert "a.jsonl line 12: " in refused([source], tmp_path / "out", skip_bad=4)
     capsys.readouterr()
@@ -326,7 +326,7 @@ def test_bad_lines_of_finished_files_count_after_a_kill(tmp_path: Path, monkeypa
     assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
 
 
-def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "a\x1b[2J\nerror: no.jsonl").write_text('{"\\u001b]0;x\\u0007\\n": 1}\n{"text": "a"}\n')
     how = into(tmp_path, "--val-fraction", "0")
     assert cli.run("prepare", [f"{tmp_path}/a*.jsonl", *how]) == 64
@@ -341,7 +341,7 @@ def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: pytest.
     "arguments",
     ["no.txt", "no-*.txt", ".", "x --val-fraction 1 --processes 0", "x --tokenizer nowhere", "x --tokens=10G"],
 )
-def test_bad_arguments_exit_64(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, told: Told) -> None:
+def test_bad_arguments_exit_64(tmp_path: Path, capsys: Captured, arguments: str, told: Told) -> None:
     assert cli.run("prepare", [*into(tmp_path), *arguments.split()]) == 64
     told(capsys.readouterr().err, tmp_path)
 
@@ -371,7 +371,7 @@ def test_it_ends_with_the_document_that_makes_it_so_many(
 
 
 def test_files_beyond_are_not_read_and_fewer_than_asked_for_are_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], told: Told
+    tmp_path: Path, capsys: Captured, told: Told
 ) -> None:
     sources = [write_jsonl(tmp_path / f"{i}.jsonl", some_texts(20, seed=i)) for i in range(2)]
     (bad := tmp_path / "2.jsonl").write_text("no JSON")

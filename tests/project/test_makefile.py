@@ -1,13 +1,12 @@
 """`make train` with a stub in place of Python: which run its sample is of."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT
+from paths_kit import ROOT, ran
 
 # Notes what it is asked, and lets the real one tell the config. There is no report.
 PYTHON = f"""#!/bin/sh
@@ -29,7 +28,7 @@ def test_make_train_prints_a_sample_and_writes_a_report_of_the_run_that_it_train
     python.chmod(0o755)
     command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.installed", "train", f"ARGS={given}"]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    done = ran(command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     *log, sample, report = (tmp_path / "log").read_text().splitlines()
     assert report == f"-m mingpt.report {run}"

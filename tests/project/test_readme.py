@@ -2,14 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from paths_kit import ROOT
+from paths_kit import ROOT, ran
 
 PAGES = [*ROOT.glob("*.md"), ROOT / "recipes/README.md", ROOT / "tests/README.md", ROOT / "mingpt/README.md"]
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
@@ -75,9 +74,7 @@ def test_the_readmes_commands_work_and_a_killed_run_ends_with_the_same_digest(tm
     assert len(blocks) == 4
     made = "mingpt launch --nproc-per-node 2 experiment=shakespeare_char\n"  # what make train does (test_makefile.py)
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-ec", "".join([made, *blocks])], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1100
-    )
+    done = ran(["bash", "-ec", "".join([made, *blocks])], cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     resumed = re.search(
         r"^resumed from step (\d+) .*\n(?:.*\n)*?attempt 2: steps \d+ to 60, 3 processes", done.stdout, re.M

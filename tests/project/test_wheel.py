@@ -11,7 +11,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 import mingpt
-from paths_kit import ROOT
+from paths_kit import ROOT, ran
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,6 @@ def test_a_wheel_has_a_name_of_its_own_and_what_users_need(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_a_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     """Its own folder on the path is all that an installation adds; packages it needs are those of the tests."""
     site, empty = tmp_path / "site", tmp_path / "empty"
@@ -45,7 +44,7 @@ def test_a_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     def train(words: str, code: int) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-c", script, "train", *words.split()]
         env = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, cwd=empty, env=env, capture_output=True, text=True, timeout=600)
+        done = ran(command, cwd=empty, env=env)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 

@@ -1,9 +1,7 @@
 """recipes/container/: two containers with names in a DNS, started as a job platform does, and what it may get wrong."""
 
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,8 @@ from mingpt.world import platforms
 from mingpt.world.platforms import find_placement, sing
 from net_kit import hosts, needs_hosts
 from node_kit import Node, wait_until
-from paths_kit import ROOT
-from run_kit import TINY, Run
+from paths_kit import ROOT, ran
+from run_kit import TINY, NewRun, Run
 from told import Told
 
 ENTRY = ROOT / "recipes/container/dist.py"
@@ -75,9 +73,8 @@ def test_the_platform_tells_everything_but_the_gpus(names: dict[str, str]) -> No
 )
 def test_what_does_not_agree_is_told(changed: dict[str, str], names: dict[str, str], told: Told) -> None:
     names |= {"train-1.elsewhere": "192.0.2.1", "train-0.elsewhere": "127.0.0.1"}
-    with pytest.raises(UserError) as mistake:
+    with told.mistake():
         sing({**here(), **changed})
-    told(str(mistake.value))
 
 
 @pytest.mark.parametrize("name", sorted(here()))
@@ -112,7 +109,7 @@ def test_a_stop_before_training_ends_the_container(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_hosts
 def test_two_containers_train_without_arguments_as_one_process_would(
-    undisturbed: Callable[..., Run], tmp_path: Path, text: Path, cache: Path
+    undisturbed: NewRun, tmp_path: Path, text: Path, cache: Path
 ) -> None:
     run = Run(str(tmp_path / "run"), text, cache)
     wishes = {"PYTHONPATH": str(ROOT), "RUN_DIR": run.dir, "EXPERIMENT": "shakespeare_10m"}
@@ -134,5 +131,5 @@ def test_two_containers_train_without_arguments_as_one_process_would(
 
 def test_the_dockerfile_has_nothing_to_complain_of() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([str(hadolint), "recipes/container/Dockerfile"], cwd=ROOT, capture_output=True, text=True)
+    done = ran([str(hadolint), "recipes/container/Dockerfile"], cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "")

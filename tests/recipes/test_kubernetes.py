@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import yaml
 from mingpt.command import expanded
 from node_kit import Node, ask_to_stop, free_port
 from paths_kit import ROOT
-from run_kit import Run
+from run_kit import NewRun, Run
 
 FOLDER = ROOT / "recipes/kubernetes"
 
@@ -127,10 +127,7 @@ def test_what_is_commented_out_is_a_queue_a_volume_and_rdma() -> None:
     for pod, _ in pods(optional=True):
         assert claim in pod["volumes"]
         assert {"name": "runs", "mountPath": "/runs"} in pod["containers"][0]["volumeMounts"]
-    limits = [pod["containers"][0].get("resources", {}).get("limits") for pod, _ in pods(optional=True)]
-    (job,) = (thing for thing in things if thing["kind"] == "TrainJob")
-    limits = [*filter(None, limits), job["spec"]["trainer"]["resourcesPerNode"]["limits"]]
-    assert limits == [{"nvidia.com/gpu": 1, "memory": "16Gi", "rdma/hca_shared_devices_a": 1}] * 4
+    assert str(things).count("'rdma/hca_shared_devices_a': 1") == 4
 
 
 def test_each_runs_what_its_variables_say() -> None:
@@ -173,7 +170,7 @@ def pytorchjob(rank: int, nodes: int, port: int) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_pod_is_killed_one_is_evicted_and_the_weights_are_those_of_one_process(
-    undisturbed: Callable[..., Run], tmp_path: Path, text: Path, cache: Path
+    undisturbed: NewRun, tmp_path: Path, text: Path, cache: Path
 ) -> None:
     run = Run(str(tmp_path / "run"), text, cache)
     arguments = [sys.executable, "-m", "mingpt.launch", *run.command(1)[3:]]

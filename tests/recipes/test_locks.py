@@ -3,14 +3,13 @@
 import hashlib
 import os
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT
+from paths_kit import ROOT, ran
 
 
 def wheel(folder: Path, name: str, summary: str = "", needs: str = "") -> str:
@@ -53,7 +52,7 @@ def test_pip_installs_what_the_lock_has_and_nothing_else(
         str(lock),
         "mg_top",
     ]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    done = ran(command, env=env)
     assert (done.returncode == 0) == (change == "nothing")
     assert said in done.stderr
     assert sorted(path.name for path in (tmp_path / "to").glob("*.py")) == installed

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from node_kit import wait_until
 from paths_kit import ROOT
 from recipe_kit import REQUIRED, envs, recipe, sky_variables
 
@@ -95,10 +96,7 @@ class Job:
         return subprocess.Popen(command, env=env, cwd=self.folder, stdout=out, text=True)
 
     def begin(self) -> None:
-        deadline = time.monotonic() + 300
-        while not all((self.folder / f"begun-{rank}").exists() for rank in (0, 1)):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: all((self.folder / f"begun-{rank}").exists() for rank in (0, 1)), "both have begun")
         (self.folder / "go").touch()
 
     def processes(self, rank: int) -> list[psutil.Process]:

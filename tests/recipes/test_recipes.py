@@ -13,7 +13,7 @@ from config_kit import configured
 from mingpt.command import expanded
 from mingpt.errors import UserError
 from mingpt.prepare.extras import check_machines
-from paths_kit import ROOT
+from paths_kit import ROOT, ran
 from recipe_kit import DEFAULT, REQUIRED, TEACHING, TRAINING, envs, recipe, sky_variables
 from told import Told
 
@@ -77,9 +77,7 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
     # A home of its own, so that nothing of the user's is read; no usage collection, so that nothing is sent.
     env = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     command = [str(SKY), "-c", ASK_SKY]
-    done = subprocess.run(
-        command, input=json.dumps(cases), env=env, cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
+    done = ran(command, input=json.dumps(cases), env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     (*tasks, in_git, _, resources, pool, volume, no_bucket, misspelt), connections = json.loads(
         done.stdout.splitlines()[-1]

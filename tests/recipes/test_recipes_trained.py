@@ -3,9 +3,8 @@
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ import pytest
 from node_kit import Node, ask_to_stop, free_port, listening, wait_until
 from paths_kit import ROOT
 from recipe_kit import DEFAULT, HEAD, OTHER, envs, recipe, sky_variables
-from run_kit import TINY, Run
+from run_kit import TINY, NewRun
 
 pytestmark = pytest.mark.slow
 Launch = Callable[..., list[Node]]
-Make = Callable[..., Run]
 
 
 @pytest.fixture
@@ -39,23 +37,18 @@ def launch(workdir: Path, text: Path, cache: Path) -> Launch:
         name: str,
         run: str,
         processes: tuple[int, int] = (2, 1),
-        more: str = "",
         on_line: Mapping[int, Callable[[str], None]] | None = None,
-        within: Sequence[str] = (),
     ) -> list[Node]:
-        overrides = " ".join((*TINY, f"data.path={text}", f"data.cache_dir={cache}", more))
+        overrides = " ".join((*TINY, f"data.path={text}", f"data.cache_dir={cache}"))
         changed: dict[str, object] = {"OVERRIDES": overrides, "PREFLIGHT": "0", "RUN_DIR": run}
-        # train-spot: the launcher's port; `within` is a network that has it free.
-        port = None if name == "train-spot" else free_port()
-        nodes: list[Node] = []
+        nodes, port = list[Node](), free_port()
         for rank in (0, 1):
             env = {**envs(name, **changed, NPROC_PER_NODE=processes[rank]), **sky_variables(rank)}
             hear = (on_line or {}).get(rank, lambda line: None)
             section = str(recipe(name)["run"]).replace(":29500", f":{port}")  # of train-rdzv
-            if port:
-                env["PET_MASTER_PORT"] = str(port)
-            nodes.append(Node([*within, "bash", "-c", section], env, workdir, hear))
-            if rank == 0 and port:
+            env["PET_MASTER_PORT"] = str(port)
+            nodes.append(Node(["bash", "-c", section], env, workdir, hear))
+            if rank == 0:
                 wait_until(lambda: listening(port) or nodes[0].process.poll() is not None, "the head listens")
         return nodes
 
@@ -80,7 +73,7 @@ def stored(line: str) -> bool:
 
 
 def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resized(
-    launch: Launch, undisturbed: Make, new_run: Make
+    launch: Launch, undisturbed: NewRun, new_run: NewRun
 ) -> None:
     run = new_run()
     nodes: list[Node] = []
@@ -102,7 +95,7 @@ def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resize
 
 
 @pytest.mark.example
-def test_train_rdzv_yaml_starts_a_killed_process_again(launch: Launch, undisturbed: Make, new_run: Make) -> None:
+def test_train_rdzv_yaml_starts_a_killed_process_again(launch: Launch, undisturbed: NewRun, new_run: NewRun) -> None:
     run = new_run()
     nodes: list[Node] = []
     killed: list[int] = []
@@ -119,60 +112,9 @@ def test_train_rdzv_yaml_starts_a_killed_process_again(launch: Launch, undisturb
     assert run.digest() == undisturbed(DEFAULT).digest()
 
 
-@pytest.fixture
-def network() -> Iterator[list[str]]:
-    """A network with nothing in it but loopback: what a command must begin with to be in there."""
-    if subprocess.run(["unshare", "-n", "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
-        pytest.skip("needs root: a network of its own")
-    holder = subprocess.Popen(
-        ["unshare", "-n", "sh", "-c", "ip link set lo up && echo up && exec sleep 3600"], stdout=-1
-    )
-    assert holder.stdout
-    assert holder.stdout.readline() == b"up\n"
-    yield ["nsenter", "-n", "-t", str(holder.pid)]
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
-
-
-@pytest.mark.nightly
-def test_a_spot_job_that_loses_a_machine_goes_on_elsewhere(
-    launch: Launch, network: list[str], undisturbed: Make, new_run: Make, tmp_path: Path
-) -> None:
-    run = new_run(name=f"bucket/{sky_variables(0)['SKYPILOT_TASK_ID']}")
-    nodes: list[Node] = []
-
-    def lose(line: str) -> None:
-        if stored(line):
-            nodes[1].kill()
-
-    more = "world.init_timeout_seconds=60"  # how long the node that is left waits for another
-    nodes += launch("train-spot", str(tmp_path / "bucket"), more=more, on_line={0: lose, 1: lose}, within=network)
-    assert ends(nodes) == [70, -signal.SIGKILL], said(nodes)  # for SkyPilot: recover
-    nodes = launch("train-spot", str(tmp_path / "bucket"), processes=(1, 1), within=network)
-    assert ends(nodes) == [0, 0], said(nodes)
-    assert re.search(r"resumed from step \d+ of ", said(nodes))
-    assert run.digest() == undisturbed(DEFAULT).digest()
-
-
-@pytest.mark.nightly
-def test_what_was_trained_is_evaluated_and_continued(launch: Launch, workdir: Path, tmp_path: Path, text: Path) -> None:
-    run = str(tmp_path / "run")
-    nodes = launch("train", run, (1, 1))
-    assert ends(nodes) == [0, 0], said(nodes)
-    again = f"data.path={text}"  # an absolute path is not taken from a snapshot
-    for name, changed, expected in (
-        ("evaluate", {"OPTIONS": "--json --step 24", "OVERRIDES": again}, '"perplexity": '),
-        ("generate", {"PROMPT": "so the", "OPTIONS": "--tokens 20 --seed 2"}, "so the"),
-    ):
-        node = Node(["bash", "-c", str(recipe(name)["run"])], envs(name, RUN_DIR=run, **changed), workdir)
-        assert node.wait() == 0, node.output
-        assert expected in node.output
-
-
 @pytest.mark.nightly
 def test_the_command_of_by_hand_md_runs_on_two_machines(
-    workdir: Path, undisturbed: Make, new_run: Make, text: Path, cache: Path
+    workdir: Path, undisturbed: NewRun, new_run: NewRun, text: Path, cache: Path
 ) -> None:
     run = new_run()
     page = (ROOT / "docs/by-hand.md").read_text()

@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from paths_kit import ROOT
+from paths_kit import ROOT, ran
 from recipe_kit import recipe
 
 VLLM = ROOT / ".venv-vllm/bin/python"
@@ -39,7 +39,7 @@ def started(tmp_path: Path, key: str) -> "subprocess.CompletedProcess[str]":
         program.chmod(0o755)
     env = {"PATH": os.environ["PATH"], "RUN_DIR": "s3://b/run 1@50", "OPTIONS": "--dtype float32", "VLLM_API_KEY": key}
     command = ["bash", "-c", str(recipe("serve")["run"])]
-    return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    return ran(command, env=env, cwd=tmp_path)
 
 
 def test_it_listens_where_replicas_are_reached_and_the_key_is_no_argument(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_vllm_reads_the_command_line(tmp_path: Path) -> None:
         pytest.skip("needs vLLM in .venv-vllm")
     line = started(tmp_path, "s3cret").stdout.splitlines()[1].strip("<>").split("><")
     env = {**os.environ, "VLLM_TARGET_DEVICE": "cpu"}  # else it looks for a GPU
-    done = subprocess.run([str(VLLM), "-c", PARSE, *line[1:]], env=env, capture_output=True, text=True, timeout=600)
+    done = ran([str(VLLM), "-c", PARSE, *line[1:]], env=env)
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout.splitlines()[-1])
     assert read == ["exported", ["mingpt"], "0.0.0.0", 8000, "float32", ["only_v1.only_v1"], None]

@@ -128,7 +128,7 @@ def test_what_a_set_up_installs_and_fetches(machine: Machine, told: Told) -> Non
     (machine.folder / ".venv/half").touch()
     set_up("an environment that was half removed")
     set_up("a mistake", {"OVERRIDES": "mistake=1"}, code=64)
-    told("\n".join(calls))
+    told(calls)
     assert machine.errors == "error: mistake\n"
 
 

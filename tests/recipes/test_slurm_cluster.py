@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT
+from paths_kit import ROOT, ran
 from told import Told
 
 CLUSTER = ROOT / "recipes/slurm/cluster"
@@ -14,7 +14,7 @@ CLUSTER = ROOT / "recipes/slurm/cluster"
 
 def configure(folder: Path, nodes: str) -> "subprocess.CompletedProcess[str]":
     command = ["bash", str(CLUSTER / "config.sh"), str(folder), "head", "10.0.0.1"]
-    return subprocess.run(command, input=nodes, capture_output=True, text=True, timeout=600)
+    return ran(command, input=nodes)
 
 
 def test_the_list_of_machines_becomes_three_files_again_and_again_the_same(tmp_path: Path, told: Told) -> None:
@@ -25,7 +25,7 @@ def test_the_list_of_machines_becomes_three_files_again_and_again_the_same(tmp_p
     assert written == {file.name: file.read_text() for file in (tmp_path / "again").iterdir()}
     assert sorted(written) == ["cgroup.conf", "gres.conf", "slurm.conf"]
     own = re.findall(r"^(?:NodeName|PartitionName|SlurmctldHost).*", written["slurm.conf"], re.M)
-    told("\n".join([written["gres.conf"], *own]), tmp_path)
+    told([written["gres.conf"], *own], tmp_path)
 
 
 @pytest.mark.parametrize("nodes", ["gpu1 10.0.0.1 8 1000 4", "gpu1 10.0.0.1 8", "# nobody\n\n"])

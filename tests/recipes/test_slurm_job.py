@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT
+from paths_kit import ROOT, ran
 from told import Told
 
 # Runs the command that follows its options, once, and says how that has ended, as srun does.
@@ -80,7 +80,7 @@ def job(project: Path, start: str = START, **more: str) -> tuple[int, str, list[
     env |= {"SLURM_JOB_NODELIST": "n[1-2]", **more}
     command = ["bash", "-c", f"echo $$ >job; exec {sys.executable} recipes/slurm/{start}"]
     (project / "log").touch()
-    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=600)
+    done = ran(command, cwd=project, env=env)
     return done.returncode, done.stderr, (project / "log").read_text().splitlines()
 
 
@@ -131,7 +131,7 @@ def test_what_a_job_runs_says_and_ends_with(
 ) -> None:
     ended, said, log = job(project, start, **more)
     assert ended == code
-    told("\n".join([said, *log]), project)
+    told([said, *log], project)
 
 
 FIRST_MISTAKE = """srun: error: n2: task 1: Exited with exit code 75
@@ -161,7 +161,7 @@ def test_the_code_of_a_job_is_not_always_the_highest(code: int, srun: int, says:
 
 def test_an_old_python_is_told(told: Told) -> None:
     program = f"import runpy, sys; sys.version_info = (3, 6, 8); runpy.run_path('{ROOT}/recipes/slurm/job.py')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    done = ran([sys.executable, "-c", program])
     assert done.returncode == 64
     told(done.stderr, sys.executable)
 
@@ -169,7 +169,7 @@ def test_an_old_python_is_told(told: Told) -> None:
 def test_outside_of_slurm_the_cure_is_told(told: Told) -> None:
     command = ["bash", "recipes/slurm/train.sbatch"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | {"SLURM_SUBMIT_DIR": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    done = ran(command, cwd=ROOT, env=env)
     assert done.returncode == 64
     told(done.stderr)
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from itertools import cycle
 from pathlib import Path
@@ -16,6 +15,7 @@ from mingpt.gone import KEYS
 from mingpt.selftest import bits
 from mingpt.selftest.check import TABLE, compare, judge
 from node_kit import Node, wait_until
+from paths_kit import ran
 from verb_kit import mingpt
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def test_all_cases_of_this_machine_repeat_and_differ_from_each_other() -> None:
 @pytest.mark.slow
 def test_it_answers_with_json_and_a_row() -> None:
     command = ["-m", "mingpt", "selftest", "--seconds", "0", "--json", "--device", "cpu"]
-    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600)
+    ended = ran([sys.executable, *command])
     found = json.loads(ended.stdout)
     # This machine may differ from a known one of its kind; all else is a fault of ours.
     assert [r["what"] for r in found["results"] if r["ok"] is False] in ([], ["known machines"])

@@ -3,7 +3,7 @@
 import errno
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mingpt.snapshot.store import Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from run_kit import Run
+from run_kit import NewRun
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 
@@ -144,8 +144,9 @@ def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
     assert said == []
 
 
+@pytest.mark.usefixtures("outlived")
 def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(
-    new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk is full from step 8 on."""
     run, write = new_run("snapshot.max_failures=2"), Store.write_part
@@ -156,7 +157,6 @@ def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(
         write(store, step, name, content)
 
     monkeypatch.setattr(Store, "write_part", written)
-    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)  # there are more tests to run
     assert attempt(run.arguments(), Lifetime()) == USER_ERROR
     failed = re.findall(
         r"^SNAPSHOT FAILED \((\d) in a row\): the snapshot of step (\d+) ", capsys.readouterr().out, re.M

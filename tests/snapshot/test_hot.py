@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,14 +14,11 @@ from mingpt.errors import UserError
 from mingpt.snapshot import hot
 from mingpt.snapshot.format import MANIFEST
 from node_kit import Node, free_port, needs_mount, wait_until
-from run_kit import Run
+from run_kit import NewRun, Run
 from snapshot_kit import save
 
 # The only durable snapshot is that at the end.
 HOT = ("train.max_steps=120", "train.eval_every=0", "snapshot.every_steps=0", "snapshot.hot_every_steps=10")
-
-
-Runs = Callable[..., Run]
 
 
 @pytest.fixture
@@ -54,7 +50,7 @@ def step_of(line: str, memory: Path) -> int:
 
 @pytest.mark.slow
 def test_a_run_that_only_leaves_hot_snapshots_goes_on_from_the_memory_of_its_node(
-    memory: Path, new_run: Runs, undisturbed: Runs
+    memory: Path, new_run: NewRun, undisturbed: NewRun
 ) -> None:
     """A worker is killed twice, then all of the node; another number of processes goes on. In 16 bits, where a process
     has no more than its slice of the weights in float32.
@@ -85,7 +81,7 @@ def test_a_run_that_only_leaves_hot_snapshots_goes_on_from_the_memory_of_its_nod
 @needs_mount
 @pytest.mark.slow
 def test_a_node_that_was_replaced_gets_the_step_from_another_ones_memory(
-    memory: Path, new_run: Runs, undisturbed: Runs
+    memory: Path, new_run: NewRun, undisturbed: NewRun
 ) -> None:
     run = new_run()
 

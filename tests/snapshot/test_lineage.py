@@ -82,9 +82,8 @@ def test_of_attempts_that_start_at_once_each_has_a_number_of_its_own(line: Line)
 
 def test_an_older_attempt_is_told_that_a_newer_one_has_started(line: Line, told: Told) -> None:
     first, second = line.claim(0, 20)
-    with pytest.raises(Superseded) as end:
+    with told.mistake(line.dir, of=Superseded):
         first.check()
-    told(str(end.value), line.dir)
     second.check()
     assert records(line.dir)[2] == second.record
 

@@ -5,7 +5,6 @@ import math
 import os
 import time
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -48,11 +47,6 @@ def test_what_stays_in_any_case(retention: Retention, snapshots: dict[int, float
     assert len(stay) >= min(max(1, retention.keep), len(snapshots))
     # What was decided is settled: looking again, with what went gone, nothing more goes.
     assert steps_to_delete(retention, {step: snapshots[step] for step in stay}) == []
-
-
-@pytest.fixture(params=["local", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "snapshots") if request.param == "local" else f"memory://{uuid4().hex}/snapshots")
 
 
 def test_the_writer_keeps_the_newest_the_multiples_and_the_best(store: Store) -> None:

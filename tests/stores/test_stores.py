@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -21,7 +20,7 @@ from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from node_kit import ask_to_stop
-from run_kit import TINY, Run
+from run_kit import TINY, NewRun, Run
 from snapshot_kit import equal, read_newest, save, state_of
 from store_kit import HIDDEN, Stores, nightly
 
@@ -136,7 +135,7 @@ def assert_nobody_creates_a_bucket(there: str, folder: str) -> None:
     "kind", [pytest.param("moto", marks=pytest.mark.example), *map(nightly, ("azurite", "proxied"))]
 )
 def test_a_run_is_killed_and_resized_and_ends_with_the_same_bits(
-    kind: str, serve: Stores, text: Path, cache: Path, undisturbed: Callable[..., Run]
+    kind: str, serve: Stores, text: Path, cache: Path, undisturbed: NewRun
 ) -> None:
     run = Run(f"{serve(kind).url}/run", text, cache)
     started = run.start(2, restarts=5)

@@ -1,11 +1,10 @@
 """Batches that would spoil the weights: skipped, named, and after too many of them left out for ever."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
 from mingpt.snapshot.attempts import records
@@ -17,18 +16,7 @@ from poison_kit import GUARDED, MICRO, PLAN, POISONED, poison
 from replay_kit import Asked
 from told import Told
 
-
-@pytest.fixture(autouse=True)
-def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failure a process has some seconds to live. This one has more tests to run."""
-    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
-
-
-@pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., int]]:
-    threads = torch.get_num_threads()
-    yield lambda *overrides: attempt([*POISONED, f"run.dir={tmp_path}/run", *overrides], Lifetime())
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("outlived")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ Whole attempts, in this process: a world of one, with a real store and a real me
 """
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from mingpt.config.schema import WorldConfig
@@ -30,19 +29,13 @@ from replay_kit import Asked
 from run_kit import TINY, in_forks
 from snapshot_kit import ALONE, PROVENANCE, state_of
 
+pytestmark = pytest.mark.usefixtures("outlived")
 STEPS = 4
 
 
-@pytest.fixture(autouse=True)
-def outlived(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failure a process has some seconds to live. This one has more tests to run."""
-    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
-
-
 @pytest.fixture
-def train(tmp_path: Path, text: Path, cache: Path) -> Iterator[Callable[..., int]]:
+def train(tmp_path: Path, text: Path, cache: Path) -> Callable[..., int]:
     """Runs an attempt of the run in tmp_path/run; returns its exit code."""
-    threads = torch.get_num_threads()
 
     def run(*overrides: str, stop_at: int = 0) -> int:
         places = (f"run.dir={tmp_path}/run", f"data.path={text}", f"data.cache_dir={cache}")
@@ -52,8 +45,7 @@ def train(tmp_path: Path, text: Path, cache: Path) -> Iterator[Callable[..., int
         length = (f"train.max_steps={STEPS}", "train.eval_every=0", f"schedule.decay_steps={STEPS}")
         return attempt([*TINY, *places, *tiers, *length, *overrides], Asked(stop_at))
 
-    yield run
-    torch.set_num_threads(threads)
+    return run
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_arguments_of_known_names_are_supplied() -> None:
     ],
 )
 def test_a_wrong_path_is_a_mistake_before_anything_starts(arguments: str, told: Told) -> None:
-    told("\n".join(problems(*arguments.split())))
+    told(problems(*arguments.split()))
 
 
 @pytest.mark.parametrize("content", ["y = (", "import no_such_package", "raise SystemExit(3)"])
@@ -128,9 +128,8 @@ def test_the_identity_of_rows_is_that_of_their_content() -> None:
 
 
 def test_code_that_ends_the_process_has_not_finished_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, outlived: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mingpt.world.joining._exit_after", lambda seconds, code: None)
     code = ("model._target_=own_kit.QuitsLater", CLASSIFIER[1], "batch.micro_size=16")
     assert attempt([*code, f"run.dir={tmp_path}/run"], Lifetime()) == CRASHED
     assert "raise SystemExit(0)" in capsys.readouterr().err

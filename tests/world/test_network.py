@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +11,7 @@ from mingpt.errors import UserError
 from mingpt.world import network
 from net_kit import Net, hosts, needs_hosts
 from node_kit import Node
-from run_kit import Run
+from run_kit import NewRun
 
 # Their own names mean loopback, as Debian has it, and each calls its interface differently. docker0's address is
 # reachable from nowhere; it is what NCCL and gloo must not take.
@@ -79,7 +79,7 @@ def test_an_interface_that_is_not_there() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.nightly)])
 def test_hosts_whose_names_mean_loopback_train_together(
-    backend: str, net: Net, new_run: Callable[..., Run], undisturbed: Callable[..., Run]
+    backend: str, net: Net, new_run: NewRun, undisturbed: NewRun
 ) -> None:
     """Nothing in the commands names an interface, or the node's own address."""
     run, nodes = new_run(), []

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from fault_kit import STEPS, at_step, finish, launch
 from mingpt.world import notice
 from node_kit import Node, free_port, pending, wait_until
-from run_kit import Run
+from run_kit import NewRun
 
 
 def events(*names: str) -> str:
@@ -114,7 +114,7 @@ def test_a_notice_asks_to_stop_once_and_limits_the_last_snapshot(
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_stops_at_a_notice(metadata: Metadata, new_run: Callable[..., Run]) -> None:
+def test_a_run_of_two_processes_stops_at_a_notice(metadata: Metadata, new_run: NewRun) -> None:
     """Process 0 asks every five seconds; process 1 is held at step 20 until it has the answer."""
     run, held = new_run(f"world.notice=aws:{metadata.url}"), list[int]()
 

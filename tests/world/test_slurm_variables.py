@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from mingpt import cli
 from mingpt.errors import UserError
 from mingpt.world import slurm
 from node_kit import Node, free_port, wait_until
-from run_kit import TIME_LIMIT, Run
+from run_kit import TIME_LIMIT, NewRun
 from told import Told
 
 # The batch script of `sbatch --nodes=2 --ntasks-per-node=2 --gpus-per-task=1`, on the first of its nodes.
@@ -133,7 +132,7 @@ def test_a_task_that_sees_its_own_gpus_only_takes_the_first() -> None:
 
 
 @pytest.mark.slow
-def test_tasks_are_a_world(new_run: Callable[..., Run], undisturbed: Callable[..., Run]) -> None:
+def test_tasks_are_a_world(new_run: NewRun, undisturbed: NewRun) -> None:
     """As srun starts them, here with a node list that names this machine."""
     run, port = new_run(), str(free_port())
     tasks = []
