@@ -44,6 +44,12 @@ def snapshot(parser: Parser, otherwise: str = "", step: type | Callable[[str], A
         parser.add_argument("--step", type=step, help=f"the snapshot of this step (default: {otherwise})")
 
 
+def model(parser: Parser) -> None:
+    """Which weights of a run are used."""
+    snapshot(parser, "the newest")
+    parser.add_argument("--ema", action="store_true", help="the mean of the weights, of a run with optimizer.ema")
+
+
 def past(parser: Parser) -> None:
     """Where a past run's things lie, and which of its attempts is followed."""
     parser.add_argument(
@@ -155,7 +161,7 @@ def selftest(parser: Parser) -> None:
 
 def generate(parser: Parser) -> None:
     """Continue texts with a snapshot's model."""
-    snapshot(parser, "the newest")
+    model(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the text to continue (default: a new line; of plain numbers: 0)")
     source.add_argument("--file", metavar="FILE", help="continue what is in this file or URL; -: standard input")
@@ -182,7 +188,7 @@ def evaluate(parser: Parser) -> None:
 
     Exit codes: 0 done; 64 an error that the user must fix; 70 crashed, try again
     """
-    snapshot(parser, "the newest")
+    model(parser)
     parser.add_argument(
         "overrides", metavar="OVERRIDE", nargs="*", help="data=…, data.path=…, world.device=…: as train"
     )
@@ -345,7 +351,7 @@ def export(parser: Parser) -> None:
 
     --push makes a model of the hub of it, with a card. HF_TOKEN in the environment must be one that may write.
     """
-    snapshot(parser, "the newest")
+    model(parser)
     parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to: a local folder, or any fsspec URL")
     parser.add_argument("--push", metavar="OWNER/NAME", help="to the hub, too, or only")
     parser.add_argument("--public", action="store_true", help="if --push makes the model: for all to see")

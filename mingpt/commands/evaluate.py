@@ -43,7 +43,7 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
             agree_on_inputs(world, config, source)
             pin(config, world.device)
             # All processes take rank 0's step: a run that is still training may have committed a newer one.
-            opened = open_model(options.url, options.step, agree=world.broadcast)
+            opened = open_model(options.url, options.step, agree=world.broadcast, ema=options.ema)
             figures = evaluate(
                 opened.model.to(world.device),
                 source.validation,

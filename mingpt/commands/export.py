@@ -27,7 +27,7 @@ def export_command(options: Namespace) -> int:
         raise UserError("nowhere to write to: give a FOLDER, or --push OWNER/NAME")
     found = find(options.url, options.step)
     with damage_as(Unfit, found.store, found.steps[0], ": nothing was written; choose another with --step"):
-        loaded = load(found.store, found.steps[0])
+        loaded = load(found.store, found.steps[0], options.ema)
     data = section_of(loaded.manifest.config, "data")
     chat = str(data.get("template", PLAIN)) if data.get("kind") == "chat" else ""
     files = folder_of(loaded.model, loaded.vocabulary, chat)

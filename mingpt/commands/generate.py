@@ -149,7 +149,7 @@ def generate_command(options: argparse.Namespace) -> int:
     if found := problems(options):
         raise UserError(*found)
     device = device_of(options.device)
-    opened = open_model(options.url, options.step)
+    opened = open_model(options.url, options.step, ema=options.ema)
     opened.model.to(device)
     try:
         continue_texts(opened.model, opened.vocabulary, opened.where, options)

@@ -13,7 +13,7 @@ from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPTModel
 from mingpt.model.language import Language, LanguageModel
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.reader import damage_as, find, kind_of, read, read_manifest
+from mingpt.snapshot.reader import damage_as, find, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
 
 ANOTHER = ": choose another with --step"
@@ -36,16 +36,18 @@ def find_manifest(url: str, step: int | None = None) -> tuple[Store, Manifest]:
         return found.store, read_manifest(found.store, found.steps[0])
 
 
-def open_model(url: str, step: int | None = None, agree: Callable[[int], int] = lambda step: step) -> Opened:
+def open_model(
+    url: str, step: int | None = None, agree: Callable[[int], int] = lambda step: step, ema: bool = False
+) -> Opened:
     """The newest snapshot's model, or that of `step`, built from the manifest's config alone.
 
-    agree: maps this process's newest step to the step that all processes take, such as rank 0's. Raises UserError if
-    the snapshot is damaged, of another format, or not of a GPT.
+    agree: maps this process's newest step to the step that all processes take, such as rank 0's. ema: see `load`.
+    Raises UserError as that, and if the snapshot is damaged.
     """
     found = find(url, step)
     step = agree(found.steps[0])
     with damage_as(UserError, found.store, step, ANOTHER):
-        return load(found.store, step)
+        return load(found.store, step, ema)
 
 
 def device_of(wanted: str) -> torch.device:
@@ -56,17 +58,25 @@ def device_of(wanted: str) -> torch.device:
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
-def load(store: Store, step: int) -> Opened:
+def load(store: Store, step: int, ema: bool = False) -> Opened:
     """One snapshot's model. Allocates memory only after the manifest's tensors match the model that its config gives.
 
-    Raises Damaged, and UserError if it is of another format, not of a GPT, or has weights that are not finite.
+    ema: with the mean of the weights in their place. Raises Damaged, and UserError if it is of another format, not of a
+    GPT, without such a mean, or has weights that are not finite.
     """
     manifest, where = read_manifest(store, step), store.folder_url(step)
     vocabulary = vocabulary_of(manifest.vocabulary)
-    shapes = {n: (t.dtype, t.shape) for n, t in manifest.tensors.items() if kind_of(t.part) == "model"}
+    tensors = {n: t for n, t in manifest.tensors.items() if kind_of(t.part) == "model"}
+    means = {n: f"{n}.ema" for n in tensors if ema and f"{n}.ema" in manifest.tensors}  # of a frozen one there is none
+    if ema and not means:
+        raise UserError(f"{where} has no mean of the weights (optimizer.ema): leave out --ema, or choose another step")
+    tensors |= {name: manifest.tensors[mean] for name, mean in means.items()}
+    shapes = {name: (t.dtype, t.shape) for name, t in tensors.items()}
     model = gpt_of(manifest.config, shapes, vocabulary.size, where)
-    weights = read(store, step, kinds=("model",), manifest=manifest).state["model"]
-    model.to_empty(device="cpu").load_state_dict(weights)
+    model.to_empty(device="cpu")
+    of = {means.get(name, name): name for name in tensors}
+    for _, (_, found) in read_parts(store, manifest, sorted({t.part for t in tensors.values()})):
+        model.load_state_dict({of[key]: t for key, t in found.items() if key in of}, strict=False)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
         raise UserError(f"{where}: its weights are not all finite numbers{ANOTHER}")
     return Opened(model.eval(), vocabulary, manifest, where)

@@ -36,7 +36,8 @@ def answer_tasks(options: argparse.Namespace, lifetime: Lifetime) -> int:
 
     with join(config.world) as world:
         pin(config, world.device)
-        opened = open_model(options.url, options.step, agree=world.broadcast)  # a run may go on: rank 0's newest step
+        # A run may go on: rank 0's newest step.
+        opened = open_model(options.url, options.step, agree=world.broadcast, ema=options.ema)
         harness = Harness(
             opened.model.to(world.device),
             check_text("--tasks", opened.vocabulary),

@@ -13,14 +13,18 @@ def state_layout(
     fp16: bool,
     of_muon: Container[str] = (),
     own: Callable[[torch.Size], Mapping[str, torch.Size]] | None = None,
+    ema: bool = False,
 ) -> dict[str, Layout]:
     """Names, shapes and dtypes of `Update.state()` after a step.
 
     of_muon: the parameters that Muon updates. own: what the user's own optimizer remembers of a tensor, by name.
+    ema: whether there is a mean of the weights.
     """
     scalar = torch.Size(), torch.float32
     out: dict[str, Layout] = {"loss_scale": scalar, "loss_scale.finite_steps": scalar} if fp16 else {}
     for name, p in named_parameters:
+        if ema:
+            out[f"{name}.ema"] = p.shape, p.dtype
         if own:
             out |= {f"{name}.own.{key}": (shape, p.dtype) for key, shape in own(p.shape).items()}
             continue

@@ -154,6 +154,7 @@ class Update:
         self.first = [torch.zeros_like(bucket.local[:most]) for bucket in buckets]
         self.second = [torch.zeros_like(b.local[: 0 if i in self.of_muon else most]) for i, b in enumerate(buckets)]
         of_adamw = [name for name, _ in self.named if not (own or rules[name].muon)]
+        self.ema = list[Tensor]()  # slices of the weights' mean; see `means`
         self.steps = torch.zeros(len(of_adamw), device=device)
         self.step_of = dict(zip(of_adamw, self.steps.unbind(), strict=True))
 
@@ -176,7 +177,7 @@ class Update:
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0) if self.config.clip_norm else 1.0
         torch._foreach_mul_(list(sums), unscale * clip)
         refused = self.guard.refuses(losses.sum() / tokens.clamp(min=1), norm).float()
-        factor = self.factor * schedule_factor(self.schedule, step)
+        factor, ema = self.factor * schedule_factor(self.schedule, step), self.means()
         if self.of_muon:
             rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]
             means, gradients = [self.first[i] for i in self.of_muon], [sums[i] for i in self.of_muon]
@@ -190,9 +191,18 @@ class Update:
             self.weight_gather.start(bucket)  # while the next one is updated
         self.steps.add_(1 - refused)
         self.weight_gather.finish()
+        for mean, bucket in zip(ema, self.buckets, strict=False):  # no lerp, whose bits depend on how it is cut
+            new = (mean * self.config.ema).add_(bucket.local * (1 - self.config.ema))
+            mean.copy_(torch.where(refused > 0, mean, new))
         if self.finite_steps is not None:
             self._adapt_loss_scale(self.finite_steps, (~torch.isfinite(norm)).float())
         return norm
+
+    def means(self) -> list[Tensor]:
+        """By bucket, this process's slice of the mean of the weights, which begins with those of the first call."""
+        if self.config.ema and not self.ema:
+            self.ema = [bucket.local.clone() for bucket in self.buckets]
+        return self.ema
 
     def norm(self, sums: Sequence[Tensor]) -> Tensor:
         """The norm of the whole gradient, added chunk by chunk in one order: the same bits in any world."""
@@ -242,6 +252,8 @@ class Update:
             else:
                 second = self.buckets[i].tensor(self.second[i], slot)
                 out |= {f"{name}.step": self.step_of[name], f"{name}.exp_avg": first, f"{name}.exp_avg_sq": second}
+        if means := self.means():
+            out |= {f"{name}.ema": self.buckets[i].tensor(means[i], slot) for name, (i, slot) in self.slots.items()}
         if self.finite_steps is not None:
             out |= {"loss_scale": self.loss_scale, "loss_scale.finite_steps": self.finite_steps}
         return out | self.guard.state()
@@ -252,17 +264,18 @@ class Update:
             self.own.reset()
         for tensor in (*self.first, *self.second, self.steps):
             tensor.zero_()
+        self.ema = []
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Load what `state()` has returned, whole, or a part of it. The caller has checked it with `misfits`.
+        """Load what `state()` has returned, whole, or a part of it, after the weights. `misfits` has checked it.
 
         What another optimizer remembered of a parameter (optimizer.name may change) is left out: it begins anew.
         """
         if self.own:
             self.own.load(state)
-        for key, value in state.items() if not self.own else ():
+        for key, value in state.items():
             name, _, kind = key.rpartition(".")
-            if name not in self.slots:
+            if name not in self.slots or (self.own and kind != "ema"):
                 continue
             (i, slot), muon = self.slots[name], self.rules[name].muon
             if kind == "step" and not muon:
@@ -271,6 +284,8 @@ class Update:
                 self.buckets[i].load(self.first[i], slot, value)
             elif kind == "exp_avg_sq" and not muon:
                 self.buckets[i].load(self.second[i], slot, value)
+            elif kind == "ema" and self.config.ema:
+                self.buckets[i].load(self.means()[i], slot, value)
         if self.finite_steps is not None:
             self.loss_scale.copy_(state.get("loss_scale", self.loss_scale))
             self.finite_steps.copy_(state.get("loss_scale.finite_steps", self.finite_steps))

@@ -138,6 +138,8 @@ class Optimizer(Section):
     """Decoupled weight decay of the matrices."""
     clip_norm: float = Field(default=1.0, ge=0)
     """Largest gradient norm; longer gradients are scaled down to it. 0: no clipping."""
+    ema: Annotated[float, AffectsResult(lambda optimizer: bool(optimizer.get("ema")))] = Field(default=0.0, ge=0, lt=1)
+    """Decay of a mean of the weights, such as 0.999; evaluate, generate and export take it with --ema. 0: none."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate grows with the global batch, against reference_batch."""
     reference_batch: Annotated[int, AffectsResult(lambda optimizer: optimizer.get("lr_scaling") != "none")] = follows(

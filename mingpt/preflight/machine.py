@@ -80,8 +80,8 @@ def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[F
 
 
 def state_bytes(config: Config) -> int:
-    """About the size of one snapshot: fp32 weights and two moments; 0 for a model of one's own."""
-    return 12 * config.model.parameters(config.data.vocabulary_size())
+    """About the size of one snapshot: fp32 weights, two moments, the weights' mean; 0 for a model of one's own."""
+    return (16 if config.optimizer.ema else 12) * config.model.parameters(config.data.vocabulary_size())
 
 
 def source_sha256() -> str:

@@ -58,7 +58,8 @@ def train(
     world.run_on_main(lambda: make_run_dir(config.run.dir))
     world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
     place_model(config, source, model, world)
-    state_bytes = 3 * sum(p.nbytes for p in model.parameters())  # weights and two moments
+    # Weights, two moments, and the weights' mean.
+    state_bytes = (3 + bool(config.optimizer.ema)) * sum(p.nbytes for p in model.parameters())
     checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds)
     audit = make_audit(config, source, model, world)
     context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, audit))

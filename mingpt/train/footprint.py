@@ -154,7 +154,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     """How much memory the process that needs most takes. processes: of the run; per_node: of each node."""
     microbatches = config.global_size(processes) // config.batch.micro_size
     slices = processes if config.shards else 1
-    whole = 2 * model.gradients - model.of_muon  # all moments
+    whole = (2 + bool(config.optimizer.ema)) * model.gradients - model.of_muon  # all moments, and the weights' mean
     weights, moments = 4 * model.parameters, -(-whole // slices)
     g, several = model.gradients, microbatches > processes
     nodes, rest = divmod(processes, per_node)

@@ -229,7 +229,7 @@ def check_fits(
     if target and target != config.optimizer.target:
         return  # what that one has stored is not known without its code, and begins anew
     of_muon = muon_names(str(optimizer.get("name")), roles(model))
-    layout = state_layout(named, fp16, of_muon, own.shapes if own and target else None)
+    layout = state_layout(named, fp16, of_muon, own.shapes if own and target else None, bool(optimizer.get("ema")))
     if problems := misfits(layout | guard_layout(list(stored)), stored):
         raise UserError(
             f"{where} does not have this optimizer's state: {some(problems)}: go on from another snapshot "

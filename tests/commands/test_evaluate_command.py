@@ -13,13 +13,14 @@ from config_kit import configured
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
 from mingpt.metrics import read_metrics
+from mingpt.snapshot.reader import read
 from mingpt.train.tasks import due, load_tasks, of_training
 from own_kit import CLASSIFIER
 from run_kit import TIME_LIMIT, NewRun
-from snapshot_kit import signed
+from snapshot_kit import PROVENANCE, save, signed
 from tasks_kit import TASKS, write_tasks
 from told import Told
-from verb_kit import mingpt
+from verb_kit import mingpt, store
 
 CACHE = "data.cache_dir=made"
 
@@ -50,6 +51,32 @@ def test_the_figures_are_those_that_training_has_measured(text: Path) -> None:
     bits = found["loss"] * 599 / math.log(2) / found["bytes"]
     assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
     assert "accuracy" not in found
+
+
+def test_the_mean_of_the_weights_takes_their_place_if_asked_for(place: str, text: Path, told: Told) -> None:
+    """Of the verbs that use a model; a weight that is frozen is its own mean."""
+    train(Path("run"), text, Path("cache"), "optimizer.ema=0.5", "train.freeze=[transformer.wte.*]")
+    loaded = read(store(), 12)
+    means = {name: loaded.state["optimizer"].get(f"{name}.ema", w) for name, w in loaded.state["model"].items()}
+    provenance = {key: getattr(loaded.manifest, key) for key in PROVENANCE}
+    save(store("means"), 12, {"model": means, "optimizer": {}}, provenance=provenance)
+    found = []
+    for i, (url, option) in enumerate((("run", "--ema"), ("means", ""), ("run", ""))):
+        mingpt(f"export {url} out/{i} {option}")
+        loss = mingpt.json(f"evaluate {url} {place} {CACHE} {option}")["loss"]
+        drawn = mingpt(f"generate {url} --temperature 9 {option}")
+        found.append((loss, drawn, Path(f"out/{i}/model.safetensors").read_bytes()))
+    assert found[0] == found[1]
+    assert not any(one == other for one, other in zip(found[0], found[2], strict=True))
+    for verb in (
+        f"evaluate base {place} {CACHE}",
+        "generate base",
+        "export base out/none",
+        "evaluate base --tasks kit_choice --include-path tasks",
+    ):
+        assert "optimizer.ema" in mingpt.refused(f"{verb} --ema")
+    told(mingpt.err)
+    assert not Path("out/none").exists()
 
 
 @pytest.mark.slow

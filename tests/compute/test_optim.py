@@ -16,6 +16,7 @@ from mingpt.config.schema import Optimizer, OwnOptimizer, Schedule
 from update_kit import state_of, sums_of, update_of
 
 ADAMW, MUON = Optimizer(lr=0.01), Optimizer(name="muon", lr=0.01)
+MEAN = {"ema": 0.9}
 LION, ADAFACTOR = (
     OwnOptimizer.model_validate({"_target_": f"examples.own_optimizer.{name}", "lr": 0.01})
     for name in ("Lion", "Adafactor")
@@ -141,6 +142,7 @@ def test_the_update_is_torchs_adamw_on_the_clipped_gradient_of_the_mean_loss(cli
 KINDS = pytest.mark.parametrize(
     ("config", "fp16"), [(ADAMW, False), (ADAMW, True), (MUON, False), (LION, True), (ADAFACTOR, False)]
 )
+AVERAGED = pytest.mark.parametrize("config", [config.model_copy(update=MEAN) for config in (ADAMW, MUON, LION)])
 
 
 @KINDS
@@ -153,6 +155,45 @@ def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(config: Optimizer, f
         if good:
             take(theirs, other, step)
     assert_same_bits(snapshot(ours, update), snapshot(theirs, other))
+
+
+@AVERAGED
+def test_the_mean_is_that_of_a_plain_loop_over_the_weights_and_no_step_knows_of_it(config: Optimizer) -> None:
+    ours, theirs = Net(), Net()
+    update, other = update_for(ours, config), update_for(theirs, config.model_copy(update={"ema": 0.0}))
+    means = {name: p.detach().clone() for name, p in ours.named_parameters()}
+    for step, good in enumerate([False, True, True, False, True, True, True]):
+        take(ours, update, step, good=good)
+        take(theirs, other, step, good=good)
+        weights = {name: p.detach().clone() for name, p in ours.named_parameters()}
+        means = {name: mean * 0.9 + weights[name] * (1 - 0.9) for name, mean in means.items()} if good else means
+        found = {name: tensor for name, tensor in state_of(update).items() if name.endswith(".ema")}
+        assert_same_bits(found, {f"{name}.ema": means[name] for name in (key.removesuffix(".ema") for key in found)})
+        assert len(found) == len(means)
+    assert_same_bits(
+        {name: t for name, t in snapshot(ours, update).items() if name not in found}, snapshot(theirs, other)
+    )
+
+
+@AVERAGED
+def test_a_mean_goes_on_from_a_loaded_one_and_else_from_the_weights(config: Optimizer) -> None:
+    model, update = Net(), None
+    for ema in (0.0, 0.9, 0.5, 0.0, 0.9):  # a resume with each
+        resumed = Net()
+        other = update_for(resumed, config.model_copy(update={"ema": ema}))
+        before = state_of(update) if update else dict[str, Tensor]()
+        resumed.load_state_dict(model.state_dict())
+        other.load({name: tensor.contiguous() for name, tensor in before.items()})
+        model, update = resumed, other
+        after, weights = state_of(update), dict(model.named_parameters())
+        found = {name for name in after if name.endswith(".ema")}
+        assert len(found) == (len(weights) if ema else 0)
+        for name in found:
+            assert torch.equal(after[name], before.get(name, weights[name.removesuffix(".ema")]))
+        take(model, update, 1)
+        update.reset()
+        assert all(torch.equal(t, weights[n.removesuffix(".ema")]) for n, t in state_of(update).items() if n in found)
+        take(model, update, 2)
 
 
 def test_the_loss_scale_of_fp16_cancels_out_to_the_bit() -> None:

@@ -81,6 +81,7 @@ def test_models_numbers_and_batches(tmp_path: Path, text: Path, cache: Path) -> 
         "fp16": ("precision=fp16",),
         "muon": MODERN,
         "muon whole": (*MODERN, WHOLE),
+        "mean of the weights": (*MODERN, "optimizer.ema=0.9"),
         "lion": (LION,),
         "lion whole": (LION, WHOLE),
         "adafactor": (ADAFACTOR, "precision=bf16"),

@@ -35,18 +35,18 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 199_500, 223, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 200_000, 223, 60
 ROOM_TOKENS = {
     "": 11_100,
-    "commands": 15_300,
-    "compute": 15_700,
+    "commands": 15_400,
+    "compute": 15_900,
     "config": 18_400,
     "data": 18_800,
     "history": 2_700,
     "launch": 5_500,
     "model": 6_000,
     "observe": 13_400,
-    "preflight": 7_300,
+    "preflight": 7_310,
     "prepare": 7_700,
     "report": 10_200,
     "selftest": 2_300,
@@ -55,7 +55,7 @@ ROOM_TOKENS = {
     "weights": 4_700,
     "world": 13_900,
 }
-PATH_TOKENS = 28_800
+PATH_TOKENS = 28_970
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.
 SCHEMA = {"errors", "config/kinds", "config/schema", "config/section"}
 # Of these the path has what a reader needs to know, and their rooms have the rest. How many other files they import:

@@ -49,7 +49,7 @@ def check(loaded: Loaded, *overrides: str, **changes: object) -> None:
 
 
 def test_what_was_written_is_taken_over() -> None:
-    kinds = (), ("precision=fp16",), ("train.freeze=['*.bias']",)
+    kinds = (), ("precision=fp16",), ("train.freeze=['*.bias']",), ("optimizer.ema=0.9",)
     for then in kinds:
         loaded = stored(*then)
         for now in kinds:
@@ -68,6 +68,7 @@ def test_what_was_written_is_taken_over() -> None:
         {"layer.bias.step": torch.tensor(1)},
         {"layer.weight.evil": torch.zeros(2, 10)},
         {"no.such.exp_avg": torch.zeros(2, 10)},
+        {"layer.weight.ema": torch.zeros(20)},
         {"loss_scale": torch.tensor([1.0])},
         {"loss_scale.finite_steps": None},
         {"layer.bias.step": None, "x": torch.zeros(())},
@@ -77,7 +78,7 @@ def test_what_was_written_is_taken_over() -> None:
 def test_an_optimizer_tensor_that_does_not_fit_is_refused_before_it_is_used(
     wrong: dict[str, Tensor | None], told: Told
 ) -> None:
-    loaded = stored("precision=fp16")
+    loaded = stored("precision=fp16", "optimizer.ema=0.9")
     for name, tensor in wrong.items():
         if tensor is None:
             del loaded.state["optimizer"][name]

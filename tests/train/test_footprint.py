@@ -73,6 +73,8 @@ def test_settings_that_spare_memory_do() -> None:
     model = look_at(config)
     halves = [footprint(c, model, 2, 2).steady["optimizer state"] for c in (config, whole)]
     assert 1.9 < halves[1] / halves[0] <= 2
+    averaged = footprint(changed(config, "optimizer.ema", 0.999), model, 2, 2)
+    assert averaged.steady["optimizer state"] - halves[0] == 4 * model.parameters // 2
 
 
 def test_looking_takes_no_memory_and_leaves_torch_as_it_was() -> None:
