@@ -127,7 +127,7 @@ $(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt recipes/install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "mingpt needs Python 3.10 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: try make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV): a minute or two the first time."
+	@echo "Installing into $(VENV): 2.7 GB, some minutes the first time."
 	bash recipes/install.sh $(BIN)/python dev -e
 	@touch $@
 

@@ -114,7 +114,7 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         if p.default is p.empty and name not in given and name not in supplied
     ]
     problems += [
-        f"{name} is given {section}.{name}, a key with a default of its own: leave out the argument's, or rename it"
+        f"{name} is also a key of {section}: leave its default out to be given that, or rename the argument"
         for name, p in named.items()
         if p.default is not p.empty and name in keys
     ]

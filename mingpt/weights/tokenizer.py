@@ -7,7 +7,7 @@ from typing import Any
 from mingpt.console import say
 from mingpt.data.bpe import BYTE_LEVEL, BYTE_OF_LETTER, Encoder
 from mingpt.data.chat import response_template, templates_of
-from mingpt.data.template import CHATML, END, PLAIN, START, chatml
+from mingpt.data.template import CHATML, PLAIN, START, chatml
 from mingpt.data.vocabulary import vocabulary_of
 
 Fields = dict[str, Any]
@@ -94,8 +94,8 @@ def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat:
         how |= {"eos_token": token} | ({"bos_token": token} if merged else {})
     if chat not in ("", PLAIN):
         how["chat_template"] = vocabulary.get("template") or chatml()
-        if chat == CHATML:
-            how["response_template"] = response_template(f"{START}assistant\n", vocabulary.get("end") or END)
+        if chat == CHATML and vocabulary.get("end"):
+            how["response_template"] = response_template(f"{START}assistant\n", vocabulary["end"])
     elif chat and merged:  # in one piece, white space of two texts would merge: other tokens than in training
         inner = fields["pre_tokenizer"]
         both = [_split({"String": BORDER}, "Removed"), *([inner] if inner else [])]

@@ -8,6 +8,7 @@ from typing import Any
 from safetensors.torch import save as encode_safetensors
 
 from mingpt.data.chat import end_of_answer
+from mingpt.data.template import PLAIN
 from mingpt.data.vocabulary import TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.folder import Folder
@@ -25,10 +26,10 @@ def folder_of(model: LanguageModel, vocabulary: Vocabulary, chat: str = "") -> d
     chat: the data.template of a run that was trained on conversations.
     """
     end: int | None = None
-    if chat and isinstance(vocabulary, TextVocabulary):
+    if chat == PLAIN and isinstance(vocabulary, TextVocabulary):
         end = end_of_answer(vocabulary)
     else:
-        with suppress(UserError):  # its tokenizer.json has no such token
+        with suppress(UserError):  # its tokenizer.json has no such token; in ChatML, letters have none
             end = getattr(vocabulary, "end_of_text", None)
     form = form_of(model)
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}

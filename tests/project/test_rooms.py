@@ -52,7 +52,7 @@ ROOM_TOKENS = {
     "selftest": 2_300,
     "snapshot": 19_800,
     "train": 27_600,
-    "weights": 4_700,
+    "weights": 4_710,
     "world": 13_900,
 }
 PATH_TOKENS = 28_970
