@@ -20,7 +20,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from mingpt.config import moment
 from mingpt.config.commandline import FIRST, CommandLine, options_given
@@ -35,6 +35,7 @@ from mingpt.errors import UserError
 from mingpt.gone import instead
 from mingpt.redact import BLANK, as_lines, is_secret, without_secrets
 
+NOT_SET = ": not set: "
 PRINTS = ("cfg", "info", "hydra_help")  # Hydra's options that only print
 
 
@@ -67,7 +68,7 @@ def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True
         also=(*problems, *unresolved),
         follows=follows,
         typed=_typed(line),
-        places=any("Missing mandatory" in text for text in unresolved),
+        places=any(NOT_SET in text for text in unresolved),
         trains=trains,
     )
 
@@ -304,14 +305,16 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
                     out[str(key)] = plain(value, f"{name}.")
                 else:
                     out[str(key)] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            except MissingMandatoryValue:
+                failed[name] = f"{name}{NOT_SET}give {name}=…"
             except OmegaConfBaseException as error:
                 failed[name] = f"{name}: {first_line(error)}"
         return out
 
     raw = plain(composed, "")
-    if "Missing" in failed.get("data.path", ""):
-        kind = KINDS["data"][_kinds(composed)["data"]["kind"]]
-        failed["data.path"] += f": {kind.missing}" if kind.missing else ""
+    kind = KINDS["data"].get(str(_kinds(composed)["data"]["kind"]))
+    if NOT_SET in failed.get("data.path", "") and kind and kind.missing:
+        failed["data.path"] = f"data.path{NOT_SET}{kind.missing}"
     # In a cycle every key depends on a failed one; report them all, or none would be reported.
     told = [t for name, t in failed.items() if "Recursive" in t or not failed.keys() & set(follows.get(name, ()))]
     return raw, told

@@ -182,9 +182,9 @@ def test_a_text_is_never_chosen_by_the_schema(argument: str) -> None:
     """Else a program that works on a snapshot would read another text than the snapshot's."""
     stored = {"model": {"kind": "gpt"}, "data": {"kind": "text", "path": "book.txt"}}
     if argument != "data.kind=text":
-        assert problems(argument) == ["data.path: Missing mandatory value: data.path"]
+        assert problems(argument) == ["data.path: not set: give data.path=…"]
     if argument != "data=text":
-        with pytest.raises(UserError, match=r"data\.path: Missing mandatory value"):
+        with pytest.raises(UserError, match=r"data\.path: not set"):
             evaluation_config(stored, "run", [argument], 1)
 
 
