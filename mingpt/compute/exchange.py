@@ -49,13 +49,10 @@ def subtrees_by_rank(nodes: int, each: int, microbatches: int) -> tuple[list[lis
 def hops(world: World, microbatches: int) -> list[Hop]:
     """The exchanges that bring partial sums to the owner of each slice, who has the whole sum after the last one."""
     by_rank, by_node = subtrees_by_rank(*world.shape, microbatches)
-    if world.inside is None or world.across is None:
+    if not (world.inside and world.across):
         return [Hop(world, by_rank)]
-    local_size, node = world.inside.size, world.across.rank
-    return [
-        Hop(world.inside, by_rank[node * local_size : (node + 1) * local_size]),
-        Hop(world.across, by_node),
-    ]
+    each = world.inside.size
+    return [Hop(world.inside, by_rank[world.across.rank * each :][:each]), Hop(world.across, by_node)]
 
 
 class Exchange:

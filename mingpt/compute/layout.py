@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 Layout = tuple[torch.Size, torch.dtype]
+MARK = ".own."  # of an own optimizer's state: `<parameter>.own.<name>`, so that AdamW's is not taken for it
 
 
 def state_layout(
@@ -26,7 +27,7 @@ def state_layout(
         if ema:
             out[f"{name}.ema"] = p.shape, p.dtype
         if own:
-            out |= {f"{name}.own.{key}": (shape, p.dtype) for key, shape in own(p.shape).items()}
+            out |= {f"{name}{MARK}{key}": (shape, p.dtype) for key, shape in own(p.shape).items()}
             continue
         if name in of_muon:
             out[f"{name}.momentum_buffer"] = p.shape, p.dtype

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mingpt.compute.buckets import CHUNK, Bucket, Sliced
+from mingpt.compute.layout import MARK
 from mingpt.compute.muon import Owners
 from mingpt.compute.optimizer import Rule
 from mingpt.config import plugin
@@ -18,7 +19,6 @@ from mingpt.config.section import Own
 from mingpt.errors import UserError
 from mingpt.world.world import World
 
-MARK = ".own."  # in a snapshot: `<parameter>.own.<name>`, so that AdamW's are not taken for it
 TRIED, CUT = 24 * CHUNK, 7 * CHUNK  # more than torch gives to one thread
 
 FORM = "write update(param, grad, state, *, step, lr, weight_decay) and state(shape) as in examples/own_optimizer.py"

@@ -19,6 +19,7 @@ from mingpt.storage import S3_ENDPOINTS, fetch_it, install
 # Trackers that keep files: the variables that say where, one of which is needed if run.dir is a bucket.
 PLACES = {"mlflow": ("MLFLOW_TRACKING_URI",), "trackio": ("TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")}
 MOST_MICROBATCHES = 1_000_000  # a step keeps a few numbers of each; far beyond, it would take all memory
+HUB_KEYS = ("init_from", "tokenizer", "template")  # in whose values OWNER/NAME is a model of the hub
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def missing_places(c: Config, problems: Sequence[str]) -> list[str]:
     told = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
     found: list[str] = []
     for key, url in c.data.places().items():
-        named = key.endswith((".tokenizer", ".template")) and hub.model_at(url)
+        named = key.rpartition(".")[2] in HUB_KEYS and hub.model_at(url)
         if "://" not in url and not named and not Path(url).exists():
             found.append(f"{key}={url}: there is no such file or bucket: check the spelling{fetch_it(url)}")
     weights = getattr(c.model, "init_from", None)

@@ -312,9 +312,8 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
         return out
 
     raw = plain(composed, "")
-    kind = KINDS["data"].get(str(_kinds(composed)["data"]["kind"]))
-    if NOT_SET in failed.get("data.path", "") and kind and kind.missing:
-        failed["data.path"] = f"data.path{NOT_SET}{kind.missing}"
+    if NOT_SET in failed.get("data.path", "") and (missing := KINDS["data"][_kinds(composed)["data"]["kind"]].missing):
+        failed["data.path"] = f"data.path{NOT_SET}{missing}"
     # In a cycle every key depends on a failed one; report them all, or none would be reported.
     told = [t for name, t in failed.items() if "Recursive" in t or not failed.keys() & set(follows.get(name, ()))]
     return raw, told

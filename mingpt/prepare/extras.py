@@ -14,6 +14,7 @@ from typing import Any
 from mingpt import hub
 from mingpt.command import code_of, expanded
 from mingpt.config import compose
+from mingpt.config.checks import HUB_KEYS
 from mingpt.config.schema import Config
 from mingpt.console import ended, say
 from mingpt.errors import FINISHED, UserError
@@ -38,7 +39,7 @@ def _strings(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, dict):
         for key, item in value.items():
-            if key in ("init_from", "tokenizer", "template") and isinstance(item, str) and hub.model_at(item):
+            if key in HUB_KEYS and isinstance(item, str) and hub.model_at(item):
                 yield hub.SCHEME
             yield from _strings(item)
 

@@ -92,7 +92,7 @@ def _open_data(config: Config) -> Source:
 def _launcher_overrides(env: Env) -> list[str]:
     """The overrides that mingpt.launch has passed to this worker in its environment."""
     overrides = os.environ.pop(OVERRIDES, "[]")
-    return [str(text) for text in json.loads(overrides)] if env.agent == os.getppid() else []
+    return [str(text) for text in json.loads(overrides)] if env.ours and env.agent == os.getppid() else []
 
 
 def report_failure(error: BaseException, lifetime: Lifetime, config: Config | None = None) -> int:

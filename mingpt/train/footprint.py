@@ -161,7 +161,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     shape = (nodes, per_node) if nodes > 1 < per_node and not rest else (1, processes)  # as World.shape
     full, last = partial_sums(shares(*shape, microbatches), microbatches)
     by_rank, by_node = subtrees_by_rank(*shape, microbatches)
-    rows = [len(subtrees) for subtrees in (by_rank if shape[0] == 1 else by_node)]  # that are exchanged in the last hop
+    rows = [*map(len, by_rank if shape[0] == 1 else by_node)]  # that are exchanged in the last hop
     sent = max(rows) * len(rows) / processes
     received = sum(rows) / processes if processes > 1 else 0
     positions = config.batch.micro_size * config.model.block_size

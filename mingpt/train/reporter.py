@@ -174,7 +174,7 @@ def stragglers(config: Config, context: StepContext, hosts: Sequence[str]) -> li
     ratio = config.health.straggler_ratio
     if not ratio or len(hosts) == 1:
         return []
-    counts = [len(mine) for mine in shares(*context.world.shape, context.plan.microbatches)]
+    counts = [*map(len, shares(*context.world.shape, context.plan.microbatches))]
     return [Stragglers(hosts, counts, ratio, say)]
 
 

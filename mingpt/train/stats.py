@@ -67,7 +67,7 @@ class StatsExchange:
 
     def __init__(self, world: World, microbatches: int) -> None:
         self.world = world
-        self.shares = [len(mine) for mine in shares(*world.shape, microbatches)]
+        self.shares = [*map(len, shares(*world.shape, microbatches))]
         self.longest = max(self.shares)
         self._received: Tensor | None = None
         self._sent: Tensor | None = None

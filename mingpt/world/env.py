@@ -62,7 +62,7 @@ class Env:
             port=number("MASTER_PORT", 1, 65535) if launched else 0,
             hosts=rank == 0 and given.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             local_rank=number("LOCAL_RANK", 0, MOST),
-            local_size=number("LOCAL_WORLD_SIZE", 0, MOST),
+            local_size=number("LOCAL_WORLD_SIZE", int("LOCAL_WORLD_SIZE" in given), MOST),  # given, it is not 0
             agent=int(given.get(AGENT_PID, os.getppid())) if "TORCHELASTIC_RUN_ID" in given else None,
             ours=AGENT_PID in given,
             job=given.get("SKYPILOT_TASK_ID") or given.get("SLURM_JOB_ID") or "",

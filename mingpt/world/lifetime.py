@@ -63,8 +63,7 @@ class Lifetime:
         A thread reads the signals from the interpreter's wake-up pipe. Python runs signal handlers in the main thread
         only, which may be inside a collective for minutes when the second signal asks for an immediate end.
         """
-        agent = Env.read().agent
-        if agent:
+        if agent := Env.read().agent:
             end_with_parent(agent)
             self._parent = agent
         else:  # once its slurmstepd is dead, Slurm no longer counts this process, and may give its GPUs to others

@@ -88,6 +88,7 @@ def started(monkeypatch: pytest.MonkeyPatch, *variables: str) -> AbstractContext
     "wrong",
     [
         *("WORLD_SIZE=two", "WORLD_SIZE=0", "RANK=2", "RANK=-1", "MASTER_PORT=99999", "LOCAL_RANK=x"),
+        "LOCAL_WORLD_SIZE=0",
         *("RANK=x,MASTER_PORT=z,LOCAL_RANK=y,MASTER_ADDR= ", "RANK=x,MASTER_PORT= "),  # empty is missing
     ],
 )

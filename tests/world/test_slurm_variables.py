@@ -114,6 +114,7 @@ def test_a_task_that_is_not_told_where_to_meet_or_how_many_there_are_ends_with_6
 ) -> None:
     environment = {k: v for k, v in TASK.items() if k.rpartition("_")[2] not in lost.split()}
     monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(sys, "argv", ["mingpt"])  # else those that a test before has left
     with pytest.raises(SystemExit) as ended:
         cli.main("train")
     assert ended.value.code == 64
