@@ -140,6 +140,7 @@ class Checkpointer:
             retry_seconds=s.retry_seconds,
             verify=s.verify_after_write,
             limit_seconds=self.timeout,
+            max_failures=s.max_failures,
         )
         # The hot tier needs all processes of the node; with slices of the state, those of all nodes.
         needed = self.world if self.sharded else on_node
@@ -152,7 +153,7 @@ class Checkpointer:
             self._note_base(max(unreadable, default=self.base.step), None if unreadable else self.base.digest)
             self.hot = SnapshotWriter(
                 self.hot_store, on_node, Retention(hot.KEEP, keep_best=False), provenance, self.log,
-                committed=hot_committed, limit_seconds=self.timeout,
+                committed=hot_committed, limit_seconds=self.timeout, max_failures=s.max_failures,
                 everyone=self.world.side_group(limit) if self.sharded else None,
             )  # fmt: skip
 
@@ -166,13 +167,13 @@ class Checkpointer:
 
     def flags(self, stop: bool) -> Flags:
         """This process's flags. stop: whether it is asked to stop."""
-        every, most = self.settings.every_seconds, self.settings.max_failures
+        every = self.settings.every_seconds
         return Flags(
             stop=stop,
             due=0 < every <= time.monotonic() - self._last,
             busy=self.durable.busy,
-            hot_busy=self.hot is not None and (self.hot.busy or self.hot.broken or self.hot.failures >= most),
-            broken=self.durable.failures >= most or self.durable.broken,
+            hot_busy=self.hot is not None and (self.hot.busy or self.hot.gave_up),
+            broken=self.durable.gave_up,
         )
 
     def before_update(self) -> None:

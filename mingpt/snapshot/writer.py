@@ -62,6 +62,7 @@ class SnapshotWriter:
     retry_seconds: for how long one write that fails is retried.
     verify: read each part back before the commit.
     limit_seconds: for all writes of a process together, and again for the commit.
+    max_failures: in a row; after them it has given up.
     """
 
     store: Store
@@ -76,6 +77,7 @@ class SnapshotWriter:
     retry_seconds: float = 0
     verify: bool = False
     limit_seconds: float = math.inf
+    max_failures: int = 2**31
     step: int | None = None  # of the snapshot that was started last
     failures: int = 0  # in a row; equal in all processes, though not updated at the same moment
     broken: bool = False  # it can't write any more: a newer attempt has started, or the process group has failed
@@ -91,6 +93,10 @@ class SnapshotWriter:
     def busy(self) -> bool:
         """Whether a snapshot is in flight."""
         return self._job is not None and not self._job.done()
+
+    @property
+    def gave_up(self) -> bool:
+        return self.broken or self.failures >= self.max_failures
 
     def save(self, step: int, state: SharedState, metrics: Metrics = UNMEASURED) -> str:
         """Save the state as step `step` and wait for it; returns the digest. Called by all processes.
@@ -156,7 +162,8 @@ class SnapshotWriter:
         self.failures += 1
         self.broken = self.broken or isinstance(error, Superseded)
         if log_it and not isinstance(error, Superseded):
-            goes_on = "The run ends here" if self.broken and self.store.key != "snapshot.hot_dir" else "The run goes on"
+            ends = self.gave_up and self.store.key != "snapshot.hot_dir"
+            goes_on = "The run ends here" if ends else "The run goes on"
             self.log(f"SNAPSHOT FAILED ({self.failures} in a row): {error}. {goes_on}.")
             if self.world.is_main:
                 self.lost(step, self.failures, str(error))

@@ -159,7 +159,9 @@ def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(
     monkeypatch.setattr(Store, "write_part", written)
     assert attempt(run.arguments(), Lifetime()) == USER_ERROR
     failed = re.findall(
-        r"^SNAPSHOT FAILED \((\d) in a row\): the snapshot of step (\d+) ", capsys.readouterr().out, re.M
+        r"^SNAPSHOT FAILED \((\d) in a row\): the snapshot of step (\d+) .*\. The run (\w+ \w+)\.$",
+        capsys.readouterr().out,
+        re.M,
     )
-    assert failed == [("1", "8"), ("2", "12")]
+    assert failed == [("1", "8", "goes on"), ("2", "12", "ends here")]
     assert run.store.steps() == [4]
