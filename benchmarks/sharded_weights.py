@@ -1,18 +1,17 @@
-"""`python benchmarks/sharded_weights.py [key=value …] [--worlds 1 2 4 3]`: weights in slices, a prototype, as JSON lines.
+"""`python benchmarks/sharded_weights.py [key=value …] [--worlds 1 2 4 3]`: weights in slices, a prototype. Prints JSON.
 
 Two ways to train a small GPT for a few steps. whole: the trainer's own step, in which every process has all weights.
-slices: each process keeps its slice of the weights, too; a block's weights are gathered before it computes, in forward
-and again in backward, and each microbatch's gradients go to the owners of the slices as soon as a bucket of them is
-complete. docs/weights-in-slices.md says why it is so. Both ways, in all worlds, must end with one digest; it is that of
-`mingpt snapshots digest`, weights and moments.
+slices: a process keeps its slice of the weights, too. A block's weights are gathered before it computes, in forward and
+again in backward; each microbatch's gradients go to the owners of slices as soon as a bucket of them is complete. Both
+ways, in all worlds, must end with one digest, that of `mingpt snapshots digest`. docs/weights-in-slices.md says why.
 
-Of the process that has most: `peak`, `kept`: bytes of tensors, at a step's worst moment and between steps. sums: the
-bytes of partial sums between rounds, at most. sent: bytes that it sends to others in a step (collectives are counted as
-rings: an all-gather sends the own slice once for each other process).
+Of the process that has most, in bytes: peak, kept: its tensors, at a step's worst moment and between steps. sums: its
+partial sums between rounds, at most. sent: what it sends in a step; an all-gather sends a slice to each other process.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -43,8 +42,8 @@ from mingpt.world.world import World, all_gather, all_to_all
 
 SETTINGS = (
     "model=gpt2", "model.n_layer=8", "model.n_head=4", "model.n_embd=128", "model.block_size=16", "model.dropout=0.1",
-    "data=random", "data.vocabulary=512", "batch.micro_size=1", "batch.global_size=16", "train.max_steps=3", "schedule.decay_steps=9",
-    "run.dir=unused",
+    "data=random", "data.vocabulary=512", "batch.micro_size=1", "batch.global_size=16", "train.max_steps=3",
+    "schedule.decay_steps=9", "run.dir=unused",
 )  # fmt: skip
 # The trainer's buckets are of 25 MiB, or of one tensor: at 7 billion parameters nearly each matrix is one. This model's
 # are as small beside its blocks (793 kB).
@@ -189,11 +188,9 @@ class SlicedReduction(Reduction):
 
 def sliced_step(context: StepContext, blocks: Blocks, step: int, batch: Any) -> None:
     """As train_step, but for the order in which the microbatches are computed. batch: a microbatch's tensors."""
-    model, update, reduction, world, plan = (
-        context.model, context.update, context.reduction, context.world, context.plan,
-    )  # fmt: skip
+    reduction, world, plan = context.reduction, context.world, context.plan
     assert isinstance(reduction, SlicedReduction)
-    model.train()
+    context.model.train()
     reduction.begin()
     for bucket in blocks.outside:
         bucket.gather(blocks.gather)
@@ -204,10 +201,10 @@ def sliced_step(context: StepContext, blocks: Blocks, step: int, batch: Any) -> 
         m = first + world.rank if world.rank < len(round_) else world.rank
         torch.manual_seed(plan.dropout_seed(step, m))
         with context.autocast:
-            loss, count = model(*batch(m))
+            loss, count = context.model(*batch(m))
         figures.append(torch.stack([loss.detach(), count]).double())
         reduction.expect(round_)
-        update.scaled(loss).backward()
+        context.update.scaled(loss).backward()
         reduction.finish()
     for bucket in blocks.outside:
         bucket.free()
@@ -215,7 +212,7 @@ def sliced_step(context: StepContext, blocks: Blocks, step: int, batch: Any) -> 
     every = mine.new_empty(world.size, *mine.shape)
     all_gather(every.view(-1), mine.view(-1))
     losses, tokens = every.transpose(0, 1).flatten(0, 1)[: plan.microbatches].T.contiguous()
-    update(step, losses, tokens.sum(), reduction.sums)
+    context.update(step, losses, tokens.sum(), reduction.sums)
 
 
 class Counter(Living):
@@ -287,13 +284,13 @@ def train(config: Config, world: World, sliced: bool, bucket_bytes: int) -> dict
         state = {**state, "model": {s.name: b.tensor(b.local, s) for b in kept for s in b.slots}}
     sums = reduction.most if sliced else 0
     worst = [max(column) for column in zip(*world.gather([peak, between, sums, sent]), strict=True)]
-    row = {"processes": world.size, "way": "slices" if sliced else "whole", "digest": digest(state, world)[:16]}
+    row = {"processes": world.size, "way": "slices" if sliced else "whole", "digest": digest(state, world)}
     return row | dict(zip(("peak", "kept", "sums", "sent"), worst, strict=True))
 
 
-def work(settings: Sequence[str], bucket_bytes: int = BUCKET_BYTES) -> None:
+def work(settings: Sequence[str], bucket_bytes: int) -> None:
     """One process of a world: both ways, each printed by rank 0."""
-    config = configure([*SETTINGS, *settings])
+    config = configure(settings)
     assert config
     with join(config.world) as world:
         for sliced in (False, True):
@@ -306,16 +303,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", help="of the run, such as optimizer=muon or precision=bf16")
     parser.add_argument("--worlds", nargs="+", type=int, default=[1, 2, 4, 3])
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_intermixed_args()
-    if options.work:
-        return work(options.settings)
-    digests = set[str]()
+    parser.add_argument("--bucket-bytes", type=int, default=BUCKET_BYTES)
+    options, digests = parser.parse_intermixed_args(), set[str]()
+    settings = [*{text.partition("=")[0]: text for text in (*SETTINGS, *options.settings)}.values()]
+    if "RANK" in os.environ:
+        return work(settings, options.bucket_bytes)
     for world in options.worlds:
         launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}")
-        done = subprocess.run(
-            [*launch, __file__, "--work", *options.settings], stdout=subprocess.PIPE, text=True, check=True
-        )
+        done = subprocess.run([*launch, *sys.argv], stdout=subprocess.PIPE, text=True, check=True)
         print(done.stdout, end="", flush=True)
         digests |= {json.loads(row)["digest"] for row in done.stdout.splitlines()}
     assert len(digests) == 1, f"the digests differ: {digests}"
