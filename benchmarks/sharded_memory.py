@@ -1,4 +1,4 @@
-"""`python benchmarks/sharded_memory.py`: bytes of a process with weights in slices, computed, not measured. Prints JSON.
+"""`python benchmarks/sharded_memory.py`: what weights in slices would take, computed, not measured. Prints JSON.
 
 small: the model of benchmarks/sharded_weights.py, to compare with what that measures, in MB. 7B, 13B: GPT-2's shape,
 bf16, blocks computed again in backward, logits of 1024 positions at a time, in GB. whole: what `mingpt plan` says of
@@ -68,7 +68,7 @@ def row(settings: Sequence[str], processes: int, unit: float, most: int = BUCKET
         "whole": round((sum(whole.steady.values()) + whole.step) / unit, 1),
         "slices": round(sum(slices.values()) / unit, 1),
         **{name: round(value / unit, 1) for name, value in slices.items()},
-        "sums": partials, "sent": round(sent / unit), "ratio": round(sent / (processes - 1) / today, 1) if processes > 1 else None,
+        "sums": partials, "sent": round(sent / unit), "ratio": round(sent / today / max(1, processes - 1), 1),
     }  # fmt: skip
 
 
