@@ -123,8 +123,8 @@ class SlicedReduction(Reduction):
     """Sums along the tree, round by round: in round k process p computes microbatch k * W + p.
 
     In each step: `begin`; in each round `expect`, a backward, `finish`. An owner gets the round's gradients of its
-    slice, in the order of the microbatches, and adds two neighbours as soon as they are siblings in the tree. If W is a
-    power of two, a round is one subtree, and log2(M / W) partial sums are the most that stay from round to round.
+    slice, in the order of the microbatches, and adds two neighbours as soon as they are siblings in the tree. If
+    M = W * 2^n, a round is one subtree, and n partial sums are the most that stay from round to round.
     """
 
     def __init__(self, buckets: Sequence[Bucket], microbatches: int, world: World, stay: Sequence[Bucket]) -> None:
