@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 # matrices; five microbatches, of which the last round has one; buckets that two blocks share.
 SETTINGS = (
     "data=random", "data.vocabulary=64", "model.n_embd=48", "model.n_head=3", "batch.micro_size=1",
-    "batch.global_size=5", "train.max_steps=3", "optimizer=muon", "optimizer.ema=0.9", "precision=bf16", "train.recompute=block",
+    "batch.global_size=5", "train.max_steps=3", "optimizer=muon", "optimizer.ema=0.9", "precision=bf16",
+    "train.recompute=block",
 )  # fmt: skip
 BUCKET_BYTES = 60_000
 
