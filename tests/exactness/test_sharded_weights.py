@@ -12,7 +12,7 @@ from paths_kit import ROOT, ran
 from replay_kit import settings_of
 from worlds_kit import train_in_world
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 # What may break bits: dropout, blocks that are computed again, weights that travel in 16 bits, owners of whole
 # matrices; five microbatches, of which the last round has one; buckets that two blocks share.
