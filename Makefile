@@ -24,7 +24,7 @@ AZURITE_INSTALLED := $(AZURITE)/.installed
 SCRIPTS = $(shell find recipes tests/lab .ci -name '*.sh' -o -name '*.sbatch' -o -path .ci/run)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-nightly test-torch mutations fast slow lint azurite lab-up lab-down test-lab short-lab crash-campaign bench docs dist clean
+.PHONY: help train test test-all test-nightly test-torch test-cuda-wheel mutations fast slow lint azurite lab-up lab-down test-lab short-lab crash-campaign bench docs dist clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -53,13 +53,14 @@ slow: $(INSTALLED)
 mutations: $(INSTALLED) ## break the code in one place at a time, and see that the tests notice
 	$(BIN)/python tests/mutations/run.py
 
-test-nightly: ## make test-all, all other faults, the lab's short tests, 60 kills, the oldest and the newest torch, the mutation round; all of the lab is make lab-up test-lab
+test-nightly: ## make test-all, all other faults, the lab's short tests, 60 kills, the oldest and the newest torch, fake CUDA tensors, the mutation round; all of the lab is make lab-up test-lab
 	@$(MAKE) --no-print-directory test-all
 	$(BIN)/python -m pytest -n $(SLOW_JOBS) -m nightly
 	@$(MAKE) --no-print-directory short-lab
 	@$(MAKE) --no-print-directory crash-campaign N=60
 	@$(MAKE) --no-print-directory test-torch TORCH=2.9.1
 	@$(MAKE) --no-print-directory test-torch TORCH=2.15.0
+	@$(MAKE) --no-print-directory test-cuda-wheel
 	@$(MAKE) --no-print-directory mutations
 
 # In an environment of its own: some GB where pip finds no build for CPUs alone.
@@ -70,6 +71,13 @@ test-torch: $(INSTALLED) ## the fast tests and those of exactness with another t
 	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH)
 	$(VENV)-torch/bin/python -m pytest -n $(JOBS) -m "not lab and not slow"
 	$(VENV)-torch/bin/python -m pytest -n $(JOBS) -m "slow and not nightly" tests/exactness
+
+# Of 5 GB. Three =: never a build for CPUs, whose version ends in +cpu.
+test-cuda-wheel: $(INSTALLED) ## steps on fake CUDA tensors, with torch's CUDA wheel and without a GPU
+	$(PYTHON) -m venv $(VENV)-cuda
+	bash recipes/install.sh $(VENV)-cuda/bin/python dev -e
+	$(VENV)-cuda/bin/python -m pip install --quiet --disable-pip-version-check torch===2.13.0
+	$(VENV)-cuda/bin/python -m pytest tests/cuda_wheel
 
 # The lab is taken down even if tests fail.
 short-lab: $(SKY_INSTALLED)

@@ -1,0 +1,208 @@
+"""Whole training steps on fake CUDA tensors, with torch's CUDA wheel, without a GPU and without a driver.
+
+`LD_PRELOAD=… python fake_steps.py CASES`: CASES is a JSON list of [function, arguments]. Prints one line of JSON for
+each: of `steps`, what each rank's last step did. Torch itself decides what runs: fake tensors have a device
+and a shape, and no memory. What needs a driver (streams, events, pinned memory) is replaced by what does nothing.
+"""
+
+import json
+import os
+import sys
+import weakref
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product, repeat
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._tools.fake_collectives  # collectives on fake tensors
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mingpt.compute.batches import BatchPlan
+from mingpt.compute.numerics import autocast_for
+from mingpt.config.compose import configure
+from mingpt.config.schema import Config
+from mingpt.model.language import attention, document_mask
+from mingpt.train.context import make_context
+from mingpt.train.factory import build, prepare
+from mingpt.train.footprint import CONSTANT_GPU, footprint, look_at
+from mingpt.train.stats import DelayedRead
+from mingpt.train.step import train_step
+from mingpt.world.world import World
+
+STEPS = 3  # the first ones make what stays, such as moments
+BLOCK = 512  # torch's allocator rounds up to it
+WAITS = {  # operations whose result the host needs
+    "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal",
+    "aten::_unique2",
+}  # fmt: skip
+
+
+class Watched(TorchDispatchMode):
+    """What runs under it: waits and mixed devices by name, attention kernels, collectives, bytes on the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.living = dict[int, int]()
+        self.bytes = 0
+        self.forget()
+
+    def forget(self) -> None:
+        self.waits, self.mixed, self.attention, self.collectives = list[str](), list[str](), set[str](), list[Any]()
+        self.peak = self.bytes
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        name = function._schema.name
+        inputs, outputs = ([t for t in tree_leaves(x) if isinstance(t, Tensor)] for x in ((args, kwargs), out))
+        devices = {tensor.device.type for tensor in [*inputs, *outputs]}
+        if name.startswith("c10d::"):
+            self.collectives.append((name, sum(tensor.nbytes for tensor in inputs)))
+        elif "cuda" in devices:
+            self.look_at(name, inputs, outputs, devices, args, kwargs)
+        for tensor in outputs:
+            self.count(tensor)
+        return out
+
+    def look_at(
+        self, name: str, inputs: list[Tensor], outputs: list[Tensor], devices: set[str], args: Any, kwargs: Any
+    ) -> None:
+        masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in inputs[1:])
+        if name in WAITS or (name in ("aten::index", "aten::index_put_") and masks):
+            self.waits.append(name)
+        if name in ("aten::_to_copy", "aten::copy_") and "cpu" in devices:
+            asynchronous = kwargs.get("non_blocking") or (name == "aten::copy_" and len(args) > 2 and args[2])
+            if not asynchronous:
+                self.waits.append(f"{name} {inputs[0].device.type} to {outputs[0].device.type}")
+        elif any(tensor.device.type == "cpu" and tensor.dim() for tensor in inputs):
+            self.mixed.append(name)
+        if "attention" in name or "softmax" in name:
+            self.attention.add(name.removeprefix("aten::"))
+
+    def count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if tensor.device.type == "cuda" and storage._cdata not in self.living:
+            size = -(-storage.nbytes() // BLOCK) * BLOCK
+            self.living[storage._cdata] = size
+            self.bytes += size
+            self.peak = max(self.peak, self.bytes)
+            weakref.finalize(storage, self.freed, storage._cdata)
+
+    def freed(self, key: int) -> None:
+        self.bytes -= self.living.pop(key)
+
+
+def without_driver(watched: Watched) -> None:
+    """Replace what asks the driver. `is_available` stays False: fake tensors then never ask for a device's context."""
+    import torch.cuda.amp.common
+
+    class Event:
+        def __init__(self, **_: object) -> None: ...
+        def record(self, *_: object) -> None: ...
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, _: object) -> float:
+            return 1.0
+
+        def synchronize(self) -> None:
+            watched.waits.append("event.synchronize")
+
+    class Stream:
+        def wait_stream(self, _: object) -> None: ...
+        def wait_event(self, _: object) -> None: ...
+
+    torch.amp.autocast_mode.amp_definitely_not_available = lambda: False
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+    major, minor = divmod(int(os.environ["FAKE_GPU"]), 10)
+    for name, value in {
+        "_lazy_init": lambda: None, "is_available": lambda: False, "Event": Event, "Stream": Stream,
+        "current_stream": lambda *_: Stream(), "stream": lambda _: nullcontext(), "device_count": lambda: 1,
+        "get_device_capability": lambda *_: (major, minor), "is_bf16_supported": lambda *_, **__: major >= 8,
+        "is_tf32_supported": lambda: major >= 8, "get_device_name": lambda *_: "a fake GPU",
+        "get_device_properties": lambda *_: SimpleNamespace(major=major, minor=minor, multi_processor_count=132),
+    }.items():  # fmt: skip
+        setattr(torch.cuda, name, value)
+    torch.nn.Module.to = lambda self, *_, **__: self  # it swaps parameters, which fake ones can't be
+
+
+def world_of(rank: int, size: int, each: int) -> World:
+    world = World(rank, size, rank % each, torch.device("cuda", 0), "nccl")
+    if not 1 < each < size:
+        return world
+    nodes = size // each
+    inside = [dist.new_group([*range(node * each, (node + 1) * each)]) for node in range(nodes)][rank // each]
+    across = [dist.new_group([*range(local, size, each)]) for local in range(each)][rank % each]
+    return replace(
+        world,
+        inside=replace(world, rank=rank % each, size=each, group=inside),
+        across=replace(world, rank=rank // each, size=nodes, group=across),
+    )
+
+
+def steps(overrides: list[str], ranks: list[int], size: int, each: int) -> list[dict[str, Any]]:
+    """What the last step of each of these ranks did. size: of the world; each: processes on each node."""
+    config = configure([*overrides, "data=random", "run.dir=fake", "train.compile=false"], size)
+    planned = footprint(config, look_at(config), size, each).total(True) - CONSTANT_GPU
+    torch.use_deterministic_algorithms(config.reduce == "exact")
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    return [{**last_step(config, rank, size, each), "planned": planned} for rank in ranks]
+
+
+def last_step(config: Config, rank: int, size: int, each: int) -> dict[str, Any]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    watched = Watched()
+    try:
+        without_driver(watched)
+        with FakeTensorMode(), watched:
+            world = world_of(rank, size, each)
+            with torch.device("cuda"):
+                model = build(config, config.data.vocabulary_size())
+            prepare(config, model)
+            plan = BatchPlan(10**6, config.seed, config.global_size(size), config.batch.micro_size)
+            context = make_context(config, model, plan, world, autocast_for(config, world.device))
+            shape = config.batch.micro_size, config.model.block_size
+            batches = repeat([torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)])
+            read = DelayedRead(0, late=True)
+            for step in range(STEPS):
+                watched.forget()
+                stats = train_step(context, step, batches)
+                read._pending = None  # a fake tensor has no numbers to read
+                read(step + 1, stats, context.update.guard.skips)
+                del stats
+    finally:
+        dist.destroy_process_group()
+    return {
+        "waits": watched.waits, "mixed": watched.mixed, "collectives": watched.collectives, "peak": watched.peak,
+        "attention": sorted(watched.attention),
+    }  # fmt: skip
+
+
+def attentions() -> dict[str, list[str]]:
+    """By dtype, heads of keys, and mask: the kernels of attention, strict as reduce=exact and not."""
+    watched, chosen = Watched(), {}
+    without_driver(watched)
+    with FakeTensorMode(), watched:
+        mask = document_mask(torch.zeros(2, 1024, dtype=torch.int64, device="cuda"))
+        for strict, dtype, heads, masked in product(
+            (True, False), (torch.float32, torch.float16, torch.bfloat16), (8, 2), (False, True)
+        ):
+            torch.use_deterministic_algorithms(strict)
+            watched.forget()
+            q = torch.empty(2, 8, 1024, 64, device="cuda", dtype=dtype, requires_grad=True)
+            k, v = torch.empty(2, 2, heads, 1024, 64, device="cuda", dtype=dtype, requires_grad=True)
+            attention(q, k, v, mask if masked else None).sum().backward()
+            chosen[f"{strict} {dtype} {heads} {masked}"] = sorted(watched.attention)
+    return chosen
+
+
+if __name__ == "__main__":
+    for function, arguments in json.loads(sys.argv[1]):
+        print(json.dumps({"steps": steps, "attentions": attentions}[function](**arguments)), flush=True)

@@ -1,0 +1,81 @@
+"""What the GPU's host does in a step, seen without a GPU: torch's CUDA wheel on fake tensors (`make test-cuda-wheel`).
+
+Bits, times, streams and NCCL itself are not seen here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
+HERE = Path(__file__).parent
+SMALL = ("model.n_layer=2", "model.n_head=4", "model.n_embd=256", "model.block_size=128", "data.vocabulary=512")
+BATCH = ("batch.global_size=32", "batch.micro_size=2")  # 16 microbatches
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what stands in for the driver."""
+    to = tmp_path_factory.mktemp("driver")
+    packages = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages")
+    includes = [packages / "nvidia/cu13/include", packages / "triton/backends/nvidia/include"]
+    gcc = ["gcc", "-shared", "-fPIC", *(f"-I{path}" for path in includes), str(HERE / "driver.c"), "-o"]
+    subprocess.run([*gcc, to / "preload.so"], check=True)
+    subprocess.run([*gcc, to / "libcuda.so.1", "-DDRIVER", "-Wl,-soname,libcuda.so.1"], check=True)
+    return to
+
+
+def on_fakes(driver: Path, capability: int, function: str, **arguments: object) -> Any:
+    environment = {
+        **os.environ, "LD_PRELOAD": str(driver / "preload.so"), "LD_LIBRARY_PATH": str(driver),
+        "FAKE_GPU": str(capability), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, str(HERE / "fake_steps.py"), json.dumps([[function, arguments]])]
+    return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+
+
+@pytest.mark.parametrize("capability", [75, 80, 89, 90])
+def test_attention_never_holds_all_scores_in_memory(driver: Path, capability: int) -> None:
+    """Flash attention or the memory-efficient kernel; bf16 before Ampere is refused by nobody, and emulated."""
+    chosen = on_fakes(driver, capability, "attentions")
+    assert len(chosen) == 24
+    for case, kernels in chosen.items():
+        if capability >= 80 or "bfloat16" not in case:
+            assert len(kernels) == 2, case  # forward and backward
+            assert all(kernel.startswith("_scaled_dot_product_") for kernel in kernels), case
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model=gpt2", *SMALL, *BATCH, "precision=bf16"),
+        ("model=gpt2", *SMALL, *BATCH, "precision=fp16", "optimizer.ema=0.99"),
+        ("model=modern", *SMALL, *BATCH, "precision=bf16", "optimizer=muon", "health.spike_sigma=6"),
+        ("model=modern", *SMALL, *BATCH, "precision=fp32", "train.recompute=block", "train.loss_rows=64"),
+        ("model=gpt2", *SMALL, *BATCH, "precision=bf16", "reduce=fast"),
+    ],
+    ids=["gpt2-bf16", "gpt2-fp16-ema", "modern-muon-spike", "modern-recompute-loss_rows", "fast"],
+)
+def test_a_step_never_waits_and_all_ranks_send_the_same(driver: Path, overrides: tuple[str, ...]) -> None:
+    for size, each in [(1, 1), (3, 3), (4, 2)]:
+        ranks = on_fakes(driver, 90, "steps", overrides=overrides, ranks=[*range(size)], size=size, each=each)
+        for rank in ranks:
+            assert rank["waits"] == rank["mixed"] == []
+            assert [name for name, _ in rank["collectives"]] == [name for name, _ in ranks[0]["collectives"]]
+        assert bool(ranks[0]["collectives"]) == (size > 1)
+
+
+@pytest.mark.parametrize("size, each, rank", [(1, 1, 0), (16, 4, 5)])
+@pytest.mark.parametrize("experiment", ["gpt2_124m", "shakespeare_10m", "shakespeare_char", "shakespeare_gpt2"])
+def test_the_plan_knows_the_memory_of_a_step(driver: Path, experiment: str, size: int, each: int, rank: int) -> None:
+    """Of bf16 and fp32, of AdamW and Muon. The plan's constant, for CUDA's own, is left out."""
+    overrides = [f"experiment={experiment}"]
+    [found] = on_fakes(driver, 90, "steps", overrides=overrides, ranks=[rank], size=size, each=each)
+    assert found["peak"] == pytest.approx(found["planned"], rel=0.01)
+    assert found["waits"] == found["mixed"] == []
