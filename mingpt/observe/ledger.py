@@ -35,15 +35,6 @@ MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
 STEPS = ("compile", "step", "wait", "exchange", "update")  # the phases of a step: computed twice, it costs all again
 TWICE, BETWEEN = "computed twice", "between attempts"
-LABELS = {  # of phases, where the clock's own word does not say what it is
-    "launch": "launcher",
-    "data": "open the data",
-    "load": "build and restore",
-    "step": "forward and backward",
-    "wait": "data wait",
-    "report": "observers",
-    "snapshot": "snapshot stall",
-}
 GROUPS = {  # what people want to know, by the clock's phases; the rest is "other"
     "training": ("step", "exchange", "update"),
     "start-up": ("launch", "import", "data", "rendezvous", "load", "compile"),

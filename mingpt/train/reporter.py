@@ -17,9 +17,8 @@ from mingpt.model.language import LanguageModel
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Observers, StepDone
-from mingpt.observe.gpus import open_gpus
 from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.ledger import STEPS, Accountant, ledger
+from mingpt.observe.ledger import STEPS, Accountant
 from mingpt.observe.live import LiveLine
 from mingpt.observe.notify import Alarms
 from mingpt.observe.own import OwnObserver
@@ -148,9 +147,8 @@ def open_observers(config: Config, record: RunRecord, context: StepContext, life
     if not world.is_main:
         return Observers([], say)
     run_dir, price = config.run.dir, config.run.price_per_hour
-    live, hook, steps = live_line(config, lifetime), config.health.notify, config.profile.steps
-    gpus = open_gpus(world.device)
-    metrics = MetricsLog(run_dir, record.attempt, say, more=gpus.row if gpus else dict)
+    live, hook, steps = live_line(), config.health.notify, config.profile.steps
+    metrics = MetricsLog(run_dir, record.attempt, say)
     observers = Observers(
         [
             SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
@@ -178,15 +176,7 @@ def stragglers(config: Config, context: StepContext, hosts: Sequence[str]) -> li
     return [Stragglers(hosts, counts, ratio, say)]
 
 
-def live_line(config: Config, lifetime: Lifetime) -> list[LiveLine]:
+def live_line() -> list[LiveLine]:
     """The live display, if somebody looks: on a terminal, and not in a log."""
     console = Console(file=sys.stdout)
-    if not sys.stdout.isatty() or console.is_dumb_terminal:
-        return []
-    price, spent = config.run.price_per_hour, 0.0
-    if price is not None:
-        try:
-            spent = (ledger(config.run.dir).cost() or 0.0) + price * sum(lifetime.clock.account().values()) / 3600
-        except Exception as error:
-            say(f"what earlier attempts have cost is not known: {str(error) or type(error).__name__}")
-    return [LiveLine(console, price=price, spent=spent)]
+    return [LiveLine(console)] if sys.stdout.isatty() and not console.is_dumb_terminal else []
