@@ -183,26 +183,12 @@ class HuggingFaceTokens(Encoder):
         return found[0]
 
     def byte_lengths(self) -> list[int]:
-        """Of tokens that are made of bytes, as GPT-2's: those. Of others: what each adds to a text that is decoded.
-
-        A space that the tokenizer puts before each text counts, too. Empty list: it decodes no token by itself.
-        """
-        decoder = json.dumps(json.loads(self.text).get("decoder"))
-        lengths, numbers = [0] * self.size, self._tokenizer.get_vocab(with_added_tokens=False)
-        if '"ByteLevel"' in decoder:
-            for token, number in numbers.items():
-                lengths[number] = len(token)  # one letter for each byte
-        else:
-            alone = zip(numbers.values(), self._tokenizer.decode_batch([[i] for i in numbers.values()]), strict=True)
-            # A token to stand before each: the first one of a text may lose its space.
-            before = next((i for i, text in alone if text.isalnum()), None)
-            if before is None:
-                return []
-            length = len(self.decode([before]).encode())
-            pairs = self._tokenizer.decode_batch([[before, i] for i in numbers.values()])
-            for (token, number), text in zip(numbers.items(), pairs, strict=True):
-                a_byte = '"ByteFallback"' in decoder and re.fullmatch("<0x[0-9A-F]{2}>", token)
-                lengths[number] = 1 if a_byte else len(text.encode()) - length
+        """Of tokens that are made of bytes, as GPT-2's. Empty list: of others it is not known."""
+        if '"ByteLevel"' not in json.dumps(json.loads(self.text).get("decoder")):
+            return []
+        lengths = [0] * self.size
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[number] = len(token)  # one letter for each byte
         for number, token in self._tokenizer.get_added_tokens_decoder().items():
             lengths[number] = 0 if token.special else len(token.content.encode())
         return lengths

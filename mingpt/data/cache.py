@@ -67,10 +67,6 @@ class ArrayFile:
                 "folder on a larger disk, or make shards elsewhere (`mingpt prepare`), which are read in place"
             )
 
-    def touch(self) -> None:
-        """Show the processes that wait for this file that it is being made."""
-        os.utime(self.file.name)
-
     def finish(self) -> None:
         """Write the header again, which keeps room for the length, and all of it to the disk."""
         self.file.seek(0)
@@ -87,18 +83,18 @@ class ArrayFile:
 def node_lock(lock: Path, seconds: float) -> Iterator[None]:
     """Let one process of this node in at a time.
 
-    Raises UserError if the one that is in has not touched the file that it makes for so many seconds.
+    Raises UserError if the one that is in has not written to the files that it makes for so many seconds.
     """
-    file, part, left = FileLock(lock), lock.with_suffix(PART), seconds
+    file, left = FileLock(lock), seconds
     while True:
-        before = _touched(part)
+        before = _written(lock)
         try:
             file.acquire(timeout=min(left, TELL_SECONDS))
             break
         except Timeout:
             if left == seconds:
                 say(f"another process of this node is reading data.path: this one waits (lock {lock})")
-            left = seconds if _touched(part) != before else left - TELL_SECONDS
+            left = seconds if _written(lock) != before else left - TELL_SECONDS
         if left <= 0:
             raise UserError(
                 f"another process of this node has been reading data.path, without progress for {seconds:.0f} s (lock "
@@ -110,11 +106,13 @@ def node_lock(lock: Path, seconds: float) -> Iterator[None]:
         file.release()
 
 
-def _touched(part: Path) -> int:
-    try:
-        return part.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+def _written(lock: Path) -> set[tuple[str, int]]:
+    """When each file that is made under this lock was written last."""
+    found = set[tuple[str, int]]()
+    for part in lock.parent.glob(f"{lock.stem}*{PART}*"):
+        with suppress(FileNotFoundError):
+            found.add((part.name, part.stat().st_mtime_ns))
+    return found
 
 
 def cached(

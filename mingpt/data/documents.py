@@ -4,7 +4,7 @@ The end of a text begins the document that follows it in its sample: the first t
 when generation starts with it. Each target still counts.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,23 +19,14 @@ def apart(batch: Microbatch, end_of_text: int) -> Microbatch:
     return tokens, targets, torch.ones(tokens.shape), documents
 
 
-class SamplesApart(Samples):
-    def __init__(self, samples: Samples, end_of_text: int) -> None:
-        self.samples, self.end_of_text = samples, end_of_text
+class Apart(Samples):
+    """The microbatches of a training set, or of a split for evaluation, with their documents apart."""
+
+    def __init__(self, joined: Samples | EvalSplit, end_of_text: int) -> None:
+        self.joined, self.end_of_text = joined, end_of_text
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.joined)
 
-    def __getitem__(self, ids: Sequence[int]) -> Microbatch:
-        return apart(self.samples[ids], self.end_of_text)
-
-
-class EvalApart:
-    def __init__(self, split: EvalSplit, end_of_text: int) -> None:
-        self.split, self.end_of_text = split, end_of_text
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def __getitem__(self, index: int, /) -> Microbatch:
-        return apart(self.split[index], self.end_of_text)
+    def __getitem__(self, which: Any, /) -> Microbatch:
+        return apart(self.joined[which], self.end_of_text)

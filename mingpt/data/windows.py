@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from mingpt.data.source import Microbatch, Samples
+from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 
 
@@ -62,6 +63,17 @@ class WindowDataset(Samples):
             row[:] = self.tokens.read(start, start + self.block_size + 1)
         both = torch.from_numpy(rows)
         return both[:, :-1], both[:, 1:]
+
+
+def training_windows(tokens: Tokens, stop: int, block_size: int, stride: int, shown: str) -> WindowDataset:
+    """The samples of the first `stop` tokens. Raises UserError if there is none. shown: where the tokens are."""
+    windows = WindowDataset(tokens, 0, stop, block_size, stride)
+    if not len(windows):
+        raise UserError(
+            f"model.block_size={block_size} is longer than the data: {shown} has {stop} training tokens, and a sample "
+            f"takes {block_size + 1}: lower model.block_size or take more text"
+        )
+    return windows
 
 
 class EvalChunks:

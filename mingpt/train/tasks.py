@@ -86,8 +86,9 @@ def load_tasks(key: str, names: tuple[str, ...], folder: str | None, fewshot: in
             raise UserError(*(_unknown(key, name, manager.all_tasks) for name in missing))
         tasks: Tasks = manager.load(list(dict.fromkeys(name for found in matches.values() for name in found)))
     for name, task in tasks["tasks"].items():
-        if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-            raise UserError(f"{key}: {name} has images, or runs code that the model writes: use lm-eval on an export")
+        other = getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False)
+        if other or task.OUTPUT_TYPE == "generate_until":
+            raise UserError(f"{key}: {name} has images or generates text: `mingpt export`, then lm-eval --model hf")
         given = task.get_config("num_fewshot")
         if (fewshot is not None and given != 0) or given is None:  # lm-eval's own rule: 0 in a task's file stays
             task.set_config("num_fewshot", fewshot or 0)

@@ -144,20 +144,6 @@ def test_a_text_that_changes_while_it_is_read_is_not_trained_on(
     assert cached(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.csv", "name,text\nking,woe\n"), ("a.txt", '{"text": "to be"}\n{"text": "or not"}\n'), ("a.bin", "to\0be")],
-)
-def test_what_is_no_plain_text_is_trained_on_with_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
-) -> None:
-    opened("{to be} or not", tmp_path)
-    assert capsys.readouterr().out == ""
-    (path := tmp_path / name).write_text(content)
-    open_text(settings_for(tmp_path, path=str(path)), 1)
-    assert capsys.readouterr().out.startswith(f"WARNING: data.path={path}")
-
-
 # --- the cache ---
 
 
