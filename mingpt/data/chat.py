@@ -28,12 +28,11 @@ from mingpt.config.section import AffectsResult
 from mingpt.console import say
 from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile, cached
-from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.template import CHATML, KEY, PLAIN, Messages, Template, Turn, chatml, with_template
 from mingpt.data.text import Tokenized
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
-from mingpt.data.windows import TokenFile
+from mingpt.data.windows import PaddedBatches, TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.redact import printable, without_secrets

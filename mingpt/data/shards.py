@@ -31,11 +31,10 @@ from mingpt.data.dataset import (
     scan,
     tokens_in,
 )
-from mingpt.data.documents import Apart
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
-from mingpt.data.windows import EvalChunks, training_windows
+from mingpt.data.windows import Apart, EvalChunks, training_windows
 from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.redact import without_secrets

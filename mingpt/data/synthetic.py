@@ -17,9 +17,9 @@ from pydantic import Field
 
 from mingpt.compute.batches import derive, mix, permute
 from mingpt.config.kinds import Data, register
-from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
+from mingpt.data.windows import PaddedBatches
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 

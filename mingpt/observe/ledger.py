@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import Annotated
 
-import psutil
 from pydantic import Field, TypeAdapter
 
 from mingpt.folder import Folder
@@ -28,7 +27,6 @@ from mingpt.observe.events import (
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import NO_END, REWIND, Count, Record, line_of, records
 from mingpt.world.clock import Clock
-from mingpt.world.env import Env
 
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
 MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
@@ -88,7 +86,6 @@ class Accountant:
         self.run_dir, self.clock, self.price, self.say, self.now = run_dir, clock, price, say, now
         self.account: Account | None = None
         self.file: RunFile | None = None
-        self.launch = dict[str, float]()
 
     def on(self, event: Event) -> None:
         if isinstance(event, AttemptStarted):
@@ -115,9 +112,6 @@ class Accountant:
         self._write(account)
 
     def _open(self, event: AttemptStarted) -> None:
-        began = self.now() - sum(self.clock.account().values())
-        started = launched(began, max((a.until for a in accounts(self.run_dir)), default=0.0))
-        self.launch = {"launch": began - started}
         self.file = RunFile(self.run_dir, f"ledger/attempt-{event.attempt:05d}.json", self.say, "ledger", replaced=True)
         self.account = Account(
             attempt=event.attempt,
@@ -126,7 +120,7 @@ class Accountant:
             world_size=event.world_size,
             device=event.device,
             host=event.host,
-            started=started,
+            started=self.now() - sum(self.clock.account().values()),
             until=self.now(),
             seconds={},
             price=self.price,
@@ -134,7 +128,7 @@ class Accountant:
 
     def _write(self, account: Account) -> None:
         assert self.file
-        account.until, account.seconds = self.now(), self.launch | self.clock.account()
+        account.until, account.seconds = self.now(), self.clock.account()
         self.file.replace(json.dumps(asdict(account)).encode())
         if account.end:
             self.file.close()
@@ -184,17 +178,6 @@ def accounts(run_dir: str) -> list[Account]:
     raw = folder.read_all(files)
     read = {int(f.match[1]): _decode(int(f.match[1]), raw[f.name]) for f in files if f.name in raw}
     return [account for _, account in sorted(read.items()) if account]
-
-
-def launched(began: float, before: float) -> float:
-    """When this attempt's launcher was started; or this process, if that launcher has seen an earlier attempt.
-
-    began, before: Unix seconds of the clock's start, and of the last that is known of earlier attempts.
-    """
-    own = psutil.Process()
-    agent = own.parent() if Env.read().agent else None
-    starts = [process.create_time() for process in (agent, own) if process]
-    return min([began, *(start for start in starts if start > before)])
 
 
 def _decode(attempt: int, raw: bytes) -> Account | None:

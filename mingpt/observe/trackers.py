@@ -18,6 +18,7 @@ from textwrap import indent
 from typing import Any
 
 from mingpt.config.checks import installed
+from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.folder import Folder
@@ -81,8 +82,7 @@ class About:
 
     def settings(self) -> dict[str, str]:
         """The config by key: `train.max_steps`."""
-        sections = {name: value if isinstance(value, dict) else {"": value} for name, value in self.config.items()}
-        return {f"{name}.{key}".rstrip("."): str(v) for name, held in sections.items() for key, v in held.items()}
+        return {key: str(value) for key, value in leaves(self.config)}
 
 
 def beyond(last: int, write: Write) -> Write:

@@ -1,19 +1,27 @@
 """The step in which two runs part, executed for both on this machine: what differs first in it, and what the cause is.
 
 Each side begins at its own nearest snapshot; of the steps that both then execute, the first in which anything differs
-is told, and if only its update does, the step that the trace shows, too.
+is told, and if only its update does, the step that the trace shows, too. A step is kept as hashes of its bits: 32 bytes
+for each name, so it takes no more memory than the step itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from mingpt.errors import UserError
 from mingpt.history.history import History
 from mingpt.report.parting import Parting
-from mingpt.train.imprint import Imprint, imprint, state_of
-from mingpt.train.replaying import Replay, replay
+from mingpt.train.audit import FIRST, gradient_hash
+from mingpt.train.bench import Bench
+from mingpt.train.replaying import Again, Replay, replay
 
 Executable = tuple[History, Sequence[str]]  # one of the two, and what is so on this machine
+NARROW = {1: torch.int8, 2: torch.int16}
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,106 @@ class Executed:
     notes: list[list[str]] = field(default_factory=list)
 
 
-@dataclass
+class Hashes:
+    """Hashes by name, in the order of the names' first appearance, without waiting for the device.
+
+    Those of a step's microbatches are folded into one.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        for tensor in _tensors(value):
+            one = gradient_hash(_bits(tensor))
+            self._found[name] = self._found[name] * FIRST + one if name in self._found else one
+
+    def read(self) -> dict[str, str]:
+        return {name: str(total.tolist()) for name, total in self._found.items()}
+
+
+class Imprint:
+    """A step as hashes. inputs, outputs: by module, in the order of execution. gradients: in that of backward.
+
+    samples: by position in the batch. state: after the step.
+    """
+
+    def __init__(self, run: Replay) -> None:
+        """Do the next step of `run`, which is prepared."""
+        bench, samples, step = run.bench, Hashes(), run.step
+        inputs, outputs, gradients = Hashes(), Hashes(), Hashes()
+        rows = (row for microbatch in bench.microbatches(step) for row in zip(*microbatch, strict=True))
+        for position, (number, row) in enumerate(zip(bench.context.plan.sample_ids(step).tolist(), rows, strict=True)):
+            samples.add(f"position {position} (sample {number:,})", row)
+        with _watched(bench, inputs, outputs, gradients):
+            self.again: Again = run.advance()
+        self.samples, self.inputs, self.outputs = samples.read(), inputs.read(), outputs.read()
+        self.gradients, self.state = gradients.read(), state_of(bench)
+
+
+def state_of(bench: Bench) -> dict[str, str]:
+    found = Hashes()
+    for tensors in bench.state().values():
+        for name in sorted(tensors):
+            found.add(name, tensors[name])
+    return found.read()
+
+
+@contextmanager
+def _watched(bench: Bench, inputs: Hashes, outputs: Hashes, gradients: Hashes) -> Iterator[None]:
+    """With train.compile the modules are no longer apart: only gradients are seen."""
+
+    def seen(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_module: nn.Module, given: Any, output: Any) -> None:
+            inputs.add(name, given)
+            outputs.add(name, output)
+
+        return hook
+
+    model = bench.context.model
+    apart = {} if bench.config.train.compile else {n: m for n, m in model.named_modules() if n}
+    hooks = [module.register_forward_hook(seen(name)) for name, module in apart.items()]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            hooks.append(parameter.register_hook(lambda gradient, name=name: gradients.add(name, gradient)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous().flatten()
+    narrow = NARROW.get(flat.element_size())
+    return flat.view(narrow).to(torch.int32) if narrow else flat.view(torch.int32)
+
+
 class _Side:
-    begin: int
-    state: Mapping[str, str]
-    steps: dict[int, Imprint]
-    notes: list[str]
+    """What came out of one of the two up to a step. state: before its first step."""
+
+    def __init__(self, name: str, side: Executable, step: int) -> None:
+        past, here = side
+        self.steps = dict[int, Imprint]()
+        try:
+            with replay(past, step, here) as run:
+                run.prepare()
+                self.begin, self.notes, self.state = run.base, run.notes, state_of(run.bench)
+                while run.step < step:
+                    run.prepare()
+                    _check_code(run)
+                    self.steps[run.step + 1] = Imprint(run)
+        except UserError as error:
+            raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
+        self.same = {n: i.again.same for n, i in self.steps.items() if i.again.same is not None}
 
     def state_after(self, step: int) -> Mapping[str, str]:
         return self.steps[step].state if step > self.begin else self.state
@@ -75,18 +177,20 @@ def executed(parting: Parting, a: Executable, b: Executable) -> Executed | None:
     step = _which(parting, a, b)
     if step is None:
         return None
-    sides = [_of("A", a, step), _of("B", b, step)]
-    found = Executed(step, [s.begin for s in sides], notes=[s.notes for s in sides])
-    for side in sides:
-        told = {n: i.again.same for n, i in side.steps.items() if i.again.same is not None}
-        found.same.append(all(told.values()) if told else None)
-        found.first_other.append(next((n for n, same in told.items() if not same), None))
-    start = max(found.begin)
-    found.before = first(*(s.state_after(start) for s in sides))
-    parted = (_parted(n, *(s.steps[n] for s in sides)) for n in range(start + 1, step + 1))
+    sides = [_Side("A", a, step), _Side("B", b, step)]
+    start = max(side.begin for side in sides)
+    found = Executed(
+        step,
+        begin=[side.begin for side in sides],
+        before=first(*(side.state_after(start) for side in sides)),
+        same=[all(side.same.values()) if side.same else None for side in sides],
+        first_other=[next((n for n, same in side.same.items() if not same), None) for side in sides],
+        notes=[side.notes for side in sides],
+    )
+    parted = (_parted(n, *(side.steps[n] for side in sides)) for n in range(start + 1, step + 1))
     if one := next((p for p in parted if p.differs), None):
         shown = one.outputs or one.gradients or one.step == step
-        found.steps = [one] if shown else [one, _parted(step, *(s.steps[step] for s in sides))]
+        found.steps = [one] if shown else [one, _parted(step, *(side.steps[step] for side in sides))]
     return found
 
 
@@ -108,22 +212,6 @@ def _which(parting: Parting, *sides: Executable) -> int | None:
     except UserError:  # it is the last
         return step
     return step + 1
-
-
-def _of(name: str, side: Executable, step: int) -> _Side:
-    past, here = side
-    try:
-        with replay(past, step, here) as run:
-            run.prepare()
-            state, steps = state_of(run.bench), dict[int, Imprint]()
-            while run.step < step:
-                run.prepare()
-                _check_code(run)
-                found = imprint(run)
-                steps[found.again.step] = found
-            return _Side(run.base, state, steps, run.notes)
-    except UserError as error:
-        raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
 
 
 def _check_code(run: Replay) -> None:

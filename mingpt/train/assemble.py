@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import nn
 
 from mingpt.compute.batches import BatchPlan, RankSampler
@@ -23,18 +24,18 @@ from mingpt.data.source import Source
 from mingpt.errors import FINISHED
 from mingpt.observe.events import HotCommitted, Observers, SnapshotCommitted, SnapshotLost
 from mingpt.observe.notify import notify
+from mingpt.observe.stragglers import StepTimes
 from mingpt.snapshot.attempts import RunRecord, make_run_dir
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.restore import Restored
-from mingpt.train import loop, own_model
+from mingpt.train import loop
 from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps
-from mingpt.train.claim import another_running, claim_attempt
 from mingpt.train.context import ALONE, Hooks, StepContext, make_context
 from mingpt.train.evaluation import Evaluation
-from mingpt.train.factory import prepare
+from mingpt.train.factory import buffer_check, prepare, try_out
 from mingpt.train.loop import Run
-from mingpt.train.origin import restore
+from mingpt.train.origin import another_running, claim_attempt, restore
 from mingpt.train.reporter import Reporter, open_observers
 from mingpt.train.stats import DelayedRead
 from mingpt.world import liveness
@@ -62,7 +63,7 @@ def train(
     state_bytes = (3 + bool(config.optimizer.ema)) * sum(p.nbytes for p in model.parameters())
     checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds)
     audit = make_audit(config, source, model, world)
-    context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, audit))
+    context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, world.device, audit))
     origin = restore(config, source, context, checkpointer)
     complete = origin.loaded if origin.step >= config.train.max_steps else None
     if complete and checkpointer.is_durable(complete):
@@ -74,7 +75,7 @@ def train(
     if world.is_main:
         write_config(config, say)
     liveness.watch(world, lifetime, config.world.init_timeout_seconds)
-    check_buffers = own_model.buffer_check(model, config.model, world)  # before rank 0's replace those that differ
+    check_buffers = buffer_check(model, config.model, world)  # before rank 0's replace those that differ
     equalize(context)
     observers = open_observers(config, record, context, lifetime)
     reporter = Reporter(config, observers, context, lifetime, origin.step, record.attempt)
@@ -100,7 +101,7 @@ def place_model(config: Config, source: Source, model: nn.Module, world: World) 
     if isinstance(config.model, Own):
         first = source.train[list(range(min(config.batch.micro_size, len(source.train))))]
         with autocast_for(config, world.device):
-            own_model.try_out(model, config.model, [x.to(world.device) for x in first])
+            try_out(model, config.model, [x.to(world.device) for x in first])
     prepare(config, model)
 
 
@@ -111,13 +112,15 @@ def make_audit(config: Config, source: Source, model: nn.Module, world: World) -
     return Audit(config.health.audit_every, config.run.dir, trainable(model), microbatches, source, world)
 
 
-def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, audit: Audit | None) -> Hooks:
+def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, device: torch.device, audit: Audit | None) -> Hooks:
     """Connect a run's steps with its clock, its snapshots and its audit."""
+    times = StepTimes(lifetime.clock.seconds, device)
     hooks = Hooks(
         flags=lambda: checkpointer.flags(lifetime.stop),
         before_update=checkpointer.before_update,
         phase=lifetime.clock.within,
-        seconds=lifetime.clock.seconds,
+        begin=times.begin,
+        times=times,
     )
     return replace(hooks, audit=audit.watch, on_gradient=audit.on_gradient) if audit else hooks
 

@@ -130,7 +130,7 @@ def open_run(place: str, text: Path, cache: Path, world: World, ticks: Ticks) ->
         lifetime.clock, lifetime.phase = Clock("step", ticks), Phase.JOINED
         checkpointer = Checkpointer(config, world, 0, print)
         assemble.place_model(config, source, model, world)
-        hooks = assemble.hooks_of(checkpointer, lifetime, None)
+        hooks = assemble.hooks_of(checkpointer, lifetime, world.device, None)
         context = assemble.context_of(config, source, model, world, hooks)
         origin = assemble.restore(config, source, context, checkpointer)
         record = assemble.claim_attempt(config, source, origin, checkpointer, world)
