@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -56,16 +55,6 @@ class ArrayFile:
             self._write_header()
         self.file.write(np.ascontiguousarray(block).data)
         self.length += len(block)
-
-    def reserve(self, size: int) -> None:
-        """Raise UserError if the disk has no room for so many bytes."""
-        folder = Path(self.file.name).parent
-        free = shutil.disk_usage(folder).free
-        if size > free:
-            raise UserError(
-                f"data.cache_dir={folder}: {size / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free: choose a "
-                "folder on a larger disk, or make shards elsewhere (`mingpt prepare`), which are read in place"
-            )
 
     def finish(self) -> None:
         """Write the header again, which keeps room for the length, and all of it to the disk."""

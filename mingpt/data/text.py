@@ -126,7 +126,6 @@ def _encode(path: Path, config: TextData, given: Vocabulary | None, array: Array
     text = _Text(path, config.path)
     if bytes_alone:
         vocabulary: Vocabulary = Bytes()
-        array.reserve(text.size)
         for block in text.blocks():
             array.append(np.frombuffer(block, np.uint8))
     elif isinstance(given, Encoder):
@@ -150,10 +149,9 @@ def _encode_characters(text: _Text, given: Vocabulary | None, array: ArrayFile) 
             f"{text.shown}: the snapshot's vocabulary of kind {given.to_json()['kind']!r} cannot encode a text: take "
             "data of the kind that the snapshot was trained on"
         )
-    seen, length = np.zeros(0x110000, bool), 0
+    seen = np.zeros(0x110000, bool)
     for points in text.points():
         seen[points] = True
-        length += len(points)
     characters = "".join(map(chr, np.flatnonzero(seen)))
     if given is None and len(characters) < 2:
         raise UserError(
@@ -165,7 +163,6 @@ def _encode_characters(text: _Text, given: Vocabulary | None, array: ArrayFile) 
         ids[seen] = vocabulary.encode(characters)
     except UserError as error:
         raise UserError(f"{text.shown}: {error}: name another text") from error
-    array.reserve(length * ids.itemsize)
     for points in text.points():
         array.append(ids[points])
     return vocabulary
@@ -194,7 +191,6 @@ def _token_file(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[
             if not is_local(fs):
                 path = Path(f"{array.file.name}.text")
                 at_the_end.callback(path.unlink, missing_ok=True)
-                array.reserve(info["size"] or 0)  # a server may not say how much it sends
                 with place("data.path", config.path):
                     fs.get_file(remote, str(path))
             return _encode(path, config, given, array)

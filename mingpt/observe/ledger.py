@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated
 
@@ -21,7 +21,6 @@ from mingpt.observe.events import (
     AttemptFailed,
     AttemptStarted,
     Event,
-    SnapshotCommitted,
     StepDone,
 )
 from mingpt.observe.runfile import RunFile
@@ -29,7 +28,6 @@ from mingpt.snapshot.attempts import NO_END, REWIND, Count, Record, line_of, rec
 from mingpt.world.clock import Clock
 
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
-MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
 STEPS = ("compile", "step", "wait", "exchange", "update")  # the phases of a step: computed twice, it costs all again
 TWICE, BETWEEN = "computed twice", "between attempts"
@@ -51,8 +49,8 @@ Number = Annotated[float, Field(gt=-(2.0**53), lt=2.0**53, allow_inf_nan=False)]
 class Account:
     """One attempt. started, until: Unix seconds. seconds: by phase of the clock; they add up to until - started.
 
-    end: "finished", "stopped", "failed: …"; None: it was killed, or is still training. snapshots: step, Unix time,
-    seconds. price: of all machines, per hour.
+    end: "finished", "stopped", "failed: …"; None: it was killed, or is still training. price: of all machines, per
+    hour.
     """
 
     attempt: Count
@@ -65,7 +63,6 @@ class Account:
     until: Number
     seconds: dict[str, Number]
     end: str | None = None
-    snapshots: list[tuple[Count, Number, Number]] = field(default_factory=list)
     price: Number | None = None
 
 
@@ -98,9 +95,6 @@ class Accountant:
                 account.step = event.step
                 if self.now() - account.until < NOTE_SECONDS:
                     return
-            case SnapshotCommitted():  # in another thread, and written with the next step
-                account.snapshots = [*account.snapshots[1 - MOST_SNAPSHOTS :], (event.step, self.now(), event.seconds)]
-                return
             case AttemptEnded():
                 account.end = "finished" if event.finished else "stopped"
             case AttemptFailed():

@@ -163,7 +163,8 @@ class _Side:
                 while run.step < step:
                     run.prepare()
                     _check_code(run)
-                    self.steps[run.step + 1] = Imprint(run)
+                    found = Imprint(run)
+                    self.steps[run.step] = found
         except UserError as error:
             raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
         self.same = {n: i.again.same for n, i in self.steps.items() if i.again.same is not None}

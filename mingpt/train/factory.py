@@ -3,7 +3,8 @@
 A user's own (model._target_) is checked: that it is a module that can be trained, and keeps its buffers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -134,18 +135,26 @@ def check_module(made: object, settings: Own) -> None:
         raise UserError(f"{key} has no parameter to train")
 
 
+@contextmanager
+def _told(what: str, model: nn.Module) -> Iterator[None]:
+    """Turns what a user's code raises into a UserError."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        hint = ": change it, or choose reduce=fast" if "deterministic" in str(error) else ""
+        raise UserError(f"{what}: {describe(error, type(model))}{hint}") from error
+
+
 def try_out(model: nn.Module, settings: Own, microbatch: Sequence[Tensor]) -> None:
     """Run one forward and backward. Raises UserError if the model breaks the protocol. Leaves the model as it was."""
     key = f"model._target_={settings.target}"
     called = f"forward({', '.join(f'{list(x.shape)} {str(x.dtype)[6:]}' for x in microbatch)})"
     buffers = copy_buffers(model)
     model.train()
-    try:
+    with _told(f"{key}: {called} failed", model):
         output = model(*microbatch)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{key}: {called} failed: {describe(error, type(model))}") from error
     parts = output if isinstance(output, tuple) else (output,)
     got = ", ".join(f"{list(x.shape)} {x.device.type}" if isinstance(x, Tensor) else type(x).__name__ for x in parts)
     scalar = f"[] {microbatch[0].device.type}"
@@ -158,15 +167,8 @@ def try_out(model: nn.Module, settings: Own, microbatch: Sequence[Tensor]) -> No
         raise UserError(f"{key}: {called} returned the loss {loss.item()}: it must be finite")
     if not torch.isfinite(count) or count < 0:
         raise UserError(f"{key}: {called} returned the count {count.item()}: it must be the number of targets")
-    try:
+    with _told(f"{key}: backward after {called} failed", model):
         loss.backward()
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except (Exception, SystemExit) as error:
-        hint = ", or choose reduce=fast" if "deterministic" in str(error) else ""
-        raise UserError(
-            f"{key}: backward after {called} failed: {describe(error, type(model))}: change it{hint}"
-        ) from error
     gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     model.zero_grad(set_to_none=True)
     if idle := [name for name, gradient in gradients.items() if gradient is None]:

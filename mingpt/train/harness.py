@@ -85,6 +85,9 @@ class Harness(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
         return self.vocabulary.encode(string)
 
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         windows, counts = list[Request](), list[int]()
         for request in requests:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mingpt.errors import UserError
-from mingpt.observe.events import AttemptFailed, AttemptStarted, Event, SnapshotCommitted, StepDone
+from mingpt.observe.events import AttemptFailed, AttemptStarted, Event, StepDone
 from mingpt.observe.ledger import (
     BETWEEN,
     TWICE,
@@ -104,8 +104,8 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
     begun = after(5, "step", AttemptStarted(4, 100, 200, 8, "NVIDIA L4", "n7"))
     assert begun == Account(4, 100, 100, 8, "NVIDIA L4", "n7", 1005, 1010, spent, price=2.0)
     assert after(0.5, "wait", StepDone(101, 1.0, 1.0)).step == 100  # not with every step
-    known = after(19.5, "step", SnapshotCommitted(101, "d", 0.5), StepDone(102, 1.0, 1.0))
-    assert (known.step, known.until, known.snapshots, known.end) == (102, 1030, [(101, 1030, 0.5)], None)
+    known = after(19.5, "step", StepDone(102, 1.0, 1.0))
+    assert (known.step, known.until, known.end) == (102, 1030, None)
     assert sum(known.seconds.values()) == known.until - known.started
     assert after(0, "step", AttemptFailed(102, 70, "RuntimeError", "lost contact")).end == "failed: lost contact"
     assert ledger(str(tmp_path)).cost() == pytest.approx(2.0 * 25 / 3600)
@@ -122,7 +122,7 @@ INFINITE = float("inf")
         json.dumps(GOOD | changed).encode()
         for changed in (
             {"attempt": 3}, {"started": INFINITE}, {"until": 10**400}, {"step": -1}, {"step": 2.5}, {"seconds": [1]},
-            {"device": None}, {"snapshots": [[1, 1]]}, {"world_size": True},
+            {"device": None}, {"world_size": True},
         )
     ],
 )  # fmt: skip
