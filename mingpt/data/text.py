@@ -1,8 +1,7 @@
 """Tokens from any text at any URL, cached once per node as a memory-mapped array."""
 
 import codecs
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -173,29 +172,38 @@ def smallest_type(size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if size <= 2**8 else np.uint16 if size <= 2**16 else np.uint32
 
 
-def _token_file(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str, Any]]:
-    """The cached tokens of `config.path`, and their vocabulary, number and the text's sha256."""
+def token_file(
+    config: Tokenized,
+    given: Vocabulary | None,
+    spelled: Sequence[str],
+    make: Callable[[Path, ArrayFile], dict[str, Any]],
+) -> tuple[Path, dict[str, Any]]:
+    """What `make` makes of the file of `config.path`, once per node: tokens, and what else is kept of it.
+
+    spelled: the kind of data, and all else that the tokens depend on.
+    """
     fs, remote = open_fs(config.path, "data.path")
-    shown = f"data.path={without_secrets(config.path)}"
     with place("data.path", config.path):
         info = fs.info(remote)  # with size, modification time and ETag: a changed file gets another name in the cache
         if info["type"] != "file":  # a pipe or a device may never end
-            raise UserError(f"{shown}: no regular file: name one text file")
+            raise UserError(f"data.path={without_secrets(config.path)}: no regular file: name one file")
         if is_local(fs):
             open(remote, "rb").close()  # whether it may be read is told before what is wrong with the cache
-    source = ["text", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
+    kind, *rest = spelled
+    source = [kind, CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json(), *rest]
 
-    def make(array: ArrayFile) -> dict[str, Any]:
-        path = Path(remote)
-        with ExitStack() as at_the_end:
-            if not is_local(fs):
-                path = Path(f"{array.file.name}.text")
-                at_the_end.callback(path.unlink, missing_ok=True)
-                with place("data.path", config.path):
-                    fs.get_file(remote, str(path))
-            return _encode(path, config, given, array)
+    def made(array: ArrayFile) -> dict[str, Any]:
+        if is_local(fs):
+            return make(Path(remote), array)
+        copy = Path(f"{array.file.name}.text")
+        try:
+            with place("data.path", config.path):
+                fs.get_file(remote, str(copy))
+            return make(copy, array)
+        finally:
+            copy.unlink(missing_ok=True)
 
-    return cached(config, source, make)
+    return cached(config, source, made)
 
 
 def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary: Vocabulary | None = None) -> Source:
@@ -206,7 +214,7 @@ def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary
     """
     if vocabulary is None and config.tokenizer is not None:
         vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
-    path, about = _token_file(config, vocabulary)
+    path, about = token_file(config, vocabulary, ["text"], lambda path, array: _encode(path, config, vocabulary, array))
     tokens, length = TokenFile(path), int(about["tokens"])
     border = round(length * (1 - config.val_fraction))
     shown = f"data.path={without_secrets(config.path)}"
