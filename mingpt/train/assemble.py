@@ -22,10 +22,8 @@ from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED
-from mingpt.observe.events import HotCommitted, Observers, SnapshotCommitted, SnapshotLost
-from mingpt.observe.notify import notify
 from mingpt.observe.stragglers import StepTimes
-from mingpt.snapshot.attempts import RunRecord, make_run_dir
+from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.restore import Restored
 from mingpt.train import loop
@@ -36,7 +34,7 @@ from mingpt.train.evaluation import Evaluation
 from mingpt.train.factory import buffer_check, prepare, try_out
 from mingpt.train.loop import Run
 from mingpt.train.origin import another_running, claim_attempt, restore
-from mingpt.train.reporter import Reporter, open_observers
+from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
 from mingpt.train.stats import DelayedRead
 from mingpt.world import liveness
 from mingpt.world.lifetime import Lifetime
@@ -89,7 +87,7 @@ def train(
     run = run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter, check_buffers)
     reporter.started(source, audit.cost() if audit else "")
     lifetime.clock.enter("compile" if config.train.compile else "step")
-    with liveness.watched(config, world, lifetime, teller(config, reporter, record)):
+    with liveness.watched(config, world, lifetime, reporter.report_hang):
         lifetime.observers.append(reporter.failed)
         return loop.train(run)
 
@@ -142,16 +140,6 @@ def equalize(context: StepContext) -> None:
         warm_up(world, max(len(bucket.weights) for bucket in update.buckets), bool(update.of_muon or update.own))
 
 
-def begin_snapshots(checkpointer: Checkpointer, record: RunRecord, observers: Observers) -> None:
-    """Have snapshots written, and what becomes of them published."""
-    checkpointer.begin(
-        record,
-        committed=lambda *what: observers.publish(SnapshotCommitted(*what)),
-        committed_hot=lambda step: observers.publish(HotCommitted(step)),
-        lost=lambda *what: observers.publish(SnapshotLost(*what)),
-    )
-
-
 def run_of(
     config: Config,
     source: Source,
@@ -195,11 +183,3 @@ def store_the_end(
     lifetime.ignore_signals()
     context.world.barrier()
     return FINISHED
-
-
-def teller(config: Config, reporter: Reporter, record: RunRecord) -> Callable[[BaseException], None]:
-    """Return what reports a hang: in rank 0 its observers, in others an alarm, for a rank 0 that is silent."""
-    if reporter.world.is_main:
-        return reporter.failed
-    url, name, attempt = config.health.notify, config.run.name, record.attempt
-    return lambda error: notify(url, "hang", str(error), name, attempt, reporter.done)

@@ -19,11 +19,20 @@ from mingpt.data.source import Source
 from mingpt.data.windows import WindowDataset
 from mingpt.model.language import LanguageModel
 from mingpt.observe.console import ConsoleLines
-from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Observers, StepDone
+from mingpt.observe.events import (
+    AttemptEnded,
+    AttemptFailed,
+    AttemptStarted,
+    HotCommitted,
+    Observers,
+    SnapshotCommitted,
+    SnapshotLost,
+    StepDone,
+)
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.observe.ledger import STEPS, Accountant
 from mingpt.observe.live import LiveLine
-from mingpt.observe.notify import Alarms
+from mingpt.observe.notify import Alarms, notify
 from mingpt.observe.own import OwnObserver
 from mingpt.observe.profile import Profile
 from mingpt.observe.speed import flops_per_token, peak_flops, peak_memory
@@ -32,6 +41,7 @@ from mingpt.observe.trace import SameBits, Trace
 from mingpt.observe.trackers import open_trackers
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
+from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
 from mingpt.train.evaluation import first_microbatches
 from mingpt.train.stats import Figures
@@ -141,6 +151,23 @@ class Reporter:
         failure = classify(error, self.lifetime.phase)
         reason = str(without_secrets(failure.reason))
         self.observers.publish(AttemptFailed(self.done, failure.code, type(error).__name__, reason))
+
+    def report_hang(self, error: BaseException) -> None:
+        """In rank 0 its observers do; in others an alarm, for a rank 0 that is silent."""
+        if self.world.is_main:
+            self.failed(error)
+        else:
+            notify(self.config.health.notify, "hang", str(error), self.config.run.name, self.attempt, self.done)
+
+
+def begin_snapshots(checkpointer: Checkpointer, record: RunRecord, observers: Observers) -> None:
+    """Have snapshots written, and what becomes of them published."""
+    checkpointer.begin(
+        record,
+        committed=lambda *what: observers.publish(SnapshotCommitted(*what)),
+        committed_hot=lambda step: observers.publish(HotCommitted(step)),
+        lost=lambda *what: observers.publish(SnapshotLost(*what)),
+    )
 
 
 def open_observers(config: Config, record: RunRecord, context: StepContext, lifetime: Lifetime) -> Observers:
