@@ -5,23 +5,17 @@ is told, and if only its update does, the step that the trace shows, too. A step
 for each name, so it takes no more memory than the step itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from mingpt.errors import UserError
 from mingpt.history.history import History
 from mingpt.report.parting import Parting
-from mingpt.train.audit import FIRST, gradient_hash
 from mingpt.train.bench import Bench
+from mingpt.train.closeup import Hashes, look
 from mingpt.train.replaying import Again, Replay, replay
 
 Executable = tuple[History, Sequence[str]]  # one of the two, and what is so on this machine
-NARROW = {1: torch.int8, 2: torch.int16}
 
 
 @dataclass(frozen=True)
@@ -36,12 +30,11 @@ class First:
 
 @dataclass(frozen=True)
 class Parted:
-    """One step. around: the module of `outputs` has got another input already, which no module put out."""
+    """One step."""
 
     step: int
     samples: First | None
     outputs: First | None
-    around: bool
     gradients: First | None
     state: First | None
 
@@ -67,41 +60,26 @@ class Executed:
     notes: list[list[str]] = field(default_factory=list)
 
 
-class Hashes:
-    """Hashes by name, in the order of the names' first appearance, without waiting for the device.
-
-    Those of a step's microbatches are folded into one.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[str, Tensor] = {}
-
-    def add(self, name: str, value: Any) -> None:
-        for tensor in _tensors(value):
-            one = gradient_hash(_bits(tensor))
-            self._found[name] = self._found[name] * FIRST + one if name in self._found else one
-
-    def read(self) -> dict[str, str]:
-        return {name: str(total.tolist()) for name, total in self._found.items()}
-
-
 class Imprint:
-    """A step as hashes. inputs, outputs: by module, in the order of execution. gradients: in that of backward.
+    """A step as hashes. samples: by position in the batch. outputs: by module. gradients: in the order of backward.
 
-    samples: by position in the batch. state: after the step.
+    state: after the step.
     """
 
     def __init__(self, run: Replay) -> None:
         """Do the next step of `run`, which is prepared."""
-        bench, samples, step = run.bench, Hashes(), run.step
-        inputs, outputs, gradients = Hashes(), Hashes(), Hashes()
-        rows = (row for microbatch in bench.microbatches(step) for row in zip(*microbatch, strict=True))
-        for position, (number, row) in enumerate(zip(bench.context.plan.sample_ids(step).tolist(), rows, strict=True)):
-            samples.add(f"position {position} (sample {number:,})", row)
-        with _watched(bench, inputs, outputs, gradients):
-            self.again: Again = run.advance()
-        self.samples, self.inputs, self.outputs = samples.read(), inputs.read(), outputs.read()
-        self.gradients, self.state = gradients.read(), state_of(bench)
+        bench, samples, gradients = run.bench, Hashes(), Hashes()
+        numbers, batch = bench.context.plan.sample_ids(run.step).tolist(), bench.microbatches(run.step)
+        rows = (row for microbatch in batch for row in zip(*microbatch, strict=True))
+        for position, (number, row) in enumerate(zip(numbers, rows, strict=True)):
+            for tensor in row:
+                samples.add(f"position {position} (sample {number:,})", tensor)
+        self.outputs = {name: output.bits for name, output in look(bench, run.step)[1].items()}
+        self.again: Again = run.advance()
+        for name, parameter in reversed([*bench.context.model.named_parameters()]):
+            if parameter.requires_grad:
+                gradients.add(name, bench.gradient(name))
+        self.samples, self.gradients, self.state = samples.read(), gradients.read(), state_of(bench)
 
 
 def state_of(bench: Bench) -> dict[str, str]:
@@ -110,44 +88,6 @@ def state_of(bench: Bench) -> dict[str, str]:
         for name in sorted(tensors):
             found.add(name, tensors[name])
     return found.read()
-
-
-@contextmanager
-def _watched(bench: Bench, inputs: Hashes, outputs: Hashes, gradients: Hashes) -> Iterator[None]:
-    """With train.compile the modules are no longer apart: only gradients are seen."""
-
-    def seen(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_module: nn.Module, given: Any, output: Any) -> None:
-            inputs.add(name, given)
-            outputs.add(name, output)
-
-        return hook
-
-    model = bench.context.model
-    apart = {} if bench.config.train.compile else {n: m for n, m in model.named_modules() if n}
-    hooks = [module.register_forward_hook(seen(name)) for name, module in apart.items()]
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            hooks.append(parameter.register_hook(lambda gradient, name=name: gradients.add(name, gradient)))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | tuple | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().contiguous().flatten()
-    narrow = NARROW.get(flat.element_size())
-    return flat.view(narrow).to(torch.int32) if narrow else flat.view(torch.int32)
 
 
 class _Side:
@@ -237,13 +177,10 @@ def first(a: Mapping[str, str], b: Mapping[str, str]) -> First | None:
 
 
 def _parted(step: int, a: Imprint, b: Imprint) -> Parted:
-    outputs = first(a.outputs, b.outputs)
-    around = outputs is not None and a.inputs.get(outputs.name) != b.inputs.get(outputs.name)
     return Parted(
         step,
         first(a.samples, b.samples),
-        outputs,
-        around,
+        first(a.outputs, b.outputs),
         first(a.gradients, b.gradients),
         first(a.state, b.state),
     )
@@ -276,8 +213,7 @@ def _step(p: Parted) -> str:
         return f"{samples}, outputs and gradients; its update makes the difference: {_named(p.state, 'tensors')}"
     told = [samples, "the same outputs"]
     if p.outputs:
-        cause = ", whose input differs already: the code around the modules made it" if p.around else ""
-        told[1] = f"the first output that differs is that of {_place(p.outputs, 'modules')}{cause}"
+        told[1] = f"the first output that differs is that of {_place(p.outputs, 'modules')}"
     if p.gradients:
         told.append(f"the first gradient, in the order of backward, that of {_place(p.gradients, 'parameters')}")
     return "; ".join(told)

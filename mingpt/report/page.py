@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 import numpy as np
 
@@ -61,13 +60,6 @@ def kind(attempt: Account) -> str:
     return " × ".join(str(part) for part in (attempt.world_size, attempt.device) if part)
 
 
-def _plain(config: Mapping[str, Any], section: str, key: str) -> Any:
-    """A number or a text of a stored config, which may hold anything; None for all else."""
-    held = config.get(section)
-    value = held.get(key) if isinstance(held, Mapping) else None
-    return value if isinstance(value, str) or (type(value) is int and abs(value) < 2**40) else None
-
-
 def _dot(shade: str) -> Html:
     return Html(f'<i style="background:{shade}"></i>')
 
@@ -81,20 +73,14 @@ def number(value: object) -> str:
 
 def facts(run: Run) -> dict[str, str]:
     """The run in a few figures, those that are known."""
-    config = run.manifest.config if run.manifest else {}
-    model, data = _plain(config, "model", "kind"), _plain(config, "data", "path") or _plain(config, "data", "kind")
-    size, length = _plain(config, "batch", "global_size"), _plain(config, "model", "block_size")
     validation = run.curve("val_loss")
     good = np.isfinite(validation.values)
     losses = zip(validation.values[good].tolist(), validation.steps[good].tolist(), strict=True)
     best = min(losses, default=None)  # of equal ones the first
     last = run.attempts[-1] if run.attempts else None
     found = {
-        "model": model and str(model),
         "parameters": f"{run.parameters:,}" if run.parameters else None,
-        "data": data and str(data),
         "step": f"{run.last_step:,}",
-        "tokens seen": f"{run.last_step * size * length:,}" if type(size) is type(length) is int else None,
         "loss": None if run.loss.last is None else number(run.loss.last),
         "best validation loss": best and f"{best[0]:.4f} (step {best[1]:,.0f})",
         "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
