@@ -1,7 +1,7 @@
 """batch.micro_size=auto: as many samples at a time as there is memory for, chosen once for the whole run.
 
 The bits follow from that number. So the run's first start writes it into run.dir before it computes anything, and every
-later one takes it from there, whatever machine it is on.
+later one takes it from there, whatever machine it is on; or from the newest snapshot, where run.dir is new.
 """
 
 import time
@@ -16,6 +16,8 @@ from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import make_run_dir
+from mingpt.snapshot.reader import manifest_or_none
+from mingpt.snapshot.store import Store
 from mingpt.train.footprint import changed, footprint, look_at
 from mingpt.world.env import Env
 
@@ -30,7 +32,7 @@ def settled(config: Config, env: Env) -> Config:
         return config
     number, deadline = _read(config), time.monotonic() + config.world.init_timeout_seconds
     if number is None and not env.rank:
-        number = _write(config, _choose(config, env))
+        number = _write(config, _of_snapshot(config) or _choose(config, env))
     while number is None:
         if time.monotonic() > deadline:
             raise UserError(
@@ -77,6 +79,16 @@ def _memory(config: Config, local_rank: int, per_node: int) -> tuple[int, bool]:
     import psutil  # for this alone
 
     return int(psutil.virtual_memory().available // per_node), False
+
+
+def _of_snapshot(config: Config) -> int | None:
+    store = Store(config.snapshot.dir)
+    for step in store.steps():
+        if (manifest := manifest_or_none(store, step)) is not None:
+            batch = manifest.config.get("batch")
+            number = batch.get("micro_size") if isinstance(batch, dict) else None
+            return number if isinstance(number, int) and number > 0 else None
+    return None
 
 
 def _read(config: Config) -> int | None:

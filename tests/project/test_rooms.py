@@ -35,7 +35,7 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 194_300, 215, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 194_400, 215, 60
 ROOM_TOKENS = {
     "": 11_100,
     "commands": 15_400,
@@ -51,7 +51,7 @@ ROOM_TOKENS = {
     "report": 9_400,
     "selftest": 2_300,
     "snapshot": 19_800,
-    "train": 25_450,
+    "train": 25_570,
     "weights": 4_710,
     "world": 13_800,
 }

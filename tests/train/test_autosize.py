@@ -15,6 +15,7 @@ from mingpt.train import autosize
 from mingpt.world.env import Env
 from replay_kit import train_here
 from run_kit import TINY
+from snapshot_kit import PROVENANCE, save
 
 AUTO = "batch.micro_size=auto"
 
@@ -45,6 +46,13 @@ def test_it_is_chosen_by_memory_and_then_stays(tmp_path: Path, monkeypatch: pyte
         assert size(config_in(tmp_path / "large", *shape), 2) == 8
         assert size(config_in(tmp_path / "small", *shape), 2) == 2
     assert size(config_in(tmp_path / "tiny", *shape)) == 1  # nothing fits
+
+
+def test_a_new_run_dir_takes_that_of_the_newest_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_memory(monkeypatch, 100_000)
+    provenance = {**PROVENANCE, "config": {"batch": {"micro_size": 4}}}
+    save(Store(str(tmp_path / "elsewhere")), 3, provenance=provenance)
+    assert size(config_in(tmp_path / "new", f"snapshot.dir={tmp_path}/elsewhere")) == 4
 
 
 def test_others_wait_for_process_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
