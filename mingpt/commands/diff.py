@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mingpt.command import UNFIT
-from mingpt.console import counted, say, say_json
+from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import as_lines
 from mingpt.report.executed import executed, lines
@@ -104,11 +104,10 @@ def _tensor(t: TensorDifference) -> str:
     if t.differ is None:
         return f"  {t.name}: {t.why}"
     text = f"  {t.name} ({t.dtype}): {t.differ:,} of {t.values:,} values differ"
-    if t.largest is None or t.at is None:
-        return f"{text}; {t.why}"
+    if t.at is None:
+        return text
     place, a, b = t.at
-    units = f"{counted(t.largest, 'unit')} in the last place"
-    return f"{text}, by at most {units}: at {place} {a} -> {b}"
+    return f"{text}, the furthest at {place}: {a} -> {b}"
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,6 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +22,7 @@ END_OF_TEXT = "<|endoftext|>"
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[EOS]", "[SEP]")
 PIECE = 1 << 20  # characters that are encoded at once
 WORDS = re.compile(r"(?s).*\S(?=[ \t\n\r])")  # up to the last one that white space follows
-FILES = {"vocab.bpe", "encoder.json", "tokenizer.json", "merges.txt", "vocab.json"}  # of a vocabulary
+MERGES, TOKENIZER = FILES = ("vocab.bpe", "tokenizer.json")  # of a vocabulary
 FILE_LIMIT = 64 << 20  # bytes of the largest
 BYTE_LEVEL: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
@@ -183,26 +182,12 @@ class HuggingFaceTokens(Encoder):
         return found[0]
 
     def byte_lengths(self) -> list[int]:
-        """Of tokens that are made of bytes, as GPT-2's: those. Of others: what each adds to a text that is decoded.
-
-        A space that the tokenizer puts before each text counts, too. Empty list: it decodes no token by itself.
-        """
-        decoder = json.dumps(json.loads(self.text).get("decoder"))
-        lengths, numbers = [0] * self.size, self._tokenizer.get_vocab(with_added_tokens=False)
-        if '"ByteLevel"' in decoder:
-            for token, number in numbers.items():
-                lengths[number] = len(token)  # one letter for each byte
-        else:
-            alone = zip(numbers.values(), self._tokenizer.decode_batch([[i] for i in numbers.values()]), strict=True)
-            # A token to stand before each: the first one of a text may lose its space.
-            before = next((i for i, text in alone if text.isalnum()), None)
-            if before is None:
-                return []
-            length = len(self.decode([before]).encode())
-            pairs = self._tokenizer.decode_batch([[before, i] for i in numbers.values()])
-            for (token, number), text in zip(numbers.items(), pairs, strict=True):
-                a_byte = '"ByteFallback"' in decoder and re.fullmatch("<0x[0-9A-F]{2}>", token)
-                lengths[number] = 1 if a_byte else len(text.encode()) - length
+        """Of tokens that are made of bytes, as GPT-2's. Empty list: of others it is not known."""
+        if '"ByteLevel"' not in json.dumps(json.loads(self.text).get("decoder")):
+            return []
+        lengths = [0] * self.size
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[number] = len(token)  # one letter for each byte
         for number, token in self._tokenizer.get_added_tokens_decoder().items():
             lengths[number] = 0 if token.special else len(token.content.encode())
         return lengths
@@ -239,33 +224,19 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
 
     key: the config key or option that named the URL. Raises UserError if no vocabulary is there.
     """
-    fs, path = open_fs(hub_folder(url, key, sorted(FILES)), key)
+    fs, path = open_fs(hub_folder(url, key, FILES), key)
     with place(key, url):
         files = fs.ls(path, detail=False) if fs.isdir(path) else [path]
         names = {name_of(file.rstrip("/")): file for file in files}
-        if files == [path] and not {"vocab.bpe", "merges.txt"} & names.keys():
-            names = {"tokenizer.json": path}
-        raw = {name: fs.cat_file(names[name], start=0, end=FILE_LIMIT + 1) for name in FILES & names.keys()}
+        if files == [path] and MERGES not in names:
+            names = {TOKENIZER: path}
+        found = next((name for name in FILES if name in names), "")
+        raw = fs.cat_file(names[found], start=0, end=FILE_LIMIT + 1) if found else b""
     try:
-        if long := [name for name, content in raw.items() if len(content) > FILE_LIMIT]:
-            raise ValueError(f"{long[0]} has over {FILE_LIMIT} bytes: name a vocabulary's file")
-        texts = {name: content.decode() for name, content in raw.items()}
-        if "vocab.bpe" in texts:
-            return _merged(texts["vocab.bpe"], texts.get("encoder.json", ""))
-        if "tokenizer.json" in texts:
-            return HuggingFaceTokens(texts["tokenizer.json"])
-        if "merges.txt" in texts:
-            return _merged(texts["merges.txt"], texts.get("vocab.json", ""))
-        raise ValueError("no vocabulary is there: give a folder with vocab.bpe and encoder.json, or a tokenizer.json")
+        if not found:
+            raise ValueError(f"no vocabulary is there: give a folder with a {TOKENIZER}, or with GPT-2's {MERGES}")
+        if len(raw) > FILE_LIMIT:
+            raise ValueError(f"{found} has over {FILE_LIMIT} bytes: name a vocabulary's file")
+        return (GPT2Tokens if found == MERGES else HuggingFaceTokens)(raw.decode())
     except (UserError, ValueError) as error:
         raise UserError(f"{key}={without_secrets(url)}: {error}") from error
-
-
-def _merged(merges: str, numbers: str) -> GPT2Tokens:
-    """numbers: the text of encoder.json or vocab.json, which must give each token the number that the merges give."""
-    vocabulary, equal = GPT2Tokens(merges), not numbers
-    with suppress(TypeError, ValueError):
-        equal = equal or json.loads(numbers) | {END_OF_TEXT: vocabulary.end_of_text} == vocabulary.numbers
-    if not equal:
-        raise ValueError("the two files of the vocabulary do not belong together: take both from one place")
-    return vocabulary

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -57,20 +56,6 @@ class ArrayFile:
         self.file.write(np.ascontiguousarray(block).data)
         self.length += len(block)
 
-    def reserve(self, size: int) -> None:
-        """Raise UserError if the disk has no room for so many bytes."""
-        folder = Path(self.file.name).parent
-        free = shutil.disk_usage(folder).free
-        if size > free:
-            raise UserError(
-                f"data.cache_dir={folder}: {size / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free: choose a "
-                "folder on a larger disk, or make shards elsewhere (`mingpt prepare`), which are read in place"
-            )
-
-    def touch(self) -> None:
-        """Show the processes that wait for this file that it is being made."""
-        os.utime(self.file.name)
-
     def finish(self) -> None:
         """Write the header again, which keeps room for the length, and all of it to the disk."""
         self.file.seek(0)
@@ -87,18 +72,18 @@ class ArrayFile:
 def node_lock(lock: Path, seconds: float) -> Iterator[None]:
     """Let one process of this node in at a time.
 
-    Raises UserError if the one that is in has not touched the file that it makes for so many seconds.
+    Raises UserError if the one that is in has not written to the files that it makes for so many seconds.
     """
-    file, part, left = FileLock(lock), lock.with_suffix(PART), seconds
+    file, left = FileLock(lock), seconds
     while True:
-        before = _touched(part)
+        before = _written(lock)
         try:
             file.acquire(timeout=min(left, TELL_SECONDS))
             break
         except Timeout:
             if left == seconds:
                 say(f"another process of this node is reading data.path: this one waits (lock {lock})")
-            left = seconds if _touched(part) != before else left - TELL_SECONDS
+            left = seconds if _written(lock) != before else left - TELL_SECONDS
         if left <= 0:
             raise UserError(
                 f"another process of this node has been reading data.path, without progress for {seconds:.0f} s (lock "
@@ -110,11 +95,13 @@ def node_lock(lock: Path, seconds: float) -> Iterator[None]:
         file.release()
 
 
-def _touched(part: Path) -> int:
-    try:
-        return part.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+def _written(lock: Path) -> set[tuple[str, int]]:
+    """When each file that is made under this lock was written last."""
+    found = set[tuple[str, int]]()
+    for part in lock.parent.glob(f"{lock.stem}*{PART}*"):
+        with suppress(FileNotFoundError):
+            found.add((part.name, part.stat().st_mtime_ns))
+    return found
 
 
 def cached(

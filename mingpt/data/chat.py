@@ -27,17 +27,15 @@ from mingpt.config.kinds import register
 from mingpt.config.section import AffectsResult
 from mingpt.console import say
 from mingpt.data.bpe import Encoder, read_tokenizer
-from mingpt.data.cache import ArrayFile, cached
-from mingpt.data.padding import PaddedBatches
+from mingpt.data.cache import ArrayFile
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.template import CHATML, KEY, PLAIN, Messages, Template, Turn, chatml, with_template
-from mingpt.data.text import Tokenized
+from mingpt.data.text import Tokenized, token_file
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
-from mingpt.data.windows import TokenFile
+from mingpt.data.windows import PaddedBatches, TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import open_fs, place
 
 if TYPE_CHECKING:
     from mingpt.config.schema import Config
@@ -74,7 +72,6 @@ class ChatData(Tokenized):
         return open_chat(self, block_size, micro_size, vocabulary)
 
 
-CACHE_VERSION = 2  # raise when what is cached changes
 LABELS = {"system": "", "user": "User: ", "assistant": "Assistant:"}
 HALF = re.compile("[\ud800-\udfff]")  # JSON may hold a surrogate alone, and UTF-8 and snapshots can't
 TOKEN = np.dtype([("token", "<u4"), ("conversation", "<u4"), ("answer", "?")])
@@ -255,18 +252,11 @@ def open_chat(config: ChatData, block_size: int, micro_size: int, vocabulary: Vo
 
 
 def _token_file(config: ChatData, given: Vocabulary | None, shown: str) -> tuple[Path, dict[str, Any]]:
-    fs, remote = open_fs(config.path, "data.path")
-    with place("data.path", config.path):
-        info = fs.info(remote)
-        if info["type"] != "file":
-            raise UserError(f"{shown}: no regular file; name one file of JSON lines")
     form, text = config.template, given.template if isinstance(given, Encoder) else chatml()
     spell = plain if form == PLAIN else Template(text, given.specials if isinstance(given, Encoder) else ()).turns
-    source = ["chat", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json(), form]
 
-    def make(array: ArrayFile) -> dict[str, Any]:
-        with place("data.path", config.path):
-            raw = fs.cat_file(remote)
+    def make(path: Path, array: ArrayFile) -> dict[str, Any]:
+        raw = path.read_bytes()
         conversations = list(_read(raw, shown, spell, form not in FORMS))
         if not conversations:
             raise UserError(f"{shown}: no conversation is in it: give JSON lines")
@@ -279,4 +269,4 @@ def _token_file(config: ChatData, given: Vocabulary | None, shown: str) -> tuple
             raise UserError(f"{shown}: {error}") from error
         return {"vocabulary": own.to_json(), "sha256": sha256(raw).hexdigest()}
 
-    return cached(config, source, make)
+    return token_file(config, given, ["chat", form], make)

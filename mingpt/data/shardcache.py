@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
-from fsspec.callbacks import Callback
 from numpy.typing import NDArray
 
 from mingpt.console import say
@@ -24,6 +23,7 @@ from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
 TOUCH_SECONDS = 10.0  # between two updates of a shard's modification time, by which the least recently used is found
+BLOCK = 1 << 22  # bytes that are read at once
 WAIT_SECONDS = 0.1  # between two searches for room while other processes download
 
 
@@ -108,11 +108,15 @@ class ShardCache:
             time.sleep(WAIT_SECONDS)
         try:
             fs, folder = open_fs(self.url, "data.path")
-            with place("data.path", f"{self.url.rstrip('/')}/{shard.name}"):
-                fs.get_file(f"{folder.rstrip('/')}/{shard.name}", str(part), callback=_AtMost(size, shown))
-            with open(part, "rb") as file:
-                found = scan(file, dtype)
-                os.fsync(file.fileno())
+            source, url = (f"{where.rstrip('/')}/{shard.name}" for where in (folder, self.url))
+            with place("data.path", url), fs.open(source) as sent, part.open("wb") as file:
+                while block := sent.read(BLOCK):
+                    file.write(block)
+                    if file.tell() > size:  # a server may lie about sizes, or never end
+                        raise UserError(f"{shown} has more than {size} bytes: {AGAIN}")
+            with open(part, "rb") as written:
+                found = scan(written, dtype)
+                os.fsync(written.fileno())
             if why := found.damage(shard, dtype):
                 raise UserError(f"{shown} {why}: {AGAIN}")
             self._check_tokens(shard, found)
@@ -156,19 +160,3 @@ class ShardCache:
                 return True
         except Timeout:
             return False
-
-
-class _AtMost(Callback):
-    """Ends a download of more bytes than the shard has: a server may lie about sizes, or never end."""
-
-    def __init__(self, size: int, shown: str) -> None:
-        super().__init__()
-        self.most, self.shown = size, shown
-
-    def relative_update(self, inc: int = 1) -> None:
-        self.absolute_update(self.value + inc)
-
-    def absolute_update(self, value: int) -> None:
-        self.value = value
-        if value > self.most:
-            raise UserError(f"{self.shown} has more than {self.most} bytes: {AGAIN}")

@@ -31,11 +31,10 @@ from mingpt.data.dataset import (
     scan,
     tokens_in,
 )
-from mingpt.data.documents import EvalApart, SamplesApart
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
-from mingpt.data.windows import EvalChunks, WindowDataset
+from mingpt.data.windows import Apart, EvalChunks, training_windows
 from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.redact import without_secrets
@@ -132,12 +131,7 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
         config.path, cache, config.cache_bytes, config.cache_timeout_seconds, own.size
     )  # fmt: skip
     train, validation = (ShardedTokens(dataset.of(split), dataset.dtype, home) for split in SPLITS)
-    windows = WindowDataset(train, 0, len(train), block_size, config.stride)
-    if len(windows) == 0:
-        raise UserError(
-            f"model.block_size={block_size} is longer than the data: {shown} has {len(train)} training tokens, and a "
-            f"sample takes {block_size + 1}: lower model.block_size or take more text"
-        )
+    windows = training_windows(train, len(train), block_size, config.stride, shown)
     content = [own.to_json(), [[shard.split, shard.tokens, shard.sha256] for shard in dataset.shards]]
     identity = sha256(json.dumps(content).encode()).hexdigest()
     chunks = EvalChunks(validation, 0, len(validation), block_size, micro_size)
@@ -145,7 +139,7 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
         return Source(windows, chunks, own, identity)
     if (end := getattr(own, "end_of_text", None)) is None:
         raise UserError(f"{shown}: data.documents=apart, but its vocabulary has no end of text: set data.tokenizer")
-    return Source(SamplesApart(windows, end), EvalApart(chunks, end), own, identity)
+    return Source(Apart(windows, end), Apart(chunks, end), own, identity)
 
 
 def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | None) -> None:

@@ -17,9 +17,9 @@ from pydantic import Field
 
 from mingpt.compute.batches import derive, mix, permute
 from mingpt.config.kinds import Data, register
-from mingpt.data.padding import PaddedBatches
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
+from mingpt.data.windows import PaddedBatches
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 
@@ -87,9 +87,7 @@ class AdditionData(QuestionData):
         return 3 * self.digits + 2
 
     def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-        return open_questions(
-            self, partial(addition, self.digits, self.reverse), digits + "+=", block_size, micro_size, vocabulary
-        )
+        return open_questions(self, partial(addition, self.digits, self.reverse), digits + "+=", micro_size, vocabulary)
 
 
 @register
@@ -111,7 +109,7 @@ class SortData(QuestionData):
 
     def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
         ask = partial(sorting, self.letters, self.alphabet)
-        return open_questions(self, ask, ALPHABET[: self.alphabet] + "=", block_size, micro_size, vocabulary)
+        return open_questions(self, ask, ALPHABET[: self.alphabet] + "=", micro_size, vocabulary)
 
 
 @register
@@ -185,19 +183,11 @@ class RandomTokens(Samples):
 
 
 def open_questions(
-    config: QuestionData, ask: Ask, used: str, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None
+    config: QuestionData, ask: Ask, used: str, micro_size: int, vocabulary: Vocabulary | None = None
 ) -> Source:
-    """used: the characters of all questions and answers.
-
-    Raises UserError if a question is longer than block_size, or the snapshot has another vocabulary.
-    """
+    """used: the characters of all questions and answers. Raises UserError if the snapshot has another vocabulary."""
     own = Characters("".join(sorted(used)))
     _check_vocabulary(config, own, vocabulary)
-    if config.length > block_size:
-        raise UserError(
-            f"data.kind={config.kind}: a question takes {config.length} tokens, but model.block_size={block_size}: set "
-            f"model.block_size={config.length}"
-        )
     held = config.val_samples
     train = Questions(ask, own, config.questions, held, config.questions - held)
     validation = PaddedBatches(Questions(ask, own, config.questions, 0, held), micro_size)

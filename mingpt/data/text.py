@@ -1,31 +1,27 @@
 """Tokens from any text at any URL, cached once per node as a memory-mapped array."""
 
 import codecs
-import json
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from fsspec.callbacks import Callback
 from numpy.typing import NDArray
 from pydantic import Field
 
 from mingpt.config.kinds import register
 from mingpt.config.section import MISSING, NO_RESULT
 from mingpt.console import say
-from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens, pieces, read_tokenizer
+from mingpt.data.bpe import Encoder, pieces, read_tokenizer
 from mingpt.data.cache import ArrayFile, CachedData, RowData, cached
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
-from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset
+from mingpt.data.windows import EvalChunks, TokenFile, training_windows
 from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, name_of, open_fs, place
+from mingpt.storage import is_local, open_fs, place
 
 if TYPE_CHECKING:
     from mingpt.config.schema import Config
@@ -79,38 +75,19 @@ class TextData(Tokenized, RowData):
 CACHE_VERSION = 2  # raise when what is cached changes
 BLOCK = 1 << 22  # bytes that are read and encoded at once
 LARGE = 1 << 26  # bytes of a text of which it is said that it is read
-HEAD = 1 << 16  # bytes by which a file is known as no plain text
-TELL_SECONDS = 30.0  # between two lines about progress
-
-
-class _Progress:
-    """Says how far a long reading is, and shows the processes that wait for it that it goes on."""
-
-    def __init__(self, what: str, size: int, array: ArrayFile, passes: int = 1) -> None:
-        self.what, self.all, self.array = what, size * passes, array
-        self.began = self.told = time.monotonic()
-        if size >= LARGE:
-            say(f"{what}: {size / 1e9:.2f} GB")
-
-    def __call__(self, done: int) -> None:
-        self.array.touch()
-        now = time.monotonic()
-        if done and now > self.told + TELL_SECONDS:
-            share = done / max(done, self.all)  # a server may not say how much it sends
-            say(f"{self.what}: {share:.0%}, {(now - self.began) * (1 / share - 1):.0f} s left")
-            self.told = now
 
 
 class _Text:
-    """A text's file on this machine, read in blocks, in so many passes."""
+    """A text's file on this machine, read in blocks."""
 
-    def __init__(self, path: Path, url: str, passes: int, array: ArrayFile) -> None:
+    def __init__(self, path: Path, url: str) -> None:
         self.path, self.url, self.size = path, url, path.stat().st_size
         self.shown = f"data.path={without_secrets(url)}"
-        self.sha256, self._done = "", 0
+        self.sha256 = ""
         if not self.size:
             raise UserError(f"{self.shown}: the file is empty: name another")
-        self._progress = _Progress(f"reading {self.shown}", self.size, array, passes)
+        if self.size >= LARGE:
+            say(f"reading {self.shown}: {self.size / 1e9:.2f} GB")
 
     def blocks(self) -> Iterator[bytes]:
         """Raises TransientError at the end if these are not those of the pass before."""
@@ -119,8 +96,6 @@ class _Text:
             while block := file.read(BLOCK):
                 content.update(block)
                 yield block
-                self._done += len(block)
-                self._progress(self._done)
         if self.sha256 not in ("", content.hexdigest()):
             raise TransientError(f"{self.shown}: it has changed while it was read: try again")
         self.sha256 = content.hexdigest()
@@ -147,14 +122,12 @@ class _Text:
 def _encode(path: Path, config: TextData, given: Vocabulary | None, array: ArrayFile) -> dict[str, Any]:
     """Write the tokens of a text. Returns what else is kept of it."""
     bytes_alone = isinstance(given, Bytes) or (given is None and config.tokens == "byte")
-    merged = isinstance(given, (GPT2Tokens, HuggingFaceTokens))
-    text = _Text(path, config.path, 1 if bytes_alone or merged else 2, array)
+    text = _Text(path, config.path)
     if bytes_alone:
         vocabulary: Vocabulary = Bytes()
-        array.reserve(text.size)
         for block in text.blocks():
             array.append(np.frombuffer(block, np.uint8))
-    elif isinstance(given, (GPT2Tokens, HuggingFaceTokens)):
+    elif isinstance(given, Encoder):
         vocabulary = given
         which = f"data.tokenizer={without_secrets(config.tokenizer)}: " if config.tokenizer else ""
         for piece in pieces(text.texts()):
@@ -175,10 +148,9 @@ def _encode_characters(text: _Text, given: Vocabulary | None, array: ArrayFile) 
             f"{text.shown}: the snapshot's vocabulary of kind {given.to_json()['kind']!r} cannot encode a text: take "
             "data of the kind that the snapshot was trained on"
         )
-    seen, length = np.zeros(0x110000, bool), 0
+    seen = np.zeros(0x110000, bool)
     for points in text.points():
         seen[points] = True
-        length += len(points)
     characters = "".join(map(chr, np.flatnonzero(seen)))
     if given is None and len(characters) < 2:
         raise UserError(
@@ -190,7 +162,6 @@ def _encode_characters(text: _Text, given: Vocabulary | None, array: ArrayFile) 
         ids[seen] = vocabulary.encode(characters)
     except UserError as error:
         raise UserError(f"{text.shown}: {error}: name another text") from error
-    array.reserve(length * ids.itemsize)
     for points in text.points():
         array.append(ids[points])
     return vocabulary
@@ -201,52 +172,38 @@ def smallest_type(size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if size <= 2**8 else np.uint16 if size <= 2**16 else np.uint32
 
 
-def _looks_like(name: str, head: bytes) -> str | None:
-    """What a file is, from its name and its first bytes, if it is no plain text."""
-    if b"\0" in head:
-        return "binary data"
-    with suppress(ValueError, RecursionError):
-        if isinstance(json.loads(head.split(b"\n")[0]), dict):
-            return "JSON lines"
-    return {"csv": "CSV", "tsv": "CSV", "jsonl": "JSON lines", "ndjson": "JSON lines"}.get(
-        name.rpartition(".")[2].lower()
-    )
+def token_file(
+    config: Tokenized,
+    given: Vocabulary | None,
+    spelled: Sequence[str],
+    make: Callable[[Path, ArrayFile], dict[str, Any]],
+) -> tuple[Path, dict[str, Any]]:
+    """What `make` makes of the file of `config.path`, once per node: tokens, and what else is kept of it.
 
-
-def _token_file(config: TextData, given: Vocabulary | None) -> tuple[Path, dict[str, Any]]:
-    """The cached tokens of `config.path`, and their vocabulary, number and the text's sha256."""
+    spelled: the kind of data, and all else that the tokens depend on.
+    """
     fs, remote = open_fs(config.path, "data.path")
-    shown = f"data.path={without_secrets(config.path)}"
     with place("data.path", config.path):
         info = fs.info(remote)  # with size, modification time and ETag: a changed file gets another name in the cache
-        if info["type"] == "directory":
-            raise UserError(f"{shown}: a folder; name one text file")
-        if info["type"] == "other":  # a pipe or a device may never end
-            raise UserError(f"{shown}: no regular file; name one text file")
+        if info["type"] != "file":  # a pipe or a device may never end
+            raise UserError(f"data.path={without_secrets(config.path)}: no regular file: name one file")
         if is_local(fs):
             open(remote, "rb").close()  # whether it may be read is told before what is wrong with the cache
-    source = ["text", CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json()]
+    kind, *rest = spelled
+    source = [kind, CACHE_VERSION, config.tokens, fs.unstrip_protocol(remote), info, given and given.to_json(), *rest]
 
-    def make(array: ArrayFile) -> dict[str, Any]:
-        path = Path(remote)
-        with ExitStack() as at_the_end:
-            if not is_local(fs):
-                path = Path(f"{array.file.name}.text")
-                at_the_end.callback(path.unlink, missing_ok=True)
-                progress = _Progress(f"downloading {shown}", info["size"] or 0, array)
-                array.reserve(progress.all)
-                with place("data.path", config.path):
-                    fs.get_file(remote, str(path), callback=Callback(hooks={"": lambda _, value: progress(value)}))
-            with open(path, "rb") as file:
-                what = _looks_like(name_of(remote), file.read(HEAD))
-            if what:
-                say(
-                    f"WARNING: {shown}: this looks like {what}, and is trained on as it is: `mingpt prepare` takes the "
-                    "texts out of CSV, JSON lines, Parquet and packed files, and data=chat reads conversations"
-                )
-            return _encode(path, config, given, array)
+    def made(array: ArrayFile) -> dict[str, Any]:
+        if is_local(fs):
+            return make(Path(remote), array)
+        copy = Path(f"{array.file.name}.text")
+        try:
+            with place("data.path", config.path):
+                fs.get_file(remote, str(copy))
+            return make(copy, array)
+        finally:
+            copy.unlink(missing_ok=True)
 
-    return cached(config, source, make)
+    return cached(config, source, made)
 
 
 def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary: Vocabulary | None = None) -> Source:
@@ -257,19 +214,15 @@ def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary
     """
     if vocabulary is None and config.tokenizer is not None:
         vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
-    path, about = _token_file(config, vocabulary)
+    path, about = token_file(config, vocabulary, ["text"], lambda path, array: _encode(path, config, vocabulary, array))
     tokens, length = TokenFile(path), int(about["tokens"])
     border = round(length * (1 - config.val_fraction))
-    train = WindowDataset(tokens, 0, border, block_size, config.stride)
-    if len(train) == 0:
-        raise UserError(
-            f"model.block_size={block_size} is longer than the data: data.path={without_secrets(config.path)} has "
-            f"{border} training tokens, and a sample takes {block_size + 1}: lower model.block_size or take more text"
-        )
+    shown = f"data.path={without_secrets(config.path)}"
+    train = training_windows(tokens, border, block_size, config.stride, shown)
     if config.val_fraction and length - border < 2:
         raise UserError(
-            f"data.val_fraction={config.val_fraction:g} of the {length} tokens of "
-            f"data.path={without_secrets(config.path)} leaves nothing to validate on: raise it, or set it to 0"
+            f"data.val_fraction={config.val_fraction:g} of the {length} tokens of {shown} leaves nothing to validate "
+            f"on: raise it, or set it to 0"
         )
     validation = EvalChunks(tokens, border, length, block_size, micro_size)
     return Source(train, validation, vocabulary_of(about["vocabulary"]), about["sha256"])

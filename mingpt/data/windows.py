@@ -1,4 +1,9 @@
-"""Samples of one long sequence of tokens: overlapping windows for training, consecutive chunks for evaluation."""
+"""How samples are cut: windows of one long sequence of tokens for training, consecutive chunks for evaluation.
+
+With documents apart, attention does not cross from one document to the next within a sample. The end of a text begins
+the document that follows it in its sample: the first token is then predicted from it alone, as when generation starts
+with it. Each target still counts.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from mingpt.data.source import Microbatch, Samples
+from mingpt.data.source import EvalSplit, Microbatch, Samples
+from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 
 
@@ -64,6 +71,17 @@ class WindowDataset(Samples):
         return both[:, :-1], both[:, 1:]
 
 
+def training_windows(tokens: Tokens, stop: int, block_size: int, stride: int, shown: str) -> WindowDataset:
+    """The samples of the first `stop` tokens. Raises UserError if there is none. shown: where the tokens are."""
+    windows = WindowDataset(tokens, 0, stop, block_size, stride)
+    if not len(windows):
+        raise UserError(
+            f"model.block_size={block_size} is longer than the data: {shown} has {stop} training tokens, and a sample "
+            f"takes {block_size + 1}: lower model.block_size or take more text"
+        )
+    return windows
+
+
 class EvalChunks:
     """The split [start, stop) as consecutive chunks of block_size: each target once, IGNORE after the last one."""
 
@@ -87,3 +105,41 @@ class EvalChunks:
         tokens[: len(run) - 1] = torch.from_numpy(run[:-1])
         targets[: len(run) - 1] = torch.from_numpy(run[1:])
         return tokens.view(self.shape), targets.view(self.shape)
+
+
+def apart(batch: Microbatch, end_of_text: int) -> Microbatch:
+    """(tokens, targets, weights, documents): with the number of each token's document, int64, from 0 in each sample."""
+    tokens, targets = batch
+    documents: Tensor = (tokens == end_of_text).cumsum(1)
+    return tokens, targets, torch.ones(tokens.shape), documents
+
+
+class Apart(Samples):
+    """The microbatches of a training set, or of a split for evaluation, with their documents apart."""
+
+    def __init__(self, joined: Samples | EvalSplit, end_of_text: int) -> None:
+        self.joined, self.end_of_text = joined, end_of_text
+
+    def __len__(self) -> int:
+        return len(self.joined)
+
+    def __getitem__(self, which: Any, /) -> Microbatch:
+        return apart(self.joined[which], self.end_of_text)
+
+
+class PaddedBatches:
+    """Each sample once, in order; samples whose targets are IGNORE fill up the last microbatch."""
+
+    def __init__(self, samples: Samples, micro_size: int) -> None:
+        self.samples, self.micro_size = samples, micro_size
+
+    def __len__(self) -> int:
+        """The number of microbatches."""
+        return -(-len(self.samples) // self.micro_size)
+
+    def __getitem__(self, index: int, /) -> Microbatch:
+        start, last = index * self.micro_size, len(self.samples) - 1
+        wanted = range(start, start + self.micro_size)
+        tokens, targets, *weights = self.samples[[min(i, last) for i in wanted]]
+        beyond = torch.tensor([i > last for i in wanted])
+        return tokens, targets.masked_fill(beyond[:, None], IGNORE), *weights

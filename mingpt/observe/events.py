@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 END_SECONDS = 20.0  # for all observers, at the end of an attempt
-FIRST_SECONDS = 5.0  # of these for the first observer, which may publish an event itself (earlier.py)
+FIRST_SECONDS = 5.0  # of these for the first observer, which may publish an event itself (trace.py)
 TURN_SECONDS = 0.05  # most are done by then, so that what they print comes in their order
 
 

@@ -40,25 +40,16 @@ def rows_of(run_dir: str, name: str) -> list[dict[str, Any]]:
 class MetricsLog:
     """Writes one attempt's file: a line for each event that people plot."""
 
-    def __init__(
-        self,
-        run_dir: str,
-        attempt: int,
-        say: Callable[[str], None],
-        more: Callable[[], Mapping[str, Any]] = dict,
-    ) -> None:
-        """more: returns what each row of a step has besides the event, such as the GPUs' figures."""
-        self.attempt, self.more = attempt, more
+    def __init__(self, run_dir: str, attempt: int, say: Callable[[str], None]) -> None:
+        self.attempt = attempt
         self.file, self.ended = RunFile(run_dir, f"metrics/attempt-{attempt:05d}.jsonl", say), False
 
     def on(self, event: Event) -> None:
         match event:
-            case StepDone(logged=True):
-                self.write({"step": event.step} | event.curves | dict(self.more()))
             case StepSkipped():
                 bad = {"microbatches": event.microbatches, "samples": event.samples, "spike": event.spike}
                 self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})
-            case Evaluated() | TasksEvaluated():
+            case StepDone(logged=True) | Evaluated() | TasksEvaluated():
                 self.write({"step": event.step} | event.curves)
             case Sampled():
                 self.write({"step": event.step, "sample": event.text})

@@ -9,11 +9,10 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated
 
-import psutil
 from pydantic import Field, TypeAdapter
 
 from mingpt.folder import Folder
@@ -22,28 +21,16 @@ from mingpt.observe.events import (
     AttemptFailed,
     AttemptStarted,
     Event,
-    SnapshotCommitted,
     StepDone,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import NO_END, REWIND, Count, Record, line_of, records
 from mingpt.world.clock import Clock
-from mingpt.world.env import Env
 
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
-MOST_SNAPSHOTS = 512  # in an account, the newest: it is written again and again
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
 STEPS = ("compile", "step", "wait", "exchange", "update")  # the phases of a step: computed twice, it costs all again
 TWICE, BETWEEN = "computed twice", "between attempts"
-LABELS = {  # of phases, where the clock's own word does not say what it is
-    "launch": "launcher",
-    "data": "open the data",
-    "load": "build and restore",
-    "step": "forward and backward",
-    "wait": "data wait",
-    "report": "observers",
-    "snapshot": "snapshot stall",
-}
 GROUPS = {  # what people want to know, by the clock's phases; the rest is "other"
     "training": ("step", "exchange", "update"),
     "start-up": ("launch", "import", "data", "rendezvous", "load", "compile"),
@@ -62,8 +49,8 @@ Number = Annotated[float, Field(gt=-(2.0**53), lt=2.0**53, allow_inf_nan=False)]
 class Account:
     """One attempt. started, until: Unix seconds. seconds: by phase of the clock; they add up to until - started.
 
-    end: "finished", "stopped", "failed: …"; None: it was killed, or is still training. snapshots: step, Unix time,
-    seconds. price: of all machines, per hour.
+    end: "finished", "stopped", "failed: …"; None: it was killed, or is still training. price: of all machines, per
+    hour.
     """
 
     attempt: Count
@@ -76,7 +63,6 @@ class Account:
     until: Number
     seconds: dict[str, Number]
     end: str | None = None
-    snapshots: list[tuple[Count, Number, Number]] = field(default_factory=list)
     price: Number | None = None
 
 
@@ -97,7 +83,6 @@ class Accountant:
         self.run_dir, self.clock, self.price, self.say, self.now = run_dir, clock, price, say, now
         self.account: Account | None = None
         self.file: RunFile | None = None
-        self.launch = dict[str, float]()
 
     def on(self, event: Event) -> None:
         if isinstance(event, AttemptStarted):
@@ -110,9 +95,6 @@ class Accountant:
                 account.step = event.step
                 if self.now() - account.until < NOTE_SECONDS:
                     return
-            case SnapshotCommitted():  # in another thread, and written with the next step
-                account.snapshots = [*account.snapshots[1 - MOST_SNAPSHOTS :], (event.step, self.now(), event.seconds)]
-                return
             case AttemptEnded():
                 account.end = "finished" if event.finished else "stopped"
             case AttemptFailed():
@@ -124,9 +106,6 @@ class Accountant:
         self._write(account)
 
     def _open(self, event: AttemptStarted) -> None:
-        began = self.now() - sum(self.clock.account().values())
-        started = launched(began, max((a.until for a in accounts(self.run_dir)), default=0.0))
-        self.launch = {"launch": began - started}
         self.file = RunFile(self.run_dir, f"ledger/attempt-{event.attempt:05d}.json", self.say, "ledger", replaced=True)
         self.account = Account(
             attempt=event.attempt,
@@ -135,7 +114,7 @@ class Accountant:
             world_size=event.world_size,
             device=event.device,
             host=event.host,
-            started=started,
+            started=self.now() - sum(self.clock.account().values()),
             until=self.now(),
             seconds={},
             price=self.price,
@@ -143,7 +122,7 @@ class Accountant:
 
     def _write(self, account: Account) -> None:
         assert self.file
-        account.until, account.seconds = self.now(), self.launch | self.clock.account()
+        account.until, account.seconds = self.now(), self.clock.account()
         self.file.replace(json.dumps(asdict(account)).encode())
         if account.end:
             self.file.close()
@@ -193,17 +172,6 @@ def accounts(run_dir: str) -> list[Account]:
     raw = folder.read_all(files)
     read = {int(f.match[1]): _decode(int(f.match[1]), raw[f.name]) for f in files if f.name in raw}
     return [account for _, account in sorted(read.items()) if account]
-
-
-def launched(began: float, before: float) -> float:
-    """When this attempt's launcher was started; or this process, if that launcher has seen an earlier attempt.
-
-    began, before: Unix seconds of the clock's start, and of the last that is known of earlier attempts.
-    """
-    own = psutil.Process()
-    agent = own.parent() if Env.read().agent else None
-    starts = [process.create_time() for process in (agent, own) if process]
-    return min([began, *(start for start in starts if start > before)])
 
 
 def _decode(attempt: int, raw: bytes) -> Account | None:

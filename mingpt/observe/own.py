@@ -17,9 +17,8 @@ class OwnObserver:
     """
 
     def __init__(self, settings: Own, say: Callable[[str], None], **supplied: Any) -> None:
-        self.settings, self.say, self.supplied = settings, say, supplied
-        self.name, self.failures = f"observers: {settings.target}", 0
-        self._background = Background[Event](self.name, self._opened, say)
+        self.settings, self.supplied = settings, supplied
+        self._background = Background[Event](f"observers: {settings.target}", self._opened, say)
 
     @contextmanager
     def _opened(self) -> Iterator[Callable[[Event], None]]:
@@ -29,7 +28,6 @@ class OwnObserver:
             try:
                 observer.on(event)
             except BaseException as error:  # SystemExit, too: it would end the thread without a word
-                self.failures += 1
                 raise RuntimeError(f"{type(event).__name__}: {plugin.describe(error, type(observer))}") from error
 
         yield on
@@ -38,5 +36,3 @@ class OwnObserver:
         self._background.put(event)
         if isinstance(event, (AttemptEnded, AttemptFailed)):
             self._background.close(END_SECONDS)
-            if self.failures > 1:
-                self.say(f"{self.name} failed at {self.failures} events")

@@ -1,6 +1,5 @@
 """profile.steps: a trace of some steps by torch.profiler, which https://ui.perfetto.dev opens, and its top ten."""
 
-import gzip
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,9 +72,9 @@ class Profile:
         order = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
         top = recorded.key_averages().table(sort_by=order, row_limit=10, max_name_column_width=80)
         with tempfile.TemporaryDirectory() as folder:
-            trace = Path(folder, "trace.json")
+            trace = Path(folder, "trace.json.gz")
             recorded.export_chrome_trace(str(trace))
-            contents = {"json.gz": gzip.compress(trace.read_bytes()), "txt": top.encode()}
+            contents = {"json.gz": trace.read_bytes(), "txt": top.encode()}
         name = f"attempt-{self.attempt:05d}-steps-{self.steps.start}-{self.steps.stop}"
         for kind, content in contents.items():
             Folder(self.run_dir).write(f"profile/{name}.{kind}", content)

@@ -1,6 +1,5 @@
 """A file below run.dir that grows, or is replaced, while the run trains. Metrics, trace and ledger are such files."""
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -80,11 +79,6 @@ class RunFile:
             self.folder.write(self.name, bytes(self.content), sync=False)
 
     def _append(self) -> None:
-        path = self.folder.path(self.name)
-        if self._written and not os.path.exists(path):
-            self.say(f"WARNING: {path} was deleted while the run was writing it: what it held is lost")
-            self._drop_file()
-            self._written = 0
         if self._file is None:
             self._file = FileIO(self.folder.open_to_append(self.name), "ab")
             if self._written:

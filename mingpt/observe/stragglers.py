@@ -4,17 +4,53 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median_low
 
+import torch
+
 from mingpt.observe.events import Event, StepDone
 
 WINDOW_SECONDS = 180.0  # over which times are added up and compared
-REMIND_SECONDS = 3600.0  # between two lines about one process that stays slow
 LEAST_SHARE = 0.05  # of the window: a process that loses less than this against the median is not named
-CALM_WINDOWS = 3  # in a row without it, after which a process is as fast as the others again
 KINDS = ("computing", "waiting for data")
 
 
+class StepTimes:
+    """Seconds of this process in one step, that before: computing, and waiting for data.
+
+    On CUDA the device's: from the step's begin to its last forward. What comes after, other processes may delay.
+    """
+
+    def __init__(self, seconds: Callable[[str], float], device: torch.device) -> None:
+        """seconds: how many were spent in a phase so far."""
+        self.seconds, self.cuda = seconds, device.type == "cuda"
+        self._before = (seconds("step"), seconds("wait"))
+        self._events = list[torch.cuda.Event]()  # begin and end of a step, then of the next one
+
+    def begin(self) -> None:
+        if self.cuda:
+            self._mark()
+
+    def __call__(self) -> tuple[float, float]:
+        """Called once in each step, before the exchange."""
+        now = self.seconds("step"), self.seconds("wait")
+        busy, waited = (after - before for after, before in zip(now, self._before, strict=True))
+        self._before = now
+        if self.cuda:
+            self._mark()
+            busy = 0.0
+            if len(self._events) > 4:  # of two steps ago: the device has passed it
+                begin, end = self._events[:2]
+                busy = begin.elapsed_time(end) / 1e3 if end.query() else 0.0
+                del self._events[:2]
+        return busy, waited
+
+    def _mark(self) -> None:
+        self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[-1].record()
+
+
 class Stragglers:
-    """hosts: by rank. shares: microbatches of each process in a step; times are compared per microbatch.
+    """Each is named once in an attempt. hosts: by rank. shares: microbatches of each process in a step; times are
+    compared per microbatch.
 
     ratio: health.straggler_ratio. now: a time in seconds; only differences count.
     """
@@ -28,8 +64,7 @@ class Stragglers:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.hosts, self.shares, self.ratio, self.say, self.now = hosts, shares, ratio, say, now
-        self._said: dict[tuple[str, int], float] = {}  # who is known to be slow, and when it was said last
-        self._calm: dict[tuple[str, int], int] = {}  # windows in a row in which it was not
+        self._named = set[tuple[str, int]]()
         self._begin(now())
 
     def _begin(self, now: float) -> None:
@@ -45,25 +80,17 @@ class Stragglers:
         now = self.now()
         if now - self._since >= WINDOW_SECONDS:
             for kind in KINDS:
-                self._compare(kind, now)
+                self._compare(kind, now - self._since)
             self._begin(now)
 
-    def _compare(self, kind: str, now: float) -> None:
+    def _compare(self, kind: str, window: float) -> None:
         each = [seconds / share / self._steps for seconds, share in zip(self._seconds[kind], self.shares, strict=True)]
-        usual, least = median_low(each), LEAST_SHARE * (now - self._since) / self._steps
+        usual, least = median_low(each), LEAST_SHARE * window / self._steps
         for rank, one in enumerate(each):
-            key, who = (kind, rank), f"rank {rank} on {self.hosts[rank]}"
-            if one > self.ratio * usual and (one - usual) * self.shares[rank] > least:
-                self._calm[key] = 0
-                if now - self._said.get(key, -REMIND_SECONDS) >= REMIND_SECONDS:
-                    still = "is still" if key in self._said else "is"
-                    self._said[key] = now
-                    self.say(
-                        f"SLOW: {who} {still} {one * 1e3:,.0f} ms {kind} for each microbatch, against a median of "
-                        f"{usual * 1e3:,.0f} ms (over {(now - self._since) / 60:.0f} min)"
-                    )
-            elif key in self._said:
-                self._calm[key] += 1
-                if self._calm[key] == CALM_WINDOWS:
-                    del self._said[key]
-                    self.say(f"{who} is no longer slow ({kind})")
+            slow = one > self.ratio * usual and (one - usual) * self.shares[rank] > least
+            if slow and (kind, rank) not in self._named:
+                self._named.add((kind, rank))
+                self.say(
+                    f"SLOW: rank {rank} on {self.hosts[rank]} is {one * 1e3:,.0f} ms {kind} for each microbatch, "
+                    f"against a median of {usual * 1e3:,.0f} ms (over {window / 60:.0f} min)"
+                )

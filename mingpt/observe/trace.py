@@ -2,18 +2,30 @@
 
 An attempt's trace is a row of files of CHUNK records, since a bucket's file is uploaded whole whenever it has grown:
 `<run.dir>/trace/attempt-00001-000000001.bin`, named by attempt and first step. A million steps take 20 MB.
+
+Steps that an attempt before has computed, too, must have the same bits. Each attempt's metrics begin with a name for
+all that its bits follow from, and attempts with the same name are compared.
 """
 
+import json
 import re
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mingpt.config.affecting import settings
+from mingpt.config.schema import Config
 from mingpt.folder import Folder
-from mingpt.observe.events import AttemptEnded, AttemptFailed, Event, StepDone
+from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, StepDone
+from mingpt.observe.jsonl import rows_of
 from mingpt.observe.runfile import RunFile
+from mingpt.redact import without_secrets
+from mingpt.snapshot.attempts import RunRecord, records, segments
 
 RECORD = np.dtype([("step", "<u4"), ("norm", "<f8"), ("loss", "<f8")])
 PACK = struct.Struct("<Idd").pack
@@ -65,3 +77,93 @@ def read_trace(run_dir: str) -> dict[int, Records]:
 
 def _records(raw: bytes) -> Records:
     return np.frombuffer(raw[: len(raw) // RECORD.itemsize * RECORD.itemsize], RECORD)
+
+
+FIELD = "equality"  # of a row of the metrics that has no step: the attempt's name
+END_SECONDS = 15.0  # at the end of an attempt, for reading what those before have recorded
+
+
+def equality(config: Config, record: RunRecord) -> str | None:
+    """A name for what the attempt's bits follow from, from the run's beginning on. None: reduce=fast promises none."""
+    if config.reduce != "exact":
+        return None
+    values, affecting = settings(record.provenance["config"])
+    path = list[list[Any]]()
+    for entry in record.provenance["history"]:
+        world = entry.get("world_size") if config.batch.per_process_size is not None else None
+        numerics = [entry.get("numerics"), world]
+        if not path or entry.get("changes") or numerics != path[-1][2:]:
+            path.append([entry.get("from_step"), entry.get("changes"), *numerics])
+    dropped = sorted(r.dropped for n, r in records(config.run.dir).items() if n < record.attempt and r.dropped)
+    all_of_it = [{key: values[key] for key in sorted(affecting)}, path, dropped]
+    return sha256(json.dumps(all_of_it, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def name_of(run_dir: str, path: str) -> str | None:
+    """The name in an attempt's metrics; None: its bits are compared with no other's."""
+    names = (row.get(FIELD) for row in rows_of(run_dir, path))
+    return next((name for name in names if isinstance(name, str)), None)
+
+
+class SameBits:
+    """Publishes BitsDiffer at the first step of this attempt that has other bits than in an attempt before.
+
+    note: adds a row to this attempt's metrics. What the attempts before have recorded is read in a thread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        record: RunRecord,
+        note: Callable[[Mapping[str, Any]], None],
+        publish: Callable[[BitsDiffer], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.record, self.note, self.publish, self.say = config, record, note, publish, say
+        self._before: dict[int, tuple[int, float, float]] = {}  # by step: the attempt, its loss and norm
+        self._new: list[StepDone] = []
+        self._thread = threading.Thread(target=self._read, name="earlier attempts", daemon=True)
+        self._thread.start()
+
+    def on(self, event: Event) -> None:
+        """Events of snapshots come in other threads, at any time: nothing is compared there."""
+        match event:
+            case StepDone():
+                self._new.append(event)
+                self._compare_new()
+            case AttemptEnded() | AttemptFailed():
+                self._thread.join(END_SECONDS)
+                self._compare_new()
+
+    def _compare_new(self) -> None:
+        if not self._thread.is_alive():
+            new, self._new = self._new, []
+            for step in new:
+                self._compare(step)
+
+    def _compare(self, new: StepDone) -> None:
+        if new.step not in self._before:
+            return
+        attempt, loss, norm = self._before[new.step]
+        if repr((loss, norm)) != repr((new.loss, new.grad_norm)):  # equal also where both are NaN
+            self._before = {}  # all later steps differ, too
+            pairs = (loss, new.loss), (norm, new.grad_norm)
+            self.publish(BitsDiffer(new.step, self.record.attempt, attempt, *pairs))
+
+    def _read(self) -> None:
+        try:
+            name, run_dir = equality(self.config, self.record), self.config.run.dir
+            if name is None:
+                return
+            self.note({FIELD: name})
+            start = self.record.provenance["history"][-1]["from_step"]
+            metrics = segments(run_dir)
+            for attempt, found in read_trace(run_dir).items():
+                again = found[found["step"] > start]
+                if attempt >= self.record.attempt or not len(again) or attempt not in metrics:
+                    continue
+                if name_of(run_dir, metrics[attempt]) == name:
+                    self._before |= {step: (attempt, loss, norm) for step, norm, loss in again.tolist()}
+        except Exception as error:
+            reason = without_secrets(str(error)) or type(error).__name__
+            self.say(f"the bits are not compared with those of the attempts before: {reason}")

@@ -18,6 +18,7 @@ from textwrap import indent
 from typing import Any
 
 from mingpt.config.checks import installed
+from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.folder import Folder
@@ -81,8 +82,7 @@ class About:
 
     def settings(self) -> dict[str, str]:
         """The config by key: `train.max_steps`."""
-        sections = {name: value if isinstance(value, dict) else {"": value} for name, value in self.config.items()}
-        return {f"{name}.{key}".rstrip("."): str(v) for name, held in sections.items() for key, v in held.items()}
+        return {key: str(value) for key, value in leaves(self.config)}
 
 
 def beyond(last: int, write: Write) -> Write:
@@ -179,14 +179,13 @@ def mlflow(about: About) -> Iterator[Write]:
     else:  # parameters can't be changed later; a resume's are in the snapshots' history
         id = client.create_run(experiment, tags={"mingpt.run_id": about.id}, run_name=about.name).info.run_id
         client.log_batch(id, params=[Param(key, value[:500]) for key, value in about.settings().items()])
-    has = {key: {m.step for m in client.get_metric_history(id, key)} for key in (runs[0].data.metrics if runs else ())}
+    before = client.get_metric_history(id, "loss") if runs else []
 
     def write(row: Row) -> None:
         now, (step, values) = int(time.time() * 1000), row
-        new = [Metric(key, value, now, step) for key, value in values.items() if step not in has.get(key, ())]
-        client.log_batch(id, metrics=new)
+        client.log_batch(id, metrics=[Metric(key, value, now, step) for key, value in values.items()])
 
-    yield write
+    yield beyond(max((metric.step for metric in before), default=0), write)
     client.set_terminated(id, about.end)
 
 

@@ -14,11 +14,9 @@ from mingpt.history.history import History
 from mingpt.report.parting import differing, measured
 from mingpt.snapshot.format import DROPPED_IN_3, Manifest, State, TensorInfo, digest_of, encode_part, lay_out
 from mingpt.snapshot.reader import read, read_manifest, verify
-from mingpt.train.bench import Saved
 from mingpt.train.replaying import Again, Replay
 
 OK, FAIL, UNPROVEN = "ok", "FAIL", "differs"
-FURTHER = 2  # steps after a snapshot that tell whether the process had the state that the snapshot has
 
 
 @dataclass
@@ -102,8 +100,8 @@ def _audit(run: Replay, found: Interval) -> None:
     if wrong:
         found.why = _first(wrong, found, equal)
     else:
-        remembered = any(ours.get(n) != theirs.get(n) for n in run.save().state["optimizer"])
-        found.why = _after_the_trace(run, found, _last_proven(steps), remembered)
+        proven = max((again.step for again in steps if again.same), default=None)
+        found.why = _after_the_trace(found, proven)
 
 
 def _damage(past: History, step: int) -> str:
@@ -129,48 +127,15 @@ def _first(wrong: Again, found: Interval, equal: bool) -> str:
     return f"step {wrong.step} is the first with other bits ({wrong.bits()}): it went wrong there{before}{snapshot}"
 
 
-def _last_proven(steps: list[Again]) -> int | None:
-    return max((again.step for again in steps if again.same), default=None)
-
-
-def _after_the_trace(run: Replay, found: Interval, proven: int | None, remembered: bool) -> str:
-    """Each recorded step has the right bits, and the snapshot has not: was the process's state wrong, or the file?
-
-    remembered: what the optimizer remembers of the gradients is another thing, too.
-    """
+def _after_the_trace(found: Interval, proven: int | None) -> str:
+    """Each recorded step has the right bits, and the snapshot has not."""
     if proven is None:
         return f"the state after step {found.end} is another one, and no step was recorded that could say since when"
-    told = f"the steps have the right bits up to {proven}, and the state after step {found.end} is another one: "
-    wrong = _since(found.begin + 1, found.end, remembered)
-    right = _goes_on(run, run.save())
-    stored = _goes_on(run, Saved(found.end, read(run.past.store, found.end).state))
-    if right is True and stored is False:
-        return f"{told}the run went on from the right one, so the snapshot was written wrong, or was changed later"
-    if stored is True and right is False:
-        return f"{told}the run went on from it, so {wrong}"
-    return f"{told}{wrong}, or the snapshot was changed later"
-
-
-def _since(first: int, last: int, remembered: bool) -> str:
-    """What the state tells of when it went wrong, if no loss and no norm did."""
-    which = f"of one of the steps {first} to {last}" if first < last else f"of step {last}"
-    if remembered:
-        return (
-            f"the gradient {which} was wrong, by so little that neither a loss nor the norm showed it, or what the "
-            f"optimizer remembers of it"
-        )
-    early = f", or earlier (from step {first} on) in a value that no gradient since depends on" if first < last else ""
-    return f"no gradient was wrong: a weight was changed after the gradient of step {last}{early}"
-
-
-def _goes_on(run: Replay, saved: Saved) -> bool | None:
-    """Whether the steps after this state have the bits that the run recorded; None: it recorded none."""
-    run.go_back(saved)
-    try:
-        same = [run.advance().same for _ in range(FURTHER) if run.past.bits(run.step + 1)]
-    except UserError:  # the next attempt can't be computed here
-        return None
-    return all(same) if same else None
+    return (
+        f"the steps have the right bits up to {proven}, and the state after step {found.end} is another one: if the "
+        f"next interval is right, the run went on from it, and it went wrong by so little that no step showed it; "
+        f"otherwise the snapshot was written wrong, or was changed later"
+    )
 
 
 def _tensors(run: Replay, manifest: Manifest, ours: dict[str, TensorInfo], theirs: dict[str, TensorInfo]) -> list[str]:

@@ -1,7 +1,8 @@
 """The step in which two runs part, executed for both on this machine: what differs first in it, and what the cause is.
 
 Each side begins at its own nearest snapshot; of the steps that both then execute, the first in which anything differs
-is told, and if only its update does, the step that the trace shows, too.
+is told, and if only its update does, the step that the trace shows, too. A step is kept as hashes of its bits: 32 bytes
+for each name, so it takes no more memory than the step itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,9 @@ from dataclasses import dataclass, field
 from mingpt.errors import UserError
 from mingpt.history.history import History
 from mingpt.report.parting import Parting
-from mingpt.train.imprint import Imprint, imprint, state_of
-from mingpt.train.replaying import Replay, replay
+from mingpt.train.bench import Bench
+from mingpt.train.closeup import Hashes, look
+from mingpt.train.replaying import Again, Replay, replay
 
 Executable = tuple[History, Sequence[str]]  # one of the two, and what is so on this machine
 
@@ -28,12 +30,11 @@ class First:
 
 @dataclass(frozen=True)
 class Parted:
-    """One step. around: the module of `outputs` has got another input already, which no module put out."""
+    """One step."""
 
     step: int
     samples: First | None
     outputs: First | None
-    around: bool
     gradients: First | None
     state: First | None
 
@@ -59,12 +60,54 @@ class Executed:
     notes: list[list[str]] = field(default_factory=list)
 
 
-@dataclass
+class Imprint:
+    """A step as hashes. samples: by position in the batch. outputs: by module. gradients: in the order of backward.
+
+    state: after the step.
+    """
+
+    def __init__(self, run: Replay) -> None:
+        """Do the next step of `run`, which is prepared."""
+        bench, samples, gradients = run.bench, Hashes(), Hashes()
+        numbers, batch = bench.context.plan.sample_ids(run.step).tolist(), bench.microbatches(run.step)
+        rows = (row for microbatch in batch for row in zip(*microbatch, strict=True))
+        for position, (number, row) in enumerate(zip(numbers, rows, strict=True)):
+            for tensor in row:
+                samples.add(f"position {position} (sample {number:,})", tensor)
+        self.outputs = {name: output.bits for name, output in look(bench, run.step)[1].items()}
+        self.again: Again = run.advance()
+        for name, parameter in reversed([*bench.context.model.named_parameters()]):
+            if parameter.requires_grad:
+                gradients.add(name, bench.gradient(name))
+        self.samples, self.gradients, self.state = samples.read(), gradients.read(), state_of(bench)
+
+
+def state_of(bench: Bench) -> dict[str, str]:
+    found = Hashes()
+    for tensors in bench.state().values():
+        for name in sorted(tensors):
+            found.add(name, tensors[name])
+    return found.read()
+
+
 class _Side:
-    begin: int
-    state: Mapping[str, str]
-    steps: dict[int, Imprint]
-    notes: list[str]
+    """What came out of one of the two up to a step. state: before its first step."""
+
+    def __init__(self, name: str, side: Executable, step: int) -> None:
+        past, here = side
+        self.steps = dict[int, Imprint]()
+        try:
+            with replay(past, step, here) as run:
+                run.prepare()
+                self.begin, self.notes, self.state = run.base, run.notes, state_of(run.bench)
+                while run.step < step:
+                    run.prepare()
+                    _check_code(run)
+                    found = Imprint(run)
+                    self.steps[run.step] = found
+        except UserError as error:
+            raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
+        self.same = {n: i.again.same for n, i in self.steps.items() if i.again.same is not None}
 
     def state_after(self, step: int) -> Mapping[str, str]:
         return self.steps[step].state if step > self.begin else self.state
@@ -75,18 +118,20 @@ def executed(parting: Parting, a: Executable, b: Executable) -> Executed | None:
     step = _which(parting, a, b)
     if step is None:
         return None
-    sides = [_of("A", a, step), _of("B", b, step)]
-    found = Executed(step, [s.begin for s in sides], notes=[s.notes for s in sides])
-    for side in sides:
-        told = {n: i.again.same for n, i in side.steps.items() if i.again.same is not None}
-        found.same.append(all(told.values()) if told else None)
-        found.first_other.append(next((n for n, same in told.items() if not same), None))
-    start = max(found.begin)
-    found.before = first(*(s.state_after(start) for s in sides))
-    parted = (_parted(n, *(s.steps[n] for s in sides)) for n in range(start + 1, step + 1))
+    sides = [_Side("A", a, step), _Side("B", b, step)]
+    start = max(side.begin for side in sides)
+    found = Executed(
+        step,
+        begin=[side.begin for side in sides],
+        before=first(*(side.state_after(start) for side in sides)),
+        same=[all(side.same.values()) if side.same else None for side in sides],
+        first_other=[next((n for n, same in side.same.items() if not same), None) for side in sides],
+        notes=[side.notes for side in sides],
+    )
+    parted = (_parted(n, *(side.steps[n] for side in sides)) for n in range(start + 1, step + 1))
     if one := next((p for p in parted if p.differs), None):
         shown = one.outputs or one.gradients or one.step == step
-        found.steps = [one] if shown else [one, _parted(step, *(s.steps[step] for s in sides))]
+        found.steps = [one] if shown else [one, _parted(step, *(side.steps[step] for side in sides))]
     return found
 
 
@@ -108,22 +153,6 @@ def _which(parting: Parting, *sides: Executable) -> int | None:
     except UserError:  # it is the last
         return step
     return step + 1
-
-
-def _of(name: str, side: Executable, step: int) -> _Side:
-    past, here = side
-    try:
-        with replay(past, step, here) as run:
-            run.prepare()
-            state, steps = state_of(run.bench), dict[int, Imprint]()
-            while run.step < step:
-                run.prepare()
-                _check_code(run)
-                found = imprint(run)
-                steps[found.again.step] = found
-            return _Side(run.base, state, steps, run.notes)
-    except UserError as error:
-        raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
 
 
 def _check_code(run: Replay) -> None:
@@ -148,13 +177,10 @@ def first(a: Mapping[str, str], b: Mapping[str, str]) -> First | None:
 
 
 def _parted(step: int, a: Imprint, b: Imprint) -> Parted:
-    outputs = first(a.outputs, b.outputs)
-    around = outputs is not None and a.inputs.get(outputs.name) != b.inputs.get(outputs.name)
     return Parted(
         step,
         first(a.samples, b.samples),
-        outputs,
-        around,
+        first(a.outputs, b.outputs),
         first(a.gradients, b.gradients),
         first(a.state, b.state),
     )
@@ -187,8 +213,7 @@ def _step(p: Parted) -> str:
         return f"{samples}, outputs and gradients; its update makes the difference: {_named(p.state, 'tensors')}"
     told = [samples, "the same outputs"]
     if p.outputs:
-        cause = ", whose input differs already: the code around the modules made it" if p.around else ""
-        told[1] = f"the first output that differs is that of {_place(p.outputs, 'modules')}{cause}"
+        told[1] = f"the first output that differs is that of {_place(p.outputs, 'modules')}"
     if p.gradients:
         told.append(f"the first gradient, in the order of backward, that of {_place(p.gradients, 'parameters')}")
     return "; ".join(told)

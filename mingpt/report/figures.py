@@ -86,9 +86,6 @@ def chart(title: str, lines: Sequence[Line], bands: Sequence[Band] = (), floor: 
         parts.append(f'<polyline points="{path(x, mean)}" stroke="{line.color}"/>')
         spots = zip(x.tolist(), mean.tolist(), strict=True) if line.marks or len(x) == 1 else ()
         parts += [f'<circle cx="{x_of(a):.1f}" cy="{y_of(b):.1f}" r="2.5" fill="{line.color}"/>' for a, b in spots]
-        bad = line.curve.steps[~np.isfinite(line.curve.values)]
-        crosses = bad[:: len(bad) // POINTS + 1].tolist()
-        parts += [f'<text class="bad" x="{x_of(a):.1f}" y="{BOTTOM - 4}">×</text>' for a in crosses]
     names = "".join(f'<i style="background:{line.color}"></i>{text(line.label, 30)} ' for line in lines if line.label)
     body = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(title)}">{"".join(parts)}</svg>'
     return Html(f'<figure class="card"><b>{text(title)}</b> <span class="soft">{names}</span>{body}</figure>')

@@ -4,20 +4,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from mingpt.compute.optimizer import batch_factor, schedule_factor
-from mingpt.config.schema import Optimizer, Schedule
-from mingpt.observe.ledger import LABELS, Account, duration, goodput_line
+from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.redact import without_secrets
 from mingpt.report.figures import Band, Line, chart, color
 from mingpt.report.html import Html, document, table_of, text
-from mingpt.report.reading import Curve, Run
+from mingpt.report.reading import Run
 
-SMALL = 0.05  # of the time: phases below it are one
 SAMPLES = 20  # texts that are shown
 MARKS = 200  # bands of attempts that are drawn
 
@@ -45,7 +40,7 @@ def _one(run: Run) -> str:
     curves += [Line("validation", validation, color(3), marks=True)] if len(validation.steps) else []
     charts = (
         chart("loss", curves, bands),
-        chart("learning rate", [Line("", learning_rate(run), color(0))], floor=True),
+        chart("learning rate", [Line("", run.curve("lr"), color(0))], floor=True),
         chart("tokens/s", [Line("", run.curve("tokens_per_second"), color(0))], bands, floor=True),
     )
     legend = " ".join(f"{_dot(shade)}{text(name, 60)}" for name, shade in colors.items())
@@ -65,28 +60,6 @@ def kind(attempt: Account) -> str:
     return " × ".join(str(part) for part in (attempt.world_size, attempt.device) if part)
 
 
-def learning_rate(run: Run) -> Curve:
-    """Of every step, as the newest snapshot's config has it; where that can't be read, what the metrics hold."""
-    config = run.manifest.config if run.manifest else {}
-    try:
-        optimizer = Optimizer.model_validate(config.get("optimizer"))
-        schedule = Schedule.model_validate(config.get("schedule"))
-        peak = optimizer.lr * batch_factor(optimizer, _plain(config, "batch", "global_size") or 0)
-        if schedule.target:  # code of one's own, which is never imported because a snapshot names it
-            return run.curve("lr")
-    except (ValidationError, ArithmeticError, TypeError):
-        return run.curve("lr")
-    steps = np.unique(np.linspace(1, max(run.last_step, 1), 2000).astype(int))
-    return Curve(steps.astype(float), np.array([peak * schedule_factor(schedule, int(s) - 1) for s in steps]))
-
-
-def _plain(config: Mapping[str, Any], section: str, key: str) -> Any:
-    """A number or a text of a stored config, which may hold anything; None for all else."""
-    held = config.get(section)
-    value = held.get(key) if isinstance(held, Mapping) else None
-    return value if isinstance(value, str) or (type(value) is int and abs(value) < 2**40) else None
-
-
 def _dot(shade: str) -> Html:
     return Html(f'<i style="background:{shade}"></i>')
 
@@ -100,20 +73,14 @@ def number(value: object) -> str:
 
 def facts(run: Run) -> dict[str, str]:
     """The run in a few figures, those that are known."""
-    config = run.manifest.config if run.manifest else {}
-    model, data = _plain(config, "model", "kind"), _plain(config, "data", "path") or _plain(config, "data", "kind")
-    size, length = _plain(config, "batch", "global_size"), _plain(config, "model", "block_size")
     validation = run.curve("val_loss")
     good = np.isfinite(validation.values)
     losses = zip(validation.values[good].tolist(), validation.steps[good].tolist(), strict=True)
     best = min(losses, default=None)  # of equal ones the first
     last = run.attempts[-1] if run.attempts else None
     found = {
-        "model": model and str(model),
         "parameters": f"{run.parameters:,}" if run.parameters else None,
-        "data": data and str(data),
         "step": f"{run.last_step:,}",
-        "tokens seen": f"{run.last_step * size * length:,}" if type(size) is type(length) is int else None,
         "loss": None if run.loss.last is None else number(run.loss.last),
         "best validation loss": best and f"{best[0]:.4f} (step {best[1]:,.0f})",
         "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
@@ -157,20 +124,11 @@ def _attempts(run: Run, colors: Mapping[str, str]) -> str:
     return f'<h2>Attempts and snapshots</h2><div class="card">{table}</div><p class="soft">{kept}</p>'
 
 
-def shares(run: Run) -> list[tuple[str, float]]:
-    """(phase, seconds) of the ledger, the longest first; phases under SMALL of the time are one."""
-    spent = {name: time for name, time in (run.ledger.seconds if run.ledger else {}).items() if time > 0}
-    least = SMALL * sum(spent.values())
-    large = sorted(((LABELS.get(n, n), t) for n, t in spent.items() if t >= least), key=lambda part: -part[1])
-    rest = sum(time for time in spent.values() if time < least)
-    return [*large, *([(f"others, under {SMALL:.0%} each", rest)] if rest else [])]
-
-
 def _ledger(run: Run) -> str:
-    parts = shares(run)
-    if not parts:
+    if not run.ledger:
         return ""
-    whole = sum(spent for _, spent in parts)
+    parts = sorted(run.ledger.groups().items(), key=lambda part: -part[1])
+    whole = sum(spent for _, spent in parts) or 1
     rows = [
         (
             phase,
@@ -178,6 +136,7 @@ def _ledger(run: Run) -> str:
             Html(f'<i class="bar" style="width:{8 * spent / whole:.2f}em"></i>{100 * spent / whole:.1f} %'),
         )
         for phase, spent in parts
+        if spent > 0
     ]
     return f'<h2>Where the time went</h2><div class="card">{table_of(("phase", "time", "share"), rows)}</div>'
 

@@ -20,7 +20,6 @@ from mingpt.snapshot.store import Store
 CODE = ("mingpt", "torch", "cuda", "triton", "tokenizers", "code", "imports", "own")  # of a fingerprint
 OF_EACH_RUN = ("run.", "snapshot.", "resume.", "launch.")
 NO_RECORDS: Records = np.empty(0, RECORD)
-SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -68,15 +67,14 @@ def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """values: how many there are; differ: how many of them differ. largest: the distance of the two that are furthest
-    apart, in units of the last place of their type; at: where they are, with both values. None: it can't be told.
+    """values: how many there are; differ: how many of them differ; at: where the two are that are furthest apart, and
+    both of them. None: why it can't be told.
     """
 
     name: str
     dtype: str
     values: int
     differ: int | None = None
-    largest: int | None = None
     at: tuple[list[int], str, str] | None = None
     why: str = ""
 
@@ -210,21 +208,12 @@ def _difference(name: str, *sides: tuple[Store, Manifest]) -> TensorDifference:
 
 
 def measured(name: str, dtype: str, a: torch.Tensor, b: torch.Tensor) -> TensorDifference:
-    """How far two tensors of one type and shape are apart."""
-    flat = [t.flatten() for t in (a, b)]
-    bits = [t.view(SIGNED[t.element_size()]).to(torch.int64).numpy() for t in flat]
-    where = np.flatnonzero(bits[0] != bits[1])
-    if a.is_floating_point():  # so that neighbours among the numbers are neighbours as integers
-        least = np.int64(-(2 ** (8 * a.element_size() - 1)))
-        bits = [np.where(x < 0, least - x, x) for x in bits]
-    x, y = (each[where] for each in bits)
-    apart = np.maximum(x, y).view(np.uint64) - np.minimum(x, y).view(np.uint64)
-    numbers = np.ones(len(where), bool)
-    if a.is_floating_point():
-        numbers = ~(flat[0].isnan() | flat[1].isnan()).numpy()[where]
-    if not len(where) or not numbers.any():
-        return TensorDifference(name, dtype, a.numel(), len(where), why="none of them is a number in both")
-    furthest = int(np.where(numbers, apart, np.uint64(0)).argmax())
-    place = [int(i) for i in np.unravel_index(where[furthest], tuple(a.shape))]
-    values = [str(each[where[furthest]].item()) for each in flat]
-    return TensorDifference(name, dtype, a.numel(), len(where), int(apart[furthest]), (place, values[0], values[1]))
+    """How many values of two tensors of one type and shape have other bits, and which two are furthest apart."""
+    flat = [t.contiguous().flatten() for t in (a, b)]
+    bits = [t.view(torch.uint8).view(len(t), -1) for t in flat]
+    where = (bits[0] != bits[1]).any(1).nonzero().flatten()
+    one, other = (t[where].double() for t in flat)
+    furthest = int(where[(one - other).abs().nan_to_num(torch.inf).argmax()])
+    place = [int(i) for i in np.unravel_index(furthest, tuple(a.shape))]
+    values = [str(t[furthest].item()) for t in flat]
+    return TensorDifference(name, dtype, a.numel(), len(where), (place, values[0], values[1]))

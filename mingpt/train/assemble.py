@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import nn
 
 from mingpt.compute.batches import BatchPlan, RankSampler
@@ -21,21 +22,19 @@ from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED
-from mingpt.observe.events import HotCommitted, Observers, SnapshotCommitted, SnapshotLost
-from mingpt.observe.notify import notify
-from mingpt.snapshot.attempts import RunRecord, make_run_dir
+from mingpt.observe.stragglers import StepTimes
+from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.restore import Restored
-from mingpt.train import loop, own_model
+from mingpt.train import loop
 from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps
-from mingpt.train.claim import another_running, claim_attempt
 from mingpt.train.context import ALONE, Hooks, StepContext, make_context
 from mingpt.train.evaluation import Evaluation
-from mingpt.train.factory import prepare
+from mingpt.train.factory import buffer_check, prepare, try_out
 from mingpt.train.loop import Run
-from mingpt.train.origin import restore
-from mingpt.train.reporter import Reporter, open_observers
+from mingpt.train.origin import another_running, claim_attempt, restore
+from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
 from mingpt.train.stats import DelayedRead
 from mingpt.world import liveness
 from mingpt.world.lifetime import Lifetime
@@ -62,7 +61,7 @@ def train(
     state_bytes = (3 + bool(config.optimizer.ema)) * sum(p.nbytes for p in model.parameters())
     checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds)
     audit = make_audit(config, source, model, world)
-    context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, audit))
+    context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, world.device, audit))
     origin = restore(config, source, context, checkpointer)
     complete = origin.loaded if origin.step >= config.train.max_steps else None
     if complete and checkpointer.is_durable(complete):
@@ -74,7 +73,7 @@ def train(
     if world.is_main:
         write_config(config, say)
     liveness.watch(world, lifetime, config.world.init_timeout_seconds)
-    check_buffers = own_model.buffer_check(model, config.model, world)  # before rank 0's replace those that differ
+    check_buffers = buffer_check(model, config.model, world)  # before rank 0's replace those that differ
     equalize(context)
     observers = open_observers(config, record, context, lifetime)
     reporter = Reporter(config, observers, context, lifetime, origin.step, record.attempt)
@@ -88,7 +87,7 @@ def train(
     run = run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter, check_buffers)
     reporter.started(source, audit.cost() if audit else "")
     lifetime.clock.enter("compile" if config.train.compile else "step")
-    with liveness.watched(config, world, lifetime, teller(config, reporter, record)):
+    with liveness.watched(config, world, lifetime, reporter.report_hang):
         lifetime.observers.append(reporter.failed)
         return loop.train(run)
 
@@ -100,7 +99,7 @@ def place_model(config: Config, source: Source, model: nn.Module, world: World) 
     if isinstance(config.model, Own):
         first = source.train[list(range(min(config.batch.micro_size, len(source.train))))]
         with autocast_for(config, world.device):
-            own_model.try_out(model, config.model, [x.to(world.device) for x in first])
+            try_out(model, config.model, [x.to(world.device) for x in first])
     prepare(config, model)
 
 
@@ -111,13 +110,15 @@ def make_audit(config: Config, source: Source, model: nn.Module, world: World) -
     return Audit(config.health.audit_every, config.run.dir, trainable(model), microbatches, source, world)
 
 
-def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, audit: Audit | None) -> Hooks:
+def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, device: torch.device, audit: Audit | None) -> Hooks:
     """Connect a run's steps with its clock, its snapshots and its audit."""
+    times = StepTimes(lifetime.clock.seconds, device)
     hooks = Hooks(
         flags=lambda: checkpointer.flags(lifetime.stop),
         before_update=checkpointer.before_update,
         phase=lifetime.clock.within,
-        seconds=lifetime.clock.seconds,
+        begin=times.begin,
+        times=times,
     )
     return replace(hooks, audit=audit.watch, on_gradient=audit.on_gradient) if audit else hooks
 
@@ -137,16 +138,6 @@ def equalize(context: StepContext) -> None:
     if world.size > 1 and world.comm_device.type == "cuda":
         update = context.update
         warm_up(world, max(len(bucket.weights) for bucket in update.buckets), bool(update.of_muon or update.own))
-
-
-def begin_snapshots(checkpointer: Checkpointer, record: RunRecord, observers: Observers) -> None:
-    """Have snapshots written, and what becomes of them published."""
-    checkpointer.begin(
-        record,
-        committed=lambda *what: observers.publish(SnapshotCommitted(*what)),
-        committed_hot=lambda step: observers.publish(HotCommitted(step)),
-        lost=lambda *what: observers.publish(SnapshotLost(*what)),
-    )
 
 
 def run_of(
@@ -192,11 +183,3 @@ def store_the_end(
     lifetime.ignore_signals()
     context.world.barrier()
     return FINISHED
-
-
-def teller(config: Config, reporter: Reporter, record: RunRecord) -> Callable[[BaseException], None]:
-    """Return what reports a hang: in rank 0 its observers, in others an alarm, for a rank 0 that is silent."""
-    if reporter.world.is_main:
-        return reporter.failed
-    url, name, attempt = config.health.notify, config.run.name, record.attempt
-    return lambda error: notify(url, "hang", str(error), name, attempt, reporter.done)

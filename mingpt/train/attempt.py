@@ -3,11 +3,8 @@
 import json
 import os
 import socket
-import threading
 import traceback
 from hashlib import sha256
-
-import torch
 
 from mingpt.compute.numerics import differences
 from mingpt.config import compose
@@ -24,13 +21,12 @@ from mingpt.train.evaluation import sample_prompt
 from mingpt.train.factory import build
 from mingpt.world import notice
 from mingpt.world.env import OVERRIDES, Env
-from mingpt.world.failures import classify, leave_memory_picture
+from mingpt.world.failures import classify
 from mingpt.world.joining import ReportedFailure, join
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.platforms import require_launcher
 from mingpt.world.world import World
 
-PICTURE_SECONDS = 10  # for storing what lies in a GPU's memory
 PRINT_SECONDS = 10  # time for the node's main process to find and print the same user error
 
 
@@ -109,19 +105,7 @@ def report_failure(error: BaseException, lifetime: Lifetime, config: Config | No
         complain("\n".join(str(without_secrets(line)) for line in trace))
     where = f"rank {env.rank} on {socket.gethostname()}: " if env.rank else ""
     complain(f"error: {where}{failure.reason}")
-    if config is not None and isinstance(error, torch.OutOfMemoryError):
-        _leave_memory_picture(config.run.dir)
     return failure.code
-
-
-def _leave_memory_picture(run_dir: str) -> None:
-    """Store it, but not for longer than PICTURE_SECONDS: other processes wait for this one to end."""
-    said = list[str]()
-    thread = threading.Thread(target=lambda: said.append(leave_memory_picture(run_dir)), daemon=True)
-    thread.start()
-    thread.join(PICTURE_SECONDS)
-    late = f"what lies in the GPU's memory could not be written within {PICTURE_SECONDS} s"
-    complain(str(without_secrets(said[0] if said else late)))
 
 
 def agree_on_inputs(world: World, config: Config, source: Source) -> None:

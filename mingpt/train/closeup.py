@@ -1,4 +1,4 @@
-"""A step under the lens: its loss by sample, its gradient and update by layer, its largest activations."""
+"""A step under the lens: its loss by sample, its gradient and update by layer, what comes out of its modules."""
 
 import math
 import re
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mingpt.model.language import IGNORE, LanguageModel
+from mingpt.train.audit import FIRST, gradient_hash
 from mingpt.train.bench import Bench
 from mingpt.train.stats import Figures
 
+NARROW = {1: torch.int8, 2: torch.int16}
 LAYER = re.compile(r"(.*?\.\d+)\..+")
 
 
@@ -45,20 +47,35 @@ class Layer:
     activation: float
 
 
-def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[list[Sample], dict[str, float]]:
-    """Step number `step`, counted from 0, before it is done: its samples, and the largest activation of each layer.
+@dataclass(frozen=True)
+class Output:
+    """What comes out of a module in a step. largest: its largest absolute value. bits: a hash of all of them."""
+
+    largest: float
+    bits: str
+
+
+def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[list[Sample], dict[str, Output]]:
+    """Step number `step`, counted from 0, before it is done: its samples, and what comes out of each module, in order.
 
     A forward with the step's own dropout, which changes nothing. Of a model that is no language model the loss by
     sample is not known: there are no samples.
     """
     ids, size = bench.context.plan.sample_ids(step).tolist(), bench.context.plan.micro_size
-    model, samples, largest = bench.context.model, list[Sample](), dict[str, Tensor]()
-    hooks = [
-        module.register_forward_hook(_note(name, largest))
-        for name, module in model.named_modules()
-        if name and (LAYER.sub(r"\1", f"{name}.x") == name or not any(module.children()))
-        if not re.match(r".*\.\d+\..+", name)
-    ]
+    model, samples = bench.context.model, list[Sample]()
+    largest, bits = dict[str, Tensor](), Hashes()
+
+    def note(name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
+            found = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(found, Tensor) and found.is_floating_point() and found.numel():
+                value = found.detach().abs().max().float()
+                largest[name] = torch.maximum(largest[name], value) if name in largest else value
+                bits.add(name, found)
+
+        return hook
+
+    hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name]
     model.train()
     try:
         with torch.no_grad(), bench.context.autocast:
@@ -75,17 +92,30 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
     finally:
         for hook in hooks:
             hook.remove()
-    return samples, {name: value.item() for name, value in largest.items()}
+    return samples, {name: Output(largest[name].item(), found) for name, found in bits.read().items()}
 
 
-def _note(name: str, largest: dict[str, Tensor]) -> Callable[[nn.Module, object, object], None]:
-    def note(_module: nn.Module, _inputs: object, output: object) -> None:
-        found = output[0] if isinstance(output, tuple) and output else output
-        if isinstance(found, Tensor) and found.is_floating_point() and found.numel():
-            value = found.detach().abs().max().float()
-            largest[name] = torch.maximum(largest[name], value) if name in largest else value
+class Hashes:
+    """Hashes by name, in the order of the names' first appearance, without waiting for the device.
 
-    return note
+    Those of a step's microbatches are folded into one.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, Tensor] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        one = gradient_hash(_bits(tensor))
+        self._found[name] = self._found[name] * FIRST + one if name in self._found else one
+
+    def read(self) -> dict[str, str]:
+        return {name: str(total.tolist()) for name, total in self._found.items()}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous().flatten()
+    narrow = NARROW.get(flat.element_size())
+    return flat.view(narrow).to(torch.int32) if narrow else flat.view(torch.int32)
 
 
 def _losses(logits: Tensor, tensors: list[Tensor]) -> list[tuple[float, float]]:
@@ -103,7 +133,7 @@ def _row(microbatch: tuple[Tensor, ...], i: int) -> list[int]:
     return [*tokens, *([last] if last != IGNORE else [])]
 
 
-def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, activations: dict[str, float]) -> list[Layer]:
+def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, outputs: dict[str, Output]) -> list[Layer]:
     """Describe each layer in the step that `bench` has just done, in order. before: the weights before it."""
     clip, rows = clip_factor(bench, figures), list[Layer]()
     named = [(name, p) for name, p in bench.context.model.named_parameters() if p.requires_grad]
@@ -114,7 +144,8 @@ def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, activation
         size = _norm(old)
         update = _norm([p.detach() - o for (_, p), o in zip(parameters, old, strict=True)])
         ratio = update / size if size else math.nan
-        rows.append(Layer(name, gradient, update, ratio, activations.get(name, math.nan)))
+        largest = outputs[name].largest if name in outputs else math.nan
+        rows.append(Layer(name, gradient, update, ratio, largest))
     return rows
 
 

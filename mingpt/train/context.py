@@ -19,7 +19,7 @@ from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.snapshot.checkpointer import Flags
 from mingpt.snapshot.format import SharedState
-from mingpt.train.stats import StatsExchange, StepTimes
+from mingpt.train.stats import StatsExchange
 from mingpt.world.world import World
 
 
@@ -28,14 +28,16 @@ class Hooks:
     """What a run does around its steps. The defaults: nobody asks to stop, and nothing is stored, audited or timed.
 
     flags: what this process tells the others with each step's exchange. before_update: called before the weights
-    change. phase: a block whose time is counted under a name; seconds: that time so far. audit: a block around the
-    computation and the sum of a step's gradients. on_gradient: see Reduction.
+    change. phase: a block whose time is counted under a name. begin: called first in a step. times: the seconds that
+    this process has computed and waited for data, for the others. audit: a block around the computation and the sum of
+    a step's gradients. on_gradient: see Reduction.
     """
 
     flags: Callable[[], Flags] = Flags
     before_update: Callable[[], None] = lambda: None
     phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
-    seconds: Callable[[str], float] = lambda phase: 0.0
+    begin: Callable[[], None] = lambda: None
+    times: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
     audit: Callable[["StepContext", int], AbstractContextManager[Any]] = lambda context, step: nullcontext()
     on_gradient: OnGradient | None = None
 
@@ -54,7 +56,6 @@ class StepContext:
     world: World
     reduction: ExactReduction | FastReduction
     stats: StatsExchange
-    times: StepTimes
     hooks: Hooks
 
     @property
@@ -117,5 +118,5 @@ def make_context(
         if config.reduce == "fast"
         else ExactReduction(buckets, plan.microbatches, world, hooks.on_gradient)
     )
-    stats, times = StatsExchange(world, plan.microbatches), StepTimes(hooks.seconds, world.device)
-    return StepContext(model, update, plan, autocast, world, reduction, stats, times, hooks)
+    stats = StatsExchange(world, plan.microbatches)
+    return StepContext(model, update, plan, autocast, world, reduction, stats, hooks)

@@ -1,21 +1,28 @@
-"""Builds the model of a config, and prepares it for training."""
+"""Builds the model of a config, and prepares it for training.
 
-from collections.abc import Callable, Sequence
+A user's own (model._target_) is checked: that it is a module that can be trained, and keeps its buffers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.batches import derive
 from mingpt.compute.optimizer import trainable
+from mingpt.config.plugin import describe
 from mingpt.config.schema import Config
-from mingpt.config.section import Own
+from mingpt.config.section import Own, Section
 from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
-from mingpt.train import own_model
+from mingpt.snapshot.format import DTYPES
+from mingpt.world.world import World
 
 SHOWN = 40  # parameter names in one message
 
@@ -29,7 +36,7 @@ def build(config: Config, vocab_size: int) -> nn.Module:
     torch.manual_seed(derive("weights", config.seed))
     model = config.model.build(vocab_size)
     if isinstance(config.model, Own):
-        own_model.check_module(model, config.model)
+        check_module(model, config.model)
     freeze(model, config.train.freeze)
     return model
 
@@ -98,3 +105,111 @@ def prepare(config: Config, model: nn.Module) -> None:
         if config.train.recompute == "block":
             compute = partial(checkpoint, compute, use_reentrant=False)
         blocks[i] = Wrapped(block, compute)
+
+
+CURE = "take a layer without running statistics (LayerNorm, GroupNorm in place of BatchNorm)"
+# Names of optimizer state that belong to no parameter. A snapshot can't hold two tensors of one name.
+RESERVED = {"loss_scale", "loss_scale.finite_steps"}
+
+
+def check_module(made: object, settings: Own) -> None:
+    """Raise UserError if what the user's code has built is no torch module, or its state can't be stored."""
+    key = f"model._target_={settings.target}"
+    if not isinstance(made, nn.Module):
+        raise UserError(f"{key} returned a value of type {type(made).__name__}, not a torch.nn.Module")
+    if lazy := [n for n, p in made.named_parameters() if isinstance(p, UninitializedParameter)]:
+        raise UserError(f"{key}: {', '.join(lazy)} have no shape before the first forward: give the layers their sizes")
+    state = made.state_dict()
+    if others := [n for n, v in state.items() if not isinstance(v, Tensor) or v.dtype not in DTYPES]:
+        raise UserError(
+            f"{key}: its state_dict has values that snapshots can't hold: {', '.join(others)}: use plain tensors"
+        )
+    if taken := sorted(state.keys() & RESERVED):
+        raise UserError(f"{key}: {', '.join(taken)} are names of optimizer state in snapshots: take other names")
+    if views := [n for n, p in made.named_parameters() if torch.empty_like(p).stride() != p.stride()]:
+        raise UserError(
+            f"{key}: {', '.join(views)} are views into other memory (expanded, or with gaps), which can't be "
+            f"trained: give them their own, as nn.Parameter(x.clone())"
+        )
+    if not any(p.requires_grad for p in made.parameters()):
+        raise UserError(f"{key} has no parameter to train")
+
+
+@contextmanager
+def _told(what: str, model: nn.Module) -> Iterator[None]:
+    """Turns what a user's code raises into a UserError."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        hint = ": change it, or choose reduce=fast" if "deterministic" in str(error) else ""
+        raise UserError(f"{what}: {describe(error, type(model))}{hint}") from error
+
+
+def try_out(model: nn.Module, settings: Own, microbatch: Sequence[Tensor]) -> None:
+    """Run one forward and backward. Raises UserError if the model breaks the protocol. Leaves the model as it was."""
+    key = f"model._target_={settings.target}"
+    called = f"forward({', '.join(f'{list(x.shape)} {str(x.dtype)[6:]}' for x in microbatch)})"
+    buffers = copy_buffers(model)
+    model.train()
+    with _told(f"{key}: {called} failed", model):
+        output = model(*microbatch)
+    parts = output if isinstance(output, tuple) else (output,)
+    got = ", ".join(f"{list(x.shape)} {x.device.type}" if isinstance(x, Tensor) else type(x).__name__ for x in parts)
+    scalar = f"[] {microbatch[0].device.type}"
+    if got != f"{scalar}, {scalar}":
+        raise UserError(f"{key}: {called} must return (loss_sum, count), scalars on its device, and returned ({got})")
+    loss, count = output
+    if loss.dtype != torch.float32 or not loss.requires_grad:
+        raise UserError(f"{key}: loss_sum must be float32 and depend on the parameters")
+    if not torch.isfinite(loss):
+        raise UserError(f"{key}: {called} returned the loss {loss.item()}: it must be finite")
+    if not torch.isfinite(count) or count < 0:
+        raise UserError(f"{key}: {called} returned the count {count.item()}: it must be the number of targets")
+    with _told(f"{key}: backward after {called} failed", model):
+        loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    model.zero_grad(set_to_none=True)
+    if idle := [name for name, gradient in gradients.items() if gradient is None]:
+        raise UserError(
+            f"{key}: the loss does not depend on {', '.join(idle)}: take them out, or name them in train.freeze"
+        )
+    if sparse := [name for name, gradient in gradients.items() if gradient is not None and gradient.is_sparse]:
+        raise UserError(f"{key}: {', '.join(sparse)} have sparse gradients, which can't be reduced: set sparse=False")
+    if moving := _changed(model, buffers):
+        raise UserError(
+            f"{key}: forward changes the buffers {', '.join(moving)}, so they would depend on the world size: {CURE}"
+        )
+
+
+def copy_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: b.clone() for name, b in model.named_buffers()}
+
+
+def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
+    """The names of buffers whose bits have changed."""
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        alike = (a.shape, a.dtype) == (b.shape, b.dtype)
+        return alike and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+
+    now: dict[str, Tensor] = dict(model.named_buffers())
+    return [n for n in now | before if n not in now or n not in before or not same(now[n], before[n])]
+
+
+def buffer_check(model: nn.Module, settings: Section, world: World) -> Callable[[], None]:
+    """Copy the buffers. Returns a collective check, which raises UserError in all processes if one has changed."""
+    if not isinstance(settings, Own):
+        return lambda: None
+    target, before = settings.target, copy_buffers(model)
+
+    def check() -> None:
+        moving = {name for names in world.gather(_changed(model, before)) for name in names}
+        if moving:
+            raise UserError(
+                f"model._target_={target}: forward has changed the buffers {', '.join(sorted(moving))} since "
+                f"the last snapshot, so they depend on the world size, and this step is not stored: {CURE}"
+            )
+
+    return check

@@ -3,35 +3,47 @@
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from rich.console import Console
 
+from mingpt.compute.batches import BatchPlan
+from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import slow_precision
 from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
 from mingpt.console import counted, say
+from mingpt.data.mixture import MixedSamples
 from mingpt.data.source import Source
+from mingpt.data.windows import WindowDataset
 from mingpt.model.language import LanguageModel
 from mingpt.observe.console import ConsoleLines
-from mingpt.observe.earlier import SameBits
-from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Observers, StepDone
-from mingpt.observe.gpus import open_gpus
+from mingpt.observe.events import (
+    AttemptEnded,
+    AttemptFailed,
+    AttemptStarted,
+    HotCommitted,
+    Observers,
+    SnapshotCommitted,
+    SnapshotLost,
+    StepDone,
+)
 from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.ledger import STEPS, Accountant, ledger
+from mingpt.observe.ledger import STEPS, Accountant
 from mingpt.observe.live import LiveLine
-from mingpt.observe.notify import Alarms
+from mingpt.observe.notify import Alarms, notify
 from mingpt.observe.own import OwnObserver
 from mingpt.observe.profile import Profile
 from mingpt.observe.speed import flops_per_token, peak_flops, peak_memory
 from mingpt.observe.stragglers import Stragglers
-from mingpt.observe.trace import Trace
+from mingpt.observe.trace import SameBits, Trace
 from mingpt.observe.trackers import open_trackers
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
+from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
-from mingpt.train.proportions import proportions
+from mingpt.train.evaluation import first_microbatches
 from mingpt.train.stats import Figures
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
@@ -140,6 +152,23 @@ class Reporter:
         reason = str(without_secrets(failure.reason))
         self.observers.publish(AttemptFailed(self.done, failure.code, type(error).__name__, reason))
 
+    def report_hang(self, error: BaseException) -> None:
+        """In rank 0 its observers do; in others an alarm, for a rank 0 that is silent."""
+        if self.world.is_main:
+            self.failed(error)
+        else:
+            notify(self.config.health.notify, "hang", str(error), self.config.run.name, self.attempt, self.done)
+
+
+def begin_snapshots(checkpointer: Checkpointer, record: RunRecord, observers: Observers) -> None:
+    """Have snapshots written, and what becomes of them published."""
+    checkpointer.begin(
+        record,
+        committed=lambda *what: observers.publish(SnapshotCommitted(*what)),
+        committed_hot=lambda step: observers.publish(HotCommitted(step)),
+        lost=lambda *what: observers.publish(SnapshotLost(*what)),
+    )
+
 
 def open_observers(config: Config, record: RunRecord, context: StepContext, lifetime: Lifetime) -> Observers:
     """The observers of rank 0; none in other processes. Called by all processes."""
@@ -148,9 +177,8 @@ def open_observers(config: Config, record: RunRecord, context: StepContext, life
     if not world.is_main:
         return Observers([], say)
     run_dir, price = config.run.dir, config.run.price_per_hour
-    live, hook, steps = live_line(config, lifetime), config.health.notify, config.profile.steps
-    gpus = open_gpus(world.device)
-    metrics = MetricsLog(run_dir, record.attempt, say, more=gpus.row if gpus else dict)
+    live, hook, steps = live_line(), config.health.notify, config.profile.steps
+    metrics = MetricsLog(run_dir, record.attempt, say)
     observers = Observers(
         [
             SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
@@ -178,15 +206,46 @@ def stragglers(config: Config, context: StepContext, hosts: Sequence[str]) -> li
     return [Stragglers(hosts, counts, ratio, say)]
 
 
-def live_line(config: Config, lifetime: Lifetime) -> list[LiveLine]:
+def live_line() -> list[LiveLine]:
     """The live display, if somebody looks: on a terminal, and not in a log."""
     console = Console(file=sys.stdout)
-    if not sys.stdout.isatty() or console.is_dumb_terminal:
-        return []
-    price, spent = config.run.price_per_hour, 0.0
-    if price is not None:
-        try:
-            spent = (ledger(config.run.dir).cost() or 0.0) + price * sum(lifetime.clock.account().values()) / 3600
-        except Exception as error:
-            say(f"what earlier attempts have cost is not known: {str(error) or type(error).__name__}")
-    return [LiveLine(console, price=price, spent=spent)]
+    return [LiveLine(console)] if sys.stdout.isatty() and not console.is_dumb_terminal else []
+
+
+MANY_EPOCHS = 50  # with more, a model memorises its data
+
+
+def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str]:
+    """One line of figures of each data set, and a WARNING for each that looks like an error."""
+    steps, sets = config.train.max_steps, [("", source.train, float(plan.global_size))]
+    if isinstance(plan, MixedPlan) and isinstance(source.train, MixedSamples):
+        shown = zip(source.train.parts, plan.shown(steps), strict=True)
+        sets = [(f" of {key}", samples, number / steps) for (key, _, samples), number in shown]
+    for of, samples, taken in sets:
+        what, size = "samples", len(samples)
+        if isinstance(samples, WindowDataset):  # its samples overlap, so tokens are counted
+            what, size, taken = "tokens", samples.stop - samples.start, taken * config.model.block_size
+        epochs = steps * taken / size
+        yield (
+            f"data: {count(size)} {what}{of}, {count(round(taken))} a step, "
+            f"{epochs:,.{1 if epochs < 100 else 0}f} epochs"
+        )
+        if epochs > MANY_EPOCHS:
+            yield (
+                f"WARNING: {epochs:,.0f} epochs{of}: a model that sees its data so often learns it by heart: take more "
+                f"data, or lower train.max_steps"
+            )
+    if total := len(source.validation):
+        number = len(first_microbatches(source.validation, config.train.most_eval_batches(config.batch)))
+        every = counted(config.train.eval_every or steps, "step")
+        which = "all" if number == total else f"the first {number:,} of"
+        yield f"validation: {which} {counted(total, 'microbatch')} every {every} (train.eval_batches)"
+    if config.schedule.warmup_steps >= config.train.max_steps:
+        yield (
+            f"WARNING: schedule.warmup_steps={config.schedule.warmup_steps}, but train.max_steps="
+            f"{config.train.max_steps}: the learning rate never reaches optimizer.lr"
+        )
+
+
+def count(number: int) -> str:
+    return f"{number / 1e9:,.1f} G" if number >= 1e9 else f"{number / 1e6:,.1f} M" if number >= 1e6 else f"{number:,}"

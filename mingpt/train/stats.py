@@ -4,7 +4,7 @@ All are known before the last microbatch's backward, so the exchange runs during
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 import torch
@@ -98,41 +98,6 @@ class StatsExchange:
         tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
         end = 2 * longest + FLAGS
         return StepStats(losses, tokens, rows[:, 2 * longest : end].sum(0), rows[:, end:])
-
-
-class StepTimes:
-    """Seconds of this process in one step, that before: computing, and waiting for data.
-
-    On CUDA the device's: from the step's begin to its last forward. What comes after, other processes may delay.
-    """
-
-    def __init__(self, seconds: Callable[[str], float], device: torch.device) -> None:
-        """seconds: how many were spent in a phase so far."""
-        self.seconds, self.cuda = seconds, device.type == "cuda"
-        self._before = (seconds("step"), seconds("wait"))
-        self._events = list[torch.cuda.Event]()  # begin and end of a step, then of the next one
-
-    def begin(self) -> None:
-        if self.cuda:
-            self._mark()
-
-    def __call__(self) -> tuple[float, float]:
-        """Called once in each step, before the exchange."""
-        now = self.seconds("step"), self.seconds("wait")
-        busy, waited = (after - before for after, before in zip(now, self._before, strict=True))
-        self._before = now
-        if self.cuda:
-            self._mark()
-            busy = 0.0
-            if len(self._events) > 4:  # of two steps ago: the device has passed it
-                begin, end = self._events[:2]
-                busy = begin.elapsed_time(end) / 1e3 if end.query() else 0.0
-                del self._events[:2]
-        return busy, waited
-
-    def _mark(self) -> None:
-        self._events.append(torch.cuda.Event(enable_timing=True))
-        self._events[-1].record()
 
 
 class DelayedRead:

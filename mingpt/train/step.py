@@ -19,7 +19,7 @@ def train_step(context: StepContext, step: int, batches: Iterator[Sequence[Tenso
     microbatches, losses, tokens = context.microbatches, list[Tensor](), list[Tensor]()
     model.train()
     reduction.begin()
-    context.times.begin()
+    hooks.begin()
     with hooks.audit(context, step):
         for microbatch in microbatches:
             with hooks.phase("wait"):
@@ -32,7 +32,7 @@ def train_step(context: StepContext, step: int, batches: Iterator[Sequence[Tenso
             losses.append(loss)
             tokens.append(count)
             if last:  # all figures but the gradients are known; they are sent while backward computes
-                context.stats.start(losses, tokens, hooks.flags(), context.times())
+                context.stats.start(losses, tokens, hooks.flags(), hooks.times())
                 reduction.expect_last(microbatch)
             if loss.requires_grad:  # otherwise the microbatch uses no parameter, and its gradients are zeros
                 update.scaled(loss).backward()

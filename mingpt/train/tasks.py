@@ -86,8 +86,9 @@ def load_tasks(key: str, names: tuple[str, ...], folder: str | None, fewshot: in
             raise UserError(*(_unknown(key, name, manager.all_tasks) for name in missing))
         tasks: Tasks = manager.load(list(dict.fromkeys(name for found in matches.values() for name in found)))
     for name, task in tasks["tasks"].items():
-        if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-            raise UserError(f"{key}: {name} has images, or runs code that the model writes: use lm-eval on an export")
+        other = getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False)
+        if other or task.OUTPUT_TYPE == "generate_until":
+            raise UserError(f"{key}: {name} has images or generates text: `mingpt export`, then lm-eval --model hf")
         given = task.get_config("num_fewshot")
         if (fewshot is not None and given != 0) or given is None:  # lm-eval's own rule: 0 in a task's file stays
             task.set_config("num_fewshot", fewshot or 0)
@@ -108,34 +109,22 @@ def check_text(key: str, vocabulary: Vocabulary) -> TextVocabulary:
     return vocabulary
 
 
-@contextmanager
-def _same_random_numbers(device: torch.device) -> Iterator[None]:
-    """Seed what tasks draw from, as lm-eval does, and leave the generators of this process as they were."""
-    before, numpy_before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # without it, all GPUs
-        random.seed(SEED)
-        np.random.seed(FEWSHOT_SEED)
-        torch.manual_seed(FEWSHOT_SEED)
-        try:
-            yield
-        finally:
-            random.setstate(before)
-            np.random.set_state(numpy_before)
-
-
 def measure(tasks: Tasks, harness: "Harness", limit: int | None, errors: bool = False) -> Results:
-    """lm-eval's results. Collective: all processes call it and get the same figures; draws no number of training's.
+    """lm-eval's results. Collective: all processes call it and get the same figures.
 
+    Tasks draw from generators that are seeded as lm-eval does; training seeds its own for each microbatch.
     limit: documents of each task. errors: estimate standard errors, too.
     """
     from lm_eval.evaluator import evaluate  # an optional package
 
-    with _same_random_numbers(harness.world.device):
-        for task in tasks["tasks"].values():
-            task.set_fewshot_seed(FEWSHOT_SEED)
-        found: Results = evaluate(
-            lm=harness, task_dict=tasks, limit=limit, bootstrap_iters=BOOTSTRAPS if errors else 0, log_samples=False
-        )
+    random.seed(SEED)
+    np.random.seed(FEWSHOT_SEED)
+    torch.manual_seed(FEWSHOT_SEED)
+    for task in tasks["tasks"].values():
+        task.set_fewshot_seed(FEWSHOT_SEED)
+    found: Results = evaluate(
+        lm=harness, task_dict=tasks, limit=limit, bootstrap_iters=BOOTSTRAPS if errors else 0, log_samples=False
+    )
     return found
 
 

@@ -1,19 +1,13 @@
 """Turns an exception into a one-line reason and an exit code."""
 
 import re
-import tempfile
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from torch.cuda import memory
 
 from mingpt.config.schema import Config
 from mingpt.errors import CRASHED, USER_ERROR, Damaged, SnapshotFailed, TransientError, UserError
-from mingpt.folder import Folder
 from mingpt.redact import without_secrets
-from mingpt.world.env import Env
 from mingpt.world.lifetime import Phase
 
 LOST_PEER = "lost contact with another process"  # a consequence: the cause is in another process's log
@@ -88,18 +82,3 @@ def _smaller_batch(config: Config | None) -> str:
     size, samples = config.batch.micro_size, config.batch.per_process_size or config.batch.global_size
     fewer = max(n for n in range(1, size) if samples % n == 0)
     return f"batch.micro_size from {size} to {fewer} (a snapshot then needs resume.changed=true)"
-
-
-def leave_memory_picture(run_dir: str) -> str:
-    """Store below run.dir what lies in this GPU's memory, by torch's allocator; returns a sentence about it.
-
-    torch writes it as a pickle, which nothing of ours reads. https://pytorch.org/memory_viz shows it.
-    """
-    name = f"memory/rank-{Env.read().rank}-{int(time.time())}.pickle"
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            memory._dump_snapshot(f"{folder}/picture")
-            Folder(run_dir).write(name, Path(folder, "picture").read_bytes())
-    except Exception as error:  # the run ends anyway, and for another reason
-        return f"what lies in the GPU's memory could not be written: {str(error) or type(error).__name__}"
-    return f"what lies in the GPU's memory: run.dir/{name}, for https://pytorch.org/memory_viz"

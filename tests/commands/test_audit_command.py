@@ -128,14 +128,6 @@ def test_a_flipped_bit_in_memory(
         assert f"step {after + 1} is the first with other bits" in found["why"]
 
 
-def test_when_a_weight_went_wrong_that_nothing_uses_cannot_be_told() -> None:
-    """Of wpe the 16th position, which sums of 8 tokens do not reach: a flip after step 7 leaves the same files."""
-    train_with_a_flip([6, 8], 8, 1, 16 * 24 - 1, 30, "data=addition", "optimizer.weight_decay=0")
-    [found] = wrong()
-    assert (found["begin"], found["end"], found["attempt"]) == (6, 8, 2)
-    assert "or earlier (from step 7 on)" in found["why"]
-
-
 KINDS: list[tuple[int, int, Kind]] = [(3, 1, "model"), (6, 2, "optimizer"), (12, 3, "model")]
 
 

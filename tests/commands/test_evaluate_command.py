@@ -147,7 +147,7 @@ def test_training_measures_tasks_in_any_world_and_its_bits_stay(undisturbed: New
             for task, values in found.items()
             for metric, value in values.items()
         }
-        assert len(rows[step]) == 5
+        assert len(rows[step]) == 4
         assert rows[step].items() <= results.items()
     assert output.count("step 24: kit_choice/acc ") == 1  # one process tells
     assert "it/s" not in output

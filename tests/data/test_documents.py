@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mingpt.data.documents import apart
+from mingpt.data.windows import apart
 from mingpt.model.gpt2 import GPT, GPTConfig
 
 END = 9

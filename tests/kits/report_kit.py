@@ -48,7 +48,6 @@ class Made:
             "attempt": number, "from_step": start, "step": start + done, "world_size": world, "device": "cpu",
             "host": "n1", "started": began, "until": began + sum(spent.values()), "seconds": spent, "end": None,
             "price": None, **account,
-            "snapshots": [(s, began + 100 + 10.0 * (s - start), 0.5) for s in account.get("snapshots", ())],
         }  # fmt: skip
         self._path(f"ledger/attempt-{number:05d}.json").write_text(json.dumps(account))
         numerics = {"torch": "2", "device": account["device"], "reduce": "exact"}
@@ -83,8 +82,8 @@ class Made:
 
 def three_attempts(folder: Path | str) -> Made:
     """Killed after step 12, stopped after step 20, finished at step 30."""
-    made = Made(folder).attempt(1, 0, 12, world_size=1, snapshots=(5, 10), booked=11)
+    made = Made(folder).attempt(1, 0, 12, world_size=1, booked=11)
     gpus: dict[str, Any] = {"world_size": 4, "device": "NVIDIA L4", "price": 2.0}
-    made.attempt(2, 10, 20, parent=1, end="stopped", snapshots=(20,), **gpus)
+    made.attempt(2, 10, 20, parent=1, end="stopped", **gpus)
     made.metrics(2, [{"step": 16, "val_loss": 1.75}, {"step": 20, "val_loss": 1.5}])
     return made.attempt(3, 20, 30, parent=2, end="finished", host="n3")

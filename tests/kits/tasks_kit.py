@@ -25,10 +25,9 @@ task: kit_generate
 output_type: generate_until
 doc_to_text: "{{question}}"
 doc_to_target: "{{choices[gold]}}"
-generation_kwargs: {until: [" k", "\\n"], max_gen_toks: 9, do_sample: false}
 metric_list: [{metric: exact_match}]
 """
-TASKS = ("kit_choice", "kit_rolling", "kit_generate")
+TASKS = ("kit_choice", "kit_rolling")
 
 
 def write_tasks(folder: Path, also: str = "") -> Path:

@@ -3,14 +3,11 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from mingpt.errors import UserError
-from mingpt.observe import ledger as module
-from mingpt.observe.events import AttemptFailed, AttemptStarted, Event, SnapshotCommitted, StepDone
+from mingpt.observe.events import AttemptFailed, AttemptStarted, Event, StepDone
 from mingpt.observe.ledger import (
     BETWEEN,
     TWICE,
@@ -19,7 +16,6 @@ from mingpt.observe.ledger import (
     Ledger,
     accounts,
     goodput_line,
-    launched,
     ledger,
 )
 from mingpt.snapshot.attempts import REWIND, Attempt
@@ -89,18 +85,7 @@ def test_what_was_trained_for_nothing(
     assert (sum(groups.values()), found.wall) == (found.ran + between, known[-1][-1])
 
 
-def test_the_launcher_counts_for_its_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was started at 100, this process at 170, and its clock at 200."""
-    agent = SimpleNamespace(create_time=lambda: 100.0)
-    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(create_time=lambda: 170.0, parent=lambda: agent))
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert [launched(200.0, before) for before in (0, 150, 180)] == [100, 170, 200]
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    assert launched(200.0, 0) == 170
-
-
-def test_an_account_is_written_while_the_run_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "launched", lambda began, before: began)  # the clock's start is that of the process
+def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
     now = [5.0]
     clock = Clock("import", lambda: now[0])
     accountant = Accountant(str(tmp_path), clock, 2.0, print, now=lambda: now[0] + 1000)
@@ -115,12 +100,12 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path, monkeypatch: 
         [known] = accounts(str(tmp_path))
         return known
 
-    spent = {"launch": 0.0, "import": 5.0, "step": 0.0}
+    spent = {"import": 5.0, "step": 0.0}
     begun = after(5, "step", AttemptStarted(4, 100, 200, 8, "NVIDIA L4", "n7"))
     assert begun == Account(4, 100, 100, 8, "NVIDIA L4", "n7", 1005, 1010, spent, price=2.0)
     assert after(0.5, "wait", StepDone(101, 1.0, 1.0)).step == 100  # not with every step
-    known = after(19.5, "step", SnapshotCommitted(101, "d", 0.5), StepDone(102, 1.0, 1.0))
-    assert (known.step, known.until, known.snapshots, known.end) == (102, 1030, [(101, 1030, 0.5)], None)
+    known = after(19.5, "step", StepDone(102, 1.0, 1.0))
+    assert (known.step, known.until, known.end) == (102, 1030, None)
     assert sum(known.seconds.values()) == known.until - known.started
     assert after(0, "step", AttemptFailed(102, 70, "RuntimeError", "lost contact")).end == "failed: lost contact"
     assert ledger(str(tmp_path)).cost() == pytest.approx(2.0 * 25 / 3600)
@@ -137,7 +122,7 @@ INFINITE = float("inf")
         json.dumps(GOOD | changed).encode()
         for changed in (
             {"attempt": 3}, {"started": INFINITE}, {"until": 10**400}, {"step": -1}, {"step": 2.5}, {"seconds": [1]},
-            {"device": None}, {"snapshots": [[1, 1]]}, {"world_size": True},
+            {"device": None}, {"world_size": True},
         )
     ],
 )  # fmt: skip

@@ -57,7 +57,7 @@ def test_an_observer_gets_each_event_in_order(tmp_path: Path, places: tuple[str,
     assert SEEN[-1].digest == read(Store(f"{tmp_path}/run/snapshots"), 4).manifest.digest
 
 
-def test_what_fails_quits_or_hangs_is_told_and_counted_and_changes_nothing(
+def test_what_fails_quits_or_hangs_is_told_and_changes_nothing(
     tmp_path: Path,
     places: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],

@@ -57,17 +57,6 @@ def test_the_first_content_is_written_at_once(tmp_path: Path, monkeypatch: pytes
     file.close()
 
 
-def test_a_file_that_somebody_deletes_begins_again(tmp_path: Path) -> None:
-    said: list[str] = []
-    file, path = RunFile(str(tmp_path), "a", said.append), tmp_path / "a"
-    file.append(b"one")
-    path.unlink()
-    file.append(b"two")
-    file.close()
-    assert path.read_bytes() == b"two"
-    assert said == [f"WARNING: {path} was deleted while the run was writing it: what it held is lost"]
-
-
 def test_a_bucket_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runfile, "LAST_SECONDS", 0.01)
     said, answer = list[str](), threading.Event()

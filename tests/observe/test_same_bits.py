@@ -9,9 +9,8 @@ import pytest
 from config_kit import configured
 from hook_kit import hook
 from mingpt.errors import FINISHED
-from mingpt.observe.earlier import SameBits
 from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepDone
-from mingpt.observe.trace import RECORD
+from mingpt.observe.trace import RECORD, SameBits
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.lineage import rewind
 from mingpt.snapshot.store import Store

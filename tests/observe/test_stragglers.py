@@ -1,9 +1,9 @@
-"""A process that is slower than the others for some minutes is named once, with its machine, and when that is over."""
+"""A process that is slower than the others for some minutes is named once, with its machine."""
 
 import pytest
 
 from mingpt.observe.events import StepDone
-from mingpt.observe.stragglers import CALM_WINDOWS, REMIND_SECONDS, WINDOW_SECONDS, Stragglers
+from mingpt.observe.stragglers import WINDOW_SECONDS, Stragglers
 
 Seconds = tuple[float, ...]
 FAST, NONE, SLOW = (1.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0), (1.0, 2.0, 1.0, 1.0)
@@ -25,19 +25,13 @@ class Steps:
         return self.lines[before:]
 
 
-def test_a_slow_process_is_named_once_each_hour_and_when_it_is_over() -> None:
+def test_a_slow_process_is_named_once() -> None:
     steps = Steps()
     assert steps.windows(0.9, SLOW) == []
     assert steps.windows(0.1, SLOW) == [
         "SLOW: rank 1 on n1 is 1,000 ms computing for each microbatch, against a median of 500 ms (over 3 min)"
     ]
-    again = steps.windows(2 * REMIND_SECONDS / WINDOW_SECONDS, SLOW)
-    assert [line.split(" 1,")[0] for line in again] == ["SLOW: rank 1 on n1 is still"] * 2
-    assert steps.windows(CALM_WINDOWS - 1) == []
-    assert steps.windows(1) == ["rank 1 on n1 is no longer slow (computing)"]
-    assert len(steps.windows(1, SLOW)) == 1
-    flood = Steps()
-    assert len([line for _ in range(8) for line in (*flood.windows(1, SLOW), *flood.windows(1))]) == 1
+    assert [line for _ in range(8) for line in (*steps.windows(1, SLOW), *steps.windows(1))] == []
 
 
 @pytest.mark.parametrize(

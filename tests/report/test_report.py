@@ -17,7 +17,6 @@ import pytest
 
 from mingpt.observe.trace import RECORD
 from mingpt.report.figures import groups, ticks
-from mingpt.report.page import learning_rate, shares
 from mingpt.report.reading import Run
 from mingpt.snapshot.reader import run_dir_of
 from report_kit import CONFIG, Made, loss_of, three_attempts
@@ -105,21 +104,6 @@ def test_the_page_of_a_run(tmp_path: Path, page_of: PageOf, told: Told) -> None:
     page = page_of(f"{tmp_path}/run")
     told(shown(page), tmp_path)
     assert page == page_of(f"{tmp_path}/run")
-    run = Run("run")
-    assert run.ledger
-    assert sum(spent for _, spent in shares(run)) == pytest.approx(sum(run.ledger.seconds.values()))
-
-
-def test_the_learning_rate_is_that_of_every_step() -> None:
-    """So a warm-up is seen that was over before the first line of the log."""
-    schedule = {"kind": "linear", "warmup_steps": 4, "decay_steps": 30, "min_ratio": 0.0}
-    made = three_attempts("run")
-    made.snapshot(30, config=CONFIG | {"schedule": schedule})
-    curve = learning_rate(Run("run"))
-    assert curve.steps.tolist() == list(range(1, 31))
-    assert curve.values[:6] == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01, 0.01 * 25 / 26])
-    made.snapshot(31, config=CONFIG | {"optimizer": {"lr": "much"}})
-    assert set(learning_rate(Run("run")).values) == {0.01}  # as the metrics have it
 
 
 def test_an_axis_has_a_few_round_numbers() -> None:

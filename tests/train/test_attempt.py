@@ -20,7 +20,7 @@ from mingpt.errors import UserError
 from mingpt.snapshot import attempts
 from mingpt.snapshot.attempts import make_run_dir, this_process
 from mingpt.train.attempt import agree_on_inputs
-from mingpt.train.claim import another_running
+from mingpt.train.origin import another_running
 from mingpt.world.world import World
 from own_kit import CLASSIFIER
 from report_kit import Made

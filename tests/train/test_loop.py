@@ -35,7 +35,7 @@ from mingpt.train.bad_steps import BadSteps
 from mingpt.train.evaluation import Evaluation
 from mingpt.train.factory import build
 from mingpt.train.loop import Run
-from mingpt.train.reporter import Reporter
+from mingpt.train.reporter import Reporter, begin_snapshots
 from mingpt.train.resume import other_validation
 from mingpt.train.stats import DelayedRead
 from mingpt.world.clock import Clock
@@ -130,11 +130,11 @@ def open_run(place: str, text: Path, cache: Path, world: World, ticks: Ticks) ->
         lifetime.clock, lifetime.phase = Clock("step", ticks), Phase.JOINED
         checkpointer = Checkpointer(config, world, 0, print)
         assemble.place_model(config, source, model, world)
-        hooks = assemble.hooks_of(checkpointer, lifetime, None)
+        hooks = assemble.hooks_of(checkpointer, lifetime, world.device, None)
         context = assemble.context_of(config, source, model, world, hooks)
         origin = assemble.restore(config, source, context, checkpointer)
         record = assemble.claim_attempt(config, source, origin, checkpointer, world)
-        assemble.begin_snapshots(checkpointer, record, watching)
+        begin_snapshots(checkpointer, record, watching)
         reporter = Reporter(config, watching, context, lifetime, origin.step, record.attempt)
         evaluation = Evaluation(context, config, source, watching.publish, lambda: False, origin.best_val_loss)
         bad_steps = BadSteps(config, context, checkpointer, watching)

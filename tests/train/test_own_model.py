@@ -13,9 +13,8 @@ from mingpt.data.own import source_of
 from mingpt.errors import CRASHED, USER_ERROR, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.model.own import OwnModel
-from mingpt.train import own_model
 from mingpt.train.attempt import attempt
-from mingpt.train.factory import build
+from mingpt.train.factory import build, try_out
 from mingpt.world.lifetime import Lifetime
 from own_kit import CLASSIFIER, FAULTS, ODD
 from paths_kit import KITS
@@ -91,7 +90,7 @@ def tried(target: str, *arguments: str) -> nn.Module:
     assert isinstance(config.model, OwnModel)
     model = build(config, 0)
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    own_model.try_out(model, config.model, rows(2).train[[0, 1]])
+    try_out(model, config.model, rows(2).train[[0, 1]])
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     return model
 

@@ -1,17 +1,12 @@
-"""What is said, and left behind, when memory runs out."""
-
-import threading
-from pathlib import Path
+"""What is said when memory runs out."""
 
 import pytest
 import torch
-from torch.cuda import memory
 
 from config_kit import configured
 from mingpt.errors import CRASHED, USER_ERROR
-from mingpt.train import attempt
-from mingpt.world.failures import classify, leave_memory_picture
-from mingpt.world.lifetime import Lifetime, Phase
+from mingpt.world.failures import classify
+from mingpt.world.lifetime import Phase
 from told import Told
 
 
@@ -48,27 +43,3 @@ def test_memory_that_others_hold_is_no_mistake_of_the_user(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 10 * 2**30)
     failure = classify(torch.OutOfMemoryError("CUDA"), Phase.JOINED, configured())
     assert (failure.code, "8.0 GiB of this GPU" in failure.reason) == (code, code == CRASHED)
-
-
-def test_a_gpus_memory_is_left_below_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stand-in for torch's function: there is no GPU here."""
-    monkeypatch.setattr(memory, "_dump_snapshot", lambda name: Path(name).write_bytes(b"torch's pickle"))
-    said = leave_memory_picture(str(tmp_path / "run"))
-    [left] = (tmp_path / "run/memory").iterdir()
-    assert left.read_bytes() == b"torch's pickle"
-    assert f"run.dir/memory/{left.name}, for https://pytorch.org/memory_viz" in said
-    (tmp_path / "file").touch()
-    assert "could not be written" in leave_memory_picture(str(tmp_path / "file"))
-
-
-def test_a_bucket_that_does_not_answer_hides_no_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answered = threading.Event()
-    monkeypatch.setattr(attempt, "PICTURE_SECONDS", 0.1)
-    monkeypatch.setattr(attempt, "leave_memory_picture", lambda run_dir: answered.wait(600))
-    assert attempt.report_failure(torch.OutOfMemoryError("CUDA"), Lifetime(), configured()) == USER_ERROR
-    answered.set()
-    reason, picture = capsys.readouterr().err.splitlines()
-    assert "batch.micro_size" in reason
-    assert "0.1 s" in picture
