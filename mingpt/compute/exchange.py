@@ -78,7 +78,9 @@ class Exchange:
         """Wait for this hop; returns (slices, length) for each subtree that it is for."""
         self.work.wait()
         subtrees = (subtree for of_rank in self.hop.sent for subtree in of_rank)
-        return add_siblings(dict(zip(subtrees, self.received.unbind(), strict=True)), self.parents)
+        received = self.received.unbind()
+        del self.parts, self.received
+        return add_siblings(dict(zip(subtrees, received, strict=True)), self.parents)
 
     def next_hop(self) -> None:
         """If there is another hop: wait for the current one, and begin the next."""

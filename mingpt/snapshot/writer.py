@@ -201,11 +201,12 @@ class SnapshotWriter:
         """
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
         deadline, writes = self._deadline(), list[Future[tuple[str, dict[str, Any]]]]()
+        ahead = max(2, PARALLEL_PARTS // self.world.size)
         try:
-            with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
+            with ThreadPoolExecutor(ahead) as pool:
                 for one in staged:
                     writes.append(pool.submit(self._write_part, step, deadline, one))
-                    futures.wait(writes[-PARALLEL_PARTS : -PARALLEL_PARTS + 1])  # a bound of the memory
+                    futures.wait(writes[-ahead : 1 - ahead])  # a bound of the memory
                 for name, part in [write.result() for write in writes]:
                     written["parts"][name] = {"size": part["size"]}
                     written["tensors"] |= part["tensors"]
