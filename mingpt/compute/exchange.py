@@ -182,7 +182,7 @@ class WeightGather:
         if packing or self.first is not self.world or bucket.weights.device != local.device:
             received = local.new_empty(self.first.size * len(local))
         else:
-            received, local = bucket.weights, local.clone()
+            received = bucket.weights  # in place: its own slice gets the bytes that it has
         self.pending.append((bucket, received, all_gather(received, local, group=self.first.group, async_op=True)))
 
     def finish(self) -> None:

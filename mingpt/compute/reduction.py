@@ -151,8 +151,8 @@ class ExactReduction(Reduction):
         if len(self._exchanges) == UNDER_WAY:
             self._land()
         previous = next(reversed(self._exchanges.values()), None)
-        # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, nothing is copied. (A copy
-        # for each process would cost a GPU's host 28 ms a step with 16 processes and GPT-2, 890 ms with 512.)
+        # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, nothing is copied. A copy
+        # for each process would cost a GPU's host 28 ms a step with 16 processes and GPT-2, 890 ms with 512.
         flat = torch.stack(partials) if len(partials) > 1 else partials[0]
         slices = flat.view(len(partials), -1, self.hops[0].world.size, bucket.length)  # row, slice, peer, element
         parts = slices.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
