@@ -162,10 +162,9 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     nodes, rest = divmod(processes, per_node)
     shape = (nodes, per_node) if nodes > 1 < per_node and not rest else (1, processes)  # as World.shape
     ranges = shares(*shape, microbatches)
-    by_rank, by_node = subtrees_by_rank(*shape, microbatches)
-    rows = [*map(len, by_rank if shape[0] == 1 else by_node)]  # of a bucket, in its last hop
+    rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
     bucket = UNDER_WAY * min(g, max(BUCKET_BYTES, model.largest)) * (processes > 1)
-    sent = bucket * max(map(len, by_rank))
+    sent = bucket * max(rows)
     received = int(bucket * sum(rows) / processes)
     positions = config.batch.micro_size * config.model.block_size
     if config.reduce == "fast":
@@ -216,16 +215,15 @@ def _snapshots(
     part, weights = max(PART_BYTES, model.largest), 4 * model.parameters
     whole, own = (weights, moments) if slices > 1 else (weights + moments, 0)
 
-    def share_of_parts(writers: int) -> int:
-        state = weights + moments * slices
-        parts = -(-state // part)
-        return min(state, -(-parts // writers) * part)
+    def share_of_parts(size: int, writers: int) -> int:
+        return min(size, -(-size // (part * writers)) * part)
 
     tiers = {"durable": processes} | ({"hot": per_node} if config.snapshot.hot_every_steps else {})
-    copies = {f"copy for {tier} snapshots": min(whole, share_of_parts(n)) + own for tier, n in tiers.items()}
+    copies = {f"copy for {tier} snapshots": share_of_parts(whole, n) + own for tier, n in tiers.items()}
     if own:  # slices come from all processes, are put together, and wait to be written
-        rest = max(0, share_of_parts(min(tiers.values())) - whole)
-        copies["parts being written"] = 2 * part + min(PARALLEL_PARTS * part, rest)
+        writers = min(tiers.values())
+        ahead = max(2, PARALLEL_PARTS // writers) * part
+        copies["parts being written"] = min(ahead, share_of_parts(moments * slices, writers))
     return copies
 
 

@@ -66,7 +66,7 @@ def peaks(size: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_what_is_summed_or_has_arrived_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moments: 8 buckets, by slice. One process has two partial sums of 4 buckets each. One of two has one, and two
     buckets under way, each with what has arrived of it; then half of the sum. With all that was sent and has arrived
-    until the update, as it was, one of two had 12.1 and 8.1. The weights, 4 more, are not counted.
+    until the update, as it was, one of two had 12.2 and 8.1. The weights, 4 more, are not counted.
     """
     assert peaks(1, monkeypatch) == [8.1, *(16.2, 12.1, 13.6) * 2]
     assert peaks(2, monkeypatch) == [4.1, *(10.2, 6.1, 6.8) * 2]
