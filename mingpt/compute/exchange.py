@@ -78,7 +78,9 @@ class Exchange:
         """Wait for this hop; returns (slices, length) for each subtree that it is for."""
         self.work.wait()
         subtrees = (subtree for of_rank in self.hop.sent for subtree in of_rank)
-        return add_siblings(dict(zip(subtrees, self.received.unbind(), strict=True)), self.parents)
+        received = self.received.unbind()
+        del self.parts, self.received
+        return add_siblings(dict(zip(subtrees, received, strict=True)), self.parents)
 
     def next_hop(self) -> None:
         """If there is another hop: wait for the current one, and begin the next."""
@@ -180,7 +182,7 @@ class WeightGather:
         if packing or self.first is not self.world or bucket.weights.device != local.device:
             received = local.new_empty(self.first.size * len(local))
         else:
-            received, local = bucket.weights, local.clone()
+            received = bucket.weights  # in place: its own slice gets the bytes that it has
         self.pending.append((bucket, received, all_gather(received, local, group=self.first.group, async_op=True)))
 
     def finish(self) -> None:

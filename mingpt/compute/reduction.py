@@ -17,14 +17,16 @@ from mingpt.compute.exchange import Exchange, hops
 from mingpt.compute.tree import Subtree, parents
 from mingpt.world.world import World, all_gather, all_reduce
 
+UNDER_WAY = 2  # buckets at a time: the network has one while the next is sent, and more would need memory
+
 OnGradient = Callable[[int, Tensor, Tensor], None]  # microbatch, parameter, its gradient
 
 
 class Reduction:
     """Takes each microbatch's gradients out of .grad, and sums those of all processes.
 
-    In each step: `begin`; `accumulate` after each backward but the last; `expect_last` before the last one, `finish`
-    after it. The last backward sends a bucket as soon as its gradients are complete, in one order in every process.
+    In each step: `begin`; `expect` before each backward; `finish` after the last one. The last backward sends a bucket
+    as soon as its gradients are complete, in one order in every process.
 
     sums: for each bucket, the sum over all M microbatches of the slice that this process owns; from `finish` to
     `begin`. on_gradient: called with each gradient, before anything is added to it.
@@ -35,38 +37,41 @@ class Reduction:
         slots = [(i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots]
         self.place: dict[Tensor, tuple[int, Slot]] = {slot.parameter: (i, slot) for i, slot in slots}
         self.sums: list[Tensor] = []
-        self._last: int | None = None  # the last microbatch, from `expect_last` to `finish`
+        self.last = False
+        self._microbatch: int | None = None  # from `expect` until its gradients are complete
         self._missing: list[set[Tensor]] = []  # by bucket, the parameters without a gradient so far
-        self._started = 0  # how many buckets have been sent
+        self._complete = 0  # how many buckets have all gradients
         for _, slot in slots:
             slot.parameter.register_post_accumulate_grad_hook(self._ready)
 
     def begin(self) -> None:
-        self.sums, self._last = [], None
+        self.sums, self.last, self._microbatch = [], False, None
         for p in self.place:
             p.grad = None
 
-    def accumulate(self, microbatch: int) -> None:
-        raise NotImplementedError
-
-    def expect_last(self, microbatch: int) -> None:
-        """The next backward is that of this process's last microbatch."""
-        self._last, self._started = microbatch, 0
+    def expect(self, microbatch: int, last: bool) -> None:
+        """The next backward is that of this microbatch. last: of this process's."""
+        self._add_unused()
+        self._microbatch, self.last, self._complete = microbatch, last, 0
         self._missing = [{slot.parameter for slot in bucket.slots} for bucket in self.buckets]
 
     def finish(self) -> None:
-        if self._last is None:
-            raise RuntimeError("a part of the gradients is missing: call `expect_last` before the last backward")
-        for p, (i, _) in self.place.items():
-            if p in self._missing[i]:  # the last microbatch does not use it
+        if not self.last:
+            raise RuntimeError("a part of the gradients is missing: call `expect` before the last backward")
+        self._add_unused()
+        self.sums = [self._sum(bucket) for bucket in self.buckets]
+
+    def _add_unused(self) -> None:
+        """What the microbatch did not use has a gradient of zeros."""
+        for p, (i, _) in self.place.items() if self._microbatch is not None else ():
+            if p in self._missing[i]:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 self._ready(p)
-        self._last = None
-        self.sums = [self._sum(bucket) for bucket in self.buckets]
+        self._microbatch = None
 
     def _ready(self, p: Tensor) -> None:
         """Autograd calls it when a backward has completed a parameter's gradient."""
-        if self._last is None or p.grad is None:
+        if self._microbatch is None or p.grad is None:
             return
         gradient, p.grad = p.grad, None
         i, slot = self.place[p]
@@ -74,18 +79,18 @@ class Reduction:
             raise RuntimeError(f"the gradient of {slot.name} came in parts: use checkpoint(…, use_reentrant=False)")
         self._missing[i].remove(p)
         if self.on_gradient:
-            self.on_gradient(self._last, p, gradient)
+            self.on_gradient(self._microbatch, p, gradient)
         self._put(self.buckets[i], slot, gradient)
-        while self._started < len(self.buckets) and not self._missing[self._started]:
-            self._start(self.buckets[self._started])
-            self._started += 1
+        while self._complete < len(self.buckets) and not self._missing[self._complete]:
+            self._start(self.buckets[self._complete])
+            self._complete += 1
 
     def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
-        """Take the last microbatch's gradient of one parameter."""
+        """Take the microbatch's gradient of one parameter."""
         raise NotImplementedError
 
     def _start(self, bucket: Bucket) -> None:
-        """All gradients of the bucket have been put: send them."""
+        """All gradients of the bucket have been put: if they are the last ones, send them."""
         raise NotImplementedError
 
     def _sum(self, bucket: Bucket) -> Tensor:
@@ -95,9 +100,10 @@ class Reduction:
 class ExactReduction(Reduction):
     """Sums along the tree. (Plain accumulation in .grad would add from left to right.)
 
-    Keeps a stack of partial sums, and adds two neighbours as soon as they are siblings. The stack has at most 1 +
-    log2(own microbatches), rounded up, copies of the gradients if the share is one subtree, otherwise up to 1.6 times
-    as many (tried for all worlds up to 32 and up to 128 microbatches).
+    Keeps a stack of partial sums, each in the buckets' layout, which is that of the messages. A gradient is added to
+    them as soon as it is there, and is gone; so are partial sums that were added to others, and what has arrived. The
+    stack has at most 1 + log2(own microbatches), rounded up, copies of the gradients if the share is one subtree,
+    otherwise up to 1.6 times as many (tried for all worlds up to 32 and up to 128 microbatches).
     """
 
     def __init__(
@@ -106,61 +112,66 @@ class ExactReduction(Reduction):
         super().__init__(buckets, world, on_gradient)
         self.parents = parents(microbatches)
         self.hops = hops(world, microbatches)
-        first = self.hops[0]
-        self.rows = len(first.sent[first.world.rank])  # partial sums that this process sends
-        self.stack: list[tuple[Subtree, dict[Tensor, Tensor]]] = []
-        self._partials = dict[Bucket, Tensor]()  # to send: (rows, elements of the bucket)
+        self.stack: list[tuple[Subtree, dict[Bucket, Tensor]]] = []
+        self._siblings: list[dict[Bucket, Tensor]] = []  # what the gradients are added to: each sum to the next one
         self._exchanges = dict[Bucket, Exchange]()
+        self._totals = dict[Bucket, Tensor]()
 
     def begin(self) -> None:
         super().begin()
         self.stack.clear()
 
-    def accumulate(self, microbatch: int) -> None:
-        """Move a microbatch's gradients from .grad to the stack, and add complete siblings."""
+    def expect(self, microbatch: int, last: bool) -> None:
+        super().expect(microbatch, last)
         subtree: Subtree = (microbatch, microbatch + 1)
-        gradients: list[Tensor] = []
-        for p in self.place:
-            gradients.append(torch.zeros_like(p) if p.grad is None else p.grad)
-            p.grad = None  # so that the next backward stores a new tensor instead of adding to this one
-            if self.on_gradient:
-                self.on_gradient(microbatch, p, gradients[-1])
+        self._siblings = []
         while self.stack and (parent := self.parents.get((self.stack[-1][0], subtree))):
-            torch._foreach_add_(gradients, list(self.stack.pop()[1].values()))
+            self._siblings.append(self.stack.pop()[1])
             subtree = parent
-        self.stack.append((subtree, dict(zip(self.place, gradients, strict=True))))
+        self.stack.append((subtree, self._siblings[-1] if self._siblings else {}))
 
     def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
-        p = slot.parameter
-        # The sums from row rows - 1 on are one subtree with the last microbatch: `accumulate` would merge them now.
-        for _, sums in reversed(self.stack[self.rows - 1 :]):
-            gradient.add_(sums.pop(p))
-        if bucket not in self._partials:
-            self._partials[bucket] = bucket.weights.new_zeros(self.rows, len(bucket.weights))
-        # One copy for each row, in the bucket's own layout: a copy for each process would cost a GPU's host 28 ms a
-        # step with 16 processes and GPT-2, 890 ms with 512. `_start` puts the slices in the order of the processes.
-        partials = [*(sums.pop(p) for _, sums in self.stack[: self.rows - 1]), gradient]
-        for flat, partial in zip(self._partials[bucket], partials, strict=True):
-            bucket.view(flat, slot).copy_(partial)
+        for sums in self._siblings:
+            gradient = bucket.view(sums[bucket], slot).add_(gradient)
+        if not self._siblings:
+            sums = self.stack[-1][1]
+            if bucket not in sums:
+                sums[bucket] = torch.zeros_like(bucket.weights)
+            bucket.view(sums[bucket], slot).copy_(gradient)
 
     def _start(self, bucket: Bucket) -> None:
+        for sums in self._siblings[:-1]:
+            del sums[bucket]
+        if not self.last:
+            return
+        partials = [sums.pop(bucket) for _, sums in self.stack]
+        if bucket.size == 1:
+            (self._totals[bucket],) = partials
+            return
+        if len(self._exchanges) == UNDER_WAY:
+            self._land()
         previous = next(reversed(self._exchanges.values()), None)
-        if bucket.size > 1:
-            # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, nothing is copied.
-            peers = self.hops[0].world.size
-            slices = self._partials.pop(bucket).view(self.rows, -1, peers, bucket.length)  # row, slice, peer, element
-            parts = slices.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
-            self._exchanges[bucket] = Exchange(self.hops, self.parents, parts)
+        # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, nothing is copied. A copy
+        # for each process would cost a GPU's host 28 ms a step with 16 processes and GPT-2, 890 ms with 512.
+        flat = torch.stack(partials) if len(partials) > 1 else partials[0]
+        slices = flat.view(len(partials), -1, self.hops[0].world.size, bucket.length)  # row, slice, peer, element
+        parts = slices.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
+        self._exchanges[bucket] = Exchange(self.hops, self.parents, parts)
         if previous:  # now that this bucket's first hop has begun: so waiting costs no time
             previous.next_hop()
 
+    def _land(self) -> None:
+        """Wait for the bucket that was sent first."""
+        bucket = next(iter(self._exchanges))
+        self._totals[bucket] = self._exchanges.pop(bucket).result()
+
     def _sum(self, bucket: Bucket) -> Tensor:
-        if bucket.size == 1:
-            return self._partials.pop(bucket)[0]
         for exchange in self._exchanges.values():  # the last one has one more hop to go
             exchange.next_hop()
-        total = self._exchanges.pop(bucket).result()
-        if not bucket.shard:
+        if bucket in self._exchanges:
+            self._land()
+        total = self._totals.pop(bucket)
+        if bucket.size > 1 and not bucket.shard:
             whole = total.new_empty(len(bucket.weights))
             all_gather(whole, total)
             total = whole
@@ -178,8 +189,9 @@ class FastReduction(Reduction):
         self._flat = dict[Bucket, Tensor]()
         self._works = dict[Bucket, dist.Work]()
 
-    def accumulate(self, microbatch: int) -> None:
-        """The next backward adds to .grad."""
+    def expect(self, microbatch: int, last: bool) -> None:
+        if last:  # the others add to .grad
+            super().expect(microbatch, last)
 
     def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
         if bucket not in self._flat:

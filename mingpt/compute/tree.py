@@ -99,14 +99,15 @@ def parents(count: int) -> dict[tuple[Subtree, Subtree], Subtree]:
 
 
 def add_siblings(sums: Mapping[Subtree, Tensor], parents: Mapping[tuple[Subtree, Subtree], Subtree]) -> list[Tensor]:
-    """Add siblings until none are left, in place. sums: of subtrees, from left to right, of one shape.
+    """Add siblings until none are left. sums: of subtrees, from left to right, of one shape.
 
     Returns the sums of the largest subtrees that they cover. The additions are tree_sum's; all those of one level
     are one operation, so that a device's host has as much to do for 512 processes as for 2.
     """
     while pairs := [pair for pair in pairwise(sums) if pair in parents]:
-        torch._foreach_add_([sums[left] for left, _ in pairs], [sums[right] for _, right in pairs])
+        # Not in place: a sum must not keep the memory of all that it was added from.
+        totals = torch._foreach_add([sums[left] for left, _ in pairs], [sums[right] for _, right in pairs])
         gone = {right for _, right in pairs}
-        whole = {left: parents[left, right] for left, right in pairs}
-        sums = {whole.get(subtree, subtree): total for subtree, total in sums.items() if subtree not in gone}
+        whole = {left: (parents[left, right], total) for (left, right), total in zip(pairs, totals, strict=True)}
+        sums = dict(whole.get(subtree, (subtree, total)) for subtree, total in sums.items() if subtree not in gone)
     return list(sums.values())

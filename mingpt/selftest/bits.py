@@ -79,7 +79,7 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
         context.update.guard.skips.zero_()
         reduction, update = context.reduction, context.update
         reduction.begin()
-        reduction.expect_last(0)
+        reduction.expect(0, last=True)
         # Not train_step: with backward under autocast, too, as the known digests have it.
         with sdpa_kernel(getattr(SDPBackend, kernel)) if kernel else nullcontext(), context.autocast:
             loss, count = model(tokens, targets)

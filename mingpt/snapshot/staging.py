@@ -1,9 +1,9 @@
 """Copy this process's share of the state at a step's boundary, so that training can go on while it is written."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ from torch import Tensor
 from mingpt.compute.buckets import Sliced
 from mingpt.console import say
 from mingpt.snapshot.format import Part, SharedState, lay_out
-from mingpt.world.world import World, all_to_all, share
+from mingpt.world.world import World, all_to_all
 
 ALIGNED = 64  # bytes; for all dtypes
+WINDOW = 8 * 2**20  # bytes of a part that are exchanged at a time
 StagedPart = tuple[Part, dict[str, Tensor]]  # a part and its tensors, in CPU memory
 
 
@@ -51,11 +52,13 @@ class Staging:
         parts = lay_out(state)
         everything = {name: tensor for tensors in state.values() for name, tensor in tensors.items()}
         sliced = {name: tensor for name, tensor in everything.items() if isinstance(tensor, Sliced)}
-        mine = [name for i in self.world.share(len(parts)) for name in parts[i].names]
+        mine = [name for part in parts[self.world.rank :: self.world.size] for name in part.names]
         found = {name: tensor for name in mine if isinstance(tensor := everything[name], Tensor)}
         found |= {name: tensor.local for name, tensor in sliced.items()}
         if new := {name: tensor for name, tensor in found.items() if name not in self._buffers}:
-            self._make_buffers(new)  # with the first snapshot: shapes stay as they are
+            # With the first snapshot: shapes stay as they are.
+            block = in_one_block(new, any(tensor.is_cuda for tensor in new.values()))
+            self._buffers |= {name: flat.view(new[name].shape) for name, flat in block.items()}
         if self._stream is None and any(t.is_cuda for t in found.values()):
             self._stream = torch.cuda.Stream()
         if (stream := self._stream) is not None:
@@ -65,9 +68,7 @@ class Staging:
         if stream is not None:
             self._copied = torch.cuda.Event(blocking=True)  # the writer's thread sleeps while it waits
             self._copied.record(stream)
-        return Staged(
-            [[parts[i] for i in share(rank, size, len(parts))] for rank, size in self._writers], copies, sliced
-        )
+        return Staged([parts[rank::size] for rank, size in self._writers], copies, sliced)
 
     def parts(self, staged: Staged) -> Iterator[StagedPart]:
         """This process's parts, one after the other. With sliced tensors, each step is a collective of all processes.
@@ -82,30 +83,24 @@ class Staging:
 
     def _collect(self, staged: Staged, wanted: list[list[Part]]) -> dict[str, Tensor]:
         """The sliced tensors of this process's next part, whole. wanted: the next part of each process, by rank."""
-        names = [[n for part in parts for n in part.names if n in staged.sliced] for parts in wanted]
-        mine = {n: staged.sliced[n] for n in names[self.everyone.rank]}
-        sent = [staged.tensors[n].view(torch.uint8) for to in names for n in to]
-        sizes = [[len(t.ranges[rank]) * t.dtype.itemsize for t in mine.values()] for rank in range(self.everyone.size)]
-        received = torch.empty(sum(map(sum, sizes)), dtype=torch.uint8)
-        all_to_all(
-            received,
-            torch.cat(sent) if sent else received.new_empty(0),
-            [sum(from_one) for from_one in sizes],
-            [sum(staged.tensors[n].nbytes for n in to) for to in names],
-            group=self.everyone.group,
-        )
-        pieces = [part.split(s) for part, s in zip(received.split([sum(s) for s in sizes]), sizes, strict=True)]
-        whole = {
-            n: torch.cat([by_rank[k] for by_rank in pieces]).view(t.dtype) for k, (n, t) in enumerate(mine.items())
-        }
-        return {n: flat.as_strided(mine[n].shape, mine[n].stride) for n, flat in whole.items()}
-
-    def _make_buffers(self, found: dict[str, Tensor]) -> None:
-        """One for each tensor, all in one block."""
-        starts = [0, *accumulate(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in found.values())]
-        block = block_of(starts[-1], any(tensor.is_cuda for tensor in found.values()))
-        for start, (name, tensor) in zip(starts, found.items(), strict=False):
-            self._buffers[name] = block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        sliced, everyone = staged.sliced, self.everyone
+        tensors = [{n: sliced[n] for part in parts for n in part.names if n in sliced} for parts in wanted]
+        whole = in_one_block(tensors[everyone.rank])
+        for windows in zip_longest(*map(cut, tensors), fillvalue=[]):
+            # By rank, what it is sent, and where that goes which comes from it.
+            mine = {n: sliced[n].ranges[everyone.rank] for to in windows for n, _ in to}
+            sent = [[staged.tensors[n][within(mine[n], window, mine[n].start)] for n, window in to] for to in windows]
+            received = [
+                [whole[n][within(sliced[n].ranges[rank], window)] for n, window in windows[everyone.rank]]
+                for rank in range(everyone.size)
+            ]
+            sizes = [[sum(piece.nbytes for piece in pieces) for pieces in of] for of in (received, sent)]
+            message = torch.empty(sum(sizes[0]), dtype=torch.uint8)
+            pieces = [[piece.view(torch.uint8) for pieces in of for piece in pieces] for of in (received, sent)]
+            all_to_all(message, torch.cat([message[:0], *pieces[1]]), *sizes, group=everyone.group)
+            for piece, content in zip(pieces[0], message.split([*map(len, pieces[0])]), strict=True):
+                piece.copy_(content)
+        return {n: flat.as_strided(sliced[n].shape, sliced[n].stride) for n, flat in whole.items()}
 
     def hold_update(self) -> None:
         """Make the current CUDA stream wait for the copies before it changes the state. Does not block the host."""
@@ -116,6 +111,34 @@ class Staging:
         """Block until the copies are complete."""
         if self._copied is not None:
             self._copied.synchronize()
+
+
+def cut(tensors: Mapping[str, Sliced]) -> list[list[tuple[str, range]]]:
+    """Windows of the tensors' elements, in groups of at most WINDOW bytes."""
+    groups, room = list[list[tuple[str, range]]](), 0
+    for name, tensor in tensors.items():
+        count, size = tensor.shape.numel(), tensor.dtype.itemsize
+        for first in range(0, count, WINDOW // size):
+            window = range(first, min(first + WINDOW // size, count))
+            if len(window) * size > room:
+                groups.append([])
+                room = WINDOW
+            groups[-1].append((name, window))
+            room -= len(window) * size
+    return groups
+
+
+def within(held: range, window: range, start: int = 0) -> slice:
+    """The elements that lie in both ranges, counted from `start`."""
+    first = max(held.start, window.start)
+    return slice(first - start, max(first, min(held.stop, window.stop)) - start)
+
+
+def in_one_block(wanted: Mapping[str, Tensor | Sliced], pinned: bool = False) -> dict[str, Tensor]:
+    """Memory for each tensor, flat, all in one block: malloc would keep much of many small ones."""
+    starts = [0, *accumulate(-(-t.nbytes // ALIGNED) * ALIGNED for t in wanted.values())]
+    block = block_of(starts[-1], pinned)
+    return {n: block[i : i + t.nbytes].view(t.dtype) for i, (n, t) in zip(starts, wanted.items(), strict=False)}
 
 
 def block_of(size: int, pinned: bool) -> Tensor:

@@ -5,6 +5,7 @@ Reports travel over a process group of their own, so no collective of the traini
 which {"error": …} stands for an exception. Errors that may pass are retried.
 """
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -169,10 +170,12 @@ class SnapshotWriter:
                 self.lost(step, self.failures, str(error))
 
     def _write_together(self, step: int, staged: Staged, metrics: Metrics, began: float) -> str:
+        give_back()
         self._staging.wait()
         # Once more if parts are gone. Not with `everyone`: those outside of `world` take part in the writing, too.
         for last in (self.everyone is not None, True):
             reports = self.world.gather(self.write_parts(step, self._staging.parts(staged)))
+            give_back()
             raise_first(reports)
             result = self.world.broadcast(self.commit(step, reports, metrics) if self.world.is_main else None)
             if last or not result.get("again"):
@@ -208,11 +211,12 @@ class SnapshotWriter:
         """
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
         deadline, writes = self._deadline(), list[Future[tuple[str, dict[str, Any]]]]()
+        ahead = max(2, PARALLEL_PARTS // self.world.size)
         try:
-            with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
+            with ThreadPoolExecutor(ahead) as pool:
                 for one in staged:
                     writes.append(pool.submit(self._write_part, step, deadline, one))
-                    futures.wait(writes[-PARALLEL_PARTS : -PARALLEL_PARTS + 1])  # a bound of the memory
+                    futures.wait(writes[-ahead : 1 - ahead])  # a bound of the memory
                 for name, part in [write.result() for write in writes]:
                     written["parts"][name] = {"size": part["size"]}
                     written["tensors"] |= part["tensors"]
@@ -308,6 +312,11 @@ class SnapshotWriter:
                 self.log(f"{error}: next try in {pause:g} s")
             time.sleep(pause)
             pause *= 2
+
+
+def give_back() -> None:
+    """Return what malloc keeps and nobody uses: as much as a step takes, beside the parts. (glibc alone can.)"""
+    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 
 
 def raise_first(results: Sequence[dict[str, Any]]) -> None:

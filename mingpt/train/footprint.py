@@ -5,9 +5,10 @@ have a shape and no memory. What of them lives at a time is counted; what the ex
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from mingpt.compute.buckets import BUCKET_BYTES
 from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.compute.numerics import autocast_for
 from mingpt.compute.optimizer import muon_names, roles, trainable
+from mingpt.compute.reduction import UNDER_WAY
 from mingpt.compute.tree import shares, whole_subtrees
 from mingpt.config.schema import Config
 from mingpt.model.language import LanguageModel
@@ -159,44 +161,45 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     g, several = model.gradients, microbatches > processes
     nodes, rest = divmod(processes, per_node)
     shape = (nodes, per_node) if nodes > 1 < per_node and not rest else (1, processes)  # as World.shape
-    full, last = partial_sums(shares(*shape, microbatches), microbatches)
-    by_rank, by_node = subtrees_by_rank(*shape, microbatches)
-    rows = [*map(len, by_rank if shape[0] == 1 else by_node)]  # that are exchanged in the last hop
-    sent = max(rows) * len(rows) / processes
-    received = sum(rows) / processes if processes > 1 else 0
+    ranges = shares(*shape, microbatches)
+    rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
+    bucket = UNDER_WAY * min(g, max(BUCKET_BYTES, model.largest)) * (processes > 1)
+    sent = bucket * max(rows)
+    received = int(bucket * sum(rows) / processes)
     positions = config.batch.micro_size * config.model.block_size
     if config.reduce == "fast":
         phases = {"a microbatch": g * several + model.peak(0 if several else 1)}
     else:
-        # Each gradient that is finished takes the place of its partial sums, and is sent. With several hops, one bucket
-        # is in its first while another is filled.
-        inside = 0 if shape[0] == 1 else max(map(len, by_rank))
-        first = 4 * inside * min(g, max(BUCKET_BYTES, model.largest))
+        # A gradient is added to a partial sum as soon as it is there, or becomes one. In the last backward, a slice of
+        # the whole sum takes its place.
+        steps = [changes_of_sums(mine, microbatches) for mine in ranges]
         phases = {
-            "a microbatch": full * g + model.peak(1) if several else 0,
-            "the last microbatch, and the exchange": last * g + model.peak(sent + received - last) + first,
+            "a microbatch": max((n * g + model.peak(more) for of in steps for n, more in of[:-1]), default=0),
+            "the last microbatch, and the exchange": sent
+            + received
+            + max(n * g + model.peak(1 / slices - n) for (*_, (n, _)) in steps),
         }
     return Footprint(
         steady={"weights": weights, "optimizer state": moments},
         phases=phases | {"update": _update(model, slices)},
         parts={
-            "partial sums of gradients": max(full, last) * g,
+            "partial sums of gradients": max(n for of in steps for n, _ in of) * g,
             "activations that backward needs": model.kept,
             "logits of a microbatch or piece": 4
             * model.vocabulary
             * min(positions, config.train.loss_rows or positions),
-            "gradients that are sent": int(sent * g) if processes > 1 else 0,
-            "slices that are received": int(received * g),
+            "gradients that are sent": sent,
+            "slices that are received": received,
         },
         snapshots=_snapshots(config, model, moments, slices, processes, per_node),
         hot={config.snapshot.hot_dir: 2 * (weights + whole)} if config.snapshot.hot_every_steps else {},
     )
 
 
-def partial_sums(ranges: Iterable[range], microbatches: int) -> tuple[int, int]:
-    """How many a process holds, at most, before the backward of any of its microbatches but the last, and of that."""
-    counts = [[len(whole_subtrees(mine.start, m, 0, microbatches)) for m in mine] for mine in ranges]
-    return max(max(of_share[:-1], default=0) for of_share in counts), max(of_share[-1] for of_share in counts)
+def changes_of_sums(share: range, microbatches: int) -> list[tuple[int, int]]:
+    """For each microbatch of a process: how many partial sums it holds before, and how many more after it."""
+    counts = [len(whole_subtrees(share.start, m, 0, microbatches)) for m in range(share.start, share.stop + 1)]
+    return [(before, after - before) for before, after in pairwise(counts)]
 
 
 def _update(model: Model, slices: int) -> int:
@@ -212,16 +215,15 @@ def _snapshots(
     part, weights = max(PART_BYTES, model.largest), 4 * model.parameters
     whole, own = (weights, moments) if slices > 1 else (weights + moments, 0)
 
-    def share_of_parts(writers: int) -> int:
-        state = weights + moments * slices
-        parts = -(-state // part)
-        return min(state, -(-parts // writers) * part)
+    def share_of_parts(size: int, writers: int) -> int:
+        return min(size, -(-size // (part * writers)) * part)
 
     tiers = {"durable": processes} | ({"hot": per_node} if config.snapshot.hot_every_steps else {})
-    copies = {f"copy for {tier} snapshots": min(whole, share_of_parts(n)) + own for tier, n in tiers.items()}
+    copies = {f"copy for {tier} snapshots": share_of_parts(whole, n) + own for tier, n in tiers.items()}
     if own:  # slices come from all processes, are put together, and wait to be written
-        rest = max(0, share_of_parts(min(tiers.values())) - whole)
-        copies["parts being written"] = 2 * part + min(PARALLEL_PARTS * part, rest)
+        writers = min(tiers.values())
+        ahead = max(2, PARALLEL_PARTS // writers) * part
+        copies["parts being written"] = min(ahead, share_of_parts(moments * slices, writers))
     return copies
 
 

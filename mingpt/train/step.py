@@ -33,11 +33,9 @@ def train_step(context: StepContext, step: int, batches: Iterator[Sequence[Tenso
             tokens.append(count)
             if last:  # all figures but the gradients are known; they are sent while backward computes
                 context.stats.start(losses, tokens, hooks.flags(), hooks.times())
-                reduction.expect_last(microbatch)
+            reduction.expect(microbatch, last)
             if loss.requires_grad:  # otherwise the microbatch uses no parameter, and its gradients are zeros
                 update.scaled(loss).backward()
-            if not last:
-                reduction.accumulate(microbatch)
         with hooks.phase("exchange"):
             reduction.finish()
             stats = context.stats.finish()

@@ -22,11 +22,9 @@ def test_gpt2_xl_fits_into_four_nodes_of_four_l4() -> None:
     assert found["processes"] == 16
     assert found["total"] == sum(found["steady"].values()) + max(found["phases"].values()) + CONSTANT_GPU
     assert found["total"] < 0.6 * 24e9
-    # between nodes, after the sums inside
-    one = planned(f"{xl} 16 --gpus L4:1")
+    # Two buckets are under way; the largest one has the embedding alone.
     for what in ("gradients that are sent", "slices that are received"):
-        assert found["parts"][what] == found["parameters"] == one["parts"][what] / 4
-    assert one["total"] > found["total"]
+        assert found["parts"][what] == 2 * 4 * 1600 * 50304
 
 
 @pytest.mark.slow

@@ -122,13 +122,11 @@ def test_gradients_are_added_along_the_tree_and_fast_ones_from_left_to_right(
     reduction = FastReduction(made, world) if fast else ExactReduction(made, count, world)
     for step in range(2):
         reduction.begin()
-        for m in range(count - 1):
-            net.loss(m).backward()
-            reduction.accumulate(m)
+        for m in range(count):
+            reduction.expect(m, last=m == count - 1)
             if isinstance(reduction, ExactReduction):
                 assert len(reduction.stack) <= count.bit_length()  # 1 + log2(count), rounded down
-        reduction.expect_last(count - 1)
-        net.loss(count - 1).backward()
+            net.loss(m).backward()
         reduction.finish()
         for p, wanted in zip(parameters, expected, strict=True):
             i, slot = reduction.place[p]
@@ -143,7 +141,7 @@ def test_a_gradient_that_comes_in_parts_is_refused(world: World) -> None:
     net = nn.Linear(40, 40)
     reduction = ExactReduction(make_buckets(net.named_parameters(), set(), world, False), 1, world)
     reduction.begin()
-    reduction.expect_last(0)
+    reduction.expect(0, last=True)
     once = checkpoint(net, torch.ones(5, 40, requires_grad=True), use_reentrant=True)
     with pytest.raises(RuntimeError, match=r"the gradient of (weight|bias) came in parts: use checkpoint"):
         checkpoint(net, once, use_reentrant=True).sum().backward()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mingpt.errors import UserError
 from mingpt.snapshot import hot
 from mingpt.snapshot.checkpointer import Flags
-from mingpt.snapshot.staging import Staging, block_of
+from mingpt.snapshot.staging import block_of, in_one_block
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train import stats
@@ -39,14 +39,11 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_all_buffers_are_one_pinned_block_without_a_gap(pinned: list[tuple[int, int]]) -> None:
     """A block for each would be rounded up to a power of two, and small ones would share pages."""
     tensors = {"a": torch.ones(10, 10), "step": torch.ones(()), "none": torch.ones(0), "c": torch.ones(3).double()}
-    staging = Staging(ALONE)
-    names = ("nbytes", "dtype", "shape")
-    on_gpu = {n: SimpleNamespace(is_cuda=True, **{a: getattr(t, a) for a in names}) for n, t in tensors.items()}
-    staging._make_buffers(cast(Any, on_gpu))
+    found = in_one_block(tensors, pinned=True)
     [(address, size)] = pinned
     assert size == 448 + 64 + 64
-    assert [staging._buffers[n].data_ptr() - address for n in ("a", "step", "c")] == [0, 448, 512]
-    assert all((b.shape, b.dtype) == (tensors[n].shape, tensors[n].dtype) for n, b in staging._buffers.items())
+    assert [found[n].data_ptr() - address for n in ("a", "step", "c")] == [0, 448, 512]
+    assert all((b.numel(), b.dtype) == (tensors[n].numel(), tensors[n].dtype) for n, b in found.items())
 
 
 def test_memory_that_can_not_be_pinned_is_used_as_it_is(

@@ -9,7 +9,7 @@ from mingpt.compute.buckets import make_buckets
 from mingpt.compute.reduction import ExactReduction
 from mingpt.compute.tree import shares
 from mingpt.train.factory import build
-from mingpt.train.footprint import changed, footprint, look_at, partial_sums
+from mingpt.train.footprint import changed, changes_of_sums, footprint, look_at
 from mingpt.world.world import World
 
 SHAPE = ("model=gpt2", "model.n_layer=3", "model.n_head=2", "model.n_embd=64", "model.block_size=64", "data=random")
@@ -31,10 +31,10 @@ def test_partial_sums_are_those_of_the_exact_reduction(microbatches: int) -> Non
             for microbatch in mine:
                 depths[-1].append(len(reduction.stack))
                 if microbatch != mine[-1]:
+                    reduction.expect(microbatch, last=False)
                     layer(torch.ones(2)).sum().backward()
-                    reduction.accumulate(microbatch)
-        full, last = max(max(d[:-1], default=0) for d in depths), max(d[-1] for d in depths)
-        assert partial_sums(shares(1, size, microbatches), microbatches) == (full, last)
+        found = [changes_of_sums(mine, microbatches) for mine in shares(1, size, microbatches)]
+        assert [[before for before, _ in of] for of in found] == depths
 
 
 def test_a_microbatch_is_counted_by_the_byte() -> None:

@@ -1,0 +1,96 @@
+"""How many bytes of tensors a process has at a time, in buckets: in a step, and while a snapshot is put together."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from config_kit import configured
+from mingpt.compute.buckets import Sliced, make_buckets
+from mingpt.compute.optimizer import Update, roles, rules
+from mingpt.compute.reduction import ExactReduction
+from mingpt.compute.tree import shares
+from mingpt.snapshot import staging
+from mingpt.train.footprint import Living
+from mingpt.world.world import World
+from snapshot_kit import ALONE
+
+META = replace(ALONE, device=torch.device("meta"), backend="nccl")
+LAYERS, WIDTH, MICROBATCHES = 32, 64, 4
+BUCKET = 8 * WIDTH * WIDTH * 4  # eight matrices: four buckets in all
+WINDOW, PART = 1000, 40_000
+
+
+def peaks(size: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of the weights and moments, of the backwards, after the sum, and of the update."""
+    for name in ("exchange.all_to_all", "exchange.all_gather", "optimizer.all_gather"):
+        monkeypatch.setattr(f"mingpt.compute.{name}", lambda *_, **__: SimpleNamespace(wait=int))
+    config, world = configured("model=gpt2", "data=random"), replace(META, size=size)
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+        named = list(model.named_parameters())
+        buckets = make_buckets(named, set(), world, True, BUCKET)
+    found, living = list[float](), Living(model)
+
+    def peak() -> float:
+        found.append(max(here for here, _ in living.points) / BUCKET)
+        living.points.clear()
+        return found[-1]
+
+    with living:
+        update = Update(
+            buckets, rules(named, config.optimizer, roles(model)), config.optimizer, config.schedule, world,
+            global_size=MICROBATCHES, tokens_per_microbatch=1024, fp16=False, health=config.health,
+        )  # fmt: skip
+        reduction, share = ExactReduction(buckets, MICROBATCHES, world), shares(1, size, MICROBATCHES)[0]
+        peak()
+        for step in range(2):  # the second one begins with the sums of the first
+            reduction.begin()
+            for microbatch in share:
+                reduction.expect(microbatch, microbatch == share[-1])
+                for p in reversed([p for _, p in named]):
+                    p.grad = torch.empty_like(p)
+                    reduction._ready(p)
+            del p
+            reduction.finish()
+            peak()
+            found.append(living.bytes / BUCKET)
+            losses = torch.empty(MICROBATCHES, dtype=torch.float64, device="meta")
+            update(step, losses, torch.empty((), device="meta"), reduction.sums)
+            peak()
+    return [round(x, 1) for x in found]
+
+
+def test_what_is_summed_or_has_arrived_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments: 8 buckets, by slice. One process has two partial sums of 4 buckets each. One of two has one, and two
+    buckets under way, each with what has arrived of it; then half of the sum. With all that was sent and has arrived
+    until the update, as it was, one of two had 12.2 and 8.1. The weights, 4 more, are not counted.
+    """
+    assert peaks(1, monkeypatch) == [8.1, *(16.2, 12.1, 13.6) * 2]
+    assert peaks(2, monkeypatch) == [4.1, *(10.2, 6.1, 6.8) * 2]
+    assert peaks(4, monkeypatch) == [2.1, *(7.4, 3.1, 3.4) * 2]
+
+
+def test_a_part_is_put_together_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process's weights and slices are copied, and no process writes more parts than another and one."""
+    sent, half = list[int](), PART // 8
+    monkeypatch.setattr(staging, "WINDOW", WINDOW)
+    monkeypatch.setattr(staging, "all_to_all", lambda out, flat, *_, group: sent.append(out.nbytes + flat.nbytes))
+    monkeypatch.setattr(World, "gather", lambda *_: [[0, 2], [1, 2]])
+    monkeypatch.setattr(staging.lay_out, "__defaults__", (PART,))
+    ranges = range(half), range(half, 2 * half)
+    moments = {f"{n}": Sliced(torch.Size([2 * half]), (1,), torch.float32, ranges, torch.ones(half)) for n in range(4)}
+    writers, living = staging.Staging(replace(ALONE, size=2)), Living(nn.Identity())
+    with living:
+        staged = writers.copy_share({"model": {f"w{n}": torch.zeros(2 * half) for n in range(4)}, "optimizer": moments})
+        assert [[(p.kind, p.number) for p in of] for of in staged.parts] == [
+            [(kind, number) for kind in ("model", "optimizer") for number in of] for of in ((1, 3), (2, 4))
+        ]
+        before = living.bytes
+        living.points.clear()
+        parts = [{name: t.nbytes for name, t in tensors.items()} for _, tensors in writers.parts(staged)]
+    assert parts == [{"w0": PART}, {"w2": PART}, {"0": PART}, {"2": PART}]
+    assert max(sent) == 3 * WINDOW  # to two processes, and from itself
+    assert max(here for here, _ in living.points) - before == 2 * PART + 4 * WINDOW  # the one before is being written
