@@ -122,8 +122,8 @@ class Blocks:
 class SlicedReduction(Reduction):
     """Sums along the tree, round by round: in round k process p computes microbatch k * W + p.
 
-    In each step: `begin`; in each round `expect`, a backward, `finish`. An owner gets the round's gradients of its
-    slice, in the order of the microbatches, and adds two neighbours as soon as they are siblings in the tree. If
+    In each step: `begin`; in each round `expect_round`, a backward, `finish`. An owner gets the round's gradients of
+    its slice, in the order of the microbatches, and adds two neighbours as soon as they are siblings in the tree. If
     M = W * 2^n, a round is one subtree, and n partial sums are the most that stay from round to round.
     """
 
@@ -139,10 +139,10 @@ class SlicedReduction(Reduction):
         super().begin()
         self.stacks = {bucket: [] for bucket in self.buckets}
 
-    def expect(self, microbatches: range) -> None:
+    def expect_round(self, microbatches: range) -> None:
         """The next backward is the round of these microbatches. A process without one computes, and sends nothing."""
         self.microbatches = microbatches
-        self.expect_last(microbatches[0] + self.world.rank)
+        self.expect(microbatches[0] + self.world.rank, last=True)
 
     def finish(self) -> None:
         super().finish()
@@ -203,7 +203,7 @@ def sliced_step(context: StepContext, blocks: Blocks, step: int, batch: Any) -> 
         with context.autocast:
             loss, count = context.model(*batch(m))
         figures.append(torch.stack([loss.detach(), count]).double())
-        reduction.expect(round_)
+        reduction.expect_round(round_)
         context.update.scaled(loss).backward()
         reduction.finish()
     for bucket in blocks.outside:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product, repeat
@@ -119,8 +120,8 @@ def without_driver(watched: Watched) -> None:
         def wait_stream(self, _: object) -> None: ...
         def wait_event(self, _: object) -> None: ...
 
-    torch.amp.autocast_mode.amp_definitely_not_available = lambda: False
-    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+    for module in (torch.amp.autocast_mode, torch.cuda.amp.common):
+        setattr(module, "amp_definitely_not_available", lambda: False)  # noqa: B010
     major, minor = divmod(int(os.environ["FAKE_GPU"]), 10)
     for name, value in {
         "_lazy_init": lambda: None, "is_available": lambda: False, "Event": Event, "Stream": Stream,
@@ -130,7 +131,7 @@ def without_driver(watched: Watched) -> None:
         "get_device_properties": lambda *_: SimpleNamespace(major=major, minor=minor, multi_processor_count=132),
     }.items():  # fmt: skip
         setattr(torch.cuda, name, value)
-    torch.nn.Module.to = lambda self, *_, **__: self  # it swaps parameters, which fake ones can't be
+    setattr(torch.nn.Module, "to", lambda self, *_, **__: self)  # noqa: B010  it swaps parameters, which fake ones can't be
 
 
 def world_of(rank: int, size: int, each: int) -> World:
@@ -149,10 +150,11 @@ def world_of(rank: int, size: int, each: int) -> World:
 
 def steps(overrides: list[str], ranks: list[int], size: int, each: int) -> list[dict[str, Any]]:
     """What the last step of each of these ranks did. size: of the world; each: processes on each node."""
-    config = configure([*overrides, "data=random", "run.dir=fake", "train.compile=false"], size)
+    config = configure([*overrides, "data=random", "data.workers=0", "run.dir=fake", "train.compile=false"], size)
+    assert config
     planned = footprint(config, look_at(config), size, each).total(True) - CONSTANT_GPU
     torch.use_deterministic_algorithms(config.reduce == "exact")
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return [{**last_step(config, rank, size, each), "planned": planned} for rank in ranks]
 
 
@@ -204,5 +206,6 @@ def attentions() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
+    functions: dict[str, Callable[..., Any]] = {"steps": steps, "attentions": attentions}
     for function, arguments in json.loads(sys.argv[1]):
-        print(json.dumps({"steps": steps, "attentions": attentions}[function](**arguments)), flush=True)
+        print(json.dumps(functions[function](**arguments)), flush=True)
