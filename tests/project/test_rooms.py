@@ -35,7 +35,7 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 200_000, 223, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 201_000, 224, 60
 ROOM_TOKENS = {
     "": 11_100,
     "commands": 15_400,
@@ -43,7 +43,7 @@ ROOM_TOKENS = {
     "config": 18_400,
     "data": 18_800,
     "history": 2_700,
-    "launch": 5_500,
+    "launch": 5_625,
     "model": 6_000,
     "observe": 13_400,
     "preflight": 7_310,
@@ -51,9 +51,9 @@ ROOM_TOKENS = {
     "report": 10_200,
     "selftest": 2_300,
     "snapshot": 19_800,
-    "train": 27_600,
+    "train": 27_630,
     "weights": 4_710,
-    "world": 13_900,
+    "world": 14_610,
 }
 PATH_TOKENS = 28_970
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.
