@@ -88,7 +88,7 @@ def follow(run: "subprocess.Popen[str]", step: int | None = None) -> str:
 
 
 def workers(run: "subprocess.Popen[str]") -> list[psutil.Process]:
-    return [p for p in psutil.Process(run.pid).children(recursive=True) if "mingpt.train" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process(run.pid).children(recursive=True) if p.name().startswith("rank ")]
 
 
 def attempt(run_dir: Path, world: int, until: int | None, number: signal.Signals | None, whom: str) -> str:

@@ -13,6 +13,8 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import api as processes
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -23,6 +25,7 @@ from mingpt.world import rendezvous
 from mingpt.world.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
 from mingpt.world.platforms import OPTIONS
 from mingpt.world.secret import STATIC
+from mingpt.world.standby import COMMAND, Standby
 
 # The beginnings of torch's lines about an end whose reason our own lines say.
 REPEATS = "Received %s death signal", "Sending process %s closing signal", "failed (exitcode: %s)"
@@ -149,6 +152,17 @@ class Agent(LocalElasticAgent):
             self.ending = Ending.of({ranks[local]: failure for local, failure in ended.failures.items()})
 
 
+class Forked(SubprocessHandler):
+    """A worker of the standby's; without one, torch's own."""
+
+    standby: Standby
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        # Not with what torchrun alone knows (PYTHON_EXEC, PET_REDIRECTS): another program, or files.
+        plain = args == COMMAND and not self._stdout and not self._stderr
+        return (plain and self.standby.fork(env)) or super()._popen(args, env)
+
+
 def run(
     arguments: list[str],
     limit: int,
@@ -159,11 +173,15 @@ def run(
     newest: Callable[[], int],
     say: Callable[[str], None],
     lifetime: Lifetime,
+    standby: Standby | None = None,
 ) -> tuple[int, str]:
     """Do with torchrun's arguments what torchrun does, by our agent; returns the exit code and the reason.
 
     limit, grace_seconds, newest: see Agent. answer_seconds, silent_seconds, port: see RendezvousWatchdog.
     """
+    if standby:
+        Forked.standby = standby
+        processes.get_subprocess_handler = Forked  # type: ignore[assignment] # which is called with names
     for name in ("agent.server.api", "multiprocessing.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
             lambda record: not str(record.msg).startswith(REPEATS)
@@ -187,6 +205,8 @@ def run(
         failed = error
     finally:
         lifetime.ignore_signals()
+        if standby:
+            standby.close()
         if agent:
             agent.over = True
             if not isinstance(failed, SignalException):  # else the other nodes could not meet again

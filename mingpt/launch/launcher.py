@@ -11,6 +11,7 @@ which it ends. It adds to torchrun:
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from argparse import Namespace
@@ -29,6 +30,7 @@ from mingpt.launch.torchrun import Torchrun
 from mingpt.observe.notify import notify
 from mingpt.world.env import AGENT_PID, OVERRIDES
 from mingpt.world.lifetime import STOP_SIGNALS, Lifetime
+from mingpt.world.standby import Standby
 
 
 def launch(options: Namespace, lifetime: Lifetime) -> int:
@@ -49,6 +51,9 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
     node.check(os.environ)
     for_workers = {AGENT_PID: str(os.getpid()), OVERRIDES: json.dumps(command.overrides)}
     os.environ.update(command.environment | for_workers)
+    # With more threads, numpy's BLAS has some as soon as it is imported: the standby could not fork.
+    warm = config.train.threads == 1 and os.environ.get("MINGPT_STANDBY") != "0" and sys.platform == "linux"
+    standby = Standby() if warm else None
     # Imports torch, which takes seconds: errors in the config are printed before that.
     from mingpt.launch.agent import run
 
@@ -62,6 +67,7 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
         newest=lambda: newest_step(config),
         say=lambda text: say(f"launch: {text}"),
         lifetime=lifetime,
+        standby=standby,
     )
     # The exit code is decided. A signal that comes now must not change it.
     for number in STOP_SIGNALS:

@@ -1,6 +1,23 @@
-"""`python -m mingpt.train` is `mingpt train`, as torchrun starts it."""
+"""`python -m mingpt.train` is `mingpt train`, as torchrun starts it, or the launcher's standby (world/standby.py)."""
+
+import os
+from contextlib import suppress
 
 from mingpt.__main__ import main
+from mingpt.cli import importing
+from mingpt.errors import UserError
+from mingpt.world import standby
+
+
+def imports() -> None:
+    with importing(), suppress(UserError):
+        import mingpt.train.attempt  # noqa: F401
+        from mingpt.config.compose import configure
+
+        configure(["data=random"])  # Hydra's plugins
+
 
 if __name__ == "__main__":
+    if standby.PIPE in os.environ:
+        standby.serve(imports)
     main("train")

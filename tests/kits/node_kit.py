@@ -93,8 +93,11 @@ def signals(pid: int, masks: str) -> set[int]:
 
 
 def rank_of(pid: int) -> int:
-    """A training process's rank; -1 if it has ended."""
+    """A training process's rank; -1 if it has ended, or is the launcher's standby."""
     with suppress(OSError):
+        # A fork of the standby has been given its environment later: its name tells.
+        if match := re.match(r"rank (\d+)|standby", Path(f"/proc/{pid}/comm").read_text()):
+            return int(match[1] or -1)
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         return next((int(v[5:]) for v in variables if v.startswith(b"RANK=")), 0)
     return -1
@@ -167,7 +170,8 @@ class Node:
         Not by number: the kernel's numbers begin anew at 32,768.
         """
         found = [p for p, c in self.processes().items() if re.search(r"-u -m mingpt\.train ", c)]
-        return sorted(found, key=rank_of)
+        ranks = {pid: rank for pid in found if (rank := rank_of(pid)) >= 0}
+        return sorted(ranks, key=ranks.__getitem__)
 
     def loaders(self) -> list[int]:
         """The data loader's processes."""

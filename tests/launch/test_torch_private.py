@@ -24,6 +24,15 @@ LINES = {
     STATIC: (r"self\._store\b.*=", r"self\.master_port\b.*="),
     # Variables of the environment.
     f"{ELASTIC}.multiprocessing.api": ("TORCHELASTIC_ERROR_FILE",),
+    # A worker of the standby's takes a Popen's place.
+    f"{ELASTIC}.multiprocessing.api.SubprocessContext": (r": get_subprocess_handler\(", r"\.proc\.wait\("),
+    f"{ELASTIC}.multiprocessing.subprocess_handler.SubprocessHandler": (
+        r"self\.proc\b.* = self\._popen\(args_str, env_vars\)",
+        r"self\._stdout = ",
+        r"self\._stderr = ",
+        r"start_new_session.*True",
+        r"os\.killpg\(self\.proc\.pid, death_sig\)",
+    ),
     f"{ELASTIC}.agent.server.local_elastic_agent": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
     f"{ELASTIC}.rendezvous.dynamic_rendezvous": ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),
     "torch.distributed.argparse_util": ("PET_",),

@@ -35,25 +35,25 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 194_820, 215, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 195_900, 216, 60
 ROOM_TOKENS = {
     "": 11_100,
     "commands": 15_400,
-    "compute": 15_900,
+    "compute": 15_950,
     "config": 18_400,
     "data": 17_800,
     "history": 2_650,
-    "launch": 5_500,
+    "launch": 5_625,
     "model": 6_000,
     "observe": 11_550,
     "preflight": 7_310,
     "prepare": 7_700,
     "report": 9_400,
     "selftest": 2_300,
-    "snapshot": 19_800,
-    "train": 25_570,
+    "snapshot": 20_120,
+    "train": 25_650,
     "weights": 4_710,
-    "world": 13_800,
+    "world": 14_550,
 }
 PATH_TOKENS = 28_680
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.

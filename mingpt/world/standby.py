@@ -1,0 +1,140 @@
+"""A warm standby: a process that has imported torch and the trainer, and forks a launcher's workers.
+
+These imports are most of a worker's start. They happen once, while the launcher imports torch itself; the workers of
+every attempt are forks, which share that memory. Nothing but imports happens in the standby: it has one thread (else it
+forks nothing), and has touched no device, so CUDA is initialized in a worker, as ever.
+
+To the launcher, a worker is as if started by itself: its child (so its exit code, its signals, the death of the parent
+and the parent's pid are as ever), in a session of its own, with the command line, the environment and the blocked
+signals of a process that torchrun's agent starts. A standby that ends takes no worker with it; workers start cold then.
+
+Imports only the standard library.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+from mingpt.console import say
+from mingpt.world.env import AGENT_PID
+from mingpt.world.lifetime import STOP_SIGNALS, end_with_parent
+
+COMMAND = (sys.executable, "-u", "-m", "mingpt.train")  # as torchrun starts a worker
+PIPE = "MINGPT_STANDBY_PIPE"  # set for the standby alone
+
+
+class Worker:
+    """A child that subprocess has not started: of Popen, what torch's agent uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> None:
+        """For its end, but not longer than so many seconds."""
+        until = time.monotonic() + timeout
+        while self.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+class Standby:
+    """The launcher's end. Make it in the main thread, with whose death the standby ends."""
+
+    def __init__(self) -> None:
+        self.pipe, other = Pipe()
+        # The standby never unblocks them: a platform that signals every process of a job does not end it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            environment = {**os.environ, PIPE: str(other.fileno())}
+            self.process = subprocess.Popen(COMMAND, env=environment, pass_fds=[other.fileno()])
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        other.close()
+
+    def fork(self, environment: dict[str, str]) -> Worker | None:
+        """A worker with this environment. None: it has to be started cold."""
+        if self.pipe.closed:
+            return None
+        answer = b"it has ended"
+        _prctl(36, 1)
+        with suppress(OSError, EOFError):
+            self.pipe.send_bytes(json.dumps(environment).encode())
+            answer = self.pipe.recv_bytes()
+        _prctl(36, 0)
+        if answer.isdigit():
+            return Worker(int(answer))
+        say(f"launch: workers start without the warm standby: {answer.decode()}")
+        self.close()
+        return None
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.pipe.close()
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    """prctl(2). PR_SET_NAME (15): what `top` shows, since the command line is the same in all of them.
+    PR_SET_CHILD_SUBREAPER (36): whether a descendant whose parent has ended becomes a child of this process.
+    """
+    ctypes.CDLL(None).prctl(option, value)
+
+
+def serve(imports: Callable[[], None]) -> None:
+    """Import, and fork what the launcher asks for until that ends. Returns in each worker."""
+    agent = int(os.environ[AGENT_PID])
+    end_with_parent(agent)
+    _prctl(15, b"standby")
+    with Connection(int(os.environ[PIPE])) as pipe:
+        imports()
+        while True:
+            try:
+                environment = json.loads(pipe.recv_bytes())
+            except EOFError:  # the launcher has ended
+                sys.exit()
+            # A fork has one thread. What another one holds at that moment, a lock or half a change, stays so for ever.
+            threads = len(os.listdir("/proc/self/task"))
+            answer = b"it has %d threads, so a fork is not safe" % threads if threads > 1 else _fork(agent)
+            if not answer:
+                break
+            pipe.send_bytes(answer)
+    os.environ.clear()
+    os.environ.update(environment)
+    _prctl(15, f"rank {environment['RANK']}".encode())
+
+
+def _fork(agent: int) -> bytes:
+    """The pid of a new process, which is the agent's child, in a session of its own; empty in that process."""
+    reads, writes = os.pipe()
+    if middle := os.fork():
+        os.close(writes)
+        os.waitpid(middle, 0)  # its child is an orphan, which the agent adopts
+        with open(reads, "rb") as told:
+            return told.read() or b"it can't fork"
+    middle = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == middle:
+        time.sleep(0.001)
+    if os.getppid() != agent:
+        os._exit(1)
+    os.setsid()
+    os.write(writes, b"%d" % os.getpid())
+    os.close(reads)
+    os.close(writes)
+    return b""
