@@ -84,9 +84,12 @@ class Model:
     kept: int
     points: list[tuple[int, int]]
 
-    def peak(self, weight: float) -> int:
-        """The most bytes of a microbatch at a time, if a finished gradient counts `weight` times."""
-        return int(max(here + (weight - 1) * done for here, done in self.points))
+    def peak(self, weight: float, copies: float = 0, most: int = 0) -> int:
+        """The most bytes of a microbatch at a time, if a finished gradient counts `weight` times.
+
+        copies: how many more there are of the last `most` bytes of the finished gradients.
+        """
+        return int(max(here + (weight - 1) * done + copies * min(done, most) for here, done in self.points))
 
 
 @contextmanager
@@ -164,8 +167,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     ranges = shares(*shape, microbatches)
     rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
     bucket = UNDER_WAY * min(g, max(BUCKET_BYTES, model.largest)) * (processes > 1)
-    sent = bucket * max(rows)
-    received = int(bucket * sum(rows) / processes)
+    sent, received = max(rows), sum(rows) / processes  # times what is under way
     positions = config.batch.micro_size * config.model.block_size
     if config.reduce == "fast":
         phases = {"a microbatch": g * several + model.peak(0 if several else 1)}
@@ -175,9 +177,9 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
         steps = [changes_of_sums(mine, microbatches) for mine in ranges]
         phases = {
             "a microbatch": max((n * g + model.peak(more) for of in steps for n, more in of[:-1]), default=0),
-            "the last microbatch, and the exchange": sent
-            + received
-            + max(n * g + model.peak(1 / slices - n) for (*_, (n, _)) in steps),
+            "the last microbatch, and the exchange": max(
+                n * g + model.peak(1 / slices - n, sent + received, bucket) for (*_, (n, _)) in steps
+            ),
         }
     return Footprint(
         steady={"weights": weights, "optimizer state": moments},
@@ -188,8 +190,8 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
             "logits of a microbatch or piece": 4
             * model.vocabulary
             * min(positions, config.train.loss_rows or positions),
-            "gradients that are sent": sent,
-            "slices that are received": received,
+            "gradients that are sent": sent * bucket,
+            "slices that are received": int(received * bucket),
         },
         snapshots=_snapshots(config, model, moments, slices, processes, per_node),
         hot={config.snapshot.hot_dir: 2 * (weights + whole)} if config.snapshot.hot_every_steps else {},
