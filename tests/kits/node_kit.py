@@ -20,6 +20,7 @@ from uuid import uuid4
 import pytest
 
 import lockstep
+from mingpt.world import standby
 
 _given = set[int]()  # by free_port
 TIME_LIMIT = 600  # seconds for one node's command; a hang fails the test instead of the whole suite
@@ -96,9 +97,11 @@ def rank_of(pid: int) -> int:
     """A training process's rank; -1 if it has ended, or is the launcher's standby."""
     with suppress(OSError):
         # A fork of the standby has been given its environment later: its name tells.
-        if match := re.match(r"rank (\d+)|standby", Path(f"/proc/{pid}/comm").read_text()):
-            return int(match[1] or -1)
+        if match := re.match(r"rank (\d+)", Path(f"/proc/{pid}/comm").read_text()):
+            return int(match[1])
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if any(v.startswith(f"{standby.PIPE}=".encode()) for v in variables):
+            return -1
         return next((int(v[5:]) for v in variables if v.startswith(b"RANK=")), 0)
     return -1
 
