@@ -5,12 +5,12 @@ goes on where it was. Hydra knows nothing of our exit codes and stops at the fir
 """
 
 import argparse
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -31,17 +31,17 @@ from mingpt.config.commandline import FIRST, SEARCHPATH, CommandLine, options_gi
 from mingpt.config.compose import configure, first_line, hydra_of
 from mingpt.config.groups import config_dir
 from mingpt.console import complain, say
-from mingpt.errors import FINISHED, STOPPED, UserError, exit_now
+from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.history.history import History
 from mingpt.redact import without_secrets
 from mingpt.report.runs import rows, table
 from mingpt.storage import install
+from mingpt.world.lifetime import end_with_parent
 
 LAUNCH = (sys.executable, "-m", "mingpt.launch")
 HYDRAS = ("hydra.", "hydra/")  # settings of Hydra itself
 PLACES = ("run.dir", "run.name", "snapshot.dir")
 PLUGINS = {"hydra/launcher": ("joblib", "submitit"), "hydra/sweeper": ("optuna",)}  # extras that bring them
-PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 
 
 class JobFailed(Exception):
@@ -107,7 +107,8 @@ def job(config: DictConfig) -> float | None:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C comes to this process, which asks the launch once
-            preexec_fn=_follow(os.getpid()),
+            # The kernel asks the launch to stop when the process that waits for it dies.
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM, STOPPED),
         )
         try:
             code = process.wait()
@@ -132,19 +133,6 @@ def _arguments(own: HydraConf) -> list[str]:
 
 def places(folder: str) -> list[str]:
     return [f"run.name={Path(folder).name}", f"run.dir={quoted(folder)}"]
-
-
-def _follow(parent: int) -> Callable[[], None]:
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-
-    def follow() -> None:
-        """The kernel asks the launch to stop when the process that waits for it dies (Linux)."""
-        if prctl:
-            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                exit_now(STOPPED)
-
-    return follow
 
 
 def _checked(options: argparse.Namespace) -> tuple[str, list[str]]:

@@ -1,5 +1,6 @@
 """Copy this process's share of the state at a step's boundary, so that training can go on while it is written."""
 
+import ctypes
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -153,3 +154,12 @@ def block_of(size: int, pinned: bool) -> Tensor:
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")  # takes the error, which torch would raise at its next kernel
     return block
+
+
+def trim_memory(staged: Staged) -> None:
+    """Return what malloc keeps and nobody uses: as much as a step takes, beside the parts. (glibc alone can.)
+
+    Only where parts are put together from slices: the next step takes 5 % longer, since its memory is mapped again.
+    """
+    if staged.sliced:
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)

@@ -5,7 +5,6 @@ Reports travel over a process group of their own, so no collective of the traini
 which {"error": …} stands for an exception. Errors that may pass are retried.
 """
 
-import ctypes
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from mingpt.snapshot.format import FORMAT, Manifest, Metrics, PartInfo, SharedSt
 from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
 from mingpt.snapshot.retention import Retention, plan
-from mingpt.snapshot.staging import Staged, StagedPart, Staging
+from mingpt.snapshot.staging import Staged, StagedPart, Staging, trim_memory
 from mingpt.snapshot.store import OVERTAKEN, Store
 from mingpt.world.world import World
 
@@ -164,18 +163,19 @@ class SnapshotWriter:
         self.broken = self.broken or isinstance(error, Superseded)
         if log_it and not isinstance(error, Superseded):
             ends = self.gave_up and self.store.key != "snapshot.hot_dir"
-            goes_on = "The run ends here" if ends else "The run goes on"
-            self.log(f"SNAPSHOT FAILED ({self.failures} in a row): {error}. {goes_on}.")
+            self.log(
+                f"SNAPSHOT FAILED ({self.failures} in a row): {error}. The run {'ends here' if ends else 'goes on'}."
+            )
             if self.world.is_main:
                 self.lost(step, self.failures, str(error))
 
     def _write_together(self, step: int, staged: Staged, metrics: Metrics, began: float) -> str:
-        give_back()
+        trim_memory(staged)
         self._staging.wait()
         # Once more if parts are gone. Not with `everyone`: those outside of `world` take part in the writing, too.
         for last in (self.everyone is not None, True):
             reports = self.world.gather(self.write_parts(step, self._staging.parts(staged)))
-            give_back()
+            trim_memory(staged)
             raise_first(reports)
             result = self.world.broadcast(self.commit(step, reports, metrics) if self.world.is_main else None)
             if last or not result.get("again"):
@@ -312,11 +312,6 @@ class SnapshotWriter:
                 self.log(f"{error}: next try in {pause:g} s")
             time.sleep(pause)
             pause *= 2
-
-
-def give_back() -> None:
-    """Return what malloc keeps and nobody uses: as much as a step takes, beside the parts. (glibc alone can.)"""
-    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 
 
 def raise_first(results: Sequence[dict[str, Any]]) -> None:

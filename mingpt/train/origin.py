@@ -30,6 +30,9 @@ from mingpt.train.factory import build
 from mingpt.weights.reading import start_from
 from mingpt.world.world import World
 
+DYING_SECONDS = 5  # a process that was killed with its launcher frees its memory first
+SEEN_SECONDS = 60  # an attempt on another machine that has noted something since then may be running
+
 
 @dataclass
 class Origin:
@@ -108,10 +111,6 @@ def _resume(origin: Origin, loaded: Restored, config: Config, source: Source, wo
         say(f"resumed from step {manifest.step} of {loaded.url} (digest {manifest.digest})")
         if other:
             say(other)
-
-
-DYING_SECONDS = 5  # a process that was killed with its launcher frees its memory first
-SEEN_SECONDS = 60  # an attempt on another machine that has noted something since then may be running
 
 
 def another_running(config: Config) -> str:

@@ -28,6 +28,8 @@ STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP"
 # Slurm and SkyPilot signal every process of a job, and torchrun forwards its own signal to its workers, so one request
 # arrives several times. Only a signal that comes more than this many seconds later is a second request.
 AGAIN_SECONDS = 2.0
+PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # looked up here, since a fork should load nothing
 PARENT_SECONDS = 1.0  # between two checks of the parent's pid, for systems without a parent-death signal
 
 
@@ -129,16 +131,20 @@ def _leave_to_thread(number: int, frame: FrameType | None) -> None:
     """A handler, so that Python writes the signal's number to the pipe."""
 
 
-def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies (Linux); exit if the parent is dead already.
+def prctl(option: int, value: int | bytes) -> None:
+    """prctl(2); does nothing where there is none (not Linux)."""
+    if _PRCTL is not None:
+        _PRCTL(option, value, 0, 0, 0)
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL, code: int = CRASHED) -> None:
+    """Have the kernel send this process a signal when its parent dies (Linux); exit if the parent is dead already.
 
     torchrun starts each worker in its own session. Without this, workers survive a killed agent and keep training.
     """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, prctl(2)
+    prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
-        exit_now(CRASHED)
+        exit_now(code)
 
 
 @contextmanager

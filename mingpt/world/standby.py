@@ -11,7 +11,6 @@ signals of a process that torchrun's agent starts. A standby that ends takes no 
 Imports only the standard library.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -25,10 +24,12 @@ from multiprocessing.connection import Connection
 
 from mingpt.console import say
 from mingpt.world.env import AGENT_PID
-from mingpt.world.lifetime import STOP_SIGNALS, end_with_parent
+from mingpt.world.lifetime import STOP_SIGNALS, end_with_parent, prctl
 
 COMMAND = (sys.executable, "-u", "-m", "mingpt.train")  # as torchrun starts a worker
 PIPE = "MINGPT_STANDBY_PIPE"  # set for the standby alone
+PR_SET_NAME = 15  # what `top` shows, since the command line is the same in all of them
+PR_SET_CHILD_SUBREAPER = 36  # whether a descendant whose parent has ended becomes a child of this process
 
 
 class Worker:
@@ -71,11 +72,11 @@ class Standby:
         if self.pipe.closed:
             return None
         answer = b"it has ended"
-        _prctl(36, 1)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         with suppress(OSError, EOFError):
             self.pipe.send_bytes(json.dumps(environment).encode())
             answer = self.pipe.recv_bytes()
-        _prctl(36, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
         if answer.isdigit():
             return Worker(int(answer))
         say(f"launch: workers start without the warm standby: {answer.decode()}")
@@ -88,18 +89,11 @@ class Standby:
         self.pipe.close()
 
 
-def _prctl(option: int, value: int | bytes) -> None:
-    """prctl(2). PR_SET_NAME (15): what `top` shows, since the command line is the same in all of them.
-    PR_SET_CHILD_SUBREAPER (36): whether a descendant whose parent has ended becomes a child of this process.
-    """
-    ctypes.CDLL(None).prctl(option, value)
-
-
 def serve(imports: Callable[[], None]) -> None:
     """Import, and fork what the launcher asks for until that ends. Returns in each worker."""
     agent = int(os.environ[AGENT_PID])
     end_with_parent(agent)
-    _prctl(15, b"standby")
+    prctl(PR_SET_NAME, b"standby")
     with Connection(int(os.environ[PIPE])) as pipe:
         imports()
         while True:
@@ -115,7 +109,7 @@ def serve(imports: Callable[[], None]) -> None:
             pipe.send_bytes(answer)
     os.environ.clear()
     os.environ.update(environment)
-    _prctl(15, f"rank {environment['RANK']}".encode())
+    prctl(PR_SET_NAME, f"rank {environment['RANK']}".encode())
 
 
 def _fork(agent: int) -> bytes:
