@@ -17,6 +17,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from mingpt import hub
+from mingpt.console import complain
 from mingpt.errors import TransientError, UserError
 from mingpt.localfile import NotPlain
 from mingpt.redact import without_secrets
@@ -119,7 +120,15 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
         cure = install(extra) if extra else "use a local path, s3://…, gs://… or az://…"
         raise UserError(f"{key}={without_secrets(url)}: {error}: {cure}") from error
     fs.invalidate_cache()  # fsspec shares clients, with the listings that they have cached
+    if (loop := getattr(fs, "loop", None)) is not None:
+        loop.set_exception_handler(_helper_failed)
     return (_Limited(fs, seconds) if fs.async_impl else fs), path
+
+
+def _helper_failed(_: Any, context: Mapping[str, Any]) -> None:
+    """Tell in one line what a task of a client failed with that nobody awaits, as aiohttp's that sends a request when
+    the server has just closed the connection: asyncio would print a traceback. The request itself fails, too."""
+    complain(f"a store's client: {without_secrets(str(context.get('exception') or context['message']))}")
 
 
 def hub_folder(url: str, key: str, files: Sequence[str]) -> str:

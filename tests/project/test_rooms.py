@@ -37,7 +37,7 @@ ROOMS = (
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
 PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 195_900, 216, 60
 ROOM_TOKENS = {
-    "": 11_100,
+    "": 11_155,
     "commands": 15_400,
     "compute": 15_950,
     "config": 18_400,

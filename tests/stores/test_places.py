@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import socket
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -13,7 +14,7 @@ import pytest
 from mingpt.config.schema import WorldConfig
 from mingpt.errors import TransientError, UserError
 from mingpt.snapshot.reader import find
-from mingpt.storage import place
+from mingpt.storage import open_fs, place
 from mingpt.train.attempt import report_failure
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime
@@ -82,6 +83,24 @@ def started(monkeypatch: pytest.MonkeyPatch, *variables: str) -> AbstractContext
     for variable in (*common, *variables):
         monkeypatch.setenv(*variable.split("=", 1))
     return join(WorldConfig(device="cpu", init_timeout_seconds=20))
+
+
+def test_a_clients_task_that_nobody_awaits_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    fs, _ = open_fs("http://localhost:1/x", "data.sources.text")
+
+    async def helper() -> None:
+        raise aiohttp.ClientConnectionResetError("closing http://u:hidden@host/?sig=hidden")
+
+    async def start() -> None:
+        await asyncio.wait([asyncio.create_task(helper())])
+        gc.collect()  # asyncio asks its handler when the task goes
+
+    asyncio.run_coroutine_threadsafe(start(), fs.loop).result(60)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), fs.loop).result(60)
+    told = capsys.readouterr().err
+    assert told.startswith("a store's client: closing http://")
+    assert told.count("\n") == 1
+    assert "hidden" not in told
 
 
 @pytest.mark.parametrize(
