@@ -118,8 +118,8 @@ class Campaign:
 
     def _run(self, start: Start) -> list[int]:
         began = time.monotonic()
-        start.witness.expect_start(start.world)
         start.witness.doubled = start.double
+        start.witness.expect_start(start.world)
         try:
             codes = start.run()
             self.keeper.come_back()

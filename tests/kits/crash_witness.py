@@ -20,7 +20,7 @@ class Witness:
     ) -> None:
         self.run, self.undisturbed, self.retention, self.memories = run, undisturbed, retention, memories
         self.seen: set[int] = set()  # committed durable steps
-        self.start_from: int | None = 0  # where the next attempt must start; None: a crash may have changed that
+        self.start_from: Collection[int] = {0}  # the next attempt must; empty: a crash may have changed it
         self.attempts = 0
         self.rewound_to: int | None = None  # where somebody went back to, until an attempt has started from there
         self.doubled = False  # two runs at once: one may commit while the other one looks for where to start
@@ -39,10 +39,10 @@ class Witness:
             self._started_from(int(match[1]), line)
 
     def _started_from(self, step: int, line: str) -> None:
-        assert self.start_from in (step, None), f"must start from step {self.start_from}: {line}"
+        assert not self.start_from or step in self.start_from, f"must start from step {self.start_from}: {line}"
         committed = max(self.seen, default=0)
         assert step >= committed or self.doubled, f"step {committed} was committed: {line}"
-        self.start_from = None
+        self.start_from = ()
         if self.rewound_to is not None:  # what these nodes had in memory is gone; others know nothing of it yet
             self.rewound_to = None
             for node, memory in enumerate(self.memories):
@@ -68,13 +68,15 @@ class Witness:
 
     def expect_start(self, nodes: Collection[int]) -> None:
         """Note, before a start on these nodes, the newest step that one of them can see; all of them are verified."""
-        self._used, steps = nodes, set(self.run.store.steps())
+        self._used, newest = nodes, [max(self.run.store.steps(), default=0)]
         for node in nodes:
             folders = list(self.memories[node].glob("mingpt-*/*"))
             assert len(folders) < 2, f"the run has lost its name: {folders}"
-            for folder in folders:
-                steps |= self._verified(Store(str(folder)))
-        self.start_from = max(steps, default=0) if self.rewound_to is None else self.rewound_to
+            newest += [max(self._verified(Store(str(folder))), default=0) for folder in folders]
+        if self.rewound_to is not None:
+            self.start_from = {self.rewound_to}
+        else:  # two runs at once see the memory of their own node only
+            self.start_from = {*newest} if self.doubled else {max(newest)}
 
     def rewind(self, step: int) -> None:
         """Go back to a committed step, on a machine that has the first node's memory, or none of them."""
