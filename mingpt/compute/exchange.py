@@ -56,7 +56,7 @@ def hops(world: World, microbatches: int) -> list[Hop]:
 
 
 class Exchange:
-    """Sends one bucket's partial sums through the hops, so that each process gets its slice of the sum."""
+    """Sends partial sums, of a bucket or a part of each slice of it, through the hops: each process gets its slice."""
 
     def __init__(self, hops: Sequence[Hop], parents: Mapping[tuple[Subtree, Subtree], Subtree], parts: Tensor) -> None:
         """parts: (processes of the first hop, rows, slices for each, length); rows: this process's partial sums."""
@@ -90,7 +90,8 @@ class Exchange:
             self._send(sums[:, :, None])
 
     def result(self) -> Tensor:
-        """This process's slice of the whole sum."""
+        """The whole sum of this process's slice, or of the part of it that was sent."""
+        self.next_hop()  # the last flight of a step has one more to go
         (total,) = self._sums()
         return total[0]
 

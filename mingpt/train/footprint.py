@@ -84,12 +84,17 @@ class Model:
     kept: int
     points: list[tuple[int, int]]
 
-    def peak(self, weight: float, copies: float = 0, most: int = 0) -> int:
+    def peak(self, weight: float, copies: float = 0, most: int = 0, whole: int = 0) -> int:
         """The most bytes of a microbatch at a time, if a finished gradient counts `weight` times.
 
-        copies: how many more there are of the last `most` bytes of the finished gradients.
+        copies: how many more there are of the last `most` bytes of the finished gradients. whole: bytes of the largest
+        tensor's sums, which stay until the last of their flights.
         """
-        return int(max(here + (weight - 1) * done + copies * min(done, most) for here, done in self.points))
+        peaks = (
+            here + (weight - 1) * done + copies * min(done, most) + whole * (done >= self.largest)
+            for here, done in self.points
+        )
+        return int(max(peaks))
 
 
 @contextmanager
@@ -164,21 +169,23 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     g, several = model.gradients, microbatches > processes
     nodes, rest = divmod(processes, per_node)
     shape = (nodes, per_node) if nodes > 1 < per_node and not rest else (1, processes)  # as World.shape
-    ranges = shares(*shape, microbatches)
+    fast = config.reduce == "fast"
+    steps = [changes_of_sums(mine, microbatches) for mine in shares(*shape, microbatches)]
+    steps = [[(int(several), 0)]] if fast else steps
     rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
-    bucket = UNDER_WAY * min(g, max(BUCKET_BYTES, model.largest)) * (processes > 1)
+    flights = UNDER_WAY * min(g, BUCKET_BYTES) * (processes > 1 and not fast)
     sent, received = max(rows), sum(rows) / processes  # times what is under way
+    whole = sent * model.largest if processes > 1 and model.largest > 1.5 * BUCKET_BYTES else 0
     positions = config.batch.micro_size * config.model.block_size
-    if config.reduce == "fast":
+    if fast:
         phases = {"a microbatch": g * several + model.peak(0 if several else 1)}
     else:
         # A gradient is added to a partial sum as soon as it is there, or becomes one. In the last backward, a slice of
         # the whole sum takes its place.
-        steps = [changes_of_sums(mine, microbatches) for mine in ranges]
         phases = {
             "a microbatch": max((n * g + model.peak(more) for of in steps for n, more in of[:-1]), default=0),
             "the last microbatch, and the exchange": max(
-                n * g + model.peak(1 / slices - n, sent + received, bucket) for (*_, (n, _)) in steps
+                n * g + model.peak(1 / slices - n, sent + received, flights, whole) for (*_, (n, _)) in steps
             ),
         }
     return Footprint(
@@ -190,8 +197,8 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
             "logits of a microbatch or piece": 4
             * model.vocabulary
             * min(positions, config.train.loss_rows or positions),
-            "gradients that are sent": sent * bucket,
-            "slices that are received": int(received * bucket),
+            "gradients that are sent": sent * flights,
+            "slices that are received": int(received * flights),
         },
         snapshots=_snapshots(config, model, moments, slices, processes, per_node),
         hot={config.snapshot.hot_dir: 2 * (weights + whole)} if config.snapshot.hot_every_steps else {},

@@ -23,8 +23,9 @@ BUCKET = 8 * WIDTH * WIDTH * 4  # eight matrices: four buckets in all
 WINDOW, PART = 1000, 40_000
 
 
-def peaks(size: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Of the weights and moments, of the backwards, after the sum, and of the update."""
+def peaks(size: int, monkeypatch: pytest.MonkeyPatch, flights: int = 1) -> list[float]:
+    """Of the weights and moments, of the backwards, after the sum, and of the update. flights: of each bucket."""
+    monkeypatch.setattr("mingpt.compute.reduction.BUCKET_BYTES", BUCKET // flights)
     for name in ("exchange.all_to_all", "exchange.all_gather", "optimizer.all_gather"):
         monkeypatch.setattr(f"mingpt.compute.{name}", lambda *_, **__: SimpleNamespace(wait=int))
     config, world = configured("model=gpt2", "data=random"), replace(META, size=size)
@@ -71,6 +72,7 @@ def test_what_is_summed_or_has_arrived_is_not_kept(monkeypatch: pytest.MonkeyPat
     assert peaks(1, monkeypatch) == [8.1, *(16.2, 12.1, 13.6) * 2]
     assert peaks(2, monkeypatch) == [4.1, *(10.2, 6.1, 6.8) * 2]
     assert peaks(4, monkeypatch) == [2.1, *(7.4, 3.1, 3.4) * 2]
+    assert peaks(2, monkeypatch, flights=4) == [4.1, *(9.4, 6.1, 6.8) * 2]
 
 
 def test_a_part_is_put_together_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:

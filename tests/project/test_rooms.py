@@ -35,11 +35,11 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 195_900, 216, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 195_950, 216, 60
 ROOM_TOKENS = {
     "": 11_155,
     "commands": 15_400,
-    "compute": 15_950,
+    "compute": 16_000,
     "config": 18_400,
     "data": 17_800,
     "history": 2_650,
@@ -51,11 +51,11 @@ ROOM_TOKENS = {
     "report": 9_400,
     "selftest": 2_300,
     "snapshot": 20_120,
-    "train": 25_650,
+    "train": 25_690,
     "weights": 4_710,
     "world": 14_550,
 }
-PATH_TOKENS = 28_680
+PATH_TOKENS = 28_710
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.
 SCHEMA = {"errors", "config/kinds", "config/schema", "config/section"}
 # Of these the path has what a reader needs to know, and their rooms have the rest. How many other files they import:
