@@ -90,11 +90,12 @@ class Model:
         copies: how many more there are of the last `most` bytes of the finished gradients. whole: bytes of the largest
         tensor's sums, which stay until the last of their flights.
         """
-        peaks = (
-            here + (weight - 1) * done + copies * min(done, most) + whole * (done >= self.largest)
-            for here, done in self.points
+        return int(
+            max(
+                here + (weight - 1) * done + copies * min(done, most) + whole * (done >= self.largest)
+                for here, done in self.points
+            )
         )
-        return int(max(peaks))
 
 
 @contextmanager
@@ -175,7 +176,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
     flights = UNDER_WAY * min(g, BUCKET_BYTES) * (processes > 1 and not fast)
     sent, received = max(rows), sum(rows) / processes  # times what is under way
-    whole = sent * model.largest if processes > 1 and model.largest > 1.5 * BUCKET_BYTES else 0
+    whole = sent * model.largest * (flights > 0 and model.largest > 1.5 * BUCKET_BYTES)
     positions = config.batch.micro_size * config.model.block_size
     if fast:
         phases = {"a microbatch": g * several + model.peak(0 if several else 1)}

@@ -51,7 +51,7 @@ ROOM_TOKENS = {
     "report": 9_400,
     "selftest": 2_300,
     "snapshot": 20_120,
-    "train": 25_690,
+    "train": 25_705,
     "weights": 4_710,
     "world": 14_550,
 }
