@@ -54,9 +54,13 @@ class Worker:
 
 
 class Standby:
-    """The launcher's end. Make it in the main thread, with whose death the standby ends."""
+    """The launcher's end. Make it in the main thread, with whose death the standby ends.
 
-    def __init__(self) -> None:
+    seconds: the limit of each wait for it, its imports included.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self.pipe, other = Pipe()
         # The standby never unblocks them: a platform that signals every process of a job does not end it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -75,7 +79,7 @@ class Standby:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         with suppress(OSError, EOFError):
             self.pipe.send_bytes(json.dumps(environment).encode())
-            answer = self.pipe.recv_bytes()
+            answer = self.pipe.recv_bytes() if self.pipe.poll(self.seconds) else b"no answer from it"
         prctl(PR_SET_CHILD_SUBREAPER, 0)
         if answer.isdigit():
             return Worker(int(answer))

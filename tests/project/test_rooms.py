@@ -35,7 +35,7 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 195_950, 216, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_000, 216, 60
 ROOM_TOKENS = {
     "": 11_155,
     "commands": 15_400,
@@ -43,7 +43,7 @@ ROOM_TOKENS = {
     "config": 18_400,
     "data": 17_800,
     "history": 2_650,
-    "launch": 5_625,
+    "launch": 5_630,
     "model": 6_000,
     "observe": 11_550,
     "preflight": 7_310,
@@ -53,7 +53,7 @@ ROOM_TOKENS = {
     "snapshot": 20_120,
     "train": 25_705,
     "weights": 4_710,
-    "world": 14_550,
+    "world": 14_575,
 }
 PATH_TOKENS = 28_710
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.

@@ -47,11 +47,11 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     """imports: what the standby does before it forks."""
     made = []
 
-    def begun(imports: str = "lambda: None") -> standby.Standby:
+    def begun(imports: str = "lambda: None", seconds: float = 60) -> standby.Standby:
         monkeypatch.setenv(AGENT_PID, str(os.getpid()))
         command = (sys.executable, "-u", "-c", PROGRAM.replace("IMPORTS", imports))
         monkeypatch.setattr(standby, "COMMAND", command)
-        made.append(standby.Standby())
+        made.append(standby.Standby(seconds))
         return made[-1]
 
     yield begun
@@ -137,6 +137,13 @@ def test_without_a_standby_workers_start_cold(
     assert one.fork(environment(tmp_path / "says", 0)) is None
     assert one.fork(environment(tmp_path / "says", 0)) is None
     assert capsys.readouterr().out == "launch: workers start without the warm standby: it has ended\n"
+
+
+def test_a_standby_that_does_not_answer_is_not_waited_for(begin: Begin, capsys: pytest.CaptureFixture[str]) -> None:
+    one = begin("lambda: time.sleep(600)", 0.1)
+    assert one.fork({}) is None
+    assert capsys.readouterr().out == "launch: workers start without the warm standby: no answer from it\n"
+    assert one.process.returncode == -signal.SIGKILL
 
 
 def test_workers_outlive_their_standby(begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
