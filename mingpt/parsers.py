@@ -185,8 +185,6 @@ def evaluate(parser: Parser) -> None:
     The data are those of the snapshot's config, changed by overrides, and encoded in the snapshot's vocabulary. With
     --tasks it answers tasks of lm-eval in place of that. Alone or as one of torchrun's or srun's processes, it prints
     the same figures.
-
-    Exit codes: 0 done; 64 an error that the user must fix; 70 crashed, try again
     """
     model(parser)
     parser.add_argument(
@@ -488,6 +486,9 @@ GROUPS = {
 VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 
 
+CODES = ": 0 done; 64 an error that the user must fix; 70 crashed, try again"
+
+
 def parser_of(name: str) -> argparse.ArgumentParser:
     """The parser of a verb."""
     verb = VERBS[name]
@@ -496,7 +497,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
         return parser()
     about, _, codes = (verb.options.__doc__ or "").partition("Exit codes")
-    made = Parser(prog=f"mingpt {name}", description=about, epilog=codes and f"Exit codes{codes}")
+    made = Parser(prog=f"mingpt {name}", description=about, epilog=f"Exit codes{codes or CODES}")
     made.set_defaults(function=verb.function)
     verb.options(made)
     return made
