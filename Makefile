@@ -11,6 +11,7 @@ SEED ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
+TRAINER := $(VENV)/.trainer
 INSTALLED := $(VENV)/.installed
 SKY := .venv-sky
 SKY_INSTALLED := $(SKY)/.installed
@@ -29,7 +30,7 @@ SCRIPTS = $(shell find recipes tests/lab .ci -name '*.sh' -o -name '*.sbatch' -o
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 
-train: $(INSTALLED) ## train a character GPT on Shakespeare with two processes, and write a report (ARGS="key=value …", PROMPT="…")
+train: $(TRAINER) ## train a character GPT on Shakespeare with two processes, and write a report (ARGS="key=value …", PROMPT="…")
 	$(BIN)/python -m mingpt.data.fetch shakespeare
 	$(BIN)/python -m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char $(ARGS)
 	@config=$$($(BIN)/python -m mingpt.train experiment=shakespeare_char $(ARGS) --cfg job --resolve); \
@@ -124,20 +125,29 @@ dist: $(DOCS_INSTALLED) ## the wheel and the source archive, into dist/, checked
 
 azurite: $(AZURITE_INSTALLED) ## a store for tests, from npm (make test-all does it where there is npm)
 
-clean: ## remove .venv, .venv-sky, .venv-docs, .venv-torch, .azurite, caches and build outputs (runs/ and data/ stay)
-	rm -rf $(VENV) $(VENV)-torch $(SKY) $(DOCS) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+clean: ## remove .venv and its like, .azurite, caches and build outputs (runs/ and data/ stay)
+	rm -rf $(VENV) $(VENV)-torch $(VENV)-cuda $(SKY) $(DOCS) $(AZURITE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
 	find mingpt tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # constraints.txt is the lock, with hashes, for Python 3.10 to 3.13 and every platform. recipes/install.sh installs only what
 # it names. To renew it, run the command in its first lines. (uv keeps the versions that it finds there;
 # `--upgrade-package NAME` changes one.) If torch's version changes, renew constraints-cpu.txt, too.
-$(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt recipes/install.sh
+LOCKS := pyproject.toml constraints.txt constraints-cpu.txt recipes/install.sh
+define install # of an environment with these extras, which take so much
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "mingpt needs Python 3.10 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: try make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV): 2.7 GB, some minutes the first time."
-	bash recipes/install.sh $(BIN)/python dev -e
+	@echo "Installing into $(VENV): $(2), some minutes the first time."
+	bash recipes/install.sh $(BIN)/python "$(1)" -e
+endef
+
+$(TRAINER): $(LOCKS) # what training needs
+	$(call install,,1 GB)
 	@touch $@
+
+$(INSTALLED): $(LOCKS) # what tests need, too
+	$(call install,dev,2.7 GB)
+	@touch $(TRAINER) $@
 
 # SkyPilot launches jobs and never trains, so it needs neither torch nor the versions above. Tests check how it reads
 # recipes/: alone, with moto's AWS, and on Slurm. constraints-sky.txt is its lock. To renew it:

@@ -26,7 +26,7 @@ def test_make_train_prints_a_sample_and_writes_a_report_of_the_run_that_it_train
     (python := tmp_path / ".venv/bin/python").parent.mkdir(parents=True)
     python.write_text(PYTHON)
     python.chmod(0o755)
-    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.installed", "train", f"ARGS={given}"]
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.trainer", "train", f"ARGS={given}"]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
     done = ran(command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
