@@ -263,6 +263,8 @@ def diff(parser: Parser) -> None:
     A and B are runs' directories, or RUN@STEP for one snapshot; any fsspec URL. With --attempts, two attempts of one
     run. Nothing in the runs is changed. With --replay, the step in which they part is executed for both, each from its
     nearest snapshot: then the first module is named whose output differs, and the first parameter whose gradient does.
+
+    Exit codes: 0 done; 1 with --exit-code, if they differ; 64 an error that the user must fix; 70 crashed, try again
     """
     parser.add_argument("a", metavar="A", help="a run's directory, or RUN@STEP")
     parser.add_argument("b", metavar="B", nargs="?", help="the other one")
@@ -360,6 +362,8 @@ def snapshots(parser: Parser) -> None:
     """Look at the snapshots of a run, check, copy, prune and export them.
 
     URL is RUN or RUN@STEP, where RUN is a run's directory; or its snapshots folder, or a step's folder. Any fsspec URL.
+
+    Exit codes: 0 done; 1 a snapshot is damaged; 64 an error that the user must fix; 70 crashed, try again
     """
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for options in (list_, verify, digest, show, prune, rewind, copy, export):

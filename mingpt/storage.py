@@ -20,7 +20,7 @@ from mingpt import hub
 from mingpt.console import complain
 from mingpt.errors import TransientError, UserError
 from mingpt.localfile import NotPlain
-from mingpt.redact import without_secrets
+from mingpt.redact import printable, without_secrets
 
 # By scheme of URL: the extra of this package that installs its client.
 EXTRAS = {
@@ -125,10 +125,17 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
     return (_Limited(fs, seconds) if fs.async_impl else fs), path
 
 
-def _helper_failed(_: Any, context: Mapping[str, Any]) -> None:
-    """Tell in one line what a task of a client failed with that nobody awaits, as aiohttp's that sends a request when
-    the server has just closed the connection: asyncio would print a traceback. The request itself fails, too."""
-    complain(f"a store's client: {without_secrets(str(context.get('exception') or context['message']))}")
+def _helper_failed(loop: Any, context: Mapping[str, Any]) -> None:
+    """What a client's own task failed with that nobody awaits: one line in place of asyncio's stack trace.
+
+    So fails aiohttp's, which sends a request when the server has just closed the connection; the request itself fails,
+    too. What is no trouble with a connection keeps its stack trace.
+    """
+    error = context.get("exception")
+    if isinstance(error, Exception) and (isinstance(error, OSError) or _package(error) in CLIENTS):
+        complain(f"a store's client: {type(error).__name__}: {printable(without_secrets(str(error)))}")
+    else:
+        loop.default_exception_handler(context)
 
 
 def hub_folder(url: str, key: str, files: Sequence[str]) -> str:

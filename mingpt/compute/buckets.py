@@ -21,6 +21,11 @@ CHUNK = 4096
 BUCKET_BYTES = 25 * 2**20  # as in DDP: large enough for a network, small enough to begin during backward
 
 
+def in_flights(nbytes: int) -> int:
+    """Into how many parts of about BUCKET_BYTES a tensor of so many bytes is cut."""
+    return max(1, round(nbytes / BUCKET_BYTES))
+
+
 @dataclass(frozen=True)
 class Sliced:
     """A sharded tensor. ranges: by rank, the indices of that process's elements, in the order of the tensor's memory.

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mingpt.compute.buckets import BUCKET_BYTES, Bucket, Slot
+from mingpt.compute.buckets import Bucket, Slot, in_flights
 from mingpt.compute.exchange import Exchange, hops
 from mingpt.compute.tree import Subtree, parents
 from mingpt.world.world import World, all_gather, all_reduce
@@ -147,11 +147,14 @@ class ExactReduction(Reduction):
             return
         partials = [sums.pop(bucket) for _, sums in self.stack]
         if bucket.size == 1:
-            self._totals[bucket] = partials
+            (total,) = partials
+            self._totals[bucket] = [total]
             return
-        # The bucket of a large parameter, such as an embedding, goes in flights of about BUCKET_BYTES: while one is
-        # copied and travels its first hop, the one before travels its second.
-        flights = max(1, round(bucket.weights.nbytes / BUCKET_BYTES))
+        # The last bucket, an embedding's, has no backward to hide behind. In two hops it goes in flights: while one is
+        # copied and travels its first hop, the one before travels its second. Those of another bucket would hold up
+        # backward, which goes on while two are under way.
+        several = len(self.hops) > 1 and bucket is self.buckets[-1]
+        flights = in_flights(bucket.weights.nbytes) if several else 1
         by_slice = [p.view(-1, self.hops[0].world.size, bucket.length).tensor_split(flights, 2) for p in partials]
         for rows in zip(*by_slice, strict=True):
             if len(self._flights) == UNDER_WAY:
@@ -171,6 +174,8 @@ class ExactReduction(Reduction):
         self._totals[bucket].append(exchange.result())
 
     def _sum(self, bucket: Bucket) -> Tensor:
+        for _, exchange in self._flights:  # the last one has one more hop to go
+            exchange.next_hop()
         while self._flights:
             self._land()
         parts = self._totals.pop(bucket)

@@ -53,7 +53,7 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
     os.environ.update(command.environment | for_workers)
     # With more threads, numpy's BLAS has some as soon as it is imported: the standby could not fork.
     warm = config.train.threads == 1 and os.environ.get("MINGPT_STANDBY") != "0" and sys.platform == "linux"
-    standby = Standby(config.world.init_timeout_seconds) if warm else None
+    standby = Standby(config.world.init_timeout_seconds / 2) if warm else None  # the other half is for a cold start
     # Imports torch, which takes seconds: errors in the config are printed before that.
     from mingpt.launch.agent import run
 

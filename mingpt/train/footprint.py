@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mingpt.compute.buckets import BUCKET_BYTES
+from mingpt.compute.buckets import BUCKET_BYTES, in_flights
 from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.compute.numerics import autocast_for
 from mingpt.compute.optimizer import muon_names, roles, trainable
@@ -78,6 +78,8 @@ class Model:
 
     parameters: int
     largest: int  # tensor, in bytes
+    first: int  # bytes of the trained tensor whose gradient is finished last: of an embedding
+    others: int  # bytes of the largest of the others
     of_muon: int  # weights that Muon updates, in bytes
     gradients: int  # bytes
     vocabulary: int  # with its padding
@@ -87,12 +89,12 @@ class Model:
     def peak(self, weight: float, copies: float = 0, most: int = 0, whole: int = 0) -> int:
         """The most bytes of a microbatch at a time, if a finished gradient counts `weight` times.
 
-        copies: how many more there are of the last `most` bytes of the finished gradients. whole: bytes of the largest
-        tensor's sums, which stay until the last of their flights.
+        copies: how many more there are of the last `most` bytes of the finished gradients. whole: bytes of the first
+        tensor's sums that stay until the last of its flights.
         """
         return int(
             max(
-                here + (weight - 1) * done + copies * min(done, most) + whole * (done >= self.largest)
+                here + (weight - 1) * done + copies * min(done, most) + whole * (done == self.gradients)
                 for here, done in self.points
             )
         )
@@ -125,6 +127,8 @@ def look_at(config: Config) -> Model:
         found = Model(
             parameters=sum(p.numel() for p in everything),
             largest=max(p.nbytes for p in everything),
+            first=named[0][1].nbytes,
+            others=max((p.nbytes for _, p in named[1:]), default=0),
             of_muon=sum(p.nbytes for name, p in named if name in of_muon),
             gradients=sum(p.nbytes for _, p in named),
             vocabulary=model.config.padded_vocab_size,
@@ -174,9 +178,10 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     steps = [changes_of_sums(mine, microbatches) for mine in shares(*shape, microbatches)]
     steps = [[(int(several), 0)]] if fast else steps
     rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
-    flights = UNDER_WAY * min(g, BUCKET_BYTES) * (processes > 1 and not fast)
     sent, received = max(rows), sum(rows) / processes  # times what is under way
-    whole = sent * model.largest * (flights > 0 and model.largest > 1.5 * BUCKET_BYTES)
+    cut = in_flights(model.first) if shape[0] > 1 else 1
+    flight = min(g, max(BUCKET_BYTES, model.others, model.first // cut)) * (processes > 1 and not fast)
+    flights, kept = UNDER_WAY * flight, sent * model.first * (cut > 1)
     positions = config.batch.micro_size * config.model.block_size
     if fast:
         phases = {"a microbatch": g * several + model.peak(0 if several else 1)}
@@ -186,7 +191,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
         phases = {
             "a microbatch": max((n * g + model.peak(more) for of in steps for n, more in of[:-1]), default=0),
             "the last microbatch, and the exchange": max(
-                n * g + model.peak(1 / slices - n, sent + received, flights, whole) for (*_, (n, _)) in steps
+                n * g + model.peak(1 / slices - n, sent + received, flights, kept) for (*_, (n, _)) in steps
             ),
         }
     return Footprint(

@@ -28,6 +28,7 @@ from mingpt.world.lifetime import STOP_SIGNALS, end_with_parent, prctl
 
 COMMAND = (sys.executable, "-u", "-m", "mingpt.train")  # as torchrun starts a worker
 PIPE = "MINGPT_STANDBY_PIPE"  # set for the standby alone
+READY = b"ready"
 PR_SET_NAME = 15  # what `top` shows, since the command line is the same in all of them
 PR_SET_CHILD_SUBREAPER = 36  # whether a descendant whose parent has ended becomes a child of this process
 
@@ -78,14 +79,20 @@ class Standby:
         answer = b"it has ended"
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         with suppress(OSError, EOFError):
-            self.pipe.send_bytes(json.dumps(environment).encode())
-            answer = self.pipe.recv_bytes() if self.pipe.poll(self.seconds) else b"no answer from it"
+            if (said := self._answer()) == READY:  # before that, a pipe that is full would block
+                self.pipe.send_bytes(json.dumps(environment).encode())
+                said = self._answer()
+            answer = said
         prctl(PR_SET_CHILD_SUBREAPER, 0)
         if answer.isdigit():
             return Worker(int(answer))
         say(f"launch: workers start without the warm standby: {answer.decode()}")
         self.close()
         return None
+
+    def _answer(self) -> bytes:
+        seconds = min(self.seconds, 86400)  # poll counts milliseconds, of which it takes 2**31
+        return self.pipe.recv_bytes() if self.pipe.poll(seconds) else b"no answer from it"
 
     def close(self) -> None:
         self.process.kill()
@@ -102,8 +109,9 @@ def serve(imports: Callable[[], None]) -> None:
         imports()
         while True:
             try:
+                pipe.send_bytes(READY)
                 environment = json.loads(pipe.recv_bytes())
-            except EOFError:  # the launcher has ended
+            except (EOFError, OSError):  # the launcher has ended
                 sys.exit()
             # A fork has one thread. What another one holds at that moment, a lock or half a change, stays so for ever.
             threads = len(os.listdir("/proc/self/task"))

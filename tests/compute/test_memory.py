@@ -23,16 +23,22 @@ BUCKET = 8 * WIDTH * WIDTH * 4  # eight matrices: four buckets in all
 WINDOW, PART = 1000, 40_000
 
 
-def peaks(size: int, monkeypatch: pytest.MonkeyPatch, flights: int = 1) -> list[float]:
-    """Of the weights and moments, of the backwards, after the sum, and of the update. flights: of each bucket."""
-    monkeypatch.setattr("mingpt.compute.reduction.BUCKET_BYTES", BUCKET // flights)
+def peaks(size: int, monkeypatch: pytest.MonkeyPatch, flights: int = 0) -> list[float]:
+    """Of the weights and moments, of the backwards, after the sum, and of the update.
+
+    flights: of one large bucket, on nodes of two.
+    """
+    if flights:
+        monkeypatch.setattr("mingpt.compute.buckets.BUCKET_BYTES", 4 * BUCKET // flights)
     for name in ("exchange.all_to_all", "exchange.all_gather", "optimizer.all_gather"):
         monkeypatch.setattr(f"mingpt.compute.{name}", lambda *_, **__: SimpleNamespace(wait=int))
     config, world = configured("model=gpt2", "data=random"), replace(META, size=size)
+    if flights:
+        world = replace(world, inside=replace(META, size=2), across=replace(META, size=size // 2))
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
         named = list(model.named_parameters())
-        buckets = make_buckets(named, set(), world, True, BUCKET)
+        buckets = make_buckets(named, set(), world, True, 4 * BUCKET if flights else BUCKET)
     found, living = list[float](), Living(model)
 
     def peak() -> float:
@@ -72,7 +78,9 @@ def test_what_is_summed_or_has_arrived_is_not_kept(monkeypatch: pytest.MonkeyPat
     assert peaks(1, monkeypatch) == [8.1, *(16.2, 12.1, 13.6) * 2]
     assert peaks(2, monkeypatch) == [4.1, *(10.2, 6.1, 6.8) * 2]
     assert peaks(4, monkeypatch) == [2.1, *(7.4, 3.1, 3.4) * 2]
-    assert peaks(2, monkeypatch, flights=4) == [4.1, *(9.4, 6.1, 6.8) * 2]
+    # On two nodes of two: the partial sum until all is sent, what is sent and what has arrived.
+    assert peaks(4, monkeypatch, flights=1) == [2.1, *(14.2, 3.1, 13.1) * 2]
+    assert peaks(4, monkeypatch, flights=16) == [2.1, *(8.1, 3.1, 13.1) * 2]
 
 
 def test_a_part_is_put_together_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def train_in_world(
 def _train_all(bucket_bytes: int, runs: Mapping[str, Sequence[str]]) -> None:
     """A run that goes back is started again."""
     buckets = partial(make_buckets, most=bucket_bytes)
-    flights = patch("mingpt.compute.reduction.BUCKET_BYTES", bucket_bytes)
+    flights = patch("mingpt.compute.buckets.BUCKET_BYTES", bucket_bytes)
     with patch("mingpt.world.joining._exit_after"), patch("mingpt.train.context.make_buckets", buckets), flights:
         for run_dir, settings in runs.items():
             arguments = settings_of(run_dir, *settings)

@@ -35,15 +35,15 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_000, 216, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_200, 216, 60
 ROOM_TOKENS = {
-    "": 11_155,
+    "": 11_195,
     "commands": 15_400,
-    "compute": 16_000,
+    "compute": 16_055,
     "config": 18_400,
     "data": 17_800,
     "history": 2_650,
-    "launch": 5_630,
+    "launch": 5_635,
     "model": 6_000,
     "observe": 11_550,
     "preflight": 7_310,
@@ -51,11 +51,11 @@ ROOM_TOKENS = {
     "report": 9_400,
     "selftest": 2_300,
     "snapshot": 20_120,
-    "train": 25_705,
+    "train": 25_775,
     "weights": 4_710,
-    "world": 14_575,
+    "world": 14_605,
 }
-PATH_TOKENS = 28_710
+PATH_TOKENS = 28_770
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.
 SCHEMA = {"errors", "config/kinds", "config/schema", "config/section"}
 # Of these the path has what a reader needs to know, and their rooms have the rest. How many other files they import:

@@ -85,21 +85,25 @@ def started(monkeypatch: pytest.MonkeyPatch, *variables: str) -> AbstractContext
     return join(WorldConfig(device="cpu", init_timeout_seconds=20))
 
 
-def test_a_clients_task_that_nobody_awaits_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clients_task_that_nobody_awaits_fails_in_one_line(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     fs, _ = open_fs("http://localhost:1/x", "data.sources.text")
 
-    async def helper() -> None:
-        raise aiohttp.ClientConnectionResetError("closing http://u:hidden@host/?sig=hidden")
+    async def helper(error: Exception) -> None:
+        raise error
 
     async def start() -> None:
-        await asyncio.wait([asyncio.create_task(helper())])
+        gone = aiohttp.ClientConnectionResetError("closing\nhttp://u:hidden@host/?sig=hidden")
+        await asyncio.wait([asyncio.create_task(helper(e)) for e in (gone, ZeroDivisionError("a fault"))])
         gc.collect()  # asyncio asks its handler when the task goes
 
     asyncio.run_coroutine_threadsafe(start(), fs.loop).result(60)
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), fs.loop).result(60)
     told = capsys.readouterr().err
-    assert told.startswith("a store's client: closing http://")
+    assert told.startswith("a store's client: ClientConnectionResetError: closing\\nhttp://")
     assert told.count("\n") == 1
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
     assert "hidden" not in told
 
 

@@ -75,6 +75,8 @@ def test_settings_that_spare_memory_do() -> None:
     assert 1.9 < halves[1] / halves[0] <= 2
     averaged = footprint(changed(config, "optimizer.ema", 0.999), model, 2, 2)
     assert averaged.steady["optimizer state"] - halves[0] == 4 * model.parameters // 2
+    hot = footprint(changed(config, "snapshot.hot_every_steps", 1), model, 2, 2).hot
+    assert [*hot.values()] == [2 * 3 * 4 * model.parameters]  # weights and two moments, twice
     parts = footprint(config.model_copy(update={"reduce": "fast"}), model, 2, 2).parts
     assert [bytes for name, bytes in parts.items() if "gradients" in name] == [4 * model.parameters, 0]
 

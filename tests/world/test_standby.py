@@ -47,7 +47,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     """imports: what the standby does before it forks."""
     made = []
 
-    def begun(imports: str = "lambda: None", seconds: float = 60) -> standby.Standby:
+    def begun(imports: str = "lambda: None", seconds: float = 3e6) -> standby.Standby:
         monkeypatch.setenv(AGENT_PID, str(os.getpid()))
         command = (sys.executable, "-u", "-c", PROGRAM.replace("IMPORTS", imports))
         monkeypatch.setattr(standby, "COMMAND", command)
@@ -141,7 +141,7 @@ def test_without_a_standby_workers_start_cold(
 
 def test_a_standby_that_does_not_answer_is_not_waited_for(begin: Begin, capsys: pytest.CaptureFixture[str]) -> None:
     one = begin("lambda: time.sleep(600)", 0.1)
-    assert one.fork({}) is None
+    assert one.fork({"LARGE": "x" * 2**20}) is None
     assert capsys.readouterr().out == "launch: workers start without the warm standby: no answer from it\n"
     assert one.process.returncode == -signal.SIGKILL
 
