@@ -175,8 +175,8 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     nodes, rest = divmod(processes, per_node)
     shape = (nodes, per_node) if nodes > 1 < per_node and not rest else (1, processes)  # as World.shape
     fast = config.reduce == "fast"
-    steps = [changes_of_sums(mine, microbatches) for mine in shares(*shape, microbatches)]
-    steps = [[(int(several), 0)]] if fast else steps
+    ranges = shares(*shape, microbatches)
+    steps = [[(int(several), 0)]] if fast else [changes_of_sums(mine, microbatches) for mine in ranges]
     rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
     sent, received = max(rows), sum(rows) / processes  # times what is under way
     cut = in_flights(model.first) if shape[0] > 1 else 1

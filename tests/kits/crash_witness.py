@@ -68,15 +68,16 @@ class Witness:
 
     def expect_start(self, nodes: Collection[int]) -> None:
         """Note, before a start on these nodes, the newest step that one of them can see; all of them are verified."""
-        self._used, newest = nodes, [max(self.run.store.steps(), default=0)]
+        self._used, durable, newest = nodes, set(self.run.store.steps()), set[int]()
         for node in nodes:
             folders = list(self.memories[node].glob("mingpt-*/*"))
             assert len(folders) < 2, f"the run has lost its name: {folders}"
-            newest += [max(self._verified(Store(str(folder))), default=0) for folder in folders]
+            hot = [step for folder in folders for step in self._verified(Store(str(folder)))]
+            newest.add(max([*durable, *hot], default=0))
         if self.rewound_to is not None:
             self.start_from = {self.rewound_to}
         else:  # two runs at once see the memory of their own node only
-            self.start_from = {*newest} if self.doubled else {max(newest)}
+            self.start_from = newest if self.doubled else {max(newest)}
 
     def rewind(self, step: int) -> None:
         """Go back to a committed step, on a machine that has the first node's memory, or none of them."""
