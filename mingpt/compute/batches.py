@@ -2,8 +2,9 @@
 
 Which batches were dropped is in the optimizer's state (guard.py); the data pipeline keeps none.
 
-Step s takes the positions `s * global_size` to `(s + 1) * global_size - 1` of an endless sequence of epochs, each a
-permutation of the samples. They are cut into microbatches of one shape; each process computes a contiguous share.
+Each step takes the next positions of an endless sequence of epochs, each a permutation of the samples: global_size, or
+fewer while the batch grows (batch.double_at). They are cut into M microbatches of one shape; each process computes a
+contiguous share. A batch that grows has larger microbatches, not more: the tree of M additions stays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,7 @@ class BatchPlan:
     """The samples, microbatches and dropout seeds of each step; never depends on the world.
 
     samples: their number in the training set. global_size: samples in a step, a multiple of micro_size.
+    double_at: batches from which on a step has twice as many samples, up to global_size.
     dropped: batches that no step shows any more, as sorted ranges (first, end) that do not touch.
     """
 
@@ -66,6 +68,7 @@ class BatchPlan:
     seed: int
     global_size: int
     micro_size: int
+    double_at: tuple[int, ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -80,9 +83,19 @@ class BatchPlan:
                 number += end - first
         return number
 
+    def position(self, batch: int) -> int:
+        """How many positions of the sequence come before this batch."""
+        size = self.global_size >> len(self.double_at)
+        return batch * size + sum(max(0, batch - first) * (size << i) for i, first in enumerate(self.double_at))
+
     def sample_ids(self, step: int) -> NDArray[np.int64]:
-        """The samples of `step` in order, shape (global_size,), int64."""
-        return self.samples_at(self.batch(step) * self.global_size + np.arange(self.global_size, dtype=np.int64))
+        """The samples of `step` in order, shape (global_size,) or shorter, int64."""
+        batch = self.batch(step)
+        return self.samples_at(np.arange(self.position(batch), self.position(batch + 1), dtype=np.int64))
+
+    def by_microbatch(self, step: int) -> list[list[int]]:
+        """The samples of each microbatch of `step`."""
+        return self.sample_ids(step).reshape(self.microbatches, -1).tolist()
 
     def samples_at(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """The samples at these positions of the sequence. (A mixture has another one: mixture.py.)"""
@@ -111,9 +124,8 @@ class RankSampler:
 
     def __iter__(self) -> Iterator[Sequence[int]]:
         for step in range(self.start, self.stop):
-            ids = self.plan.sample_ids(step)
-            for m in self.microbatches:
-                yield ids[m * self.plan.micro_size : (m + 1) * self.plan.micro_size].tolist()
+            samples = self.plan.by_microbatch(step)
+            yield from (samples[m] for m in self.microbatches)
 
     def __len__(self) -> int:
         return (self.stop - self.start) * len(self.microbatches)

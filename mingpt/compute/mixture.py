@@ -75,7 +75,7 @@ class MixedPlan(BatchPlan):
     def draws(self, position: Ints) -> tuple[Ints, Ints]:
         """(component, number of earlier positions of that component) of each position."""
         which, index = np.empty_like(position), np.empty_like(position)
-        starts = np.array([first * self.global_size for first, _ in self.mixture.phases])
+        starts = np.array([self.position(first) for first, _ in self.mixture.phases])
         phase = np.searchsorted(starts, position, side="right") - 1
         number, offset = np.divmod(position - starts[phase], BLOCK)
         for p, n in np.unique(np.stack([phase, number]), axis=1).T.tolist():
@@ -102,7 +102,7 @@ class MixedPlan(BatchPlan):
     def _added(self, p: int, before: tuple[int, ...], until: int) -> tuple[int, ...]:
         """`before`, and how many come from the start of phase p up to the batch `until`."""
         first, counts = self.mixture.phases[p]
-        whole, rest = divmod((until - first) * self.global_size, BLOCK)
+        whole, rest = divmod(self.position(until) - self.position(first), BLOCK)
         inside = np.bincount(self._block(p, whole)[0][:rest], minlength=len(counts)).tolist()
         return tuple(b + whole * count + more for b, count, more in zip(before, counts, inside, strict=True))
 

@@ -74,6 +74,20 @@ def _microbatches(c: Config, world_size: int) -> str | None:
     return None
 
 
+def _doubling(c: Config, _: int) -> str | None:
+    steps, micro = c.batch.double_at, c.batch.micro_size
+    if steps != sorted({0, *steps})[1:]:
+        return f"batch.double_at={steps}: give steps above 0, each once, in their order"
+    if steps and micro == AUTO:
+        return "batch.double_at needs a number: batch.micro_size=auto knows microbatches of one size only"
+    if micro % (first := 2 ** len(steps)):
+        return (
+            f"batch.double_at has {len(steps)} steps, so microbatches begin with 1/{first} of batch.micro_size={micro} "
+            f"samples: make it a multiple of {first}"
+        )
+    return None
+
+
 def _two_optimizers(c: Config, _: int) -> str | None:
     if c.optimizer.name == "muon" and c.optimizer.target:
         return f"optimizer.name=muon and optimizer._target_={c.optimizer.target} are two optimizers: leave one out"
@@ -217,6 +231,7 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
         *(_part(key, part) for key, part in config.data.parts().items()),
         Check(config.model.reads, lambda c, _: c.model.problem(c)),
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
+        Check(("batch.double_at", "batch.micro_size"), _doubling),
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
         Check(("optimizer.name", "optimizer._target_"), _two_optimizers),
         Check(("train.recompute",), _recompute),

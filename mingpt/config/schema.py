@@ -102,6 +102,8 @@ class Batch(Section):
     """Samples in a step, whatever the number of processes."""
     micro_size: int = Field(default=16, ge=1)
     """Samples computed at a time. Fewer need less memory, and give other bits. auto: chosen at the first start."""
+    double_at: Annotated[list[int], AffectsResult(lambda batch: bool(batch.get("double_at")))] = Field(default=[])
+    """Steps at which the batch doubles, up to global_size: [500,2000] begins with a quarter. So do microbatches."""
     per_process_size: int | None = Field(default=None, ge=1)
     """Samples in a step for each process, in place of global_size. Gives up equal bits across world sizes."""
 

@@ -115,7 +115,7 @@ class LanguageModel(nn.Module):
     def prepare_loss(self, compiled: bool, rows: int) -> None:
         """compiled: by torch's compiler. rows: the positions whose logits are in memory at a time; 0: all."""
         self.loss_rows = rows
-        self.compiled_loss = torch.compile(self.loss_of) if compiled else None
+        self.compiled_loss = torch.compile(self.loss_of, dynamic=False) if compiled else None
 
     def activations(
         self, tokens: Tensor, caches: Sequence[KVCache] | None = None, documents: Tensor | None = None

@@ -99,8 +99,7 @@ class Audit:
     def compute_again(self, context: StepContext, step: int, rank: int) -> list[Hash]:
         """The hashes of the gradient, in the order of `parameters`."""
         plan, microbatch = context.plan, self.microbatch(rank, step)
-        ids = plan.sample_ids(step)[microbatch * plan.micro_size : (microbatch + 1) * plan.micro_size].tolist()
-        tensors = [x.to(self.world.device) for x in self.source.train[ids]]
+        tensors = [x.to(self.world.device) for x in self.source.train[plan.by_microbatch(step)[microbatch]]]
         torch.manual_seed(plan.dropout_seed(step, microbatch))
         with context.autocast:
             loss, _ = context.model(*tensors)

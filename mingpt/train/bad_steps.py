@@ -49,13 +49,13 @@ class BadSteps:
             self._go_back(figures.step - figures.skips)
 
     def _skipped(self, figures: Figures) -> StepSkipped:
-        losses, norm, size = figures.losses, figures.grad_norm, self.config.batch.micro_size
-        ids = self.context.plan.sample_ids(figures.step - 1)
+        losses, norm = figures.losses, figures.grad_norm
+        ids = self.context.plan.by_microbatch(figures.step - 1)
         bad = [m for m, loss in enumerate(losses) if not math.isfinite(loss)]
         spike = not bad and math.isfinite(norm)
         if spike:
             bad = [max(range(len(losses)), key=losses.__getitem__)]
-        samples = tuple(int(i) for m in bad for i in ids[m * size : (m + 1) * size])
+        samples = tuple(i for m in bad for i in ids[m])
         return StepSkipped(figures.step, figures.loss, norm, figures.skips, spike, tuple(bad), samples)
 
     def _go_back(self, good: int) -> NoReturn:

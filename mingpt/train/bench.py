@@ -76,13 +76,14 @@ class Bench:
 
         So the mean is that over the targets of all others, and the others' dropout is as it was.
         """
-        ids, size = self.context.plan.sample_ids(step).tolist(), self.context.plan.micro_size
-        batch = [self.source.train[ids[first : first + size]] for first in range(0, len(ids), size)]
+        samples = self.context.plan.by_microbatch(step)
+        batch = [self.source.train[ids] for ids in samples]
         for position in drop:
-            tokens, targets, *rest = batch[position // size]
+            m, row = divmod(position, len(samples[0]))
+            tokens, targets, *rest = batch[m]
             targets = targets.clone()
-            targets[position % size] = IGNORE
-            batch[position // size] = (tokens, targets, *rest)
+            targets[row] = IGNORE
+            batch[m] = (tokens, targets, *rest)
         return batch
 
     def step(self, step: int, drop: frozenset[int] = frozenset()) -> Figures:

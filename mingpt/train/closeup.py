@@ -61,7 +61,7 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
     A forward with the step's own dropout, which changes nothing. Of a model that is no language model the loss by
     sample is not known: there are no samples.
     """
-    ids, size = bench.context.plan.sample_ids(step).tolist(), bench.context.plan.micro_size
+    ids = bench.context.plan.sample_ids(step).tolist()
     model, samples = bench.context.model, list[Sample]()
     largest, bits = dict[str, Tensor](), Hashes()
 
@@ -85,7 +85,7 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
                 if isinstance(model, LanguageModel):
                     rows = _losses(model.loss_and_logits(*tensors)[2], tensors)
                     for i, (total, count) in enumerate(rows):
-                        position, mean = m * size + i, total / count if count else math.nan
+                        position, mean = len(samples), total / count if count else math.nan
                         samples.append(Sample(position, ids[position], mean, count, _row(microbatch, i)))
                 else:
                     model(*tensors)

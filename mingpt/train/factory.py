@@ -89,19 +89,21 @@ def prepare(config: Config, model: nn.Module) -> None:
     """Change how the model computes: compiled, recomputed, its loss in pieces. Weights and their names stay.
 
     Each block is compiled by itself: of a model that is compiled whole, the gradients come at the end of backward all
-    at once, and sending them can't overlap it. One compilation serves all blocks.
+    at once, and sending them can't overlap it. One compilation serves all blocks. Each
+    shape has kernels of its own: those for any shape would be compiled at the second one that an attempt meets, so a
+    resume might compute with others.
     """
     compiled = config.train.compile
     if not isinstance(model, LanguageModel):
         if compiled:
-            model.compile()
+            model.compile(dynamic=False)
         return
     model.prepare_loss(compiled, config.train.loss_rows)
     if not compiled and config.train.recompute != "block":
         return
     blocks = model.blocks()
     for i, block in enumerate(blocks):
-        compute = torch.compile(block.forward) if compiled else block.forward
+        compute = torch.compile(block.forward, dynamic=False) if compiled else block.forward
         if config.train.recompute == "block":
             compute = partial(checkpoint, compute, use_reentrant=False)
         blocks[i] = Wrapped(block, compute)

@@ -63,7 +63,6 @@ class Reporter:
         self.config, self.observers, self.context, self.lifetime = config, observers, context, lifetime
         self.train, self.world, self.update, self.attempt = config.train, context.world, context.update, attempt
         self.start, self.done = start, start
-        self.tokens_per_step = context.plan.global_size * config.model.block_size
         self.marks = deque([(start, 0.0)], maxlen=2)  # logged steps, and the seconds of training up to them
         self.first = start, 0.0  # the first step of this attempt, and the seconds up to its end
         flops = peak_flops(context.device, config.precision)
@@ -88,11 +87,12 @@ class Reporter:
         if not self.world.is_main:
             return
         plan, world, model = self.context.plan, self.world, self.context.model
+        least = f"{plan.micro_size >> len(plan.double_at)} to " if plan.double_at else ""
         say(
             f"attempt {self.attempt}: steps {self.start + 1} to {self.train.max_steps}, "
             f"{counted(world.size, 'process')} on {device.type} ({world.backend}), "
-            f"{counted(plan.microbatches, 'microbatch')} of {plan.micro_size} x {self.config.model.block_size} tokens, "
-            f"{sum(p.numel() for p in model.parameters()):,} parameters"
+            f"{counted(plan.microbatches, 'microbatch')} of {least}{plan.micro_size} x {self.config.model.block_size} "
+            f"tokens, {sum(p.numel() for p in model.parameters()):,} parameters"
         )
         if self.config.reduce == "fast":
             say("reduce=fast: equal bits for another number of processes are not promised")
@@ -113,15 +113,17 @@ class Reporter:
             self.observers.publish(self._done(figures))
 
     def _done(self, figures: Figures) -> StepDone:
-        step, last, trained = figures.step, self.train.max_steps, self._trained()
+        step, last, trained, plan = figures.step, self.train.max_steps, self._trained(), self.context.plan
         logged = step % self.train.log_every == 0 or step == last
         before, seconds = self.marks[-1 if logged else 0]  # not logged: a longer time, so that a display is steady
         step_seconds = (trained - seconds) / (step - before)
         if logged:
             self.marks.append((step, trained))
-        speed, (first, until) = self.tokens_per_step / step_seconds, self.first
+        block, (first, until) = self.config.model.block_size, self.first
+        done, seen = plan.position(step), plan.position(first)
+        speed = (done - plan.position(before)) * block / (trained - seconds)
         elapsed = sum(self.lifetime.clock.account().values()) - until
-        pace = elapsed / (step - first) if step > first else step_seconds  # with evaluations and snapshots
+        pace = elapsed / (done - seen) if step > first else block / speed  # a sample's, with evaluations and snapshots
         return StepDone(
             step=step,
             loss=figures.loss,
@@ -132,8 +134,8 @@ class Reporter:
             lr=self.update.lr(step - 1),
             tokens_per_second=speed,
             step_seconds=step_seconds,
-            tokens_seen=step * self.tokens_per_step,
-            seconds_left=(last - step) * pace,
+            tokens_seen=done * block,
+            seconds_left=(plan.position(last) - done) * pace,
             peak_memory=peak_memory(self.world.device),
             mfu=speed / self.peak if self.peak else None,
             world_size=self.world.size,
@@ -217,7 +219,8 @@ MANY_EPOCHS = 50  # with more, a model memorises its data
 
 def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str]:
     """One line of figures of each data set, and a WARNING for each that looks like an error."""
-    steps, sets = config.train.max_steps, [("", source.train, float(plan.global_size))]
+    steps = config.train.max_steps
+    sets = [("", source.train, plan.position(steps) / steps)]
     if isinstance(plan, MixedPlan) and isinstance(source.train, MixedSamples):
         shown = zip(source.train.parts, plan.shown(steps), strict=True)
         sets = [(f" of {key}", samples, number / steps) for (key, _, samples), number in shown]

@@ -10,11 +10,14 @@ from mingpt.compute.tree import shares
 
 seeds = st.integers(0, 2**63 - 1)
 plans = st.builds(
-    lambda samples, seed, micro, m: BatchPlan(samples, seed, micro * m, micro),
+    lambda samples, seed, micro, m, gaps: BatchPlan(
+        samples, seed, 8 * micro * m, 8 * micro, tuple(np.cumsum(gaps).tolist())
+    ),
     st.integers(1, 60),
     seeds,
     st.integers(1, 7),
     st.integers(1, 9),
+    st.lists(st.integers(1, 20), max_size=3),
 )
 # Around powers of two the permutation's network changes its size, or holds n exactly.
 sizes = st.integers(1, 3000) | st.sampled_from(sorted({2**k + d for k in range(13) for d in (-1, 0, 1)} - {0}))
@@ -42,7 +45,7 @@ def test_huge_ranges_need_no_memory() -> None:
 @given(plans)
 def test_each_sample_comes_once_an_epoch_and_partial_batches_flow_into_the_next(plan: BatchPlan) -> None:
     epochs = 3
-    ids = stream(plan, -(-epochs * plan.samples // plan.global_size))
+    ids = stream(plan, -(-epochs * plan.samples // (plan.global_size >> len(plan.double_at))))
     for epoch in range(epochs):
         assert sorted(ids[epoch * plan.samples : (epoch + 1) * plan.samples]) == list(range(plan.samples))
 
@@ -51,6 +54,14 @@ def test_each_sample_comes_once_an_epoch_and_partial_batches_flow_into_the_next(
 def test_the_batch_size_changes_no_sample_of_the_stream(n: int, seed: int, steps: int, a: int, b: int) -> None:
     """Positions count samples, so runs with other batches walk through the same sequence."""
     assert stream(BatchPlan(n, seed, a, 1), steps * b) == stream(BatchPlan(n, seed, b, 1), steps * a)
+
+
+def test_a_batch_that_grows_takes_the_same_samples_in_larger_microbatches() -> None:
+    plan = BatchPlan(50, 1, 16, 8, double_at=(2, 3))
+    assert stream(plan, 8) == stream(BatchPlan(50, 1, 4, 2), 24)
+    assert [[len(ids) for ids in plan.by_microbatch(step)] for step in (0, 1, 2, 3, 10**9)] == [
+        [2, 2], [2, 2], [4, 4], [8, 8], [8, 8],
+    ]  # fmt: skip
 
 
 @given(plans, st.integers(0, 50), st.integers(1, 4), st.data())
@@ -67,5 +78,5 @@ def test_any_world_from_any_step_computes_the_plan_in_its_order(
         for m, items in zip(mine, work, strict=True):
             together += [i for item in items[step * len(m) : (step + 1) * len(m)] for i in item]
     # An undisturbed world of one, that came here from step 0
-    assert together == stream(plan, start + steps)[start * plan.global_size :]
+    assert together == stream(plan, start + steps)[plan.position(start) :]
     assert [list(s) for s in samplers] == work  # a share keeps no position

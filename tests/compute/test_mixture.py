@@ -24,7 +24,8 @@ def plans(draw: st.DrawFn) -> MixedPlan:
     gaps = draw(st.lists(st.integers(1, 120), max_size=3))
     weights = st.lists(st.floats(0.05, 9), min_size=len(sizes), max_size=len(sizes))
     phases = [(first, draw(weights)) for first in np.cumsum([0, *gaps]).tolist()]
-    return plan_of(sizes, phases, draw(st.integers(0, 2**63 - 1)), 8 * draw(st.integers(1, 12)))
+    plan = plan_of(sizes, phases, draw(st.integers(0, 2**63 - 1)), 8 * draw(st.integers(1, 12)))
+    return replace(plan, double_at=draw(st.sampled_from([(), (3,), (50, 90)])))
 
 
 def test_shares_and_order_are_pinned() -> None:

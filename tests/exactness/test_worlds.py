@@ -72,6 +72,7 @@ def test_models_numbers_and_batches(tmp_path: Path, text: Path, cache: Path) -> 
     runs: Runs = {
         "5 microbatches": ("batch.global_size=10",),
         "plain": (),
+        "a batch that grows": ("batch.global_size=16", "batch.micro_size=4", "batch.double_at=[3,6]"),
         "whole": (WHOLE,),
         "snapshots by time": ("snapshot.every_steps=0", "snapshot.every_seconds=0.0001", "snapshot.keep=12"),
         "texts": ("train.sample_every=1",),
@@ -106,9 +107,11 @@ def test_models_numbers_and_batches(tmp_path: Path, text: Path, cache: Path) -> 
 
 @pytest.mark.nightly
 def test_compiled(tmp_path: Path, text: Path, cache: Path) -> None:
-    """On its own, since it takes a hundred times as long as all others."""
+    """On its own, since it takes a hundred times as long as all others. The second attempt meets one shape alone."""
     places = (f"data.path={text}", f"data.cache_dir={cache}")
-    train(tmp_path, {"compiled": (*places, "train.compile=true", "precision=bf16", "model.n_layer=1")}, (2, 1), 9000)
+    grows = ("batch.global_size=16", "batch.micro_size=4", "batch.double_at=[3]")
+    how = (*places, *grows, "train.compile=true", "precision=bf16", "model.n_layer=1")
+    train(tmp_path, {"compiled": how}, (2, 1), 9000)
 
 
 def test_all_data_and_models_unlike_a_gpt(tmp_path: Path) -> None:
