@@ -21,6 +21,7 @@ from mingpt.compute.muon import Muon
 from mingpt.config.schema import Health, Optimizer, OwnSchedule, Schedule
 from mingpt.world.world import World, all_gather
 
+INITIAL_SCALE = 2.0**16  # of the fp16 loss; always a power of two
 GROW_AFTER = 2000  # finite fp16 steps until the loss scale doubles, as in torch.amp.GradScaler
 Role = Literal["embedding", "head", "vector", "matrix"]
 HEADS = ("lm_head", "head")  # an output layer is known by its name
@@ -142,8 +143,8 @@ class Update:
         self.named = [(name, self.slots[name][1].parameter) for name in sorted(self.slots)]
         self.factor = batch_factor(config, global_size)
         self.tokens_per_microbatch = tokens_per_microbatch
-        device, initial_scale = world.device, 2.0**16 if fp16 else 1.0  # always a power of two
-        self.loss_scale = torch.tensor(initial_scale, device=device)
+        device = world.device
+        self.loss_scale = torch.tensor(INITIAL_SCALE if fp16 else 1.0, device=device)
         self.finite_steps = torch.zeros((), device=device) if fp16 else None
         self.guard = Guard(health, device)
         self.of_muon = [i for i, bucket in enumerate(buckets) if rules[bucket.slots[0].name].muon]
@@ -265,6 +266,10 @@ class Update:
         for tensor in (*self.first, *self.second, self.steps):
             tensor.zero_()
         self.ema = []
+        if self.finite_steps is not None:
+            self.loss_scale.fill_(INITIAL_SCALE)
+            self.finite_steps.zero_()
+        self.guard = Guard(self.guard.config, self.world.device)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load what `state()` has returned, whole, or a part of it, after the weights. `misfits` has checked it.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mingpt.compute import optimizer as optim
 from mingpt.compute.buckets import CHUNK
+from mingpt.compute.guard import MOST_RANGES
 from mingpt.compute.optimizer import Update, schedule_factor, sums_of_squares
 from mingpt.config.schema import Optimizer, OwnOptimizer, Schedule
 from update_kit import state_of, sums_of, update_of
@@ -251,3 +252,16 @@ def test_a_chunks_sum_depends_neither_on_its_address_nor_on_the_other_chunks(
     alone = [sums_of_squares(values[i * CHUNK : (i + 1) * CHUNK].clone()) for i in range(chunks)]
     assert torch.equal(sums_of_squares(there), torch.cat(alone))
     torch.testing.assert_close(sums_of_squares(values).sum(), values.double().square().sum().float())
+
+
+def test_nothing_that_was_loaded_outlasts_a_reset() -> None:
+    """A snapshot may turn out to be damaged after some of its parts were taken over."""
+    update = update_for(Net(), fp16=True)
+    before = {name: tensor.clone() for name, tensor in state_of(update).items()}
+    dropped = torch.full((MOST_RANGES, 2), -1)
+    dropped[0] = torch.tensor([3, 5])
+    other = {"loss_scale": torch.tensor(4.0), "loss_scale.finite_steps": torch.tensor(7.0), "health.dropped": dropped}
+    update.load({name: tensor + 1 for name, tensor in before.items()} | other)
+    assert update.guard.dropped == ((3, 5),)
+    update.reset()
+    assert_same_bits(state_of(update), before)
