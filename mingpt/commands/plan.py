@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mingpt.compute.batches import BatchPlan
+from mingpt.compute.batches import position
 from mingpt.config import compose
 from mingpt.config.schema import Config
 from mingpt.console import say, say_json
@@ -60,9 +60,7 @@ def _cost(config: Config, parameters: int, gpu: Gpu, gpus: int) -> str:
 
     shape, steps = config.model, config.train.max_steps
     assert isinstance(shape, Language)
-    batch = config.batch
-    samples = BatchPlan(1, 0, batch.global_size, batch.micro_size, tuple(batch.double_at)).position(steps)
-    tokens = samples * shape.block_size
+    tokens = position(steps, config.batch.global_size, config.batch.double_at) * shape.block_size
     flops = flops_per_token(parameters, shape.n_layer, shape.n_embd, shape.block_size)
     hours = tokens * flops / (gpu.peak(config.precision) * MFU * gpus) / 3600
     price = config.run.price_per_hour

@@ -1,6 +1,6 @@
 """The batch plan: the samples of a step as a pure function of (seed, step, dropped batches).
 
-Which batches were dropped is in the optimizer's state (guard.py); the data pipeline keeps none.
+Which batches were dropped is in the optimizer's state (guard.py); the data pipeline keeps no state.
 
 Each step takes the next positions of an endless sequence of epochs, each a permutation of the samples: global_size, or
 fewer while the batch grows (batch.double_at). They are cut into M microbatches of one shape; each process computes a
@@ -55,6 +55,12 @@ def permute(index: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
     return out.astype(np.int64)
 
 
+def position(batch: int, global_size: int, double_at: Sequence[int]) -> int:
+    """How many positions of the sequence come before this batch. See BatchPlan."""
+    size = global_size >> len(double_at)
+    return batch * size + sum(max(0, batch - first) * (size << i) for i, first in enumerate(double_at))
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """The samples, microbatches and dropout seeds of each step; never depends on the world.
@@ -84,9 +90,7 @@ class BatchPlan:
         return number
 
     def position(self, batch: int) -> int:
-        """How many positions of the sequence come before this batch."""
-        size = self.global_size >> len(self.double_at)
-        return batch * size + sum(max(0, batch - first) * (size << i) for i, first in enumerate(self.double_at))
+        return position(batch, self.global_size, self.double_at)
 
     def sample_ids(self, step: int) -> NDArray[np.int64]:
         """The samples of `step` in order, shape (global_size,) or shorter, int64."""

@@ -16,6 +16,7 @@ from mingpt.compute.guard import guard_layout
 from mingpt.compute.layout import misfits, state_layout
 from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
+from mingpt.compute.batches import position
 from mingpt.compute.optimizer import Method, batch_factor, muon_names, roles, schedule_factor
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import declared, filled
@@ -174,10 +175,11 @@ def consequences(manifest: Manifest, config: Config, changes: Changes, world: Wo
         batch = Batch(**before["batch"])
         if batch.per_process_size is None and config.batch.per_process_size is None:
             old_size, new_size = batch.global_size, config.batch.global_size
-            first, last = sorted((step * old_size, step * new_size))
-            if first != last:
-                what = "skips" if new_size > old_size else "repeats"
-                notes.append(f"step {step + 1} begins at sample {step * new_size}, which {what} {first} to {last - 1}")
+            old_at, new_at = (position(step, b.global_size, b.double_at) for b in (batch, config.batch))
+            if old_at != new_at:
+                first, last = sorted((old_at, new_at))
+                what = "skips" if new_at > old_at else "repeats"
+                notes.append(f"step {step + 1} begins at sample {new_at}, which {what} {first} to {last - 1}")
         else:
             old_size = new_size = config.global_size(world.size)
         if schedule is None:

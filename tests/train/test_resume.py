@@ -93,6 +93,15 @@ def test_an_extension_tells_both_learning_rates_and_the_way_out(told: Told) -> N
     assert checked(short, (*long, "schedule.decay_steps=100"), step=100) == ({}, [])
 
 
+def test_another_batch_tells_where_in_the_data_the_next_step_begins() -> None:
+    assert "step 201 begins at sample 19200, which skips 12800 to 19199" in refused(
+        (), ("batch.global_size=128", "batch.double_at=[100]"), step=200
+    )
+    assert "step 201 begins at sample 6400, which repeats 6400 to 12799" in refused(
+        (), ("batch.global_size=32",), step=200
+    )
+
+
 def test_a_schedule_that_differs_only_from_now_on_extends_the_run(told: Told) -> None:
     wsd = ("schedule=wsd", "schedule.warmup_steps=9", "schedule.cooldown_steps=20")
     short, long = ((*wsd, f"train.max_steps={n}") for n in (100, 1000))
