@@ -25,7 +25,6 @@ from mingpt.redact import BLANK, printable, without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import FORK, Parent, make_run_dir, new_named, newest_number, parent_of, records
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, copy_part, damage_as, find, manifest_or_none, read_manifest
 from mingpt.snapshot.store import Store
 from mingpt.storage import name_of
@@ -119,7 +118,7 @@ def _fork(
     with damage_as(UserError, source, manifest.step, ": choose another step"):
         say(_take(source, target, manifest))
     with target.named_errors():
-        target.commit(manifest.step, encode_manifest(ours))
+        target.commit(ours)
     check()  # another process may have committed first: the same fork, or another run
 
 

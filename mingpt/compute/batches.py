@@ -66,7 +66,7 @@ class BatchPlan:
     """The samples, microbatches and dropout seeds of each step; never depends on the world.
 
     samples: their number in the training set. global_size: samples in a step, a multiple of micro_size.
-    double_at: batches from which on a step has twice as many samples, up to global_size.
+    double_at: batches (steps, unless some were dropped) from which on there are twice as many samples.
     dropped: batches that no step shows any more, as sorted ranges (first, end) that do not touch.
     """
 

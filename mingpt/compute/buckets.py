@@ -1,9 +1,9 @@
 """Parameters side by side in a few flat tensors, of which each process owns an equal slice.
 
-The layout is a function of the model alone: which parameters share a bucket, where each one starts, and where a
-bucket's chunks lie. The world decides only how many chunks a process owns. So what is computed by element (AdamW) or by
-chunk (the gradient's norm) has the same bits, whoever computes it. ZeRO (Rajbhandari et al. 2020) calls such slices
-shards.
+The layout is a function of the model and of what trains it (optimizer.name, train.freeze): which parameters share a
+bucket, where each one starts, and where a bucket's chunks lie. The world decides only how many chunks a process owns.
+So what is computed by element (AdamW) or by chunk (the gradient's norm) has the same bits, whoever computes it. ZeRO
+(Rajbhandari et al. 2020) calls such slices shards.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ CHUNK = 4096
 BUCKET_BYTES = 25 * 2**20  # as in DDP: large enough for a network, small enough to begin during backward
 
 
-def in_flights(nbytes: int) -> int:
+def flight_count(nbytes: int) -> int:
     """Into how many parts of about BUCKET_BYTES a tensor of so many bytes is cut."""
     return max(1, round(nbytes / BUCKET_BYTES))
 

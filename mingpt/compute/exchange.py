@@ -28,8 +28,8 @@ GATHERS = 2  # buckets whose weights are on their way at a time: more would hide
 class Hop:
     """An exchange among the processes of `world`.
 
-    sent: by rank in `world`, the subtrees whose sums that process sends. Afterwards each has, for its slices, the sums
-    that it sends in the next hop; after the last one the whole sum.
+    sent: by rank in `world`, the subtrees whose sums that process sends. Afterwards each process holds, for
+    its slices, the sums that it sends in the next hop; after the last one the whole sum.
     """
 
     world: World

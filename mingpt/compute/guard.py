@@ -1,8 +1,9 @@
 """Which steps are skipped: those whose numbers are not finite, and those whose loss is a spike.
 
 All of it is decided on the device, from figures that are equal in every process: no process waits for its device or for
-another one, and every world decides alike. What a decision depends on is state (`Guard.state`), so a run that is killed
-between two skipped steps goes on as if it had not been.
+another one, and every world decides alike. What a spike or a rollback depends on is state (`Guard.state`), so a run
+that is killed between two skipped steps goes on as if it had not been. (With neither in the config, `skips` decides
+only when the run gives up, and begins anew.)
 """
 
 from collections.abc import Mapping, Sequence

@@ -44,21 +44,21 @@ class Muon:
         self.buckets, self.momentum, self.owners = buckets, momentum, Owners(buckets, cost, world)
 
     def step(
-        self, means: Sequence[Tensor], gradients: Sequence[Tensor], skip: Tensor, lr: float, weight_decay: float
+        self, momenta: Sequence[Tensor], gradients: Sequence[Tensor], skip: Tensor, lr: float, weight_decay: float
     ) -> None:
-        """means, gradients: of each bucket the slice that this process owns. skip: a bool on the device.
+        """momenta, gradients: of each bucket the slice that this process owns. skip: a bool on the device.
 
         If it is true, weights and momentum stay as they are.
         """
-        after = [mean.lerp(g, 1 - self.momentum) for mean, g in zip(means, gradients, strict=True)]
-        ahead = [g.lerp(mean, self.momentum) for mean, g in zip(after, gradients, strict=True)]
-        directions = [torch.zeros_like(flat) for flat in ahead]
+        after = [old.lerp(g, 1 - self.momentum) for old, g in zip(momenta, gradients, strict=True)]
+        ahead = [g.lerp(new, self.momentum) for new, g in zip(after, gradients, strict=True)]
+        updates = [torch.zeros_like(flat) for flat in ahead]
         whole = self.owners.whole(ahead)
-        self.owners.give_back(((k, scaled(matrix, lr)) for k, matrix in whole.items()), directions)
-        for bucket, old, mean, direction in zip(self.buckets, means, after, directions, strict=True):
+        self.owners.give_back(((k, update_of(matrix, lr)) for k, matrix in whole.items()), updates)
+        for bucket, old, new, update in zip(self.buckets, momenta, after, updates, strict=True):
             weights = bucket.local
-            weights.copy_(torch.where(skip, weights, weights * (1 - lr * weight_decay) + direction))
-            old.copy_(torch.where(skip, old, mean))
+            weights.copy_(torch.where(skip, weights, weights * (1 - lr * weight_decay) + update))
+            old.copy_(torch.where(skip, old, new))
 
 
 class Owners:
@@ -122,7 +122,7 @@ class Owners:
         return [list(part.split(s)) for part, s in zip(parts, sizes, strict=True)]
 
 
-def scaled(matrix: Tensor, lr: float) -> Tensor:
+def update_of(matrix: Tensor, lr: float) -> Tensor:
     return orthogonal(matrix) * (-lr * 0.2 * math.sqrt(max(matrix.shape)))
 
 

@@ -151,11 +151,12 @@ class Update:
         self.muon = Muon([buckets[i] for i in self.of_muon], config.momentum, world)
         self.weight_gather = WeightGather(world, in_16_bits or {})
         # This process's slice of each bucket: AdamW's first moment, or Muon's momentum; AdamW's second moment.
-        self.own, most = own, 0 if own else None
+        self.own = own
+        most = 0 if own else None
         self.first = [torch.zeros_like(bucket.local[:most]) for bucket in buckets]
         self.second = [torch.zeros_like(b.local[: 0 if i in self.of_muon else most]) for i, b in enumerate(buckets)]
         of_adamw = [name for name, _ in self.named if not (own or rules[name].muon)]
-        self.ema = list[Tensor]()  # slices of the weights' mean; see `means`
+        self.ema = list[Tensor]()  # slices of the weights' mean; see `ema_slices`
         self.steps = torch.zeros(len(of_adamw), device=device)
         self.step_of = dict(zip(of_adamw, self.steps.unbind(), strict=True))
 
@@ -178,11 +179,11 @@ class Update:
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0) if self.config.clip_norm else 1.0
         torch._foreach_mul_(list(sums), unscale * clip)
         refused = self.guard.refuses(losses.sum() / tokens.clamp(min=1), norm).float()
-        factor, ema = self.factor * schedule_factor(self.schedule, step), self.means()
+        factor, ema = self.factor * schedule_factor(self.schedule, step), self.ema_slices()
         if self.of_muon:
             rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]
-            means, gradients = [self.first[i] for i in self.of_muon], [sums[i] for i in self.of_muon]
-            self.muon.step(means, gradients, refused > 0, rule.lr * factor, rule.weight_decay)
+            momenta, gradients = [self.first[i] for i in self.of_muon], [sums[i] for i in self.of_muon]
+            self.muon.step(momenta, gradients, refused > 0, rule.lr * factor, rule.weight_decay)
         if self.own:
             self.own.step(sums, refused > 0, step, factor)
         counts = dict(zip(self.step_of, self.steps.clone().unbind(), strict=True))  # the kernel counts them up
@@ -199,7 +200,7 @@ class Update:
             self._adapt_loss_scale(self.finite_steps, (~torch.isfinite(norm)).float())
         return norm
 
-    def means(self) -> list[Tensor]:
+    def ema_slices(self) -> list[Tensor]:
         """By bucket, this process's slice of the mean of the weights, which begins with those of the first call."""
         if self.config.ema and not self.ema:
             self.ema = [bucket.local.clone() for bucket in self.buckets]
@@ -253,8 +254,8 @@ class Update:
             else:
                 second = self.buckets[i].tensor(self.second[i], slot)
                 out |= {f"{name}.step": self.step_of[name], f"{name}.exp_avg": first, f"{name}.exp_avg_sq": second}
-        if means := self.means():
-            out |= {f"{name}.ema": self.buckets[i].tensor(means[i], slot) for name, (i, slot) in self.slots.items()}
+        if slices := self.ema_slices():
+            out |= {f"{name}.ema": self.buckets[i].tensor(slices[i], slot) for name, (i, slot) in self.slots.items()}
         if self.finite_steps is not None:
             out |= {"loss_scale": self.loss_scale, "loss_scale.finite_steps": self.finite_steps}
         return out | self.guard.state()
@@ -290,7 +291,7 @@ class Update:
             elif kind == "exp_avg_sq" and not muon:
                 self.buckets[i].load(self.second[i], slot, value)
             elif kind == "ema" and self.config.ema:
-                self.buckets[i].load(self.means()[i], slot, value)
+                self.buckets[i].load(self.ema_slices()[i], slot, value)
         if self.finite_steps is not None:
             self.loss_scale.copy_(state.get("loss_scale", self.loss_scale))
             self.finite_steps.copy_(state.get("loss_scale.finite_steps", self.finite_steps))

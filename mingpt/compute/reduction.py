@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mingpt.compute.buckets import Bucket, Slot, in_flights
+from mingpt.compute.buckets import Bucket, Slot, flight_count
 from mingpt.compute.exchange import Exchange, hops
 from mingpt.compute.tree import Subtree, parents
 from mingpt.world.world import World, all_gather, all_reduce
@@ -51,7 +51,7 @@ class Reduction:
             p.grad = None
 
     def expect(self, microbatch: int, last: bool) -> None:
-        """The next backward is that of this microbatch. last: of this process's."""
+        """The next backward is that of this microbatch. last: whether it is this process's last one."""
         self._add_unused()
         self._microbatch, self.last, self._complete = microbatch, last, 0
         self._missing = [{slot.parameter for slot in bucket.slots} for bucket in self.buckets]
@@ -154,7 +154,7 @@ class ExactReduction(Reduction):
         # copied and travels its first hop, the one before travels its second. Those of another bucket would hold up
         # backward, which goes on while two are under way.
         several = len(self.hops) > 1 and bucket is self.buckets[-1]
-        flights = in_flights(bucket.weights.nbytes) if several else 1
+        flights = flight_count(bucket.weights.nbytes) if several else 1
         by_slice = [p.view(-1, self.hops[0].world.size, bucket.length).tensor_split(flights, 2) for p in partials]
         for rows in zip(*by_slice, strict=True):
             if len(self._flights) == UNDER_WAY:

@@ -1,7 +1,6 @@
 """GPT-2, as published (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
 
-Parameters have the names and shapes of `GPT2LMHeadModel` in Hugging Face's `transformers`, which can therefore load a
-snapshot's model part as it is.
+Parameters have the names and shapes of `GPT2LMHeadModel` in Hugging Face's `transformers`: an export changes neither.
 """
 
 import math

@@ -88,12 +88,12 @@ class Checkpointer:
     def restore(self, take: Take) -> Restored | None:
         """Take over the newest good snapshot of either tier, as `restore`. Called by all processes."""
 
-        def find_base() -> dict[str, Any]:
+        def set_aside_and_find_base() -> dict[str, Any]:
             records = attempts.records(self.run_dir)
             set_overtaken_aside(self.store, records, self.log)
             return asdict(Newest.of(self.store, records))
 
-        self.base = Newest(**self.world.run_on_main(find_base))
+        self.base = Newest(**self.world.run_on_main(set_aside_and_find_base))
         return restore(self.store, self.hot_store, self.world, self.log, self.base, take)
 
     def begin(
@@ -225,7 +225,7 @@ class Checkpointer:
         """Save the last step of an attempt and wait. Returns its digest, or None if it is not durable in time.
 
         Time is limited by snapshot.grace_seconds or a cloud's notice, and only when the attempt was asked to stop. Then
-        the hot snapshot is written first, since that is fast.
+        the hot snapshot is started first, since that is fast.
         """
         limits = [self.settings.grace_seconds, *self.world.gather(self.notice_seconds())] if stopping else []
         grace = min(filter(None, limits), default=0)

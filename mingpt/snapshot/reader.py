@@ -12,7 +12,7 @@ from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.folder import Folder
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
-from mingpt.snapshot.manifest import decode_manifest, encode_manifest
+from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import METRICS, SNAPSHOTS, STEP_FOLDER, Store
 
 Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
@@ -243,7 +243,7 @@ def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None
     for name in sorted(manifest.parts):
         copy_part(source, target, manifest, name)
     with target.named_errors():
-        committed = target.commit(step, encode_manifest(manifest))
+        committed = target.commit(manifest)
     if not committed and read_manifest(target, step).digest != manifest.digest:
         raise UserError(
             f"{target.url}: another process has meanwhile written another snapshot of step {step}: it stays; copy to "

@@ -18,7 +18,7 @@ from mingpt.errors import Damaged, Incomplete, Unreadable
 from mingpt.folder import Folder
 from mingpt.localfile import BROKEN, PAUSES, Buffer, NotPlain, check_file, check_folder, sync_folder
 from mingpt.snapshot.format import MANIFEST, PART_NAME, Manifest
-from mingpt.snapshot.manifest import MANIFEST_LIMIT, decode_manifest
+from mingpt.snapshot.manifest import MANIFEST_LIMIT, encode_manifest
 from mingpt.snapshot.pieces import read_pieces, room_for
 from mingpt.storage import modified
 
@@ -224,22 +224,22 @@ class Store(Folder):
             temporary.unlink(missing_ok=True)  # a rename onto the same file leaves both names
         return True
 
-    def commit(self, step: int, manifest: bytes) -> bool:
+    def commit(self, manifest: Manifest) -> bool:
         """Write the manifest, after all parts. False: the step has a manifest already, which stays.
 
         So an attempt that wakes up late (a preempted node that was still uploading) replaces nothing. A store without
         conditional puts can't promise that. Raises Incomplete, with the manifest set aside, if a part is gone by now:
         somebody's prune may have taken it for a dead writer's, until the manifest was there.
         """
-        if not self.create(self._name(step, MANIFEST), manifest):
+        if not self.create(self._name(manifest.step, MANIFEST), encode_manifest(manifest)):
             return False
         if self.local:
             sync_folder(Path(self.root))  # the entry of the step's folder
         try:
-            self.check_parts(decode_manifest(manifest))
+            self.check_parts(manifest)
         except Incomplete:
             with suppress(FileNotFoundError):
-                self.set_aside(step)
+                self.set_aside(manifest.step)
             raise
         return True
 

@@ -1,6 +1,6 @@
 """Write snapshots in a background thread, together with the other processes.
 
-Each process writes its share of the parts and reports to rank 0, which writes the manifest and broadcasts the result.
+Each process writes its share of the parts and reports to all; rank 0 writes the manifest and broadcasts the result.
 Reports travel over a process group of their own, so no collective of the training waits for a store. They are JSON, in
 which {"error": …} stands for an exception. Errors that may pass are retried.
 """
@@ -22,7 +22,6 @@ from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, Trans
 from mingpt.localfile import Buffer
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.format import FORMAT, Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
-from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.staging import Staged, StagedPart, Staging, trim_memory
@@ -57,7 +56,7 @@ class SnapshotWriter:
     everyone: all processes, with a group for this writer alone, if `world` is a part of them; they exchange slices.
     provenance: the manifest's fields beside the state: run, vocabulary, config, fingerprint, history.
     committed(step, digest, seconds): called in every process, in the writer's thread.
-    lost(step, failures in a row, reason): called in rank 0, in the writer's thread, if the run goes on without it.
+    lost(step, failures in a row, reason): called in rank 0, in the writer's thread, when a snapshot has failed.
     claim: the attempt's claim, in rank 0. None: no other attempt can be writing.
     retry_seconds: for how long one write that fails is retried.
     verify: read each part back before the commit.
@@ -256,7 +255,7 @@ class SnapshotWriter:
         # A store may drop bytes silently (pytorch#183878). With a folder that the nodes don't share, each node sees its
         # own parts alone.
         self.store.check_parts(manifest)
-        if not self.store.commit(manifest.step, encode_manifest(manifest)):
+        if not self.store.commit(manifest):
             self._replace_older(manifest)
         if self.claim is not None:  # a newer attempt may have started meanwhile; its start sets this snapshot aside
             self.claim.check()
@@ -281,7 +280,7 @@ class SnapshotWriter:
             self.log(f"{there}: that attempt was overtaken; its snapshot is set aside")
             why = OVERTAKEN
         self.store.set_aside(ours.step, why)
-        if not self.store.commit(ours.step, encode_manifest(ours)):
+        if not self.store.commit(ours):
             raise SnapshotFailed("another attempt writes the same step at the same time")
 
     def _deadline(self) -> float:

@@ -125,7 +125,7 @@ def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, device: torch.devic
 
 def context_of(config: Config, source: Source, model: nn.Module, world: World, hooks: Hooks = ALONE) -> StepContext:
     """Make what computes the steps of this config. Call `place_model` first."""
-    batch = config.batch
+    batch = config.batch  # only with batch.per_process_size does its size depend on the world
     sizes = len(source.train), config.seed, config.global_size(world.size), batch.micro_size, tuple(batch.double_at)
     plan = MixedPlan(*sizes, mixture=source.mixture) if source.mixture else BatchPlan(*sizes)
     own = partial(OwnUpdate, config.optimizer) if isinstance(config.optimizer, Own) else None

@@ -27,7 +27,7 @@ from mingpt.snapshot.format import Metrics
 from mingpt.train import tasks
 from mingpt.train.context import StepContext
 from mingpt.train.stats import StepStats
-from mingpt.world.world import Progress, World
+from mingpt.world.world import Progress, World, share
 
 SAMPLE_TOKENS, SAMPLE_SECONDS = 128, 20.0  # of a text at most, for which the other processes wait
 TEMPERATURE = 0.8  # as `mingpt generate` has it
@@ -108,8 +108,8 @@ def evaluate(
     lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
     rows: list[Tensor] = []
     chosen, began = first_microbatches(split, most), time.monotonic()
-    share = world.share(len(chosen))
-    for place in share:
+    places = share(world.rank, world.size, len(chosen))
+    for place in places:
         microbatch = chosen[place]
         Progress.microbatches += 1
         # From pinned memory the host does not wait for the copy, and launches the microbatch meanwhile.
@@ -128,7 +128,7 @@ def evaluate(
             of_targets = lengths[targets.where(targets != IGNORE, -1)]
             spelled = of_targets.sum() if len(tensors) == 2 else (of_targets * tensors[2].double()).sum()
         rows.append(torch.stack([x.double() for x in (loss, count, right, questions, spelled)]))
-        publish(Evaluating(step, len(rows) / len(share), time.monotonic() - began))
+        publish(Evaluating(step, len(rows) / len(places), time.monotonic() - began))
     mine = torch.stack(rows).tolist() if rows else []
     all_rows = [row for part in world.gather(mine) for row in part]
     parts = split.parts.items() if isinstance(split, MixedSplit) else ()

@@ -1,7 +1,7 @@
 """The training loop. step.py does one step, assemble.py builds the Run.
 
-Only the weights and `Update.state()` are state; everything else is a function of (config, step). So an attempt that
-starts at any step with any number of processes computes what an undisturbed run would have computed.
+Only the weights and `Update.state()` are state; everything else is a function of (config, state, step). So an attempt
+that starts at any step with any number of processes computes what an undisturbed run would have computed.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
+from mingpt.compute.batches import position
 from mingpt.compute.guard import guard_layout
 from mingpt.compute.layout import misfits, state_layout
 from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
-from mingpt.compute.batches import position
 from mingpt.compute.optimizer import Method, batch_factor, muon_names, roles, schedule_factor
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import declared, filled

@@ -126,7 +126,9 @@ class DelayedRead:
         self._pending = step, stats, values.to("cpu", non_blocking=True), event
         if event:
             event.record()
-        return before if self._late else self.last() or before
+        if self._late:  # on CUDA: what was read above, of the step before
+            return before
+        return self.last() or before
 
     def last(self) -> Figures | None:
         """Read what the last call has not returned yet; None if there is nothing."""

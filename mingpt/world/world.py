@@ -68,7 +68,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which alone writes to the console, the metrics and the manifest."""
+        """Whether this is rank 0, which writes console, metrics and manifest for all. (In a node's group: its own.)"""
         return self.rank == 0
 
     @property
@@ -100,10 +100,6 @@ class World:
             if node == identity:
                 mine = replace(self, rank=ranks.index(self.rank), size=len(ranks), group=group)
         return mine
-
-    def share(self, count: int) -> range:
-        """This process's contiguous share of `count` items."""
-        return share(self.rank, self.size, count)
 
     def gather(self, value: Any) -> list[Any]:
         """All-gather: every process's JSON value, by rank. JSON, not pickle: received data can't run code."""

@@ -14,6 +14,7 @@ from mingpt.compute.exchange import narrow_names, pack
 from mingpt.compute.optimizer import Update, roles, rules
 from mingpt.compute.reduction import ExactReduction
 from mingpt.train.factory import build, trainable
+from mingpt.world.world import share
 from snapshot_kit import ALONE
 
 META = replace(ALONE, device=torch.device("meta"), backend="nccl")
@@ -45,10 +46,10 @@ def operations(world: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
             in_16_bits=pack(buckets, narrow_names(model, autocast), autocast),
         )  # fmt: skip
     reduction = ExactReduction(buckets, MICROBATCHES, world)
-    share = world.share(MICROBATCHES)
+    local = share(world.rank, world.size, MICROBATCHES)
     reduction.begin()
-    for microbatch in share:
-        reduction.expect(microbatch, microbatch == share[-1])
+    for microbatch in local:
+        reduction.expect(microbatch, microbatch == local[-1])
         for p in reduction.place:
             p.grad = torch.empty_like(p)
     with Counted() as hooks:

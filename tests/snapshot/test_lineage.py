@@ -12,6 +12,7 @@ from mingpt import cli
 from mingpt.errors import Superseded
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import Attempt, records
+from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.lineage import HotBase, Newest, overtaken, rewind, set_overtaken_aside, stale_steps
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, read_newest, save, state_of
@@ -145,10 +146,10 @@ class Slow(Store):
         super().__init__(line.durable.root)
         self.line, self.commits = line, commits
 
-    def commit(self, step: int, manifest: bytes) -> bool:
+    def commit(self, manifest: Manifest) -> bool:
         self.line.claim(20)
         self.line.commit({self.commits: 2})
-        return super().commit(step, manifest)
+        return super().commit(manifest)
 
 
 @pytest.mark.parametrize(("step", "newer"), [(40, 36), (30, 30)])

@@ -30,7 +30,7 @@ def pass_by(*here: str) -> None:
 
 
 if "CRASH_AT" in os.environ and "mingpt.train" in sys.orig_argv:
-    from mingpt.snapshot.format import lay_out
+    from mingpt.snapshot.format import Manifest, lay_out
     from mingpt.snapshot.store import Store
 
     write, commit = Store.write_part, Store.commit
@@ -44,9 +44,9 @@ if "CRASH_AT" in os.environ and "mingpt.train" in sys.orig_argv:
         write(self, step, name, content)
         pass_by("after", what, tier(self))
 
-    def write_the_manifest(self: Store, step: int, manifest: bytes) -> bool:
+    def write_the_manifest(self: Store, manifest: Manifest) -> bool:
         pass_by("before", "manifest", tier(self))
-        is_new = commit(self, step, manifest)
+        is_new = commit(self, manifest)
         pass_by("after", "manifest", tier(self))
         return is_new
 
