@@ -17,7 +17,6 @@ from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
 from mingpt.errors import UserError
 from mingpt.preflight import machine
-from mingpt.prepare.extras import extras
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
@@ -44,9 +43,6 @@ class CountdownData(Data):
         split = (rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
         return source_of(split, split, micro_size, Beats(self.start + 1))
 
-    def extras(self) -> set[str]:
-        return {"drum"}
-
     def vocabulary_size(self) -> int:
         return self.start + 1
 
@@ -67,7 +63,6 @@ def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest
         config = configured(chosen, "data.start=99")
         assert config.data == CountdownData(start=99)
         assert config.model_dump()["data"] == {"kind": "countdown", "workers": 0, "start": 99}
-    assert extras(config) == {"drum", "tensorboard"}
     assert machine.state_bytes(config) == 12 * config.model.parameters(100)
     assert compose.configure(["--help"]) is None
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -93,13 +88,3 @@ def test_a_kind_that_nothing_else_names_is_trained_on(countdown: None, tmp_path:
     manifest = read(Store(f"{tmp_path}/run/snapshots"), 2).manifest
     assert manifest.config["data"] == {"kind": "countdown", "workers": 0, "start": 9}
     assert vocabulary_of(manifest.vocabulary) == Beats(10)
-
-
-def test_what_is_gone_is_not_known(countdown: None) -> None:
-    assert vocabulary_of({"kind": "beats", "size": 3}) == Beats(3)
-    del KINDS["data"]["countdown"]
-    with pytest.raises(UserError, match="a vocabulary of the kind 'beats'"):
-        vocabulary_of({"kind": "beats", "size": 3})
-    compose._of_ours.cache_clear()  # a process that has composed the kind
-    with pytest.raises(UserError, match="there is no such data"):
-        configured("data=countdown")
