@@ -136,14 +136,6 @@ def test_a_rewritten_a_damaged_snapshot_and_a_changed_record(run: Path) -> None:
     assert "is damaged" in damaged["why"]
 
 
-def test_an_attempt_that_resumed_from_a_rewritten_snapshot(run: Path) -> None:
-    delete(12, 9)
-    rewrite(store(), 8, lambda state: flip(next(iter(state["model"].values()))))
-    train_here("run", *DATA, "train.max_steps=10")
-    [found] = wrong()
-    assert (found["begin"], found["end"], found["attempt"]) == (6, 8, 2)
-
-
 @pytest.mark.slow
 def test_on_another_machine_a_difference_proves_nothing(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_with_a_flip(5, 4, 1, 3)

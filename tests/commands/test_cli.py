@@ -127,12 +127,11 @@ def test_output_that_a_full_disk_takes_is_an_error(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["train experiment=synthetic train.max_steps=1 run.dir=there", "launch --help"])
-def test_a_program_says_so_too_and_a_run_ends_before_that(words: str, installed: Installed) -> None:
+def test_a_program_says_so_too_and_a_run_ends_before_that(installed: Installed) -> None:
     with open("/dev/full", "w") as full:
-        _, errors = installed.mingpt(words, code=70, out=full.fileno())
-    assert re.fullmatch("error: .*No space left on device.*\n", errors)
-    assert "train" not in words or [*installed.folder.glob("there/snapshots/*/manifest.json")]
+        words = "train experiment=synthetic train.max_steps=1 run.dir=there"
+        assert "No space left on device" in installed.mingpt(words, code=70, out=full.fileno())[1]
+    assert [*installed.folder.glob("there/snapshots/*/manifest.json")]
 
 
 @pytest.mark.parametrize(("words", "code"), [("--version", 0), ("log nowhere", 64)])

@@ -169,15 +169,9 @@ def test_mistakes(arguments: str, trained: Path, text: Path, told: Told) -> None
     told(mingpt.refused("diff " + arguments.format(text=text)), text)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "a", "b", "at"),
-    [
-        (torch.float32, [1.0, 0.0, 3.0], [1.0, -0.0, 3.5], ([2], "3.0", "3.5")),
-        (torch.bfloat16, [1.0, float("nan")], [1.0078125, 1.0], ([1], "nan", "1.0")),
-    ],
-)
-def test_the_values_that_are_furthest_apart(
-    dtype: torch.dtype, a: list[float], b: list[float], at: tuple[list[int], str, str]
-) -> None:
-    found = measured("w", "", torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype))
-    assert (found.differ, found.at) == (sum(repr(x) != repr(y) for x, y in zip(a, b, strict=True)), at)
+def test_the_values_that_are_furthest_apart() -> None:
+    a, b = torch.tensor([1.0, 0.0, 3.0]), torch.tensor([1.0, -0.0, 3.5])
+    found = measured("w", "", a, b)
+    assert (found.differ, found.at) == (2, ([2], "3.0", "3.5"))
+    found = measured("w", "", torch.tensor([1.0, torch.nan]).bfloat16(), torch.tensor([1.0078125, 1.0]).bfloat16())
+    assert (found.differ, found.at) == (2, ([1], "nan", "1.0"))

@@ -101,11 +101,6 @@ def test_mistakes(arguments: str, place: str, told: Told) -> None:
     told(mingpt.refused(f"evaluate base {'' if 'task' in arguments else place} {arguments}"))
 
 
-def test_a_process_of_several_without_a_rank_does_not_evaluate_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "RANK" in mingpt.refused("evaluate base")
-
-
 # --- tasks ---
 
 OPTIONS = "train.eval_tasks_path=tasks"

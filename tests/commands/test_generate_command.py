@@ -89,15 +89,6 @@ def test_a_file_or_stdin_is_a_prompt_as_it_stands_or_each_line_one_as_if_it_were
         mingpt.refused(f"generate run --file - {lines}")
 
 
-def test_samples_are_the_same_whatever_the_batch() -> None:
-    five = said("--prompt ab --samples 5")
-    for batch in (1, 3, 7):
-        assert said(f"--prompt ab --samples 5 --batch {batch}") == five
-    texts = five.split(BETWEEN)
-    assert len(set(texts)) == 5
-    assert said("--prompt ab --samples 2").split(BETWEEN) == texts[:2]
-
-
 def test_text_is_told_as_it_grows_and_the_next_one_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = list[str]()
 
@@ -172,18 +163,14 @@ def of_model(**changes: int) -> dict[str, Any]:
     return {"config": {"model": SHAPE | changes}}
 
 
-def numbers(size: int) -> dict[str, Any]:
-    return {"vocabulary": {"kind": "numbers", "size": size}}
-
-
 @pytest.mark.parametrize(
     ("manifest", "key"),
     [
         (of_model(n_head=3), "n_head=3"),
         (of_model(n_layer=2**31 - 1), "n_layer=2147483647"),
         (of_model(n_embd=16), "wte"),
-        (numbers(2**70), ""),
-        (numbers(8), "wte"),
+        ({"vocabulary": {"kind": "numbers", "size": 2**70}}, ""),
+        ({"vocabulary": {"kind": "numbers", "size": 8}}, "wte"),
         ({"config": {}}, ""),
         ({"change": torch.Tensor.half}, "transformer."),
         ({"change": lambda weight: weight * torch.nan}, "finite"),

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,27 +43,24 @@ sys.exit(75 if asked else 0)
 """
 
 
-class Sweeps:
-    """Runs `mingpt train -m` in this process; says: what launches are to do, by their runs' names."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.monkeypatch = monkeypatch
-        monkeypatch.setattr(multirun, "LAUNCH", (sys.executable, "-c", LAUNCH))
-        monkeypatch.setattr(sys, "argv", ["mingpt train"])
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-
-    def __call__(self, *arguments: str, says: Mapping[str, int | str] | None = None) -> int:
-        self.monkeypatch.setenv("SAYS", json.dumps(says or {}))
-        return cli.run("train", ["-m", "experiment=synthetic", *arguments])
+Sweeps = Callable[..., int]
 
 
 @pytest.fixture
 def sweeps(tmp_path: Path, logging_as_before: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
-    """In an empty folder."""
+    """Runs `mingpt train -m` in an empty folder, in this process; says: what launches are to do, by run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    monkeypatch.setattr(multirun, "LAUNCH", (sys.executable, "-c", LAUNCH))
+    monkeypatch.setattr(sys, "argv", ["mingpt train"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    def sweeps(*arguments: str, says: Mapping[str, int | str] | None = None) -> int:
+        monkeypatch.setenv("SAYS", json.dumps(says or {}))
+        return cli.run("train", ["-m", "experiment=synthetic", *arguments])
+
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield Sweeps(monkeypatch)
+    yield sweeps
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

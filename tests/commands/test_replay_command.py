@@ -48,12 +48,6 @@ def test_without_samples_with_another_setting_and_what_follows(data: str) -> Non
     assert [(row["step"], row["same"]) for row in found["then"]] == [(7, False), (8, False), (9, False)]
 
 
-def test_what_followed_is_the_same_if_nothing_is_changed(data: str) -> None:
-    found = mingpt.json(f"replay run --step 3 {data} --then 6")
-    assert [row["attempt"] for row in found["steps"] + found["then"]] == [1] * 5 + [2] * 4
-    assert all(row["same"] for row in found["steps"] + found["then"])
-
-
 def test_another_bit_is_named(data: str) -> None:
     (path,) = Path("run/trace").glob("attempt-00002-*.bin")
     records = np.fromfile(path, RECORD)

@@ -10,7 +10,6 @@ import pytest
 
 from mingpt.commands.loading import find_manifest
 from mingpt.snapshot.reader import read
-from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, contents, equal, save, signed, state_of
 from told import Told
 from verb_kit import mingpt, store, verified
@@ -119,23 +118,14 @@ def test_a_snapshot_of_another_format_is_a_mistake_for_who_needs_it() -> None:
     assert path.exists()
 
 
-def test_a_store_that_does_not_answer_is_no_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    def down(*_: object) -> None:
-        raise ConnectionError("nobody answers")
-
-    monkeypatch.setattr(Store, "read_manifest", down)
-    assert mingpt.ends("snapshots list run") == mingpt.ends("generate run") == 70
-
-
-def test_list_of_a_folder_of_runs_is_a_table_of_them(tmp_path: Path) -> None:
+def test_list_of_a_folder_of_runs_is_a_table_of_them() -> None:
     save(store("b\x1b[2J"), 7)
     Path("no_run").mkdir()
-    Path("file").touch()
     assert {name: e["step"] for name, e in mingpt.json("snapshots list .").items()} == {"b\x1b[2J": 7, "run": 30}
     _, *rows = mingpt("snapshots list .").splitlines()
     assert [row.split()[:2] for row in rows] == [["b\\x1b[2J", "7"], ["run", "30"]]
     (folder(30) / "manifest.json").write_text("{}")
-    assert [mingpt.ends(f"snapshots list {place}") for place in (tmp_path, "no_run", "file")] == [1, 64, 64]
+    assert [mingpt.ends(f"snapshots list {place}") for place in (".", "no_run")] == [1, 64]
 
 
 # --- prune ---

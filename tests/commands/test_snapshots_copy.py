@@ -91,14 +91,10 @@ def test_copy_brings_the_metrics_along(tmp_path: Path, target: str) -> None:
     assert read_metrics("run") == read_metrics("fork") == read_metrics(target)
     assert newest_number("fork") == newest_number(target) == 2
     assert files(Path("fork/metrics")) == ["attempt-00001.jsonl", "attempt-00002.jsonl"]
-    # What is there stays, and a copy that has no run around it gets none.
+    # What is there stays.
     Path("fork/metrics/attempt-00002.jsonl").write_text("")
-    save(Store("bare"), 1)
-    for there in ("fork", "bare"):
-        mingpt(f"{COPY} run {there}")
+    mingpt(f"{COPY} run fork")
     assert Path("fork/metrics/attempt-00002.jsonl").read_text() == ""
-    assert Store("bare").steps() == [*STEPS, 1]
-    assert not Path("metrics").exists()
 
 
 # --- other runs ---

@@ -34,14 +34,11 @@ def test_help_names_every_group_option_and_key_with_its_default(told: Told, caps
     told(help_text().partition("\n")[2])  # without the program's name
 
 
-@pytest.mark.parametrize("arguments", ["--nope", "--cfg nope"])
-def test_an_unknown_flag_exits_64(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        compose.configure(arguments.split())
-    assert exit_.value.code == 64
+def test_an_unknown_flag_exits_64(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="64"):
+        compose.configure(["--nope"])
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert arguments.split()[0] in err
+    assert (out, err.count("\n"), "--nope" in err) == ("", 1, True)
 
 
 def test_cfg_job_of_a_bad_command_line_tells_the_problem_and_prints_nothing(

@@ -1,8 +1,8 @@
 """A kind of data or model is one module that registers itself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -16,16 +16,10 @@ from mingpt.data.own import source_of
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
 from mingpt.errors import UserError
-from mingpt.preflight import machine
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-
-
-class Beats(Numbers):
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "beats", "size": self.size}
 
 
 class CountdownData(Data):
@@ -41,14 +35,7 @@ class CountdownData(Data):
     def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
         rows = torch.stack([torch.arange(self.start, self.start - block_size - 1, -1)] * 16)
         split = (rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
-        return source_of(split, split, micro_size, Beats(self.start + 1))
-
-    def vocabulary_size(self) -> int:
-        return self.start + 1
-
-    @classmethod
-    def vocabularies(cls) -> dict[str, Callable[[dict[str, Any]], Vocabulary]]:
-        return {"beats": lambda json: Beats(json["size"])}
+        return source_of(split, split, micro_size, Numbers(self.start + 1))
 
 
 @pytest.fixture
@@ -63,12 +50,9 @@ def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest
         config = configured(chosen, "data.start=99")
         assert config.data == CountdownData(start=99)
         assert config.model_dump()["data"] == {"kind": "countdown", "workers": 0, "start": 99}
-    assert machine.state_bytes(config) == 12 * config.model.parameters(100)
     assert compose.configure(["--help"]) is None
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "countdown numbers that count down" in lines
-    assert "Keys of data.kind=countdown (numbers that count down):" in lines
-    assert "data.start Where they begin. (9)" in lines
+    assert {"countdown numbers that count down", "data.start Where they begin. (9)"} <= {*lines}
     with pytest.raises(UserError) as mistake:
         configured("data=countdown", "data.start=1", "data.path=x")
     assert [text.split(":")[0] for text in mistake.value.problems] == [
@@ -87,4 +71,4 @@ def test_a_kind_that_nothing_else_names_is_trained_on(countdown: None, tmp_path:
     assert attempt([*arguments], Lifetime()) == 0
     manifest = read(Store(f"{tmp_path}/run/snapshots"), 2).manifest
     assert manifest.config["data"] == {"kind": "countdown", "workers": 0, "start": 9}
-    assert vocabulary_of(manifest.vocabulary) == Beats(10)
+    assert vocabulary_of(manifest.vocabulary) == Numbers(10)

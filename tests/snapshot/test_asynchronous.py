@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mingpt.errors import SnapshotFailed, TransientError, UserError
+from mingpt.errors import SnapshotFailed, UserError
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.reader import copy_step, read, verify
+from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
@@ -109,13 +109,6 @@ def test_no_snapshot_counts_as_stored_whose_parts_are_gone_once_its_manifest_is_
     store.prunes = 2
     with pytest.raises(SnapshotFailed, match=r"step-000000003: model-.* is not there"):
         save(store, 3)
-    assert store.steps() == []
-
-    store.prunes = 1
-    whole = Store(url.format(tmp_path / "whole"))
-    save(whole, 3)
-    with pytest.raises(TransientError, match=r"step-000000003: model-.* is not there"):
-        copy_step(whole, store, 3, said.append)
     assert store.steps() == []
 
 

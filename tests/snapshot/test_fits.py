@@ -65,17 +65,16 @@ def test_what_was_written_is_taken_over() -> None:
         {"layer.bias.exp_avg": torch.zeros(2).half()},
         {"layer.weight.evil": torch.zeros(2, 10)},
         {"loss_scale.finite_steps": None},
+        {"layer.bias": torch.zeros(2).half()},
     ],
     ids=" ".join,
 )
-def test_an_optimizer_tensor_that_does_not_fit_is_refused_before_it_is_used(
-    wrong: dict[str, Tensor | None], told: Told
-) -> None:
+def test_a_tensor_that_does_not_fit_is_refused_before_it_is_used(wrong: dict[str, Tensor | None], told: Told) -> None:
     loaded = stored("precision=fp16", "optimizer.ema=0.9")
     for name, tensor in wrong.items():
-        if tensor is None:
-            del loaded.state["optimizer"][name]
-        else:
-            loaded.state["optimizer"][name] = tensor
+        tensors = loaded.state["model" if name in loaded.state["model"] else "optimizer"]
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
     with told.mistake():
         check(loaded, "precision=fp16")

@@ -70,9 +70,6 @@ def test_a_clean_up_that_fails_costs_no_snapshot(store: Store, monkeypatch: pyte
     assert read(store, 2).manifest.digest == digest
     save(store, 3, keep=1)
     assert store.steps() == [3]
-    store.delete(3)
-    store.delete(3)  # two may delete the same
-    assert store.folders() == []
 
 
 # How old leftovers are: on a disk. tests/stores holds that each kind of store tells the time.

@@ -72,9 +72,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "tensor": ("model", lambda path: flip(path, -1)),
     "link": ("model", link),
     "fifo": ("optimizer", fifo),
-    "manifest empty": (MANIFEST, lambda path: os.truncate(path, 0)),
     "manifest without end": (MANIFEST, lambda path: os.truncate(path, 2**40)),
-    "manifest no object": (MANIFEST, lambda path: path.write_bytes(b"[]")),
     "manifest of a format that is no number": (MANIFEST, of_format("2")),
     "manifest of another step": (MANIFEST, of_another_step),
 }

@@ -63,7 +63,7 @@ def test_a_text_is_read_whole_or_not_at_all(place: Place, tmp_path: Path, monkey
     monkeypatch.setenv("MINGPT_STORE_SECONDS", "10")
     url, proxy = place
     settings = TextData(path=f"{url}/text.txt", cache_dir=str(tmp_path))
-    Store(url).fs.pipe_file(settings.path, b"To be, or not to be. " * 200)
-    proxy.set(Rule("GET .*text", download=900))
+    Store(url).fs.pipe_file(settings.path, b"To be, or not to be. " * 400)
+    proxy.set(Rule("GET .*text", download=900))  # s3fs goes on behind that, five times
     with pytest.raises(TransientError, match=rf"^data\.path={settings.path}: "):
         open_text(settings, 16)
