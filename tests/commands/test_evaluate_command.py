@@ -91,7 +91,7 @@ def test_other_data_is_told_in_the_snapshots_vocabulary() -> None:
     "arguments",
     [
         "model.n_layer=3", "data.pth=x", "data.path=none", "--step=5", "data.val_fraction=0", "data.path=digits.txt",
-        "--limit=3", "--batch-size=3", "--num-fewshot=3", "--tasks=,", "--tasks=x --limit=0",
+        "--limit=3", "--tasks=,", "--tasks=x --limit=0",
         "--tasks=kit_choice data=char", "--tasks=kit_choice --include-path=lacking",
     ],
 )  # fmt: skip

@@ -257,13 +257,6 @@ def test_a_disk_without_hard_links_gets_a_verified_copy(monkeypatch: pytest.Monk
     verified("new", 8)
 
 
-def test_a_parts_missing_bytes_are_noticed_before_the_commit() -> None:
-    [path] = Path("base", STEP_8).glob("model-*")
-    path.write_bytes(path.read_bytes()[:-1])
-    mingpt(FORK, code=64)
-    assert store("new").steps() == []
-
-
 def test_a_fork_within_a_bucket_moves_no_part_and_is_whole_without_its_parent(
     serve: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

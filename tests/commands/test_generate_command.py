@@ -131,7 +131,7 @@ def test_bytes_are_decoded_and_no_code_moves_the_cursor() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--top-p=0", "--top-p=1.1", "--top-p=nan", "--temperature=inf --tokens=0", "--samples=0 --batch=0",
+        "--top-p=1.1", "--top-p=nan", "--temperature=inf --tokens=0", "--samples=0 --batch=0",
         "--prompt= --temperature=-1 --top-k=0", "--lines", "--file=no/such", "--prompt=zxa", "--device=cuda",
     ],
 )  # fmt: skip

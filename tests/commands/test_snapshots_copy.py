@@ -106,10 +106,7 @@ def of_run(name: str, *ats: str) -> dict[str, Any]:
     return {**PROVENANCE, "run": name, "history": history}
 
 
-OTHERS = [of_run("theirs", "09:00"), {**of_run("mine", "10:00"), "config": {"seed": 2}}]
-
-
-@pytest.mark.parametrize("provenance", OTHERS, ids=["another start", "other settings"])
+@pytest.mark.parametrize("provenance", [of_run("theirs", "09:00"), of_run("mine", "10:00") | {"config": {"seed": 2}}])
 def test_a_place_with_snapshots_of_another_run_is_refused(provenance: dict[str, Any], target: str) -> None:
     save(store(), 31, provenance=of_run("mine", "10:00"))
     save(store(target), 2, provenance=provenance)

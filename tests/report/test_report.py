@@ -96,8 +96,8 @@ def test_the_page_of_a_run(tmp_path: Path, page_of: PageOf, told: Told) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("values", [[math.nan], [math.inf, 2.0, math.nan], [1e308, -1e308] * 200])
-def test_numbers_that_are_not_finite_survive(values: list[float], page_of: PageOf) -> None:
+def test_numbers_that_are_not_finite_survive(page_of: PageOf) -> None:
+    values = [math.nan, math.inf, 1e308, -1e308] * 100
     made = Made("run").attempt(1, 0, len(values), losses=dict(enumerate(values, 1)))
     made.metrics(1, [{"step": 1, "val_loss": None, "lr": None, "grad_norm": 10**400, "tokens_per_second": "x"}])
     assert np.array_equal(Run("run").loss.values, np.array(values), equal_nan=True)
