@@ -39,7 +39,7 @@ train: $(TRAINER) ## train a character GPT on Shakespeare with two processes, an
 	(set -x; $(BIN)/python -m mingpt.generate "$$snapshots" --prompt "$(PROMPT)" --tokens 300 --seed 1) && \
 	{ $(BIN)/python -m mingpt.report "$$(of run)" || echo "the run is finished; only its report is missing, for the reason above" >&2; }
 
-test: lint ## before a commit: lint, the fast tests, and one real kill, resize, bucket and recipe
+test: lint ## before a commit: lint, the fast tests, and one real kill, resize and recipe
 	$(BIN)/python -m pytest -n $(JOBS) -m "example or not (lab or slow)"
 
 test-all: ## make test and make docs, then all other tests of each commit

@@ -53,17 +53,11 @@ def manifest_or_none(store: Store, step: int) -> Manifest | None:
         return None
 
 
-def read(
-    store: Store, step: int, kinds: tuple[Kind, ...] = ("model", "optimizer"), manifest: Manifest | None = None
-) -> Loaded:
-    """Read and verify one snapshot. Raises Damaged, which names the file, and as `read_manifest`.
-
-    manifest: the snapshot's manifest, if the caller has read it already.
-    """
-    manifest = manifest or read_manifest(store, step)
-    names = [name for name in sorted(manifest.parts) if name.startswith(kinds)]
-    state: dict[Kind, dict[str, Tensor]] = {kind: {} for kind in kinds}
-    for name, (_, tensors) in read_parts(store, manifest, names):
+def read(store: Store, step: int) -> Loaded:
+    """Read and verify one snapshot. Raises Damaged, which names the file, and as `read_manifest`."""
+    manifest = read_manifest(store, step)
+    state: dict[Kind, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
+    for name, (_, tensors) in read_parts(store, manifest, sorted(manifest.parts)):
         state[kind_of(name)] |= tensors
     return Loaded(manifest, state, store.url)
 

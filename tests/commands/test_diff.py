@@ -75,21 +75,12 @@ def without(step: int) -> None:
     shutil.rmtree(f"base/snapshots/step-{step:09d}")
 
 
-def test_a_key_of_the_model_shows_in_an_output(trained: Path, other: Other, diff: Diff) -> None:
-    other("model.dropout=0.2")
-    before = files_of(trained), files_of(Path("b"))
-    replayed = (found := diff("TRAINED b --replay"))["replay"]
-    assert (files_of(trained), files_of(Path("b"))) == before
-    [step] = replayed["steps"]
-    assert (step["step"], replayed["step"], replayed["begin"], replayed["before"]) == (1, 1, [0, 0], None)
-    assert first(found)[:2] == [None, "transformer.h.0.ln_1"]
-    assert replayed["same"] == [True, True]
-
-
-def test_a_key_of_the_optimizer_shows_in_an_update(other: Other, diff: Diff) -> None:
+def test_a_key_of_the_optimizer_shows_in_an_update(trained: Path, other: Other, diff: Diff) -> None:
     """The trace shows it in step 2, whose state it has changed."""
     other("optimizer.weight_decay=0.2", "train.log_every=2")
+    before = files_of(trained), files_of(Path("b"))
     found = diff("TRAINED b --replay")
+    assert (files_of(trained), files_of(Path("b"))) == before
     assert unequal(found) == {"config", "step", "snapshot"}
     assert found["config"] == {"optimizer.weight_decay": [0.1, 0.2]}
     assert found["others"] == {"train.log_every": [1, 2]}
@@ -129,21 +120,6 @@ def test_one_flipped_bit_of_a_weight_is_named(diff: Diff) -> None:
     # The trace is as it was: the first snapshot that differs says which step to execute.
     replayed = found["replay"]
     assert (replayed["step"], replayed["before"]["name"], replayed["same"]) == (9, WEIGHT, [True, False])
-    flip(8)
-    flip(12)
-    replayed = diff("TRAINED base --replay")["replay"]  # no step follows it: the one that leads to it
-    assert (replayed["step"], replayed["steps"], replayed["same"]) == (12, [], [True, True])
-
-
-def test_a_run_that_went_on_from_a_flipped_bit(other: Other, diff: Diff) -> None:
-    without(12)
-    flip(8)
-    Path("base").rename("b")
-    other()
-    found = diff("TRAINED b --replay")
-    assert (found["replay"]["step"], found["replay"]["begin"]) == (9, [8, 8])
-    assert found["replay"]["before"] == {"name": WEIGHT, "differ": 1, "of": 112, "only": ""}
-    assert first(found)[:2] == [None, "transformer.h.1.mlp.c_fc"]
 
 
 def test_two_attempts_of_which_one_machine_was_sick(other: Other, diff: Diff, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,13 +148,13 @@ def test_snapshots_of_two_steps_are_compared_only_where_both_are_named(diff: Dif
     assert diff("TRAINED@8 base@12")["snapshot"] == [8, 12]
 
 
-MISTAKES = (
-    "a|a a --attempts 1 2|a a/nothing|a@9 a|a --attempts 1 3|a b --replay|a b --a=data.path=x|a@4 b@8 --replay|"
-    "a old --replay --a=data.path={text} --b=data.path={text}"
-)
-
-
-@pytest.mark.parametrize("arguments", MISTAKES.split("|"))
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "a", "a a/nothing", "a --attempts 1 3", "a b --replay", "a b --a=data.path=x", "a@4 b@8 --replay",
+        "a old --replay --a=data.path={text} --b=data.path={text}",
+    ],
+)  # fmt: skip
 def test_mistakes(arguments: str, trained: Path, text: Path, told: Told) -> None:
     """old: of a version whose numerics this one does not have."""
     shutil.copytree(trained, "a")
@@ -193,17 +169,9 @@ def test_mistakes(arguments: str, trained: Path, text: Path, told: Told) -> None
     told(mingpt.refused("diff " + arguments.format(text=text)), text)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "a", "b", "at"),
-    [
-        (torch.float32, [1.0, 2.0, 3.0], [1.0, 2.0000002384185791, 3.5], ([2], "3.0", "3.5")),
-        (torch.float32, [0.0, 1.0], [-0.0, 1.0], ([0], "0.0", "-0.0")),
-        (torch.bfloat16, [1.0, float("nan")], [1.0078125, 1.0], ([1], "nan", "1.0")),
-        (torch.int64, [7, 2**40], [7, 0], ([1], str(2**40), "0")),
-    ],
-)
-def test_the_values_that_are_furthest_apart(
-    dtype: torch.dtype, a: list[float], b: list[float], at: tuple[list[int], str, str]
-) -> None:
-    found = measured("w", "", torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype))
-    assert (found.differ, found.at) == (sum(repr(x) != repr(y) for x, y in zip(a, b, strict=True)), at)
+def test_the_values_that_are_furthest_apart() -> None:
+    a, b = torch.tensor([1.0, 0.0, 3.0]), torch.tensor([1.0, -0.0, 3.5])
+    found = measured("w", "", a, b)
+    assert (found.differ, found.at) == (2, ([2], "3.0", "3.5"))
+    found = measured("w", "", torch.tensor([1.0, torch.nan]).bfloat16(), torch.tensor([1.0078125, 1.0]).bfloat16())
+    assert (found.differ, found.at) == (2, ([1], "nan", "1.0"))

@@ -11,7 +11,6 @@ import torch
 
 import bpe_kit
 from mingpt import cli
-from mingpt.commands import generate
 from mingpt.commands.generate import BETWEEN, Text
 from mingpt.data.vocabulary import Bytes
 from mingpt.model.gpt2 import GPT, GPTConfig, GPTModel
@@ -90,15 +89,6 @@ def test_a_file_or_stdin_is_a_prompt_as_it_stands_or_each_line_one_as_if_it_were
         mingpt.refused(f"generate run --file - {lines}")
 
 
-def test_samples_are_the_same_whatever_the_batch() -> None:
-    five = said("--prompt ab --samples 5")
-    for batch in (1, 3, 7):
-        assert said(f"--prompt ab --samples 5 --batch {batch}") == five
-    texts = five.split(BETWEEN)
-    assert len(set(texts)) == 5
-    assert said("--prompt ab --samples 2").split(BETWEEN) == texts[:2]
-
-
 def test_text_is_told_as_it_grows_and_the_next_one_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = list[str]()
 
@@ -118,7 +108,6 @@ def test_text_is_told_as_it_grows_and_the_next_one_after_it(monkeypatch: pytest.
     [
         ("aé漢😀b".encode(), ["a", "", "é", "", "", "漢", "", "", "", "😀", "b"]),
         (b"a\xff\xc3b\xc3", ["a", "", "", "\ufffd\ufffdb", "\ufffd"]),
-        ("\ufffdé".encode(), ["", "", "", "", "\ufffdé"]),
     ],
 )
 def test_half_a_character_waits_for_its_rest_or_until_it_is_clear_that_there_is_none(
@@ -142,7 +131,7 @@ def test_bytes_are_decoded_and_no_code_moves_the_cursor() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--top-p=0", "--top-p=1.1", "--top-p=nan", "--temperature=inf --tokens=0", "--samples=0 --batch=0",
+        "--top-p=1.1", "--top-p=nan", "--temperature=inf --tokens=0", "--samples=0 --batch=0",
         "--prompt= --temperature=-1 --top-k=0", "--lines", "--file=no/such", "--prompt=zxa", "--device=cuda",
     ],
 )  # fmt: skip
@@ -174,25 +163,16 @@ def of_model(**changes: int) -> dict[str, Any]:
     return {"config": {"model": SHAPE | changes}}
 
 
-def numbers(size: int) -> dict[str, Any]:
-    return {"vocabulary": {"kind": "numbers", "size": size}}
-
-
 @pytest.mark.parametrize(
     ("manifest", "key"),
     [
         (of_model(n_head=3), "n_head=3"),
-        (of_model(n_layer=2), "n_layer=2, "),
         (of_model(n_layer=2**31 - 1), "n_layer=2147483647"),
         (of_model(n_embd=16), "wte"),
-        (of_model(block_size=2**31 - 1), "wpe"),
-        (numbers(2**70), ""),
-        (numbers(2**62), ""),
-        (numbers(8), "wte"),
+        ({"vocabulary": {"kind": "numbers", "size": 2**70}}, ""),
+        ({"vocabulary": {"kind": "numbers", "size": 8}}, "wte"),
         ({"config": {}}, ""),
-        ({"config": {"model": [1]}}, ""),
         ({"change": torch.Tensor.half}, "transformer."),
-        ({"change": torch.Tensor.bool}, "transformer."),
         ({"change": lambda weight: weight * torch.nan}, "finite"),
     ],
 )
@@ -203,18 +183,7 @@ def test_a_manifest_or_weights_of_something_else_are_one_line(manifest: dict[str
     assert key in line
 
 
-@pytest.mark.parametrize("options", ["--temperature=0", "--top-k=2", "--top-p=0.5"])
-def test_weights_that_are_numbers_and_whose_logits_are_none_are_one_line(options: str) -> None:
+def test_weights_that_are_numbers_and_whose_logits_are_none_are_one_line() -> None:
     """A run that has diverged: no weight of it is nan yet, and its activations overflow."""
     snapshot(2, change=lambda weight: torch.full_like(weight, 3e38))
-    assert "logits" in mingpt.refused(f"generate run {options}")
-
-
-def test_the_model_goes_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved = list[str]()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(GPT, "to", lambda model, device: moved.append(str(device)))
-    monkeypatch.setattr(generate, "continue_texts", lambda *texts: None)
-    for device in ("auto", "cpu", "cuda"):
-        mingpt(f"generate run --device {device}")
-    assert moved == ["cuda", "cpu", "cuda"]
+    assert "logits" in mingpt.refused("generate run --top-p=0.5")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,8 +17,7 @@ from mingpt.commands import multirun
 from mingpt.config.groups import name_of
 from mingpt.history.history import History
 from node_kit import wait_until
-from paths_kit import CRASH_SITE, ROOT, ran
-from run_kit import TINY, Run
+from paths_kit import ROOT, ran
 from told import Told
 
 WAIT = 600.0  # seconds for what a process is to do: a limit for hangs
@@ -44,27 +43,24 @@ sys.exit(75 if asked else 0)
 """
 
 
-class Sweeps:
-    """Runs `mingpt train -m` in this process; says: what launches are to do, by their runs' names."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.monkeypatch = monkeypatch
-        monkeypatch.setattr(multirun, "LAUNCH", (sys.executable, "-c", LAUNCH))
-        monkeypatch.setattr(sys, "argv", ["mingpt train"])
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-
-    def __call__(self, *arguments: str, says: Mapping[str, int | str] | None = None) -> int:
-        self.monkeypatch.setenv("SAYS", json.dumps(says or {}))
-        return cli.run("train", ["-m", "experiment=synthetic", *arguments])
+Sweeps = Callable[..., int]
 
 
 @pytest.fixture
 def sweeps(tmp_path: Path, logging_as_before: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
-    """In an empty folder."""
+    """Runs `mingpt train -m` in an empty folder, in this process; says: what launches are to do, by run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    monkeypatch.setattr(multirun, "LAUNCH", (sys.executable, "-c", LAUNCH))
+    monkeypatch.setattr(sys, "argv", ["mingpt train"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    def sweeps(*arguments: str, says: Mapping[str, int | str] | None = None) -> int:
+        monkeypatch.setenv("SAYS", json.dumps(says or {}))
+        return cli.run("train", ["-m", "experiment=synthetic", *arguments])
+
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield Sweeps(monkeypatch)
+    yield sweeps
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -109,12 +105,9 @@ def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
         "run.dir=a,b data.path=https://me:S3CRET@host/x",
         "seed",
         "optimizer.lr=interval(1e-4,1e-2)",
-        "hydra/launcher=nope seed=1,2",
         "hydra/sweeper=optuna optimizer.lr=interval(-2,-1)",
         "--config-dir=nowhere seed=1,2",
-        "--nope seed=1,2",
         "seed=1,2 --cfg job",
-        "seed=1,2 --info defaults",
     ],
 )
 def test_all_mistakes_are_told_before_the_first_job_starts(
@@ -127,12 +120,11 @@ def test_all_mistakes_are_told_before_the_first_job_starts(
     told(err, tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_request_to_stop_stops_the_run_and_starts_no_other(sweeps: Sweeps, number: int) -> None:
+def test_a_request_to_stop_stops_the_run_and_starts_no_other(sweeps: Sweeps) -> None:
     def stop() -> None:
         with suppress(AssertionError):
             wait_until(Path("runs/sweep/seed-1/config.yaml").exists, "it trains")
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
     assert sweeps("seed=1,2", says={"seed-1": "hold"}) == 75
@@ -179,17 +171,7 @@ def test_skypilot_gets_a_job_for_each_run_that_is_not_going_on(sweeps: Sweeps, s
     told(sky.read_text())
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("--config-dir=bin",),
-        ("train.eval_tasks=[a b]",),
-        ("hydra.launcher.bucket=runs",),
-        ("hydra.launcher.bucket=s3://b/7",),
-        (),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("more", [("--config-dir=bin",), ("hydra.launcher.bucket=runs",), ()], ids=str)
 def test_what_skypilot_can_not_take(
     more: tuple[str, ...], sweeps: Sweeps, sky: Path, capfd: pytest.CaptureFixture[str], told: Told
 ) -> None:
@@ -203,12 +185,9 @@ def test_what_skypilot_can_not_take(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher", ["joblib hydra.launcher.n_jobs=2", pytest.param("submitit_local", marks=pytest.mark.nightly)]
-)
-def test_other_peoples_launchers(launcher: str, tmp_path: Path) -> None:
-    how = ("experiment=synthetic", "train.max_steps=2", "train.threads=1,2", "track=[]")
-    command = [sys.executable, "-m", "mingpt.train", "-m", *how, *f"hydra/launcher={launcher}".split()]
+def test_other_peoples_launchers(tmp_path: Path) -> None:
+    how = ("train.max_steps=2", "train.threads=1,2", "track=[]", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    command = [sys.executable, "-m", "mingpt.train", "-m", "experiment=synthetic", *how]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = ran(command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done
@@ -217,23 +196,11 @@ def test_other_peoples_launchers(launcher: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_multirun_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path, text: Path, cache: Path) -> None:
-    few = ("train.max_steps=100", "train.log_every=50", "train.eval_every=0", "snapshot.every_steps=20")
-    how = (*TINY, *few, "batch.global_size=2", f"data.path={text}", f"data.cache_dir={cache}", "seed=1,2")
-    command = [sys.executable, "-m", "mingpt.train", "-m", f"hydra.sweep.dir={tmp_path}", *how]
-    run, alone = (Run(f"{tmp_path}/{name}", text, cache) for name in ("seed-1", "alone"))
-    slow = tmp_path / "slow"  # the run waits for seconds after its first snapshot
-    slow.write_text("after manifest durable slow")
-    site = {"PYTHONPATH": f"{CRASH_SITE}:{ROOT}", "CRASH_AT": str(slow), "CRASH_PART_BYTES": "40000"}
-    killed = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **site}, stdout=subprocess.DEVNULL)
-    wait_until(lambda: any(Path(run.dir).glob("snapshots/*/manifest.json")), "a snapshot")
+def test_a_multirun_that_is_killed_takes_its_launch_along(tmp_path: Path) -> None:
+    how = ("experiment=synthetic", "train.max_steps=1000000", "seed=1,2", f"hydra.sweep.dir={tmp_path}")
+    killed = subprocess.Popen([sys.executable, "-m", "mingpt.train", "-m", *how], cwd=ROOT, stdout=subprocess.DEVNULL)
+    log = tmp_path / "seed-1.log"
+    wait_until(lambda: log.exists() and "\nstep " in log.read_text(), "it trains", WAIT)
     killed.kill()
     killed.wait(WAIT)
-    log = Path(f"{run.dir}.log")
-    wait_until(lambda: "launch: exit code 75" in log.read_text(), "the kernel has asked it to stop")
-    assert run.store.steps()[0] < 100
-    done = ran(command, cwd=ROOT)
-    assert done.returncode == 0, done
-    assert done.stdout.count(" finished ") == 2
-    alone.finish(1, *few, "batch.global_size=2", "seed=1")
-    assert run.digest() == alone.digest()
+    wait_until(lambda: "launch: exit code 75" in log.read_text(), "the kernel has asked it to stop", WAIT)

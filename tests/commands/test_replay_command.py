@@ -1,6 +1,5 @@
 """`mingpt replay`: what it prints, writes and refuses."""
 
-import json
 import shutil
 from pathlib import Path
 from uuid import uuid4
@@ -49,12 +48,6 @@ def test_without_samples_with_another_setting_and_what_follows(data: str) -> Non
     assert [(row["step"], row["same"]) for row in found["then"]] == [(7, False), (8, False), (9, False)]
 
 
-def test_what_followed_is_the_same_if_nothing_is_changed(data: str) -> None:
-    found = mingpt.json(f"replay run --step 3 {data} --then 6")
-    assert [row["attempt"] for row in found["steps"] + found["then"]] == [1] * 5 + [2] * 4
-    assert all(row["same"] for row in found["steps"] + found["then"])
-
-
 def test_another_bit_is_named(data: str) -> None:
     (path,) = Path("run/trace").glob("attempt-00002-*.bin")
     records = np.fromfile(path, RECORD)
@@ -72,10 +65,8 @@ def test_another_bit_is_named(data: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        "--drop a", "--drop 8", "--drop 0,1,2,3,4,5,6,7", "--set optimizer.lrr=1", "--set optimizer.lr=-1",
-        "--set run.name=x", "--set data.stride=2", "--set model.n_embd=48", "--attempt 7", "--step 0", "--step -1",
-        "--step 10", "run --out new", "run@3 --out run", "run@3 --out=", "run@3 --out=/", "run@3 --out run/snapshots",
-        "run@3 --out run/snapshots/step-000000008", "run@2 --out old",
+        "--drop 8", "--drop 0,1,2,3,4,5,6,7", "--set optimizer.lrr=1", "--set run.name=x", "--set model.n_embd=48",
+        "--attempt 7", "--step 10", "run --out new", "run@3 --out run/snapshots", "run@2 --out old",
     ],
 )  # fmt: skip
 def test_mistakes(options: str, data: str, told: Told) -> None:
@@ -115,10 +106,3 @@ def test_out_computes_a_stored_step_whose_snapshot_is_damaged(made: Made, data: 
 def test_a_change_is_not_taken_for_another_machine(data: str) -> None:
     mingpt(f"replay run --step 9 {data} --set optimizer.name=muon")
     assert mingpt.err == ""
-
-
-def test_a_run_of_which_only_a_rewind_is_left() -> None:
-    claim = {"id": "a", "from_step": 5, "from_digest": None, "parent": 0, "by": "rewind"}
-    Path("attempts").mkdir()
-    Path("attempts/00001.json").write_text(json.dumps(claim))
-    mingpt.refused("replay . --step 3")

@@ -1,6 +1,5 @@
 """`mingpt snapshots copy`: verified, the manifest last, replacing nothing, mixing no two runs, and going on."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -34,9 +33,8 @@ def flip(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
 
 
-@pytest.mark.parametrize("below", ["", "/snapshots"])
-def test_copy_takes_a_run_to_another_store(below: str, target: str) -> None:
-    words = f"{COPY} run{below} {target}{below}"
+def test_copy_takes_a_run_to_another_store(target: str) -> None:
+    words = f"{COPY} run/snapshots {target}"
     mingpt(words)
     assert store(target).folders() == STEPS
     for step in STEPS:
@@ -75,10 +73,9 @@ def test_copy_verifies_and_writes_the_manifest_last(monkeypatch: pytest.MonkeyPa
     assert [Path(name).name[:5] for name in there] == ["model", "optim"]
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, flip])
-def test_copy_repairs_a_copy(damage: Callable[[Path], None]) -> None:
+def test_copy_repairs_a_copy() -> None:
     mingpt(f"{COPY} run copy")
-    damage(part("copy", 30))
+    flip(part("copy", 30))
     assert mingpt(f"{COPY} run copy").count("is there already") == 3
     assert equal(read(store("copy"), 30).state, state_of(30))
 
@@ -94,14 +91,10 @@ def test_copy_brings_the_metrics_along(tmp_path: Path, target: str) -> None:
     assert read_metrics("run") == read_metrics("fork") == read_metrics(target)
     assert newest_number("fork") == newest_number(target) == 2
     assert files(Path("fork/metrics")) == ["attempt-00001.jsonl", "attempt-00002.jsonl"]
-    # What is there stays, and a copy that has no run around it gets none.
+    # What is there stays.
     Path("fork/metrics/attempt-00002.jsonl").write_text("")
-    save(Store("bare"), 1)
-    for there in ("fork", "bare"):
-        mingpt(f"{COPY} run {there}")
+    mingpt(f"{COPY} run fork")
     assert Path("fork/metrics/attempt-00002.jsonl").read_text() == ""
-    assert Store("bare").steps() == [*STEPS, 1]
-    assert not Path("metrics").exists()
 
 
 # --- other runs ---
@@ -113,10 +106,7 @@ def of_run(name: str, *ats: str) -> dict[str, Any]:
     return {**PROVENANCE, "run": name, "history": history}
 
 
-OTHERS = [of_run("theirs", "09:00"), {**of_run("mine", "10:00"), "config": {"seed": 2}}]
-
-
-@pytest.mark.parametrize("provenance", OTHERS, ids=["another start", "other settings"])
+@pytest.mark.parametrize("provenance", [of_run("theirs", "09:00"), of_run("mine", "10:00") | {"config": {"seed": 2}}])
 def test_a_place_with_snapshots_of_another_run_is_refused(provenance: dict[str, Any], target: str) -> None:
     save(store(), 31, provenance=of_run("mine", "10:00"))
     save(store(target), 2, provenance=provenance)

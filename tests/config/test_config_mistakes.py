@@ -33,19 +33,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         # A key that does not exist, with the nearest one that does.
         "batch.micro_siz=8",
         "n_head=4",
-        "~zzz",
-        "+seed=7",
         "~seed=7",
         "+experiment=gpt2_124m",
         # A value out of range, of a wrong type, or not one of the words.
         "batch.micro_size=0",
         "model.dropout=1",
-        "world.device=mps",
         "optimizer.lr=nan",
         "seed=9223372036854775808",
-        "batch.global_size=32000000",
         "model.n_layer=abc",
-        "train.threads=true",
         "run.name=a/b",
         "reduce=exat",
         "train.max_steps=${oc.env:MAX}",
@@ -60,10 +55,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "schedule=wsd schedule.cooldown_steps=50 train.max_steps=10",
         # Groups, sections, interpolations, grammar.
         "model=gpt3",
-        "experiment=x",
         "model=null",
         "=3",
-        "world=5",
         "run.dir=s3://b/d=1",
         "data=char data.path=é.txt",
         "seed=1,2",
@@ -71,18 +64,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "data.cache_dir=${nope}",
         # Kinds of data: each has keys of its own.
         "data.kind=txt data.path=3 seed=-1",
-        "data.kind=null",
         "data=shards data.path=x +data.tokens=char",
-        "data.kind=shards data.path=x data.tokens=char",
         "data.tokens=bpe",
         "data.kind=${oc.env:NOPE}",
         "data=shards",
         # A file and the command line set the same key: once.
         "experiment=gpt2_124m data=random data.path=x data.stride=4",
-        "experiment=gpt2_124m data=random",
         # schedule.decay_steps and snapshot.dir follow these keys: their problems are the same one again.
         "train.max_steps=0",
-        "run.dir=${nope}",
         # In a circle, each key's problem seems to be the next one's: none of them may be hidden for that.
         "run.dir=${run.dir}/x",
         "seed=${train.threads} train.threads=${seed}",
@@ -91,7 +80,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "batch.global_size=65 model.n_head=5 precision=fp63 train.max_step=4 ( +new=1 data.cache_dir=${nope}",
         "hydra.run.dir=/x seed=1,2 seed=-1",
         "--config-dir=/nowhere seed=-1",
-        "hydra.searchpath=conf",
         "hydra.searchpath=['pkg://nonexist']",
         "hydra.searchpath=['s3://user:hunter2@b']",
         "--config-name=s3://user:hunter2@b",
@@ -102,11 +90,6 @@ def test_a_bad_command_line_gives_exactly_its_problems(
 ) -> None:
     monkeypatch.setenv("MAX", "7")
     told(problems(*arguments.split()))
-
-
-@pytest.mark.parametrize("arguments", ["", "experiment=gpt2_124m data.path=x"])
-def test_more_processes_than_microbatches_are_refused(arguments: str, told: Told) -> None:
-    told(problems(*arguments.split(), world_size=65))
 
 
 def test_as_many_processes_as_microbatches_are_not() -> None:
@@ -134,10 +117,10 @@ def test_what_a_new_user_lacks_is_told_with_what_brings_it(
 
 
 def test_what_can_be_fetched_is_what_fetch_writes() -> None:
-    files = {f"data/{text.name}": name for name, corpus in CORPORA.items() for text in corpus.texts}
-    files |= {f"data/{name}": name for name in DATASETS}
+    texts = {(f"data/{text.name}", name) for name, corpus in CORPORA.items() for text in corpus.texts}
+    files = texts | {(f"data/{name}", name) for name in DATASETS}
     for place, name in FETCHED.items():
-        assert name in {fetched for file, fetched in files.items() if file == place or file.startswith(f"{place}/")}
+        assert any(fetched == name and f"{file}/".startswith(f"{place}/") for file, fetched in files)
     assert set(FETCHED.values()) == CORPORA.keys() | DATASETS.keys()
 
 

@@ -56,25 +56,16 @@ def test_an_experiment_begins_with_its_package(own: Path) -> None:
     assert "`# @package _global_`" in problem
 
 
-def test_help_lists_ones_own_options(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compose.configure(["--config-dir=conf", "--help"]) is None
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert {"mine My run", "tiny A tiny one", "book My book"} <= set(lines)
-
-
 @pytest.mark.usefixtures("logging_as_before", "own")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--cfg job", "  dir: ${run.dir}/snapshots\n"),
         ("-c job --resolve", "  path: https://***@host/x\n"),
         ("-c all --resolve", "    subdir: data.path-"),
-        ("-c all -p data", "# @package data\nkind: text\n"),
         ("--cfg hydra", "    dir: runs/sweep\n"),
         ("--info searchpath", "/conf"),
         ("--info", "model/tiny"),
         ("-i defaults-tree", "experiment: mine"),
-        ("--hydra-help", "skypilot"),
     ],
 )
 def test_what_prints_is_hydras_without_secrets(options: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,10 +78,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 def equal(a: Mapping[Kind, Mapping[str, Tensor]], b: Mapping[Kind, Mapping[str, Tensor]]) -> bool:
     """Same kinds, names, dtypes, shapes and bytes."""
     one, other = (
-        {(kind, name): (t.dtype, t.shape, raw(t)) for kind, tensors in state.items() for name, t in tensors.items()}
+        {kind: {name: (t.dtype, t.shape, raw(t)) for name, t in tensors.items()} for kind, tensors in state.items()}
         for state in (a, b)
     )
-    return a.keys() == b.keys() and one == other
+    return one == other
 
 
 def raw(tensor: Tensor) -> bytes:

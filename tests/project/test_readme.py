@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from paths_kit import ROOT, ran
 
@@ -47,17 +46,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()] == []
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 110
-
-
 def test_workflows_call_what_the_makefile_has() -> None:
-    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.M))
-    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"].values()
-    runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.M)
+    runs = re.findall(r"run: (.*)", (ROOT / ".github/workflows/ci.yml").read_text())
     called = {run.removeprefix("make ") for run in runs if run.startswith("make ")}
-    assert called == {"test", "docs", "dist"}
-    assert called <= targets
+    assert called == {"test", "docs", "dist"} <= {*targets}
     assert "sudo .ci/run" in runs
 
 

@@ -1,9 +1,7 @@
 """What `mingpt report` reads from a run's directory, and what its page says."""
 
-import json
 import math
 import re
-import tracemalloc
 from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
@@ -15,12 +13,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from mingpt.observe.trace import RECORD
-from mingpt.report.figures import groups, ticks
+from mingpt.report.figures import groups
 from mingpt.report.reading import Run
-from mingpt.snapshot.reader import run_dir_of
 from report_kit import CONFIG, Made, loss_of, three_attempts
-from snapshot_kit import files
+from snapshot_kit import contents
 from told import Told
 from verb_kit import mingpt
 
@@ -80,19 +76,12 @@ def test_an_account_lags_behind_so_steps_are_told_by_the_next_attempt_or_else_by
     assert Run("run").kept == {1: 10, 2: 20}
 
 
-def test_a_run_is_found_by_its_snapshots_and_by_one_of_them() -> None:
-    for url, run in (("a/", "a"), ("a/snapshots/step-000000100", "a"), ("snapshots", "."), ("/snapshots", "/")):
-        assert run_dir_of(url) == run
-
-
 def test_groups_keep_every_extreme_and_leave_out_what_is_not_finite() -> None:
     y = np.random.default_rng(1).normal(size=10_007)
-    y[[3, 5, 4000]] = math.nan, math.inf, 99.0
-    good = y[np.isfinite(y)]
-    x, mean, low, high = groups(np.arange(len(y), dtype=float), y, most=300)
-    assert len(x) == len(mean) == 300
-    assert (low.min(), high.max()) == (good.min(), 99.0)
-    assert ((low <= mean) & (mean <= high)).all()
+    y[[3, 4000]] = math.nan, 99.0
+    x, _, low, high = groups(np.arange(len(y), dtype=float), y, most=300)
+    assert len(x) == 300
+    assert (low.min(), high.max()) == (np.nanmin(y), 99.0)
 
 
 # --- the page ---
@@ -106,14 +95,9 @@ def test_the_page_of_a_run(tmp_path: Path, page_of: PageOf, told: Told) -> None:
     assert page == page_of(f"{tmp_path}/run")
 
 
-def test_an_axis_has_a_few_round_numbers() -> None:
-    assert ticks(0.0131, 0.0152) == [0.0135, 0.014, 0.0145, 0.015]
-    assert ticks(-3e29, 1e30) == [0, 5e29, 1e30]
-
-
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("values", [[math.nan], [math.inf, -math.inf], [1e308, 2.0, math.nan], [1e308, -1e308] * 200])
-def test_numbers_that_are_not_finite_survive(values: list[float], page_of: PageOf) -> None:
+def test_numbers_that_are_not_finite_survive(page_of: PageOf) -> None:
+    values = [math.nan, math.inf, 1e308, -1e308] * 100
     made = Made("run").attempt(1, 0, len(values), losses=dict(enumerate(values, 1)))
     made.metrics(1, [{"step": 1, "val_loss": None, "lr": None, "grad_norm": 10**400, "tokens_per_second": "x"}])
     assert np.array_equal(Run("run").loss.values, np.array(values), equal_nan=True)
@@ -129,25 +113,7 @@ def test_runs_of_which_little_is_known(tmp_path: Path, page_of: PageOf, told: To
     bare.snapshot(5)
     runs = [f"{tmp_path}/{name}" for name in ("claimed", "one", "metrics", "bare")]
     told("\n\n".join(shown(page_of(run)) for run in runs), tmp_path)
-    for run in "ab":
-        three_attempts(run).snapshot(30, run=run)
-    assert page_of("a", "b").count("<polyline") == 4  # two losses of each
     page_of(*runs)
-
-
-def test_a_million_steps_need_little_memory_and_make_a_small_page(page_of: PageOf) -> None:
-    Made("run").attempt(1, 0, 10)
-    trace = np.zeros(1_000_000, RECORD)
-    trace["step"] = np.arange(1, len(trace) + 1)
-    trace["loss"] = np.random.default_rng(1).normal(3, 1, len(trace))
-    trace["loss"][::1000] = math.nan
-    trace.tofile("run/trace/attempt-00001-000000001.bin")
-    tracemalloc.start()
-    page = page_of("run")
-    assert tracemalloc.get_traced_memory()[1] < 400e6
-    tracemalloc.stop()
-    assert Run("run").last_step == 1_000_000
-    assert len(page) < 400_000
 
 
 # --- safety ---
@@ -162,8 +128,7 @@ class Safe(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in TAGS
         for name, value in attrs:
-            assert not name.startswith("on")
-            assert name not in ("srcset", "action", "background")
+            assert not name.startswith(("on", "srcset", "action", "background"))
             if name in ("src", "href", "xlink:href"):
                 assert (value or "#").startswith(("#", "data:image/png;base64,")), attrs
 
@@ -182,22 +147,17 @@ EVIL = [
 
 @pytest.mark.parametrize("evil", EVIL)
 def test_nothing_in_a_hostile_run_becomes_part_of_the_page(evil: str, page_of: PageOf) -> None:
-    made = Made("run").attempt(1, 0, 3, end=f"failed: {evil}", host=evil, device=evil)
+    made = Made("run").attempt(1, 0, 3, end=f"failed: {evil}", host=evil, device=evil, seconds={evil: 5.0, "step": 1.0})
     made.history[0]["at"] = evil
     changed = {"attempt": 2, "from_step": evil, "numerics": {evil: evil}, "changes": {evil: [evil, evil]}}
     nothing = {"attempt": [evil], "world_size": {evil: evil}, "numerics": evil, "changes": evil}
     made.history += [changed, nothing]
     made.snapshot(3, run=evil, config={evil: {evil: evil}, "batch": evil}, fingerprint={evil: evil, "reduce": [evil]})
     rows: list[dict[str, Any]] = [
-        {"step": 2, "loss": evil, "lr": [evil], "val_loss": {evil: 1}, "skipped": evil},
-        {"step": 3, "skipped": {"microbatches": evil, "samples": {evil: evil}}}, {"step": 1 << 80},
-        {"step": 2, "attempt": [evil]}, {"step": 3, f"val_loss/{evil}": 1.5, "val_loss/": evil},
+        {"step": 2, "loss": evil, "lr": [evil], "val_loss": {evil: 1}, "skipped": evil}, {"step": 1 << 80},
+        {"step": 3, "attempt": [evil], f"val_loss/{evil}": 1.5, "skipped": {"samples": {evil: evil}}},
     ]  # fmt: skip
     made.metrics(1, rows)
-    ledger = Path("run/ledger/attempt-00001.json")
-    account = json.loads(ledger.read_text())
-    account["seconds"][evil] = 5.0
-    ledger.write_text(json.dumps(account))
     Path("run/config.yaml").write_text(f"a: {evil}\n</pre>{evil}")
     page = page_of("run")
     assert len(page) < 400_000
@@ -219,14 +179,11 @@ def test_the_page_loads_nothing_and_shows_no_secret(page_of: PageOf) -> None:
 
 
 def test_the_page_is_written_into_a_local_run_or_here_and_the_run_stays_as_it_is() -> None:
-    def contents() -> dict[str, bytes]:
-        return {name: Path("a", name).read_bytes() for name in files(Path("a"))}
-
     three_attempts("a").snapshot(30)
-    before = contents()
+    before = contents(Path("a"))
     mingpt("report a")
     page = Path("a/report.html").read_text()
-    assert contents() == before | {"report.html": page.encode()}
+    assert contents(Path("a")) == before | {"report.html": page.encode()}
     stored = f"memory://{uuid4().hex}/a"
     fsspec.filesystem("memory").put("a", stored, recursive=True)
     mingpt(f"report {stored}")

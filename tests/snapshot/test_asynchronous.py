@@ -1,7 +1,5 @@
 """Snapshots beside the training: what is written is the state of its step, and what a slow or failing store does."""
 
-import errno
-import re
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,16 +7,13 @@ from typing import Any
 
 import pytest
 
-from mingpt.errors import USER_ERROR, SnapshotFailed, TransientError, UserError
+from mingpt.errors import SnapshotFailed, UserError
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.reader import copy_step, read, verify
+from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
-from mingpt.train.attempt import attempt
-from mingpt.world.lifetime import Lifetime
-from run_kit import NewRun
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 
@@ -116,13 +111,6 @@ def test_no_snapshot_counts_as_stored_whose_parts_are_gone_once_its_manifest_is_
         save(store, 3)
     assert store.steps() == []
 
-    store.prunes = 1
-    whole = Store(url.format(tmp_path / "whole"))
-    save(whole, 3)
-    with pytest.raises(TransientError, match=r"step-000000003: model-.* is not there"):
-        copy_step(whole, store, 3, said.append)
-    assert store.steps() == []
-
 
 def test_a_prune_deletes_nothing_whose_manifest_came_meanwhile(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
@@ -142,26 +130,3 @@ def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"snapshot\.dir=.*/file/snapshots: "):
         save(Store(f"{tmp_path}/file/snapshots"), 1, log=said.append, retry_seconds=60)
     assert said == []
-
-
-@pytest.mark.usefixtures("outlived")
-def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(
-    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The disk is full from step 8 on."""
-    run, write = new_run("snapshot.max_failures=2"), Store.write_part
-
-    def written(store: Store, step: int, name: str, content: Iterable[Buffer]) -> None:
-        if step >= 8:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(store, step, name, content)
-
-    monkeypatch.setattr(Store, "write_part", written)
-    assert attempt(run.arguments(), Lifetime()) == USER_ERROR
-    failed = re.findall(
-        r"^SNAPSHOT FAILED \((\d) in a row\): the snapshot of step (\d+) .*\. The run (\w+ \w+)\.$",
-        capsys.readouterr().out,
-        re.M,
-    )
-    assert failed == [("1", "8", "goes on"), ("2", "12", "ends here")]
-    assert run.store.steps() == [4]

@@ -9,7 +9,6 @@ from torch import Tensor
 from examples.classifier import rows
 from mingpt.config import compose
 from mingpt.config.schema import Config
-from mingpt.errors import UserError
 from mingpt.snapshot.format import DTYPES, Manifest, TensorInfo
 from mingpt.snapshot.reader import Loaded
 from mingpt.train.factory import build
@@ -63,33 +62,19 @@ def test_what_was_written_is_taken_over() -> None:
     "wrong",
     [
         {"layer.weight.exp_avg": torch.zeros(16)},
-        {"layer.bias.exp_avg_sq": torch.zeros(0)},
         {"layer.bias.exp_avg": torch.zeros(2).half()},
-        {"layer.bias.step": torch.tensor(1)},
         {"layer.weight.evil": torch.zeros(2, 10)},
-        {"no.such.exp_avg": torch.zeros(2, 10)},
-        {"layer.weight.ema": torch.zeros(20)},
-        {"loss_scale": torch.tensor([1.0])},
         {"loss_scale.finite_steps": None},
-        {"layer.bias.step": None, "x": torch.zeros(())},
+        {"layer.bias": torch.zeros(2).half()},
     ],
     ids=" ".join,
 )
-def test_an_optimizer_tensor_that_does_not_fit_is_refused_before_it_is_used(
-    wrong: dict[str, Tensor | None], told: Told
-) -> None:
+def test_a_tensor_that_does_not_fit_is_refused_before_it_is_used(wrong: dict[str, Tensor | None], told: Told) -> None:
     loaded = stored("precision=fp16", "optimizer.ema=0.9")
     for name, tensor in wrong.items():
-        if tensor is None:
-            del loaded.state["optimizer"][name]
-        else:
-            loaded.state["optimizer"][name] = tensor
+        tensors = loaded.state["model" if name in loaded.state["model"] else "optimizer"]
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
     with told.mistake():
         check(loaded, "precision=fp16")
-
-
-def test_weights_of_another_dtype_are_refused() -> None:
-    loaded = stored()
-    loaded.state["model"] |= {name: tensor.half() for name, tensor in loaded.state["model"].items()}
-    with pytest.raises(UserError, match=r"layer.bias is float16"):
-        check(loaded)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from mingpt import cli
 from mingpt.errors import Superseded
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import Attempt, records
@@ -17,8 +16,7 @@ from mingpt.snapshot.lineage import HotBase, Newest, overtaken, rewind, set_over
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, read_newest, save, state_of
 from told import Told
-
-Captured = pytest.CaptureFixture[str]
+from verb_kit import mingpt
 
 
 def of(attempt: int, lr: float = 0.1) -> dict[str, Any]:
@@ -253,15 +251,14 @@ def test_a_rewind_on_another_machine_is_not_undone_by_a_nodes_memory(line: Line)
     assert line.stale() == []
 
 
-def test_a_rewind_sets_all_newer_snapshots_aside_in_both_tiers(line: Line, tmp_path: Path, capsys: Captured) -> None:
+def test_a_rewind_sets_all_newer_snapshots_aside_in_both_tiers(line: Line, tmp_path: Path) -> None:
     [training] = line.claim(0)
     line.commit({10: 1, 20: 1, 30: 1})
     memory = hot.open_hot(str(tmp_path), line.dir, hot.run_id(line.dir), 10)
     save(memory, 35)
-    command = ["rewind", line.dir, "--hot-dir", str(tmp_path), "--step"]
-    assert cli.run("snapshots", [*command, "15"]) == 64
-    assert "30, 20, 10" in capsys.readouterr().err
-    assert cli.run("snapshots", [*command, "10"]) == 0
+    words = f"snapshots rewind {line.dir} --hot-dir {tmp_path} --step"
+    assert "30, 20, 10" in mingpt.refused(f"{words} 15")
+    mingpt(f"{words} 10")
     assert (line.durable.steps(), memory.steps()) == ([10], [])
     assert [file.was_rewound for file in memory.files(35)].count(True) == 1
     with pytest.raises(Superseded, match="rewound"):

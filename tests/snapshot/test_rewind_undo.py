@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mingpt import cli
-from mingpt.errors import USER_ERROR, UserError
+from mingpt.errors import UserError
 from mingpt.metrics import read_metrics
 from mingpt.observe.ledger import kept_until
 from mingpt.report.reading import Run
@@ -162,8 +161,3 @@ def test_metrics_and_ledger_follow_the_undoing(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("}", ', "undoes": 2}'))
     assert [r["attempt"] for r in read_metrics(str(tmp_path))] == [1] * 30
     assert kept_until(records(str(tmp_path)), {1: 30, 3: 15}) == {1: 30, 3: 10}
-
-
-def test_the_verb_takes_one_step_or_undo(run: History) -> None:
-    for wrong in ([run.dir], [f"{run.dir}@10", "--undo"], [f"{run.dir}@10", "--step", "20"]):
-        assert cli.run("snapshots", ["rewind", *wrong]) == USER_ERROR

@@ -13,6 +13,7 @@ from mingpt.errors import USER_ERROR
 from mingpt.folder import FILES, FOLDERS, Folder
 from mingpt.localfile import NotPlain, check_tree
 from mingpt.world.lifetime import Lifetime
+from replay_kit import files_of
 
 # What a run writes at its next start, or may have written.
 LATER = ("trace/attempt-00002-000000013.bin", "tensorboard/events.out.tfevents.0000000002.0000000000",
@@ -89,6 +90,7 @@ VERBS = {
         "track=[tensorboard]",
     ),
 }
+SLOW = ("replay", "fork", "train", "copy", "audit")
 # They look at the run's directory, not at snapshots alone.
 WHOLE = ("report", "log", "diff", "audit", "replay", "train")
 
@@ -98,17 +100,11 @@ def call(verb: str, **places: object) -> int:
     return cli.run(name, words.format(**places).split(), Lifetime())
 
 
-def listing(folder: Path) -> dict[str, bytes | None]:
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
-
-
-@pytest.mark.parametrize(
-    "verb", [pytest.param(verb, marks=[pytest.mark.slow] * (verb in ("replay", "fork", "train"))) for verb in VERBS]
-)
+@pytest.mark.parametrize("verb", [pytest.param(verb, marks=[pytest.mark.slow] * (verb in SLOW)) for verb in VERBS])
 def test_no_verb_opens_anything_but_plain_files(
     run: Path, victim: Path, tmp_path: Path, text: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, new = listing(victim), tmp_path / "new"
+    before, new = files_of(victim), tmp_path / "new"
     (tmp_path / "start").mkdir()
     shutil.copy(run / "config.yaml", tmp_path / "start/start.yaml")
     wrong = []
@@ -130,7 +126,7 @@ def test_no_verb_opens_anything_but_plain_files(
         shutil.rmtree(new, ignore_errors=True)
         (tmp_path / "new.html").unlink(missing_ok=True)
     assert wrong == []
-    assert listing(victim) == before
+    assert files_of(victim) == before
 
 
 def test_a_run_directory_may_be_a_link_that_the_user_names(run: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from mingpt.errors import SnapshotFailed
 from mingpt.snapshot import staging
 from mingpt.snapshot.format import DTYPES, Kind, Manifest, Part, State, lay_out
-from mingpt.snapshot.reader import read, read_manifest
+from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, canonical, equal, files, raw, read_newest, save, state_of
 from told import Told
@@ -29,7 +29,9 @@ def encoded(state: State, part_bytes: int = 1000) -> tuple[Manifest, dict[str, b
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "lay_out", partial(lay_out, part_bytes=part_bytes))
         save(store, 1, {"optimizer": {}, **state})
-    manifest = read_manifest(store, 1)
+    loaded = read(store, 1)
+    assert equal(loaded.state, {"optimizer": {}, **state})
+    manifest = loaded.manifest
     return manifest, {name: store.fs.cat_file(f"{store.folder(1)}/{name}") for name in manifest.parts}
 
 
@@ -48,12 +50,11 @@ def test_the_layout_follows_sorted_names_and_sizes() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_and_shape_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    for step, shape in enumerate(((), (0,), (3, 0, 2), (5,), (2, 3))):
+    for step, shape in enumerate(((), (3, 0, 2), (5,), (2, 3))):
         tensor = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
         if dtype.is_floating_point and tensor.numel() > 1:
-            tensor.view(-1)[0] = -0.0  # compares equal to 0.0: only its bytes tell
-            tensor.view(-1)[1] = torch.nan
-        state: State = {"model": {"a": tensor}, "optimizer": {"b": tensor.T if len(shape) == 2 else tensor}}
+            tensor.view(-1)[:2] = torch.tensor([-0.0, torch.nan])  # -0.0 equals 0.0: only its bytes tell
+        state: State = {"model": {"a": tensor}, "optimizer": {"b": tensor.mT if len(shape) > 1 else tensor}}
         save(store, step, state)
         assert equal(read(store, step).state, state)
 
@@ -118,19 +119,6 @@ def test_a_snapshot_is_its_parts_and_a_manifest_and_nothing_else(store: Store) -
     assert loaded.manifest.model_dump() == manifest
 
 
-def test_many_parts_have_the_same_digest_and_only_what_is_asked_for_is_read(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = save(store, 1, state_of(7))
-    monkeypatch.setattr(staging, "lay_out", partial(lay_out, part_bytes=1))
-    assert save(store, 2, state_of(7)) == whole
-    assert len(store.files(2)) == 5
-    assert equal(read(store, 2).state, state_of(7))
-    name = next(f.name for f in store.files(2) if f.name.startswith("optimizer"))
-    store.fs.pipe_file(f"{store.folder(2)}/{name}", b"damaged")
-    assert read(store, 2, kinds=("model",)).state.keys() == {"model"}
-
-
 def test_an_old_snapshot_loses_its_manifest_before_its_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a reader, or a kill at any moment, sees the whole snapshot or none; and the new one is committed by then."""
     save(store, 1)
@@ -148,14 +136,16 @@ def test_an_old_snapshot_loses_its_manifest_before_its_parts(store: Store, monke
 
 
 def test_what_is_no_committed_step_is_not_listed(tmp_path: Path) -> None:
+    """Of ten digits it may be: train.max_steps may be 2^31 - 1."""
     store = Store(str(tmp_path))
     assert (store.steps(), read_newest(store, print)) == ([], None)
-    save(store, 1)
+    for step in (1, 2**31 - 1):
+        save(store, step)
     names = ("step-3", "step-0000000004", "step-000000001x", "xstep-000000006")
     for path in ("step-000000002/.manifest.json.0.tmp", *(f"{name}/manifest.json" for name in names)):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text("{}")  # what a killed writer leaves; what is nobody's
-    assert store.steps() == [1]
+    assert store.steps() == [2**31 - 1, 1]
 
 
 def test_all_is_on_the_disk_before_the_manifest_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """A hostile snapshot, or the web server that it lies on, costs a reader little memory, whatever it promises."""
 
 import json
-import re
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mingpt import cli
-from mingpt.errors import USER_ERROR, Damaged, UserError
-from mingpt.model.gpt2 import GPTModel
+from mingpt.errors import Damaged, UserError
 from mingpt.snapshot import manifest as manifest_module
 from mingpt.snapshot import pieces
 from mingpt.snapshot import store as store_module
@@ -44,35 +41,14 @@ def sign_again(store: Store, **changes: Any) -> None:
     Path(store.folder(3), "manifest.json").write_bytes(signed(fields))
 
 
-def memory(line: str) -> int:
-    """Of this process, in KiB."""
-    return int(re.findall(rf"{line}:\s+(\d+)", Path("/proc/self/status").read_text())[0])
-
-
-def test_the_config_of_a_huge_model_in_a_small_snapshot_takes_no_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder, layers in (("large", 24), ("endless", 2**31 - 1)):
-        settings = GPTModel(n_head=4, block_size=1024, n_layer=layers, n_embd=2048).model_dump()
-        save(Store(f"{tmp_path}/{folder}/snapshots"), 3, provenance=PROVENANCE | {"config": {"model": settings}})
-    before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    assert cli.run("snapshots", ["export", f"{tmp_path}/large", f"{tmp_path}/out"]) == USER_ERROR
-    assert cli.run("generate", [f"{tmp_path}/endless"]) == USER_ERROR
-    assert "n_layer=24" in capsys.readouterr().err
-    assert memory("VmHWM") - before < 200 * 1024
-
-
 @pytest.mark.parametrize("url", ["{}/streamed", "memory://streamed"])
 def test_an_honest_state_is_verified_as_a_stream(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
     monkeypatch.setattr(pieces, "RANGE_BYTES", 1000)
-    weights = {f"w{i}": torch.arange(i * 100.0) for i in range(8)}
-    state: State = {"model": weights | {"empty": torch.zeros(0, 4)}, "optimizer": {"s": torch.ones(())}}
-    store = Store(url.format(tmp_path))
+    state: State = {"model": {f"w{i}": torch.arange(i * 100.0) for i in range(8)}, "optimizer": {}}
+    store, sizes = Store(url.format(tmp_path)), list[int]()
     save(store, 1, state)
     assert equal(read(store, 1).state, state)
-    sizes: list[int] = []
 
     def read_pieces(folder: Any, name: str, size: int) -> Iterator[memoryview]:
         for piece in pieces.read_pieces(folder, name, size):
@@ -80,13 +56,12 @@ def test_an_honest_state_is_verified_as_a_stream(url: str, tmp_path: Path, monke
             yield piece
 
     monkeypatch.setattr(store_module, "read_pieces", read_pieces)
-    [name] = (n for n in verify(store, 1).parts if n.startswith("model"))
+    [name] = verify(store, 1).parts
     assert max(sizes) <= 1000
-    good = store.fs.cat_file(f"{store.folder(1)}/{name}")
+    path = f"{store.folder(1)}/{name}"
+    good = store.fs.cat_file(path)
     for position in range(0, len(good), 997):  # wherever a piece ends
-        bad = bytearray(good)
-        bad[position] ^= 1
-        store.fs.pipe_file(f"{store.folder(1)}/{name}", bytes(bad))
+        store.fs.pipe_file(path, good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
         with pytest.raises(Damaged, match=f"^{name}"):
             verify(store, 1)
 
@@ -145,7 +120,7 @@ class Liar(Folder):
         with suppress(OSError):  # the client has had enough
             while self.is_lying("endless"):
                 outputfile.write(bytes(MIB))
-            outputfile.write(content[: len(content) // 2] if self.is_lying(self.lie[1]) else content)
+            outputfile.write(content[:9] if self.is_lying("silent") else content)
             outputfile.flush()
             if self.is_lying("silent"):
                 self.over.wait(200)
@@ -160,13 +135,10 @@ def liar(tmp_path: Path, store: Store) -> Iterator[Store]:
 
 
 @pytest.mark.parametrize("file", ["manifest", "model"])
-def test_what_a_web_server_sends_without_end_or_cuts_off_is_not_taken(liar: Store, file: str) -> None:
+def test_what_a_web_server_sends_without_end_is_not_taken(liar: Store, file: str) -> None:
     Liar.lie = (file, "endless")
     with pytest.raises(Damaged, match="announces"):
         read(liar, 3)
-    Liar.lie = (file, "short")  # a matter of the network
-    with pytest.raises((ConnectionError, OSError)):
-        verify(liar, 3)
 
 
 def test_a_web_server_that_falls_silent_is_not_waited_for(liar: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import gc
 import socket
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import aiohttp
@@ -21,7 +20,7 @@ from mingpt.world.lifetime import Lifetime
 from told import Told
 
 
-@pytest.mark.parametrize("scheme", ["memory", "s3", "gs"])
+@pytest.mark.parametrize("scheme", ["memory", "s3"])
 def test_a_password_in_a_url_is_not_shown_and_in_a_buckets_url_refused(scheme: str) -> None:
     with pytest.raises(UserError, match=rf"(snapshot\.dir=)?{scheme}://\*\*\*@nowhere: ") as caught:
         find(f"{scheme}://me:hunter2@nowhere")
@@ -42,16 +41,12 @@ def missing(behind: BaseException | None) -> FileNotFoundError:
     ("error", "kind"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), UserError),
-        (OSError(errno.ELOOP, "Too many levels of symbolic links"), UserError),
         (PermissionError("403"), UserError),
         (aiohttp.ClientResponseError(cast(Any, None), (), status=403), UserError),
         (botocore.exceptions.NoCredentialsError(), UserError),
         (botocore.exceptions.EndpointConnectionError(endpoint_url=SECRET), TransientError),
         (OSError(errno.EIO, "Input/output error"), TransientError),
-        (ConnectionResetError("reset"), TransientError),
         (missing(asyncio.TimeoutError()), TransientError),
-        (missing(aiohttp.ServerDisconnectedError()), TransientError),
-        (missing(aiohttp.InvalidURL("http://")), UserError),
         (missing(None), UserError),
     ],
     ids=repr,
@@ -77,14 +72,6 @@ def test_a_stack_trace_shows_no_secret(capsys: pytest.CaptureFixture[str]) -> No
     assert "s3cret" not in told
 
 
-def started(monkeypatch: pytest.MonkeyPatch, *variables: str) -> AbstractContextManager[object]:
-    """A process of two joins the other one, told where by these variables."""
-    common = ("RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", "LOCAL_RANK=0")
-    for variable in (*common, *variables):
-        monkeypatch.setenv(*variable.split("=", 1))
-    return join(WorldConfig(device="cpu", init_timeout_seconds=20))
-
-
 def test_a_clients_task_that_nobody_awaits_fails_in_one_line(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,28 +94,13 @@ def test_a_clients_task_that_nobody_awaits_fails_in_one_line(
     assert "hidden" not in told
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *("WORLD_SIZE=two", "WORLD_SIZE=0", "RANK=2", "RANK=-1", "MASTER_PORT=99999", "LOCAL_RANK=x"),
-        "LOCAL_WORLD_SIZE=0",
-        *("RANK=x,MASTER_PORT=z,LOCAL_RANK=y,MASTER_ADDR= ", "RANK=x,MASTER_PORT= "),  # empty is missing
-    ],
-)
-def test_numbers_that_a_person_set_wrong_are_all_told_at_once(
-    monkeypatch: pytest.MonkeyPatch, wrong: str, told: Told
-) -> None:
-    with pytest.raises(UserError) as caught, started(monkeypatch, *wrong.split(",")):
-        pass
-    told(caught.value.problems)
-
-
-@pytest.mark.parametrize(("launcher", "error"), [(["TORCHELASTIC_RUN_ID=x"], TransientError), ([], UserError)])
-def test_a_port_that_is_taken_is_tried_again_only_if_the_launcher_chose_it(
-    monkeypatch: pytest.MonkeyPatch, launcher: list[str], error: type[Exception], told: Told
+def test_a_port_that_is_taken_is_tried_again_if_the_launcher_chose_it(
+    monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         port = there.getsockname()[1]
-        with pytest.raises(error) as caught, started(monkeypatch, "RANK=0", f"MASTER_PORT={port}", *launcher):
+        place = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port} RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 TORCHELASTIC_RUN_ID=x"
+        for variable in place.split():
+            monkeypatch.setenv(*variable.split("="))
+        with told.mistake(port, of=TransientError), join(WorldConfig(device="cpu", init_timeout_seconds=20)):
             pass
-    told(str(caught.value), port)

@@ -9,8 +9,6 @@ import pytest
 
 from mingpt import cli
 from mingpt.errors import Damaged, SnapshotFailed, TransientError, UserError
-from mingpt.snapshot import pieces
-from mingpt.snapshot import store as store_module
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, plan
@@ -35,11 +33,11 @@ def test_a_server_that_accepts_and_never_answers_is_left_in_time(monkeypatch: py
             Store(url).steps()
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "inf", "nan", "soon"])
-def test_a_limit_that_is_none_is_a_mistake(monkeypatch: pytest.MonkeyPatch, limit: str, tmp_path: Path) -> None:
-    monkeypatch.setenv("MINGPT_STORE_SECONDS", limit)
-    with pytest.raises(UserError, match=rf"^MINGPT_STORE_SECONDS={limit} "):
-        Store(str(tmp_path))
+def test_a_limit_that_is_none_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for limit in ("0", "nan", "soon"):
+        monkeypatch.setenv("MINGPT_STORE_SECONDS", limit)
+        with pytest.raises(UserError, match=rf"^MINGPT_STORE_SECONDS={limit} "):
+            Store(str(tmp_path))
 
 
 def test_a_byte_flipped_on_the_way_is_seen_at_once_where_parts_are_read_back(
@@ -68,25 +66,6 @@ def test_a_byte_flipped_on_the_way_is_seen_at_once_where_parts_are_read_back(
     save(store, 3)  # its size is right
     with pytest.raises(Damaged, match=r"^optimizer-"):
         read(store, 3)
-
-
-def test_a_part_is_the_same_whatever_the_ranges(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for size in (1, 15, 16, 17, 64):
-        monkeypatch.setattr(pieces, "RANGE_BYTES", size)
-        assert equal(read(store, 1).state, state_of(1))
-
-
-def test_of_a_manifest_no_more_is_read_than_its_server_has_announced(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content, announced = store.read_manifest(1), store.size(1, "manifest.json")
-    store.fs.pipe_file(f"{store.folder(1)}/manifest.json", content * 9)
-    with monkeypatch.context() as patch:
-        patch.setattr(store_module, "MANIFEST_LIMIT", announced)
-        with pytest.raises(Damaged, match=rf"^manifest\.json .*{announced}"):
-            store.read_manifest(1)
-    monkeypatch.setattr(store, "size", lambda *_: announced)
-    assert store.read_manifest(1) == content
 
 
 def test_a_download_that_was_cut_off_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 """The same promises on every kind of store: real servers on loopback, memory, and a local folder."""
 
-import os
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -11,36 +9,21 @@ import pytest
 
 from mingpt import cli
 from mingpt.errors import USER_ERROR, Damaged, Superseded, UserError
-from mingpt.metrics import read_metrics
 from mingpt.preflight.places import write
-from mingpt.snapshot import hot, pieces
+from mingpt.snapshot import pieces
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from node_kit import ask_to_stop
-from run_kit import TINY, NewRun, Run
+from run_kit import TINY
 from snapshot_kit import equal, read_newest, save, state_of
-from store_kit import HIDDEN, Stores, nightly
+from store_kit import Stores, nightly
 
 ALL = ("local", "memory", pytest.param("moto", marks=pytest.mark.slow), *map(nightly, ("azurite", "proxied", "google")))
 # Those that refuse to create what exists. On the others the last writer of a step has the word.
 CONDITIONAL = {"local", "memory", "moto", "azurite"}
 MISSING = "there is no such file or bucket"
-
-
-def changed(store: Store, file: str, content: bytes) -> None:
-    store.fs.pipe_file(file, content[:-1] + bytes([content[-1] ^ 1]))
-
-
-def removed(store: Store, file: str, content: bytes) -> None:
-    store.fs.rm_file(file)
-
-
-def emptied(store: Store, file: str, content: bytes) -> None:
-    """A range of nothing is an error of S3's."""
-    store.fs.pipe_file(file, b"")
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -81,11 +64,13 @@ def test_every_store_keeps_the_promises(
 
     # What is damaged is set aside, and the step before taken.
     said = list[str]()
-    damages = {"model": changed, "optimizer": removed, "manifest": emptied}
-    for step, (name, damage) in enumerate(damages.items(), 11):
+    for step, name in ((11, "optimizer"), (12, "model"), (13, "manifest")):
         save(store, step)
         [file] = (f"{store.folder(step)}/{f.name}" for f in store.files(step) if f.name.startswith(name))
-        damage(store, file, store.fs.cat_file(file))
+        if name == "model":
+            store.fs.rm_file(file)
+        else:
+            store.fs.pipe_file(file, b"")  # a range of nothing is an error of S3's
         with pytest.raises(Damaged, match=rf"^{name}"):
             read(store, step)
     assert (newest := read_newest(Store(url), said.append))
@@ -117,44 +102,9 @@ def assert_nobody_creates_a_bucket(there: str, folder: str) -> None:
     """It is a mistake of whoever named it."""
     scheme = there.partition("://")[0]
     url = f"{scheme}://no-such-bucket/run"
-    for act in (
-        lambda: hot.run_id(url),
-        lambda: Store(url).conditional_puts,
-        lambda: write([("run.dir", url)], "me", f"{url}/snapshots"),  # preflight's
-    ):
-        with pytest.raises(UserError, match=MISSING):
-            act()
-    for command in (["list"], ["verify"], ["digest"], ["show"], ["prune"], ["copy", there]):
+    with pytest.raises(UserError, match=MISSING):
+        write([("run.dir", url)], "me", f"{url}/snapshots")  # preflight's
+    for command in (["list"], ["copy", there]):
         assert cli.run("snapshots", [*command, url]) == USER_ERROR, command
     assert attempt([*TINY, "data=addition", f"run.dir={url}", f"data.cache_dir={folder}"], Lifetime()) == USER_ERROR
     assert not fsspec.filesystem(scheme).exists("no-such-bucket")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [pytest.param("moto", marks=pytest.mark.example), *map(nightly, ("azurite", "proxied"))]
-)
-def test_a_run_is_killed_and_resized_and_ends_with_the_same_bits(
-    kind: str, serve: Stores, text: Path, cache: Path, undisturbed: NewRun
-) -> None:
-    run = Run(f"{serve(kind).url}/run", text, cache)
-    started = run.start(2, restarts=5)
-    killed: list[int] = []
-
-    def act(step: int) -> None:
-        if step >= 10 and not killed:
-            killed.append(started.workers()[1])
-            os.kill(killed[0], signal.SIGKILL)
-        if step == 20:
-            ask_to_stop(started.process.pid, workers=started.workers())
-
-    started.on_step = act
-    started.wait()
-    assert "resumed from step 8 of " in started.output
-    assert run.store.steps()[0] in range(20, 24)
-    output = started.output + run.finish(3)
-    assert run.digest() == undisturbed().digest()
-    assert [row["step"] for row in read_metrics(run.dir)] == list(range(1, 25))
-    stored = run.store.read_manifest(24).decode()
-    assert f'"conditional_puts": {str(kind in CONDITIONAL).lower()}' in stored
-    assert HIDDEN not in output + stored
