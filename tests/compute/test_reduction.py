@@ -16,8 +16,6 @@ from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.compute.reduction import ExactReduction, FastReduction
 from mingpt.compute.tree import shares, tree_sum, tree_sum_of, whole_subtrees
 from mingpt.config.schema import WorldConfig
-from mingpt.snapshot.checkpointer import Flags
-from mingpt.train.stats import StatsExchange
 from mingpt.world.joining import join
 from mingpt.world.world import World, share
 
@@ -145,14 +143,3 @@ def test_a_gradient_that_comes_in_parts_is_refused(world: World) -> None:
     once = checkpoint(net, torch.ones(5, 40, requires_grad=True), use_reentrant=True)
     with pytest.raises(RuntimeError, match=r"the gradient of (weight|bias) came in parts: use checkpoint"):
         checkpoint(net, once, use_reentrant=True).sum().backward()
-
-
-def test_the_stats_have_every_loss_and_adds_along_the_tree(world: World) -> None:
-    losses = [torch.tensor(x) for x in (1e8, 1.0, -1e8, 3.0, 1e-8)]
-    exchange = StatsExchange(world, 5)
-    exchange.start(losses, [torch.tensor(2.0**24), *[torch.tensor(1.0)] * 4], Flags(broken=True), (0.5, 0.25))
-    stats = exchange.finish()
-    assert stats.tokens.item() == 2**24 + 4  # in float32 it would be 2**24
-    assert (stats.flags.tolist(), stats.times.tolist()) == ([0, 0, 0, 0, 1], [[0.5, 0.25]])
-    a, b, c, d, e = (x.item() for x in losses)
-    assert stats.mean_loss() == ((a + b) + (c + (d + e))) / (2**24 + 4)
