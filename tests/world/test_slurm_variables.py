@@ -1,7 +1,6 @@
 """What processes make of Slurm's variables, as a real Slurm 22.05 sets them (the launcher: launch/commands.yaml)."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 from mingpt import cli
 from mingpt.errors import UserError
 from mingpt.world import slurm
-from node_kit import Node, free_port, wait_until
-from run_kit import TIME_LIMIT, NewRun
+from node_kit import Node, wait_until
 from told import Told
 
 # The batch script of `sbatch --nodes=2 --ntasks-per-node=2 --gpus-per-task=1`, on the first of its nodes.
@@ -130,19 +128,6 @@ def test_a_task_that_sees_its_own_gpus_only_takes_the_first() -> None:
     assert not slurm.hides_gpus(TASK | {"SLURM_GPUS_ON_NODE": "1"}, 1)  # two tasks and one GPU: a mistake
     assert not slurm.hides_gpus(TASK | {"TORCHELASTIC_RUN_ID": "x"}, 1)  # torchrun's second worker needs its second
     assert not slurm.hides_gpus({}, 1)
-
-
-@pytest.mark.slow
-def test_tasks_are_a_world(new_run: NewRun, undisturbed: NewRun) -> None:
-    """As srun starts them, here with a node list that names this machine."""
-    run, port = new_run(), str(free_port())
-    tasks = []
-    for rank in range(2):
-        env = TASK | {"SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_PROCID": str(rank)}
-        env |= {"SLURM_LOCALID": str(rank), "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        tasks.append(subprocess.Popen(run.command(1), env={**os.environ, **env}))
-    assert [task.wait(TIME_LIMIT) for task in tasks] == [0, 0]
-    assert run.digest() == undisturbed().digest()
 
 
 def test_a_task_ends_with_the_slurmstepd_that_slurm_knows_it_by(tmp_path: Path) -> None:
