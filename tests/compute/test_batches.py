@@ -47,12 +47,6 @@ def test_each_sample_comes_once_an_epoch_and_partial_batches_flow_into_the_next(
         assert sorted(ids[epoch * plan.samples : (epoch + 1) * plan.samples]) == list(range(plan.samples))
 
 
-@given(st.integers(1, 60), seeds, st.integers(1, 20), st.integers(1, 4), st.integers(1, 4))
-def test_the_batch_size_changes_no_sample_of_the_stream(n: int, seed: int, steps: int, a: int, b: int) -> None:
-    """Positions count samples, so runs with other batches walk through the same sequence."""
-    assert stream(BatchPlan(n, seed, a, 1), steps * b) == stream(BatchPlan(n, seed, b, 1), steps * a)
-
-
 @given(plans, st.integers(0, 50), st.integers(1, 4), st.data())
 def test_any_world_from_any_step_computes_the_plan_in_its_order(
     plan: BatchPlan, start: int, steps: int, data: st.DataObject
