@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
-from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.compute.reduction import ExactReduction, FastReduction
 from mingpt.compute.tree import shares, tree_sum, tree_sum_of, whole_subtrees
 from mingpt.config.schema import WorldConfig
 from mingpt.world.joining import join
-from mingpt.world.world import World, share
+from mingpt.world.world import World
 
 
 def leaves(count: int, seed: int) -> list[Tensor]:
@@ -51,23 +50,6 @@ def test_any_world_adds_up_to_the_same_bits(data: st.DataObject) -> None:
         for a, b in whole_subtrees(mine.start, mine.stop, 0, count):
             known[a, b] = tree_sum(a, b, {(m, m + 1): values[m] for m in mine})  # sees no other share's values
     assert torch.equal(tree_sum(0, count, known), tree_sum_of(values))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "each", "count", "equal", "sums"),
-    [
-        (3, 8, 64, 11, 5),
-        (63, 8, 512, 197, 63),
-        (1, 7, 64, 22, 13),
-    ],
-)
-def test_the_cuts_are_where_few_sums_are_sent(nodes: int, each: int, count: int, equal: int, sums: int) -> None:
-    """equal: how many the nodes (or processes, on one) would send with equal shares; sums: with these."""
-    senders = nodes if nodes > 1 else each
-    even = [share(n, senders, count) for n in range(senders)]
-    assert sum(len(whole_subtrees(mine.start, mine.stop, 0, count)) for mine in even) == equal
-    of_processes, of_nodes = subtrees_by_rank(nodes, each, count)
-    assert sum(map(len, of_nodes if nodes > 1 else of_processes)) == sums
 
 
 @pytest.fixture(scope="module")
